@@ -1,0 +1,28 @@
+"""kd: knowledge distillation for vision models."""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Public name -> the module that defines it. Imported on first use, so that `import kd` costs nothing.
+_PUBLIC = {
+    "Classification": "kd.tasks",
+    "DistillationDataModule": "kd.data",
+    "DistillationModule": "kd.module",
+    "HintLoss": "kd.losses",
+    "KDLoss": "kd.losses",
+    "Teacher": "kd.teacher",
+}
+
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'kd' has no attribute '{name}'")
+    return getattr(import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,236 @@
+"""The typed configuration: LightningCLI with our keys. The only file that knows jsonargparse."""
+
+import difflib
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import torch
+import yaml
+from jsonargparse import Namespace
+from lightning_fabric.utilities.seed import seed_everything
+from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
+
+from kd.callbacks.preemption import Preemption
+from kd.callbacks.preflight import Preflight
+from kd.callbacks.progress import Progress
+from kd.callbacks.run_folder import RunFolder
+from kd.callbacks.summary import Summary
+from kd.data.datamodule import DistillationDataModule
+from kd.data.sources import ImageFolder, Source
+from kd.errors import UserError
+from kd.losses import FeatureLoss, LogitLoss
+from kd.module import DistillationModule
+from kd.optim import OptimSpec
+
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "logger": False,  # RunFolder adds metrics.csv; others by trainer.logger
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,  # the preflight runs the validation set already
+    "use_distributed_sampler": False,  # the order of samples is ours: kd/data/sampler.py
+    "gradient_clip_val": 1.0,
+    "log_every_n_steps": 10,
+}
+
+
+@dataclass
+class CheckpointSpec:
+    """Which epoch is the best one.
+
+    Attributes:
+        monitor: the validation metric that decides.
+        mode: whether more (``max``) or less (``min``) of it is better.
+    """
+
+    monitor: str = "val/acc1"
+    mode: Literal["max", "min"] = "max"
+
+
+class Parser(LightningArgumentParser):
+    """Says what is wrong in one line, with the nearest key."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raises a UserError instead of printing the usage."""
+        raise UserError(one_line(message, list(known_keys(self)))) from ex
+
+
+def known_keys(parser: LightningArgumentParser) -> Iterator[str]:
+    """All keys that the command line takes, the short ones of losses and sources aside."""
+    for action in parser._actions:
+        if action.dest and action.dest not in ("help", "config", "print_config"):
+            yield action.dest
+
+
+def one_line(message: str, keys: list[str]) -> str:
+    """jsonargparse's message, which can be a paragraph, in one line that starts with the key."""
+    text = " ".join(message.split())
+    unknown = re.search(r"unrecognized arguments: --([\w.+-]+)|[Kk]ey ['\"]([\w.+-]+)['\"] is not expected", text, re.I)
+    if unknown:
+        key = unknown.group(1) or unknown.group(2)
+        near = difflib.get_close_matches(key, keys, 1, 0.6)
+        return f"no key '{key}'{f'; did you mean {near[0]!r}?' if near else ''}"
+    text = re.sub(r"^.*?[Pp]arser key \"([^\"]+)\": ?", r"\1: ", text)
+    key = text.split(":", 1)[0]
+    reasons = [r for r in re.split(r"(?:Errors:)? - ", text)[1:] if "NoneType" not in r and "Expected a path" not in r]
+    if reasons:
+        text = f"{key}: {reasons[-1]}"
+    wrong_class = re.search(r"Expected a dot import path string: (\S+)", text)
+    if wrong_class:
+        text = f"{key}: no class '{wrong_class.group(1)}'{_near_class(wrong_class.group(1))}"
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def _near_class(name: str) -> str:
+    known = [c.__name__ for base in (Source, LogitLoss, FeatureLoss) for c in base.__subclasses__()]
+    known += [c.__name__ for c in ImageFolder.__subclasses__()]
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    return f"; did you mean '{near[0]}'?" if near else f" (ours: {', '.join(known)}; others by their class path)"
+
+
+class KDCLI(LightningCLI):
+    """Parses recipe, overlays and overrides into one typed configuration, and builds the objects.
+
+    Args:
+        args: ``--config=FILE`` and ``--key=value`` items, in order of rising priority.
+        instantiate: build data, module and trainer; else only parse.
+    """
+
+    def __init__(self, args: list[str], instantiate: bool = True) -> None:
+        self._instantiate = instantiate
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            super().__init__(
+                DistillationModule,
+                DistillationDataModule,
+                save_config_callback=None,
+                trainer_defaults=TRAINER_DEFAULTS,
+                parser_class=Parser,
+                parser_kwargs={"parser_mode": "omegaconf+", "exit_on_error": False},
+                args=args,
+                run=False,
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
+            )
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Our top-level keys."""
+        parser.add_argument("--recipe", type=str, default="run", help="Name of the run's folder below runs_dir.")
+        parser.add_argument("--seed", type=int, default=0, help="Seeds weights, order, views and dropout.")
+        parser.add_argument("--runs_dir", type=str, default="runs", help="Folder of all runs.")
+        parser.add_argument("--resume", type=str | None, default=None, help="A run folder to go on with.")
+        parser.add_argument(
+            "--preflight",
+            type=Literal["stop", "warn"],
+            default="stop",
+            help="What a teacher near chance does.",
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Groups and links: what two parts share is typed once."""
+        parser.add_class_arguments(OptimSpec, "optim")
+        parser.add_class_arguments(CheckpointSpec, "checkpoint")
+        parser.link_arguments("optim", "model.optim", apply_on="instantiate")
+        parser.link_arguments("seed", "data.seed")
+        parser.link_arguments("data", "model.data", compute_fn=lambda data: data.info, apply_on="instantiate")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parses without a look at ``sys.argv`` (Lightning's own warns where both are there)."""
+        self.config: Namespace = parser.parse_args(args)
+
+    def _set_seed(self) -> None:
+        if self._instantiate:
+            logging.getLogger("lightning_fabric.utilities.seed").setLevel(logging.WARNING)
+            seed_everything(self.config.seed, workers=True, verbose=False)
+
+    def instantiate_classes(self) -> None:
+        """Builds data, module and trainer; a mistake in a value is told by its key."""
+        if not self._instantiate:
+            return
+        self.precision_note = self._choose_precision()
+        try:
+            super().instantiate_classes()
+        except UserError:
+            raise
+        except ValueError as error:
+            raise UserError(self._with_key(str(error))) from error
+
+    def _with_key(self, message: str) -> str:
+        """Our constructors begin a ValueError with the argument's name: puts the whole key in its place."""
+        name = message.split(" ", 1)[0]
+        flat = flatten(self.as_dict())
+        keys = [k for k in flat if k.split(".")[-1] == name]
+        exact = [k for k in keys if message.endswith(f"got {flat[k]}") or message.endswith(f"got '{flat[k]}'")]
+        found = exact or keys
+        return message.replace(name, found[0].replace(".init_args", "") + ":", 1) if found else message
+
+    def _choose_precision(self) -> str | None:
+        """bf16 autocast unless asked otherwise; where the device has none: fp16, with a line that says so."""
+        trainer = self.config.trainer
+        if trainer.precision is not None:
+            return None
+        wants_gpu = str(trainer.accelerator) in ("auto", "gpu", "cuda")
+        old = wants_gpu and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False)
+        trainer.precision = "16-mixed" if old else "bf16-mixed"
+        if not old:
+            return None
+        name = torch.cuda.get_device_name()
+        return f"{name} has no bfloat16: fp16 with loss scaling instead (trainer.precision=32-true for fp32)"
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """The trainer with our callbacks and checkpoints."""
+        config = self.config
+        resume = Path(config.resume) if config.resume else None
+        self.folder = RunFolder(Path(config.runs_dir), config.recipe, self.as_yaml(), resume)
+        preflight = Preflight(config.preflight)
+        self.summary = Summary(self.folder, preflight, config.recipe, config.seed)
+        best = {"monitor": config.checkpoint.monitor, "mode": config.checkpoint.mode}
+        where = resume.resolve() / "checkpoints" if resume else None
+        ours: list[Callback] = [
+            preflight,
+            self.folder,
+            Preemption(),
+            self.summary,
+            ModelCheckpoint(where, "best", save_weights_only=True, enable_version_counter=False, **best),
+            ModelCheckpoint(where, "last", save_on_train_epoch_end=True, enable_version_counter=False),
+        ]
+        if config.trainer.enable_progress_bar is not False:
+            ours.append(Progress())
+        self.trainer_defaults = {**self.trainer_defaults, "callbacks": ours}
+        return super().instantiate_trainer(enable_progress_bar=False, **kwargs)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The resolved configuration as plain values."""
+        return yaml.safe_load(self.as_yaml())
+
+    def as_yaml(self) -> str:
+        """The resolved configuration; ``kd-train FILE`` repeats the run."""
+        config = self.config.clone()
+        config.resume = None
+        return self.parser.dump(config, skip_none=False, skip_validation=True)
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dicts -> ``{"a.b.c": value}``.
+
+    >>> flatten({"a": {"b": 1}, "c": [2]})
+    {'a.b': 1, 'c': [2]}
+    """
+    if not isinstance(tree, dict) or not tree:
+        return {prefix: tree}
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    return flat
+
+
+def build_data(config: dict[str, Any]) -> DistillationDataModule:
+    """The data module alone, from the ``data`` part of a resolved configuration."""
+    parser = Parser(parser_mode="omegaconf+", exit_on_error=False)
+    parser.add_class_arguments(DistillationDataModule, "data")
+    return parser.instantiate_classes(parser.parse_object({"data": config})).data

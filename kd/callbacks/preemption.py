@@ -1,0 +1,82 @@
+"""SIGTERM and Ctrl-C: finish the step, save, stop."""
+
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+SYNC_EVERY = 10  # batches between two agreements of the ranks: each costs a collective
+
+
+class Preempted(Exception):
+    """Training stopped on a signal, with a checkpoint to go on from.
+
+    Args:
+        signal_number: the signal.
+        checkpoint: the file.
+    """
+
+    def __init__(self, signal_number: int, checkpoint: Path) -> None:
+        super().__init__(f"stopped by {signal.Signals(signal_number).name}")
+        self.signal_number, self.checkpoint = signal_number, checkpoint
+
+
+class Preemption(Callback):
+    """Turns the first SIGTERM or SIGINT into a checkpoint and :class:`Preempted`; a second SIGINT stops at once.
+
+    With several processes the ranks agree every few batches, so that all of them save at the same step. At an
+    epoch's last batch the validation and the epoch's usual checkpoint come first.
+    """
+
+    def __init__(self) -> None:
+        self._received: int | None = None
+        self._stop_after_epoch = False
+        self._before: dict[int, Any] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Takes the signals over."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._received is not None and number == signal.SIGINT:
+            signal.default_int_handler(number, frame)
+        self._received = number
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Saves and stops where a signal has come."""
+        if trainer.world_size > 1 and (batch_idx + 1) % SYNC_EVERY and not trainer.is_last_batch:
+            return
+        if not trainer.strategy.reduce_boolean_decision(self._received is not None, all=False):
+            return
+        if trainer.is_last_batch:
+            self._stop_after_epoch = True
+            return
+        trainer.save_checkpoint(self._last(trainer))
+        raise Preempted(self._received or signal.SIGTERM, self._last(trainer))
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stops between two epochs."""
+        if self._stop_after_epoch:
+            raise Preempted(self._received or signal.SIGTERM, self._last(trainer))
+
+    def _last(self, trainer: Trainer) -> Path:
+        last = next(c for c in trainer.checkpoint_callbacks if getattr(c, "filename", "") == "last")
+        return Path(str(last.dirpath)) / "last.ckpt"  # type: ignore[attr-defined]
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Gives the signals back."""
+        self._restore()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Gives the signals back."""
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}

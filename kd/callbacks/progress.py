@@ -1,0 +1,70 @@
+"""Progress for people: one bar over the whole run in images, a line an epoch."""
+
+import sys
+import time
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+from tqdm import tqdm
+
+
+class Progress(Callback):
+    """Shows epoch, images/s, time left and the loss; prints the validation metrics once an epoch."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm | None = None
+        self._quiet_until = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Opens the bar on rank 0."""
+        if not trainer.is_global_zero:
+            return
+        per_step = trainer.datamodule.batch_size * trainer.world_size  # type: ignore[attr-defined]
+        steps = (
+            trainer.max_epochs * trainer.num_training_batches if trainer.max_epochs and trainer.max_epochs > 0 else 0
+        )
+        if trainer.max_steps > 0:
+            limit = trainer.max_steps * trainer.accumulate_grad_batches
+            steps = min(steps, limit) if steps else limit
+        done = trainer.fit_loop.epoch_loop.total_batch_idx + 1
+        self._bar = tqdm(
+            total=int(steps) * per_step or None, initial=done * per_step, unit=" images", file=sys.stderr,
+            mininterval=0.5 if sys.stderr.isatty() else 10.0, smoothing=0.1, dynamic_ncols=True,
+            bar_format="{desc} {percentage:3.0f}%|{bar}| {rate_noinv_fmt}, {remaining} left{postfix}",
+        )  # fmt: skip
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Names the epoch."""
+        if self._bar is not None:
+            of = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
+            self._bar.set_description_str(f"epoch {trainer.current_epoch + 1}{of}", refresh=False)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+        """Moves the bar; reads the loss (which waits for the device) only when the bar is about to be drawn."""
+        if self._bar is None:
+            return
+        if time.monotonic() > self._quiet_until and "train/loss" in trainer.callback_metrics:
+            self._quiet_until = time.monotonic() + self._bar.mininterval
+            self._bar.set_postfix_str(f"loss {trainer.callback_metrics['train/loss']:.3f}", refresh=False)
+        self._bar.update(trainer.datamodule.batch_size * trainer.world_size)  # type: ignore[attr-defined]
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """One line with the validation metrics."""
+        if self._bar is None or trainer.sanity_checking:
+            return
+        metrics = trainer.callback_metrics
+        values = [f"{k} {v:.3f}" for k, v in metrics.items() if k.startswith("val/")]
+        loss = f"train/loss {metrics['train/loss']:.3f}  " if "train/loss" in metrics else ""
+        self._bar.write(f"epoch {trainer.current_epoch + 1:>3}  {loss}{'  '.join(values)}", file=sys.stderr)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Closes the bar."""
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Closes the bar, so that the message stands on a line of its own."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

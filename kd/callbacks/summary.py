@@ -1,0 +1,162 @@
+"""``summary.json``: what the run was and what came out of it, written at the end and on failure."""
+
+import json
+import resource
+import statistics
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+import kd
+from kd.callbacks.preemption import Preempted
+from kd.callbacks.preflight import Preflight
+from kd.callbacks.run_folder import RunFolder
+from kd.models import count_parameters
+
+
+@dataclass
+class Summary(Callback):
+    """Times the steps and writes ``summary.json``.
+
+    ``step_ms_median`` is the time from one step's end to the next one's, so it includes the wait for data;
+    ``images_per_s`` follows from it. The first step of each epoch is left out.
+
+    Attributes:
+        folder: where the run's folder is.
+        preflight: what was measured of the teacher.
+        recipe: the recipe's name.
+        seed: of the run.
+    """
+
+    folder: RunFolder
+    preflight: Preflight
+    recipe: str
+    seed: int
+    content: dict[str, Any] = field(default_factory=dict)
+    _steps_ms: list[float] = field(default_factory=list)
+    _last_step: float | None = None
+    _started: float = field(default_factory=time.monotonic)
+    _final: dict[str, float] = field(default_factory=dict)
+    _best: dict[str, float] = field(default_factory=dict)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The first step of an epoch includes the loader's start."""
+        self._last_step = None
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+        """Host clock between two steps' ends: no wait for the device."""
+        now = time.perf_counter()
+        if self._last_step is not None:
+            self._steps_ms.append(1000 * (now - self._last_step))
+        self._last_step = now
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keeps the newest and the best validation metrics."""
+        if trainer.sanity_checking:
+            return
+        self._final = {
+            k.removeprefix("val/"): float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val/")
+        }
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remembers the best epoch's metrics, by the metric that the best checkpoint goes by."""
+        best = best_checkpoint(trainer)
+        name = str(best.monitor).removeprefix("val/") if best else ""
+        if name not in self._final or best is None:
+            return
+        better = self._final[name] > self._best.get(name, -float("inf"))
+        if best.mode == "min":
+            better = self._final[name] < self._best.get(name, float("inf"))
+        if better:
+            self._best = {**self._final, "epoch": trainer.current_epoch + 1}
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the summary of a run that ended well."""
+        self.write(trainer, pl_module, "done")
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Writes the summary of a run that did not, with the reason; the traceback goes to ``error.txt``."""
+        stopped = isinstance(exception, (Preempted, KeyboardInterrupt))
+        self.write(trainer, pl_module, "interrupted" if stopped else "failed", exception)
+        if self.folder.path is not None and not stopped:
+            name = "error.txt" if trainer.is_global_zero else f"error.rank{trainer.global_rank}.txt"
+            (self.folder.path / name).write_text("".join(traceback.format_exception(exception)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best epoch so far: a resumed run goes on with it."""
+        return {"best": self._best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes it back."""
+        self._best = state_dict["best"]
+
+    def write(
+        self, trainer: Trainer, pl_module: LightningModule, status: str, error: BaseException | None = None
+    ) -> None:
+        """Writes ``summary.json`` on rank 0, if the run has a folder already."""
+        if self.folder.path is None or not trainer.is_global_zero:
+            return
+        self.content = self._content(trainer, pl_module, status)
+        if error is not None:
+            self.content["error"] = f"{type(error).__name__}: {error}"
+        (self.folder.path / "summary.json").write_text(json.dumps(self.content, indent=2) + "\n")
+
+    def _content(self, trainer: Trainer, pl_module: LightningModule, status: str) -> dict[str, Any]:
+        info, data = pl_module.data_info, trainer.datamodule  # type: ignore[attr-defined]
+        step_ms = statistics.median(self._steps_ms) if self._steps_ms else None
+        per_step = data.batch_size * trainer.world_size
+        return {
+            "status": status,
+            "recipe": self.recipe,
+            "kd_version": kd.__version__,
+            "device": _device_name(pl_module.device),
+            "precision": str(trainer.precision),
+            "strategy": type(trainer.strategy).__name__,
+            "world_size": trainer.world_size,
+            "epochs": trainer.current_epoch,
+            "steps": trainer.global_step,
+            "wall_s": round(time.monotonic() - self._started, 1),
+            "images_per_s": round(1000 * per_step / step_ms, 1) if step_ms else None,
+            "step_ms_median": round(step_ms, 2) if step_ms else None,
+            "peak_memory_mb": round(_peak_memory_mb(pl_module.device)),
+            "teacher": _model(pl_module.teacher.spec.arch, pl_module.teacher.model, self.preflight.teacher_val)  # type: ignore[union-attr]
+            if pl_module.teacher
+            else None,
+            "student": _model(pl_module.student_spec.arch, pl_module.student, self._final)  # type: ignore[union-attr, arg-type]
+            | {"best_val": self._best},
+            "data": {
+                "source": data.source.describe(),
+                "train": info.train,  # type: ignore[union-attr]
+                "val": info.val,  # type: ignore[union-attr]
+                "classes": len(info.classes),  # type: ignore[union-attr, arg-type]
+                "skipped": len(data.skipped),
+            },
+            "seed": self.seed,
+        }
+
+
+def best_checkpoint(trainer: Trainer) -> ModelCheckpoint | None:
+    """The checkpoint callback that keeps the best epoch."""
+    found = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.monitor]
+    return found[0] if found else None
+
+
+def _model(arch: str, model: torch.nn.Module, val: dict[str, float]) -> dict[str, Any]:
+    return {"arch": arch, "params": count_parameters(model), "val": {k: round(v, 6) for k, v in val.items()}}
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _peak_memory_mb(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10

@@ -1,0 +1,401 @@
+"""``kd-train`` and ``kd-eval``: the front door. Heavy imports wait until there is something to train."""
+
+import difflib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kd._find import find, names
+from kd.errors import UserError
+
+KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.]*\+?)=(.*)$", re.S)
+
+HELP = """\
+kd-train: trains a small, fast student from a big vision model.
+
+  kd-train recipe=NAME [config=OVERLAY ...] [key=value ...]
+  kd-train resume=RUN_FOLDER [key=value ...]
+
+  recipe=NAME       a recipe (below), or a YAML file; a run folder's config.yaml repeats that run
+  config=OVERLAY    where and how it runs (kd-train --list); may be given several times
+  key=value         any setting; --key=value and --key value mean the same
+  --list            all recipes and overlays
+  --print_config    the resolved settings; saved to a file they can be run again
+
+Often used keys:
+  data.source=ImageFolder data.source.root=DIR      your own pictures: DIR/train/<class>/*.jpg, DIR/val/<class>/*.jpg
+  model.teacher.arch, .checkpoint, .img_size, .pretrained    any timm model; safetensors, .pth or a run folder
+  model.student.arch, .checkpoint, .img_size, .pretrained    likewise
+  model.distill_losses.kd.temperature, .weight      model.task_loss_weight
+  data.batch_size  data.num_workers  data.img_size  data.augment.mixup  optim.lr  optim.zero
+  trainer.max_epochs  trainer.devices  trainer.precision  (all of Lightning's Trainer)
+  seed  runs_dir  resume
+
+Recipes:
+{recipes}
+Exit status: 0 done, 1 failed (the run folder says why), 2 wrong use, 130 Ctrl-C, 143 SIGTERM (both leave a checkpoint).
+"""
+
+EVAL_HELP = """\
+kd-eval: accuracy of a run's student (and of its teacher), as a table and as JSON.
+
+  kd-eval RUN_FOLDER [split=NAME] [folder=DIR] [data.key=value ...]
+
+  split=NAME     the data's split: val (default), train, or for an ImageFolder any folder below its root
+  folder=DIR     other pictures: DIR/<class>/*.jpg, with class names the student knows
+  data.key=...   as for kd-train: data.source.root=DIR, data.batch_size=N, ...
+
+The JSON is written to RUN_FOLDER/eval_<split>.json. Computed in float32, as plain timm would.
+"""
+
+
+@dataclass
+class Request:
+    """A command line, sorted by kind.
+
+    Attributes:
+        recipe: name or path.
+        overlays: names or paths, in order.
+        overrides: ``key=value`` items, in order.
+        resume: a run folder.
+        flags: ``help``, ``list``, ``print_config``, ``version``.
+        rest: what is none of these.
+    """
+
+    recipe: str | None = None
+    overlays: list[str] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)
+    resume: str | None = None
+    flags: set[str] = field(default_factory=set)
+    rest: list[str] = field(default_factory=list)
+
+    def parser_args(self) -> list[str]:
+        """For the parser, in order of rising priority: recipe, overlays, overrides."""
+        files = [find("recipes", self.recipe)] if self.recipe else []
+        files += [find("configs", overlay) for overlay in self.overlays]
+        args = [f"--config={file}" for file in files]
+        if self.recipe and not re.search(r"^recipe:", files[0].read_text(encoding="utf-8"), re.M):
+            args.append(f"--recipe={files[0].stem}")
+        return args + [f"--{item}" for item in self.overrides]
+
+
+def translate(argv: Sequence[str]) -> Request:
+    """Sorts a command line: ``key=value``, ``--key=value`` and ``--key value`` mean the same, in any order.
+
+    Raises:
+        UserError: an item that is none of these.
+
+    >>> translate(["trainer.max_epochs=3", "--seed", "1", "recipe=foodtag_vit"]).overrides
+    ['trainer.max_epochs=3', 'seed=1']
+    """
+    request, items = Request(), list(argv)
+    while items:
+        item = items.pop(0)
+        if item in ("-h", "--help", "--list", "--print_config", "--version"):
+            request.flags.add("help" if item == "-h" else item.lstrip("-"))
+            continue
+        match = KEY.match(item)
+        if match:
+            key, value = match.groups()
+        elif item.startswith("--") and items:
+            key, value = item[2:], items.pop(0)
+        elif item.endswith((".yaml", ".yml")):
+            key, value = "recipe", item
+        elif item.startswith("-"):
+            raise UserError(f"{item} needs a value: {item.lstrip('-')}=...")
+        else:
+            request.rest.append(item)
+            continue
+        _sort_in(request, key, value)
+    return request
+
+
+def _sort_in(request: Request, key: str, value: str) -> None:
+    if key == "recipe":
+        if request.recipe is not None:
+            raise UserError(f"recipe is given twice: '{request.recipe}' and '{value}'")
+        request.recipe = value
+    elif key == "config":
+        request.overlays.append(value)
+    elif key == "resume":
+        request.resume = value
+    else:
+        request.overrides.append(f"{key}={value}")
+
+
+# -- kd-train --------------------------------------------------------------------------------------------------------
+
+
+def train_main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``kd-train``; returns the exit status."""
+    return _guarded("kd-train", _train, sys.argv[1:] if argv is None else argv)
+
+
+def _guarded(program: str, command: Callable[[Request], int], argv: Sequence[str]) -> int:
+    """Runs a command; the user's mistakes end in one line and status 2."""
+    try:
+        return command(translate(argv))
+    except UserError as error:
+        if _is_rank_zero():
+            print(f"{program}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _is_rank_zero() -> bool:
+    return all(int(os.environ.get(name, "0")) == 0 for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK"))
+
+
+def _train(request: Request) -> int:
+    if request.rest:
+        known = ", ".join(names("recipes"))
+        raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, recipes recipe=NAME ({known})")
+    if "version" in request.flags:
+        import kd
+
+        print(f"kd {kd.__version__}")
+        return 0
+    if "list" in request.flags:
+        print(listing("recipes", "recipe=") + listing("configs", "config="), end="")
+        return 0
+    if "help" in request.flags or not (request.recipe or request.resume):
+        print(HELP.format(recipes=listing("recipes", "recipe=")), end="")
+        return 0 if "help" in request.flags else 2
+    resume_from = _check_resume(request)
+    args = request.parser_args()  # a wrong recipe's name is told before anything heavy is imported
+    from kd._parser import KDCLI
+
+    _quiet_libraries()
+
+    if resume_from:
+        args.append(f"--resume={request.resume}")
+    parsed = KDCLI(args, instantiate=False)
+    if "print_config" in request.flags:
+        print(parsed.as_yaml(), end="")
+        return 0
+    teacher = _teacher_checkpoint(parsed.as_dict(), request.overlays)
+    if teacher:
+        args.append(f"--model.teacher.checkpoint={teacher}")
+    return _fit(KDCLI(args), resume_from)
+
+
+def listing(kind: str, prefix: str) -> str:
+    """Recipes or overlays, a line each."""
+    return "".join(f"  {prefix}{name:<22} {first}\n" for name, first in names(kind).items())
+
+
+def _check_resume(request: Request) -> Path | None:
+    """The checkpoint to go on from; the run's own settings are the recipe unless one is given."""
+    if request.resume is None:
+        return None
+    run = Path(request.resume)
+    checkpoint = run / "checkpoints" / "last.ckpt"
+    if not checkpoint.is_file():
+        raise UserError(f"resume: {run} has no checkpoints/last.ckpt" if run.is_dir() else f"resume: there is no {run}")
+    if request.recipe is None:
+        request.recipe = str(run / "config.yaml")
+    return checkpoint.resolve()
+
+
+def _quiet_libraries() -> None:
+    """Leaves the terminal to the run: Lightning's hardware lines and tips, and warnings that call for nothing."""
+    import logging
+    import warnings
+
+    for name in ("pytorch_lightning", "lightning_fabric", "timm", "torch.distributed"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for message in (
+        ".*does not have many workers.*",
+        ".*isinstance\\(treespec, LeafSpec\\).*",
+        ".*exists and is not empty.*",
+        ".*`_scheduled_optimizer_step`.*",
+        ".*number of training batches.*smaller than the logging interval.*",
+        ".*dataloader is not resumable.*",
+        ".*your dataloader is not resumable.*",
+        ".*lr_scheduler.step.*before.*optimizer.step.*",
+    ):
+        warnings.filterwarnings("ignore", message=message)
+
+
+def _teacher_checkpoint(config: dict[str, Any], overlays: list[str]) -> Path | None:
+    """Trains the teacher that the recipe names, where the run has none."""
+    teacher = config["model"]["teacher"]
+    if not teacher or teacher["checkpoint"] or teacher["pretrained"] or not teacher.get("recipe"):
+        return None
+    from kd._parser import KDCLI, build_data
+    from kd._teachers import arguments, key_of, trained_teacher
+
+    items = arguments(config, overlays)
+    own = KDCLI(translate(items).parser_args(), instantiate=False)
+    key = key_of(own.as_dict(), build_data(config["data"]).source)
+    return trained_teacher(items, key, teacher["recipe"], _is_rank_zero())
+
+
+def _fit(cli: Any, resume_from: Path | None) -> int:
+    from kd.callbacks.preemption import Preempted
+
+    say = print if _is_rank_zero() else lambda *_, **__: None
+    info = cli.datamodule.info
+    say(f"data: {cli.datamodule.source.describe()}", flush=True)
+    left_out = f", {len(cli.datamodule.skipped)} damaged left out" if cli.datamodule.skipped else ""
+    say(f"      {info.train} training and {info.val} validation pictures, {len(info.classes)} classes{left_out}")
+    if cli.precision_note:
+        say(cli.precision_note)
+    try:
+        cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=resume_from, weights_only=True)
+    except Preempted as stop:
+        say(f"\nkd-train: {stop} at step {cli.trainer.global_step}; checkpoint: {stop.checkpoint}")
+        say(f"kd-train: go on with: kd-train resume={cli.folder.path}")
+        return _status_of_stop(stop.signal_number)
+    except UserError:
+        raise
+    except Exception as error:
+        if cli.folder.path is None:
+            raise
+        say(
+            f"kd-train: failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            file=sys.stderr,
+        )
+        say(f"kd-train: the traceback is in {cli.folder.path / 'error.txt'}", file=sys.stderr)
+        return 1
+    if cli.trainer.is_global_zero:
+        _finish(cli)
+    return 0
+
+
+def _status_of_stop(signal_number: int) -> int:
+    """128 + signal; but 0 on Lightning's child processes, whose parent takes any other for a crash."""
+    child = not _is_rank_zero() and "TORCHELASTIC_RUN_ID" not in os.environ and "SLURM_PROCID" not in os.environ
+    return 0 if child else 128 + signal_number
+
+
+def _finish(cli: Any) -> None:
+    """Exports the best student and prints the closing table."""
+    from kd.callbacks.summary import best_checkpoint
+    from kd.export import save_student
+
+    best = best_checkpoint(cli.trainer)
+    path = best.best_model_path if best else ""
+    save_student(cli.model, cli.folder.path / "student.safetensors", Path(path) if path else None)
+    _print_table(cli.summary.content, cli.folder.path)
+
+
+def _print_table(summary: dict[str, Any], folder: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{summary['recipe']}: {summary['epochs']} epochs in {_duration(summary['wall_s'])}")
+    for column in ("", "model", "parameters", "val acc1", "val acc5", "agreement"):
+        table.add_column(column, justify="left" if column in ("", "model") else "right")
+    student = summary["student"]
+    rows = [("teacher", summary["teacher"], (summary["teacher"] or {}).get("val"))] if summary["teacher"] else []
+    best = student["best_val"]
+    rows += [("student, last epoch", student, student["val"])]
+    rows += [(f"student, best epoch ({best['epoch']})", student, best)] if best else []
+    for name, model, val in rows:
+        numbers = [f"{val[k]:.1%}" if k in val else "" for k in ("acc1", "acc5", "agreement")]
+        table.add_row(name, model["arch"], f"{model['params'] / 1e6:.2f} M", *numbers)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(table)
+    speed = f"{summary['images_per_s']:,.0f} images/s, " if summary["images_per_s"] else ""
+    print(f"{speed}{summary['device']}, {summary['precision']}, {summary['world_size']} process(es)")
+    print(f"run folder: {folder} (student.safetensors holds the best epoch)", flush=True)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
+
+
+# -- kd-eval ---------------------------------------------------------------------------------------------------------
+
+
+def eval_main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``kd-eval``; returns the exit status."""
+    return _guarded("kd-eval", _eval, sys.argv[1:] if argv is None else argv)
+
+
+def _eval(request: Request) -> int:
+    if "help" in request.flags or not request.rest:
+        print(EVAL_HELP, end="")
+        return 0 if "help" in request.flags else 2
+    run = Path(request.rest[0])
+    own = dict(item.split("=", 1) for item in request.overrides if item.startswith(("split=", "folder=")))
+    for name in ("config.yaml", "student.safetensors"):
+        if not (run / name).is_file():
+            raise UserError(f"{run} is no finished run: it has no {name}")
+    request.recipe = str(run / "config.yaml")
+    request.overrides = [item for item in request.overrides if item.split("=", 1)[0] not in own]
+    foreign = next((o for o in request.overrides if not o.startswith(("data.", "model.teacher"))), None)
+    if foreign:
+        near = difflib.get_close_matches(foreign.split("=")[0], ["split", "folder"], 1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise UserError(f"kd-eval takes split=, folder=, data.* and model.teacher.*, not '{foreign}'{hint}")
+    result = _evaluate(run, request.parser_args(), own.get("split", "val"), own.get("folder"))
+    file = run / f"eval_{Path(own['folder']).name if 'folder' in own else own.get('split', 'val')}.json"
+    file.write_text(json.dumps(result, indent=2) + "\n")
+    _print_evaluation(result)
+    print(f"written to {file}")
+    return 0
+
+
+def _evaluate(run: Path, args: list[str], split: str, folder: str | None) -> dict[str, Any]:
+    import torch
+
+    from kd._parser import KDCLI, build_data
+    from kd.evaluate import evaluate
+    from kd.export import load_student
+    from kd.models import TeacherSpec, count_parameters
+    from kd.teacher import Teacher
+
+    _quiet_libraries()
+    config = KDCLI(args, instantiate=False).as_dict()
+    student, student_input, classes = load_student(run / "student.safetensors")
+    data = build_data(config["data"])
+    if folder:
+        data.use_folder(folder, classes)
+        split = "folder"
+    pictures = data.split(split)
+    if list(data.source.classes) != classes:
+        raise UserError(f"data.source: its {len(data.source.classes)} classes are not the student's {len(classes)}")
+    spec = config["model"]["teacher"]
+    known = spec and spec["checkpoint"] and Path(spec["checkpoint"]).exists()
+    teacher = Teacher(TeacherSpec(**spec), len(classes), classes) if known else None
+    if spec and not known:
+        print(f"the teacher's checkpoint {spec['checkpoint']} is gone: the student alone", file=sys.stderr)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = evaluate(student, student_input, data.eval_dataloader(split), len(classes), teacher, device)
+    models = {"student": student} | ({"teacher": teacher.model} if teacher else {})
+    rows = {name: {"params": count_parameters(model), **found[name]} for name, model in models.items()}
+    return {
+        "run": str(run),
+        "data": folder or f"{data.source.describe()} ({split})",
+        "pictures": len(pictures.targets),
+        **rows,
+    }
+
+
+def _print_evaluation(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{result['pictures']} pictures: {result['data']}")
+    for column in ("", "parameters", "acc1", "acc5", "agreement"):
+        table.add_column(column, justify="right" if column else "left")
+    for name in ("teacher", "student"):
+        if name in result:
+            row = result[name]
+            numbers = [f"{row[k]:.1%}" if k in row else "" for k in ("acc1", "acc5", "agreement")]
+            table.add_row(name, f"{row['params'] / 1e6:.2f} M", *numbers)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(train_main())

@@ -1,0 +1,87 @@
+"""The order of samples: a function of (seed, epoch) alone, the same for every number of processes."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from torch.utils.data import Sampler
+
+Key = tuple[int, int]
+"""(index, epoch): what the data set is asked for. The epoch is -1 for padding, see :class:`EvalBatches`."""
+
+
+class TrainBatches(Sampler[list[Key]]):
+    """Shuffled batches of one process; the last, incomplete global batch of an epoch is dropped.
+
+    The order of an epoch is a permutation seeded by (seed, epoch). Global batch ``b`` is its slice
+    ``[b * G, (b + 1) * G)`` with ``G = batch_size * world_size``; each rank takes its contiguous share.
+
+    Args:
+        length: samples in the set.
+        batch_size: samples a batch of one process.
+        seed: of the run.
+        rank: of this process.
+        world_size: number of processes.
+    """
+
+    def __init__(self, length: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
+        self.length, self.batch_size, self.seed = length, batch_size, seed
+        self.rank, self.world_size = rank, world_size
+        self.epoch = 0
+        self.resume_at: tuple[int, int] | None = None
+
+    @property
+    def sampler(self) -> "TrainBatches":
+        """Itself: Lightning looks for ``batch_sampler.sampler.set_epoch``."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch whose order the next iteration gives."""
+        self.epoch = epoch
+
+    def skip(self, epoch: int, samples: int) -> None:
+        """Makes the iteration of ``epoch`` begin after ``samples`` samples (of all processes): a resumed run."""
+        self.resume_at = (epoch, samples)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The permutation of an epoch, ``(length,)``."""
+        return np.random.default_rng([self.seed, epoch]).permutation(self.length)
+
+    def __len__(self) -> int:
+        return self.length // (self.batch_size * self.world_size)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        order, epoch = self.order(self.epoch), self.epoch
+        step = self.batch_size * self.world_size
+        first = self.resume_at[1] // step if self.resume_at and self.resume_at[0] == epoch else 0
+        for batch in range(first, len(self)):
+            start = batch * step + self.rank * self.batch_size
+            yield [(int(i), epoch) for i in order[start : start + self.batch_size]]
+
+
+class EvalBatches(Sampler[list[Key]]):
+    """Every sample once, in order, dealt to the ranks in turn.
+
+    All ranks give the same number of batches of the same sizes (a collective in one waits for the others); what is
+    missing at the end is padded with samples whose epoch is -1, which the data set marks with the index -1.
+
+    Args:
+        length: samples in the set.
+        batch_size: samples a batch of one process.
+        rank: of this process.
+        world_size: number of processes.
+    """
+
+    def __init__(self, length: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+        self.length, self.batch_size = length, batch_size
+        self.rank, self.world_size = rank, world_size
+
+    def __len__(self) -> int:
+        share = -(-self.length // self.world_size)
+        return -(-share // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        share = -(-self.length // self.world_size)
+        mine = [self.rank + i * self.world_size for i in range(share)]
+        keys = [(i, 0) if i < self.length else (0, -1) for i in mine]
+        for start in range(0, share, self.batch_size):
+            yield keys[start : start + self.batch_size]

@@ -1,0 +1,327 @@
+"""Where pictures and labels come from. Every source gives encoded bytes: decoding happens in one place."""
+
+import csv
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from kd.data import foodtag_mini
+from kd.errors import UserError
+
+PathLike: TypeAlias = str | os.PathLike[str]
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+
+
+def cache_dir() -> Path:
+    """Where data and teachers made by kd are kept: ``KD_CACHE``, else the user's cache folder."""
+    if "KD_CACHE" in os.environ:
+        return Path(os.environ["KD_CACHE"]).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kd"
+
+
+class Split(Protocol):
+    """One split of a source: targets, and a picture's bytes and name by its number."""
+
+    targets: Sequence[int]
+
+    def read(self, i: int) -> bytes:
+        """The encoded picture ``i``."""
+
+    def name(self, i: int) -> str:
+        """Its path, or another name that a person can find it by."""
+
+
+class FileSplit:
+    """A split of picture files."""
+
+    def __init__(self, paths: Sequence[PathLike], targets: Sequence[int]) -> None:
+        self.paths = [str(p) for p in paths]  # strings: thousands of Path objects make workers slow to start
+        self.targets = list(targets)
+
+    def read(self, i: int) -> bytes:
+        """The file's content."""
+        return Path(self.paths[i]).read_bytes()
+
+    def name(self, i: int) -> str:
+        """The file's path."""
+        return self.paths[i]
+
+
+class Source:
+    """Base of all sources. Subclasses fill ``classes`` and the two splits in :meth:`load`."""
+
+    classes: list[str]
+
+    def load(self, split: str) -> Split:
+        """The split ``"train"`` or ``"val"``; sets ``classes`` too. Downloads or draws what is missing.
+
+        Raises:
+            UserError: the data is missing or unusable; the message names ``data.source`` and the file or folder.
+        """
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """One line for the person who reads the run."""
+        return type(self).__name__
+
+
+class ImageFolder(Source):
+    """A folder with one subfolder a class: ``root/train/<class>/*.jpg`` and ``root/val/<class>/*.jpg``.
+
+    Class ids come from ``train`` (sorted by name); ``val`` may hold fewer classes, but none that ``train`` lacks.
+
+    Args:
+        root: the folder.
+        train: name of the training split's folder below ``root``.
+        val: name of the validation split's.
+    """
+
+    def __init__(self, root: str, train: str = "train", val: str = "val") -> None:
+        self.root = root
+        self.folders = {"train": train, "val": val}
+
+    def load(self, split: str) -> FileSplit:
+        """See :meth:`Source.load`. Any other split's name is taken as a folder below ``root``."""
+        self.classes = class_folders(Path(self.root, self.folders["train"]), "data.source.root")
+        return labelled_folder(Path(self.root, self.folders.get(split, split)), self.classes, "data.source.root")
+
+    def describe(self) -> str:
+        """One line."""
+        return f"ImageFolder {self.root}"
+
+
+def class_folders(path: Path, key: str) -> list[str]:
+    """The sorted names of the folders in ``path``; ``key`` is named in errors."""
+    if not path.is_dir():
+        raise UserError(f"{key}: there is no folder {path}")
+    names = sorted(e.name for e in os.scandir(path) if e.is_dir() and not e.name.startswith("."))
+    if not names:
+        raise UserError(f"{key}: no class folders in {path} (expected <class>/*.jpg)")
+    return names
+
+
+def labelled_folder(path: Path, classes: Sequence[str], key: str) -> FileSplit:
+    """``path/<class>/*.jpg`` with ids from ``classes``, of which ``path`` may lack some.
+
+    Raises:
+        UserError: no pictures, or a folder that is none of the classes.
+    """
+    ids = {name: i for i, name in enumerate(classes)}
+    paths: list[PathLike] = []
+    targets: list[int] = []
+    for name in class_folders(path, key):
+        if name not in ids:
+            raise UserError(f"{key}: {path / name} is none of the {len(ids)} known classes")
+        found = sorted(
+            e.path
+            for e in os.scandir(path / name)
+            if e.name.lower().endswith(IMAGE_SUFFIXES) and not e.name.startswith(".")
+        )
+        paths += found
+        targets += [ids[name]] * len(found)
+    if not paths:
+        raise UserError(f"{key}: no pictures below {path} ({', '.join(IMAGE_SUFFIXES)})")
+    return FileSplit(paths, targets)
+
+
+class FoodTagMini(ImageFolder):
+    """The embedded food set: drawn on first use into the user's cache folder, see :mod:`kd.data.foodtag_mini`.
+
+    Args:
+        train_per_class: training pictures a class.
+        val_per_class: validation pictures a class.
+    """
+
+    def __init__(self, train_per_class: int = 150, val_per_class: int = 60) -> None:
+        for name, value in (("train_per_class", train_per_class), ("val_per_class", val_per_class)):
+            if value < 1:
+                raise ValueError(f"{name} must be > 0, got {value}")
+        super().__init__(root="")
+        self.train_per_class, self.val_per_class = train_per_class, val_per_class
+
+    def load(self, split: str) -> FileSplit:
+        """See :meth:`Source.load`."""
+        if not self.root:
+            self.root = str(foodtag_mini.build(cache_dir(), self.train_per_class, self.val_per_class))
+        return super().load(split)
+
+    def describe(self) -> str:
+        """One line, with the way to real data."""
+        return (
+            f"FoodTag-mini, drawn food pictures in {self.root} (your own: data.source=ImageFolder data.source.root=DIR)"
+        )
+
+
+class Food101(Source):
+    """torchvision's Food101: 101,000 photographs of 101 dishes; its test split is our ``val``.
+
+    Args:
+        root: folder to keep it in (torchvision makes ``food-101`` below it); default: the user's cache folder.
+        download: download it (5 GB) where it is missing.
+    """
+
+    def __init__(self, root: str | None = None, download: bool = True) -> None:
+        self.root, self.download = root, download
+
+    def load(self, split: str) -> FileSplit:
+        """See :meth:`Source.load`."""
+        from filelock import FileLock
+        from torchvision import datasets
+
+        root = Path(self.root) if self.root else cache_dir()
+        root.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(root / "food-101.lock"):  # several processes of a run may start at once
+                data = datasets.Food101(str(root), split={"val": "test"}.get(split, split), download=self.download)
+        except (RuntimeError, OSError, ValueError) as error:
+            raise UserError(f"data.source: Food101 in {root}: {str(error).splitlines()[0]}") from error
+        self.classes = list(data.classes)
+        return FileSplit(data._image_files, data._labels)
+
+    def describe(self) -> str:
+        """One line."""
+        return f"Food101 in {self.root or cache_dir()}"
+
+
+class Manifest(Source):
+    """Lists of (path, label): CSV with a header ``path,label``, or JSON lines ``{"path": ..., "label": ...}``.
+
+    Labels are class names; ids are their sorted order in the training list. Relative paths start at ``root``.
+
+    Args:
+        train: the training list (``.csv``, ``.jsonl``).
+        val: the validation list.
+        root: folder that relative paths start at; default: the list's own folder.
+    """
+
+    def __init__(self, train: str, val: str, root: str | None = None) -> None:
+        self.lists = {"train": train, "val": val}
+        self.root = root
+
+    def load(self, split: str) -> FileSplit:
+        """See :meth:`Source.load`."""
+        train = self._rows("train")
+        self.classes = sorted({label for _, label in train})
+        ids = {label: i for i, label in enumerate(self.classes)}
+        rows = train if split == "train" else self._rows(split)
+        unknown = next((row for row in rows if row[1] not in ids), None)
+        if unknown:
+            raise UserError(
+                f"data.source.{split}: label '{unknown[1]}' of {unknown[0]} is not in {self.lists['train']}"
+            )
+        return FileSplit([path for path, _ in rows], [ids[label] for _, label in rows])
+
+    def _rows(self, split: str) -> list[tuple[str, str]]:
+        key = f"data.source.{split}"
+        if split not in self.lists:
+            raise UserError(f"data.source: a manifest has the splits train and val, not '{split}'")
+        file = Path(self.lists[split])
+        if not file.is_file():
+            raise UserError(f"{key}: there is no {file}")
+        root = Path(self.root) if self.root else file.parent
+        try:
+            with file.open(newline="", encoding="utf-8") as lines:
+                if file.suffix == ".csv":
+                    records: list[dict[str, Any]] = list(csv.DictReader(lines))
+                else:
+                    records = [json.loads(line) for line in lines if line.strip()]
+            rows = [(str(root / r["path"]), str(r["label"])) for r in records]
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{key}: {file} needs the columns path and label ({type(error).__name__}: {error})"
+            ) from error
+        if not rows:
+            raise UserError(f"{key}: {file} lists no pictures")
+        return rows
+
+    def describe(self) -> str:
+        """One line."""
+        return f"Manifest {self.lists['train']}, {self.lists['val']}"
+
+
+class HuggingFace(Source):
+    """A Hugging Face data set with a picture and a label column (extra ``hf``).
+
+    Args:
+        path: as in ``datasets.load_dataset``: a name on the hub, or a local folder.
+        train: its training split.
+        val: its validation split.
+        image_column: column of pictures.
+        label_column: column of class ids (a ``ClassLabel``, or integers).
+    """
+
+    def __init__(
+        self,
+        path: str,
+        train: str = "train",
+        val: str = "validation",
+        image_column: str = "image",
+        label_column: str = "label",
+    ) -> None:
+        self.path, self.splits = path, {"train": train, "val": val}
+        self.columns = image_column, label_column
+
+    def load(self, split: str) -> Split:
+        """See :meth:`Source.load`."""
+        try:
+            import datasets
+        except ImportError as error:
+            raise UserError("data.source: HuggingFace needs the extra hf: pip install 'kd-train[hf]'") from error
+        image, label = self.columns
+        try:
+            data = datasets.load_dataset(self.path, split=self.splits.get(split, split))
+            data = data.cast_column(image, datasets.Image(decode=False))
+            kind = data.features[label]
+            targets = [int(t) for t in data[label]]
+        except Exception as error:  # the hub, the file system and the format readers raise many kinds
+            raise UserError(
+                f"data.source: {self.path} ({split}): {(str(error).splitlines() or [''])[0][:200]}"
+            ) from error
+        self.classes = list(getattr(kind, "names", None) or [str(i) for i in range(max(targets) + 1)])
+        return _HuggingFaceSplit(data, image, targets, self.path)
+
+    def describe(self) -> str:
+        """One line."""
+        return f"HuggingFace {self.path}"
+
+
+class _HuggingFaceSplit:
+    def __init__(self, data: Any, column: str, targets: list[int], path: str) -> None:
+        self.data, self.column, self.targets, self.path = data, column, targets, path
+
+    def read(self, i: int) -> bytes:
+        picture = self.data[i][self.column]
+        return picture["bytes"] if picture["bytes"] is not None else Path(picture["path"]).read_bytes()
+
+    def name(self, i: int) -> str:
+        return f"{self.path}[{i}]"
+
+
+class Subset:
+    """Some pictures of a split, under new numbers."""
+
+    def __init__(self, split: Split, keep: Sequence[int]) -> None:
+        self.split, self.keep = split, list(keep)
+        self.targets = [split.targets[i] for i in self.keep]
+
+    def read(self, i: int) -> bytes:
+        """The encoded picture ``i``."""
+        return self.split.read(self.keep[i])
+
+    def name(self, i: int) -> str:
+        """Its name in the whole split."""
+        return self.split.name(self.keep[i])
+
+
+def fingerprint(split: Split) -> str:
+    """A hash of a split's names, labels and (for files) sizes and times of change."""
+    digest = hashlib.sha256()
+    for i, target in enumerate(split.targets):
+        digest.update(f"{split.name(i)}\0{target}\0".encode())
+        if isinstance(split, FileSplit):
+            stat = Path(split.paths[i]).stat()
+            digest.update(f"{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,150 @@
+"""Views of a picture: torchvision's v2 transforms on uint8 tensors, seeded by (seed, index, epoch) alone."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torchvision.io import ImageReadMode, decode_image
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as tvf
+
+
+@dataclass
+class Augment:
+    """The training views.
+
+    Attributes:
+        scale: smallest share of the picture's area that the random resized crop keeps, in (0, 1].
+        hflip: probability of a horizontal flip.
+        color_jitter: strength of brightness, contrast and saturation changes; hue gets a quarter of it. 0: none.
+        rand_augment: magnitude of RandAugment with two operations (timm and torchvision use 9). 0: none.
+        random_erasing: probability that a rectangle is erased.
+        mixup: alpha of mixup's beta distribution. 0: none.
+        cutmix: alpha of cutmix's. 0: none. With both, each pair of pictures takes one of the two by chance.
+        mix_probability: probability that a pair is mixed at all.
+    """
+
+    scale: float = 0.35
+    hflip: float = 0.5
+    color_jitter: float = 0.0
+    rand_augment: int = 0
+    random_erasing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    mix_probability: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale <= 1:
+            raise ValueError(f"scale must be > 0 and <= 1, got {self.scale}")
+        for name in ("hflip", "random_erasing", "mix_probability"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
+        for name in ("color_jitter", "rand_augment", "mixup", "cutmix"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+
+
+@contextmanager
+def seeded(*numbers: int) -> Iterator[None]:
+    """Runs a block under torch's CPU generator seeded by ``numbers``, and puts the generator back afterwards.
+
+    The generator is seeded directly: ``torch.manual_seed`` would touch the GPU's too, from within a loader worker.
+    """
+    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
+    generator = torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed(int.from_bytes(digest, "little") >> 1)
+    try:
+        yield
+    finally:
+        generator.set_state(state)
+
+
+def decode(data: bytes) -> Tensor:
+    """Encoded picture -> uint8 ``(3, H, W)``, upright by its EXIF orientation.
+
+    Raises:
+        RuntimeError: not a picture, or a truncated one.
+    """
+    buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    try:
+        return decode_image(buffer, mode=ImageReadMode.RGB, apply_exif_orientation=True)
+    except RuntimeError as error:
+        return _decode_by_pillow(data, error)
+
+
+def _decode_by_pillow(data: bytes, first_error: RuntimeError) -> Tensor:
+    """Formats that torchvision has no decoder for (BMP, TIFF, CMYK JPEG ...)."""
+    import io
+
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(io.BytesIO(data)) as opened:
+            return v2.functional.pil_to_tensor(ImageOps.exif_transpose(opened).convert("RGB"))
+    except Exception as error:
+        raise RuntimeError((str(first_error).splitlines() or ["not a picture"])[0]) from error
+
+
+def train_transform(img_size: int, augment: Augment) -> v2.Transform:
+    """uint8 ``(3, H, W)`` -> uint8 ``(3, img_size, img_size)``: a random view."""
+    steps: list[torch.nn.Module] = [
+        v2.RandomResizedCrop(img_size, scale=(augment.scale, 1.0), antialias=True),
+        v2.RandomHorizontalFlip(augment.hflip),
+    ]
+    if augment.rand_augment:
+        steps.append(v2.RandAugment(num_ops=2, magnitude=augment.rand_augment, fill=[124, 116, 104]))
+    if augment.color_jitter:
+        j = augment.color_jitter
+        steps.append(v2.ColorJitter(j, j, j, min(0.5, j / 4)))
+    if augment.random_erasing:
+        steps.append(v2.RandomErasing(augment.random_erasing, value=[124.0, 116.0, 104.0]))
+    return v2.Compose(steps)
+
+
+def eval_transform(img_size: int, crop_ratio: float) -> v2.Transform:
+    """uint8 ``(3, H, W)`` -> the centre, uint8 ``(3, img_size, img_size)``, of a picture whose shorter side is scaled first."""
+    return v2.Compose(
+        [
+            v2.Resize(round(img_size / crop_ratio), antialias=True),  # bilinear
+            v2.CenterCrop(img_size),
+        ]
+    )
+
+
+class MixPairs:
+    """Mixup and cutmix of neighbours in a batch, by torchvision's own transforms, on uint8 pictures.
+
+    The samples 2k and 2k+1 of a batch are mixed with each other. Neighbours, and the ratio, follow from
+    (seed, index, epoch) by way of the epoch's order: a worker, its number or a resumed run changes nothing.
+
+    Args:
+        augment: its ``mixup``, ``cutmix`` and ``mix_probability``.
+        num_classes: classes of the data.
+        seed: of the run.
+    """
+
+    def __init__(self, augment: Augment, num_classes: int, seed: int) -> None:
+        kinds: list[v2.Transform] = []
+        if augment.mixup:
+            kinds.append(v2.MixUp(alpha=augment.mixup, num_classes=num_classes))
+        if augment.cutmix:
+            kinds.append(v2.CutMix(alpha=augment.cutmix, num_classes=num_classes))
+        self.mix = v2.RandomApply([v2.RandomChoice(kinds)], augment.mix_probability) if kinds else None
+        self.num_classes, self.seed = num_classes, seed
+
+    def __call__(self, images: Tensor, targets: Tensor, keys: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        """uint8 ``(N, 3, H, W)``, ids ``(N,)``, (index, epoch) each -> mixed uint8, probabilities ``(N, C)``."""
+        if self.mix is None:
+            return images, targets
+        soft = torch.nn.functional.one_hot(targets, self.num_classes).float()
+        mixed = images.clone()
+        for i in range(0, len(images) - 1, 2):
+            with seeded(self.seed, *keys[i], 1):
+                pair, labels = self.mix(tvf.to_dtype(images[i : i + 2], torch.float32), targets[i : i + 2])
+            mixed[i : i + 2] = pair.round().clamp(0, 255).to(torch.uint8)
+            soft[i : i + 2] = labels if labels.ndim == 2 else soft[i : i + 2]
+        return mixed, soft

@@ -1,0 +1,59 @@
+"""The student alone: weights that plain timm loads."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from kd.models import Preprocess
+from kd.module import DistillationModule
+
+
+def student_metadata(module: DistillationModule) -> dict[str, str]:
+    """What one needs to use the weights, as safetensors metadata: architecture, arguments, input, classes."""
+    spec, want = module.student_spec, module.student_input
+    arguments: dict[str, Any] = {"num_classes": len(module.data_info.classes), **spec.kwargs}
+    if spec.img_size is not None:
+        arguments["img_size"] = spec.img_size
+    content = {
+        "kwargs": arguments,
+        "img_size": want.img_size,
+        "mean": want.mean,
+        "std": want.std,
+        "classes": module.data_info.classes,
+    }
+    return {"arch": spec.arch, **{key: json.dumps(value) for key, value in content.items()}}
+
+
+def save_student(module: DistillationModule, path: Path, checkpoint: Path | None = None) -> None:
+    """Writes ``student.safetensors``: ``timm.create_model(arch, **kwargs)`` + ``load_state_dict``, no ``kd`` needed.
+
+    Args:
+        module: the trained module.
+        path: the file to write; replaced in one step.
+        checkpoint: take the weights from this training checkpoint instead of the module's present ones.
+    """
+    student: nn.Module = module.final_student
+    state = student.state_dict()
+    if checkpoint is not None:
+        saved = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+        prefix = "student_ema.module." if module.student_ema is not None else "student."
+        state = {key: saved[prefix + key] for key in state}
+    part = path.with_suffix(".part")
+    save_file({k: v.detach().cpu().contiguous() for k, v in state.items()}, part, student_metadata(module))
+    part.replace(path)
+
+
+def load_student(path: Path) -> tuple[nn.Module, Preprocess, list[str]]:
+    """Reads ``student.safetensors``: the model in eval mode, its input, its class names."""
+    with safe_open(path, framework="pt") as opened:
+        meta = opened.metadata()
+    model = timm.create_model(meta["arch"], **json.loads(meta["kwargs"]))
+    model.load_state_dict(load_file(path))
+    preprocess = Preprocess(json.loads(meta["img_size"]), json.loads(meta["mean"]), json.loads(meta["std"]))
+    return model.eval(), preprocess, json.loads(meta["classes"])

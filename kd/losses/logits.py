@@ -1,0 +1,29 @@
+"""Losses over logits."""
+
+from torch import Tensor
+
+from kd.losses.base import LogitLoss
+from kd.losses.functional import kd_loss
+
+
+class KDLoss(LogitLoss):
+    """Hinton's knowledge distillation, see :func:`kd.losses.functional.kd_loss`.
+
+    Args:
+        temperature: softens both distributions, > 0. The paper uses 1 to 20.
+        weight: factor in the total loss.
+
+    >>> import torch
+    >>> KDLoss(temperature=2.0)(torch.zeros(4, 10), torch.zeros(4, 10), torch.zeros(4, dtype=torch.long))
+    tensor(0.)
+    """
+
+    def __init__(self, temperature: float = 4.0, weight: float = 1.0) -> None:
+        super().__init__(weight)
+        if not temperature > 0:
+            raise ValueError(f"temperature must be > 0, got {temperature}")
+        self.temperature = temperature
+
+    def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
+        """``(N, C)``, ``(N, C)``, unused -> scalar."""
+        return kd_loss(student_logits, teacher_logits, self.temperature)

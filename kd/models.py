@@ -1,0 +1,285 @@
+"""Teacher and student models: any timm model by name, checkpoints of several kinds, each model's own input."""
+
+import difflib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors import safe_open
+from timm.models import load_state_dict as read_timm_state_dict
+from torch import Tensor, nn
+from torchvision.transforms.v2 import functional as tvf
+
+from kd.errors import UserError
+
+Images = Tensor  # uint8, (N, 3, H, W)
+
+
+@dataclass
+class ModelSpec:
+    """A model: a timm architecture and where its weights come from.
+
+    Attributes:
+        arch: a timm model name.
+        img_size: side of its square input in pixels; default: the architecture's own.
+        pretrained: load timm's pre-trained weights (downloads them).
+        checkpoint: a safetensors, ``.pth`` or ``.ckpt`` file, or a run folder of ours.
+        kwargs: further arguments of ``timm.create_model`` (``patch_size``, ``depth``, ``drop_path_rate``, ...).
+    """
+
+    arch: str
+    img_size: int | None = None
+    pretrained: bool = False
+    checkpoint: str | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class TeacherSpec(ModelSpec):
+    """The teacher's model.
+
+    Attributes:
+        recipe: without a checkpoint and not pre-trained: the recipe that trains this teacher first.
+    """
+
+    recipe: str | None = None
+
+
+@dataclass
+class StudentSpec(ModelSpec):
+    """The student's model.
+
+    Attributes:
+        inherit: start from the teacher's own layers, cut down to the student's size (:mod:`kd.inherit`).
+    """
+
+    inherit: bool = False
+
+
+class Preprocess:
+    """uint8 pictures -> one model's float input: resized to its size and normalised its way, on their device.
+
+    Args:
+        img_size: side of the square input in pixels.
+        mean: per channel, of values in 0..1.
+        std: likewise.
+    """
+
+    def __init__(self, img_size: int, mean: Sequence[float], std: Sequence[float]) -> None:
+        self.img_size = img_size
+        self.mean, self.std = tuple(mean), tuple(std)
+
+    def __call__(self, images: Images) -> Tensor:
+        """uint8 ``(N, 3, H, W)`` -> float32 ``(N, 3, img_size, img_size)``."""
+        if images.shape[-2:] != (self.img_size, self.img_size):
+            images = tvf.resize(images, [self.img_size, self.img_size], antialias=True)
+        return tvf.normalize(tvf.to_dtype(images, torch.float32, scale=True), self.mean, self.std)
+
+
+def preprocess_for(model: nn.Module, img_size: int | None) -> Preprocess:
+    """The input that ``model`` wants, by its timm configuration, at ``img_size`` where given."""
+    config = timm.data.resolve_model_data_config(model)
+    return Preprocess(img_size or config["input_size"][-1], config["mean"], config["std"])
+
+
+def build_model(
+    spec: ModelSpec, num_classes: int, key: str, classes: Sequence[str] = (), head: bool = False
+) -> nn.Module:
+    """Builds a timm model and loads its weights.
+
+    Args:
+        spec: what to build.
+        num_classes: classes of the data.
+        key: the configuration key of ``spec`` (``model.teacher``), named in errors.
+        classes: names of the data's classes, compared with the checkpoint's where it has them.
+        head: the checkpoint must hold a classifier too (a teacher's must; a student may bring a backbone alone).
+
+    Raises:
+        UserError: an unknown architecture, an unusable argument, or a checkpoint that does not fit.
+    """
+    check_arch(spec.arch, key)
+    if spec.pretrained and not spec.checkpoint and head:
+        _check_pretrained_classes(spec, num_classes, key)
+    kwargs = dict(spec.kwargs)
+    if spec.img_size is not None:
+        kwargs["img_size"] = spec.img_size
+    try:
+        model = timm.create_model(
+            spec.arch, pretrained=spec.pretrained and not spec.checkpoint, num_classes=num_classes, **kwargs
+        )
+    except TypeError as error:
+        if "img_size" not in str(error):
+            raise UserError(f"{key}: {spec.arch} can't be built: {error}") from error
+        kwargs.pop("img_size")  # convolutional models take any size and no such argument
+        model = timm.create_model(spec.arch, pretrained=spec.pretrained, num_classes=num_classes, **kwargs)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"{key}: {spec.arch} can't be built: {str(error).splitlines()[0]}") from error
+    except OSError as error:
+        raise UserError(f"{key}.pretrained: no weights for {spec.arch}: {str(error).splitlines()[0]}") from error
+    if spec.checkpoint:
+        load_checkpoint(model, Path(spec.checkpoint), f"{key}.checkpoint", classes, head)
+    return model
+
+
+def check_arch(arch: str, key: str) -> None:
+    """Raises a UserError with the nearest name when timm has no model ``arch``."""
+    if timm.is_model(arch):
+        return
+    near = difflib.get_close_matches(arch, timm.list_models(), 1, 0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    raise UserError(f"{key}.arch: timm has no model '{arch}'{hint}")
+
+
+def _check_pretrained_classes(spec: ModelSpec, num_classes: int, key: str) -> None:
+    config = timm.get_pretrained_cfg(spec.arch)
+    own = config.num_classes if config else None
+    if own is not None and own != num_classes:
+        raise UserError(
+            f"{key}.pretrained: timm's {spec.arch} names {own} classes, the data has {num_classes}; "
+            f"fine-tune it first and give {key}.checkpoint"
+        )
+
+
+def load_checkpoint(model: nn.Module, path: Path, key: str, classes: Sequence[str] = (), head: bool = False) -> None:
+    """Loads weights into ``model``; position embeddings of another size are resampled by timm.
+
+    Never executes code from the file (safetensors, or ``torch.load(weights_only=True)``).
+
+    Raises:
+        UserError: no such file, not a checkpoint, or tensors that do not fit (the first ones are named).
+    """
+    file, state, names = read_checkpoint(path, key)
+    state = _in_the_models_layout(state, model)
+    expected = model.state_dict()
+    classifier = str(getattr(model, "pretrained_cfg", {}).get("classifier") or "head")
+    of_head = [k for k in expected if k.startswith(f"{classifier}.")]
+    weight = f"{classifier}.weight"
+    if weight in state and weight in expected and len(state[weight]) != len(expected[weight]):
+        raise UserError(f"{key}: {file} names {len(state[weight])} classes, the data has {len(expected[weight])}")
+    if names and classes and list(names) != list(classes):
+        i = next(
+            (i for i, (a, b) in enumerate(zip(names, classes, strict=False)) if a != b),
+            min(len(names), len(classes)),
+        )
+        raise UserError(
+            f"{key}: {file} was trained on other classes: class {i} is {names[i]!r} there, {classes[i]!r} in the data"
+        )
+    wrong = [
+        f"{k} is {tuple(state[k].shape)} there, {tuple(v.shape)} here"
+        for k, v in expected.items()
+        if k in state and state[k].shape != v.shape
+    ]
+    wrong += [f"{k} is missing" for k in expected if k not in state and (head or k not in of_head)]
+    wrong += [f"{k} is not in the model" for k in state if k not in expected]
+    if wrong:
+        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+        raise UserError(f"{key}: {file} does not fit: {'; '.join(wrong[:3])}{more}")
+    model.load_state_dict({k: v.to(expected[k].dtype) for k, v in state.items()}, strict=False)
+
+
+def read_checkpoint(path: Path, key: str) -> tuple[Path, dict[str, Tensor], list[str]]:
+    """Reads a weights file or the student of a run folder.
+
+    Returns:
+        The file read, its state dict, and the class names it was trained on (empty where it does not say).
+
+    Raises:
+        UserError: no such file, or not a readable checkpoint.
+    """
+    file = path / "student.safetensors" if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"{key}: there is no {file}")
+    try:
+        state = read_timm_state_dict(str(file))
+        names = _class_names(file)
+    except Exception as error:  # whatever a damaged or foreign file makes the readers raise
+        raise UserError(
+            f"{key}: {file} is not a readable checkpoint ({type(error).__name__}: {_first_line(error)})"
+        ) from error
+    if not state or not all(isinstance(v, Tensor) for v in state.values()):
+        raise UserError(f"{key}: {file} holds no state dict of tensors")
+    students = {k.removeprefix("student."): v for k, v in state.items() if k.startswith("student.")}
+    return file, students or state, names  # a training checkpoint of ours holds more than the student
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:160]
+
+
+def _class_names(file: Path) -> list[str]:
+    if file.suffix != ".safetensors":
+        return []
+    with safe_open(file, framework="pt") as opened:
+        return json.loads((opened.metadata() or {}).get("classes", "[]"))
+
+
+def _in_the_models_layout(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Applies the architecture's own checkpoint filter (timm keeps it beside the model class)."""
+    convert: Callable[..., dict[str, Tensor]] | None = getattr(
+        sys.modules[type(model).__module__], "checkpoint_filter_fn", None
+    )
+    if convert is None or (
+        state.keys() == model.state_dict().keys()
+        and all(v.shape == state[k].shape for k, v in model.state_dict().items())
+    ):
+        return state
+    try:
+        return convert(state, model)
+    except Exception:  # a file of another architecture: the comparison of keys and shapes says it better
+        return state
+
+
+@dataclass
+class TapSpec:
+    """Which layer of each model a feature loss looks at, by module path (``blocks.11``, ``norm``).
+
+    Attributes:
+        student: path below the student.
+        teacher: path below the teacher.
+    """
+
+    student: str
+    teacher: str
+
+
+class Taps:
+    """Catches the outputs of some layers during a forward.
+
+    Args:
+        model: the model.
+        paths: module paths below it.
+        key: the configuration key, named in errors.
+
+    Raises:
+        UserError: the model has no such layer.
+    """
+
+    def __init__(self, model: nn.Module, paths: Sequence[str], key: str) -> None:
+        layers = dict(model.named_modules())
+        self._caught: dict[str, Tensor] = {}
+        for path in paths:
+            if path not in layers:
+                near = difflib.get_close_matches(path, layers, 3, 0.5)
+                raise UserError(f"{key}: no layer '{path}'{'; near: ' + ', '.join(near) if near else ''}")
+            layers[path].register_forward_hook(self._catch(path))
+
+    def _catch(self, path: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+            self._caught[path] = output
+
+        return hook
+
+    def pop(self) -> dict[str, Tensor]:
+        """The outputs of the last forward by path; nothing of them is kept here."""
+        caught, self._caught = self._caught, {}
+        return caught
+
+
+def count_parameters(model: nn.Module) -> int:
+    """The number of parameters, trainable or not."""
+    return sum(p.numel() for p in model.parameters())

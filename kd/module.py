@@ -1,0 +1,261 @@
+"""The LightningModule: a frozen teacher, a trainable student, a task and distillation losses."""
+
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule
+from pytorch_lightning.utilities.types import OptimizerLRScheduler
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from kd.data.datamodule import Batch, DataInfo
+from kd.errors import UserError
+from kd.losses import DistillLoss, FeatureLoss
+from kd.models import StudentSpec, Taps, TapSpec, TeacherSpec, build_model, preprocess_for
+from kd.optim import OptimSpec, build_optimizer, build_schedule
+from kd.tasks import Classification
+from kd.teacher import Teacher
+
+INHERIT_PICTURES = 256  # pictures whose activations guide kd.inherit: more changed nothing, fewer were noisier
+
+
+class DistillationModule(LightningModule):
+    """Trains a student from labels and from a teacher's answers.
+
+    The total is ``task_loss_weight * task_loss + sum(loss.weight * loss)``; each term is logged unweighted under its
+    own name (``train/task_loss``, ``train/<name>_loss``), the total as ``train/loss``.
+
+    Args:
+        data: classes and sizes of the data.
+        student: the model to train.
+        teacher: the model to learn from; without one the student learns from labels alone.
+        task: what the labels mean.
+        task_loss_weight: weight of the task's own loss, >= 0.
+        distill_losses: distillation losses by name, each with its weight.
+        taps: the layers that a feature loss of the same name looks at.
+        ema_decay: keep an exponential moving average of the student, validate and export that.
+        optim: optimizer and schedule.
+
+    Raises:
+        ValueError: weights that leave nothing to learn from.
+        UserError: models or checkpoints that do not fit.
+    """
+
+    def __init__(
+        self,
+        data: DataInfo,
+        student: StudentSpec,
+        teacher: TeacherSpec | None = None,
+        task: Classification | None = None,
+        task_loss_weight: float = 1.0,
+        distill_losses: dict[str, DistillLoss] | None = None,
+        taps: dict[str, TapSpec] | None = None,
+        ema_decay: float | None = None,
+        optim: OptimSpec | None = None,
+    ) -> None:
+        super().__init__()
+        losses = distill_losses or {}
+        if not task_loss_weight >= 0:
+            raise ValueError(f"task_loss_weight must be >= 0, got {task_loss_weight}")
+        if task_loss_weight == 0 and not any(loss.weight for loss in losses.values()):
+            raise UserError("model.task_loss_weight: all loss weights are 0, there is nothing to learn from")
+        if losses and teacher is None:
+            raise UserError(
+                f"model.teacher: the distillation losses {', '.join(losses)} need one (or config=no_teacher)"
+            )
+        if ema_decay is not None and not 0 < ema_decay < 1:
+            raise ValueError(f"ema_decay must be > 0 and < 1, got {ema_decay}")
+        self.data_info, self.student_spec, self.optim_spec = data, student, optim or OptimSpec()
+        self.task_loss_weight = task_loss_weight
+        self.task = task or Classification()
+        self.task.build(len(data.classes))
+
+        self.student = build_model(student, len(data.classes), "model.student", data.classes)
+        self.student.train()  # Lightning leaves modes as it finds them
+        self.student_input = preprocess_for(self.student, student.img_size)
+        self.student_ema = ModelEmaV3(self.student, decay=ema_decay) if ema_decay else None
+
+        object.__setattr__(self, "teacher", Teacher(teacher, len(data.classes), data.classes) if teacher else None)
+        self.teacher: Teacher | None
+        self.teacher_identity = self.teacher.identity() if self.teacher else {}
+        self.teacher_predictions: Tensor | None = None  # class ids by validation index, from the preflight
+
+        self.distill_losses = nn.ModuleDict(losses)
+        self._build_feature_losses(taps or {})
+
+    # -- feature losses ----------------------------------------------------------------------------------------------
+
+    def _build_feature_losses(self, taps: dict[str, TapSpec]) -> None:
+        wanted = [name for name, loss in self.distill_losses.items() if isinstance(loss, FeatureLoss)]
+        for name in wanted:
+            if name not in taps:
+                raise UserError(f"model.taps.{name}: the loss {name} needs the layers to look at (student, teacher)")
+        for name in taps:
+            if name not in wanted:
+                raise UserError(f"model.taps.{name}: there is no feature loss '{name}'")
+        self._tap_paths = taps
+        self._student_taps = Taps(self.student, [t.student for t in taps.values()], "model.taps")
+        if self.teacher is None or not wanted:
+            return
+        self._teacher_taps = Taps(self.teacher.model, [t.teacher for t in taps.values()], "model.taps")
+        student_shapes, teacher_shapes = self._tap_shapes(self.teacher)
+        for name in wanted:
+            loss = self.distill_losses[name]
+            assert isinstance(loss, FeatureLoss)
+            try:
+                loss.build(student_shapes[taps[name].student], teacher_shapes[taps[name].teacher])
+            except ValueError as error:
+                raise UserError(f"model.taps.{name}: {error}") from error
+
+    @torch.no_grad()
+    def _tap_shapes(self, teacher: Teacher) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+        size = self.student_input.img_size
+        pictures = torch.zeros(2, 3, size, size, dtype=torch.uint8)
+        self.student.eval()(self.student_input(pictures))
+        self.student.train()
+        teacher(pictures)
+        caught = self._student_taps.pop(), self._teacher_taps.pop()
+        student, teacher_ = ({k: tuple(v.shape) for k, v in taps.items()} for taps in caught)
+        return student, teacher_
+
+    # -- life cycle --------------------------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Starts the student from the teacher's layers where asked; puts the teacher on its device."""
+        trainer = self.trainer
+        if self.teacher is None:
+            if self.student_spec.inherit:
+                raise UserError("model.student.inherit: needs a model.teacher")
+            return
+        if stage == "fit" and self.student_spec.inherit and not trainer.ckpt_path:
+            self._inherit(self.teacher)
+        dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(str(trainer.precision), torch.float32)
+        self.teacher.to(trainer.strategy.root_device, dtype)
+
+    def _inherit(self, teacher: Teacher) -> None:
+        from kd.inherit import inherit
+
+        pictures = self.trainer.datamodule.sample_pictures(INHERIT_PICTURES)  # type: ignore[attr-defined]
+        try:
+            inherit(self.student, teacher.model, teacher.preprocess(pictures))
+        except ValueError as error:
+            raise UserError(f"model.student.inherit: {error}") from error
+        if self.student_ema is not None:
+            self.student_ema.set(self.student)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """AdamW (or as asked), sharded where asked, with warm-up and cosine stepped every optimizer step."""
+        scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        optimizer = build_optimizer([self.student, self.distill_losses], self.optim_spec, fused=not scaled)
+        total = int(self.trainer.estimated_stepping_batches)
+        per_epoch = self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
+        schedule = build_schedule(optimizer, self.optim_spec, total, per_epoch)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Seeds dropout and the like by (seed, step, rank): a resumed run draws what the uninterrupted one drew."""
+        seed = self.trainer.datamodule.seed  # type: ignore[attr-defined]
+        step = self.current_epoch * 1_000_003 + batch_idx
+        torch.manual_seed((seed * 7_919 + step) * 4_096 + self.global_rank)
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """One batch (see :data:`kd.data.datamodule.Batch`) -> the total loss, a scalar."""
+        images, target = batch["image"], batch["target"]
+        logits = self.student(self.student_input(images))
+        terms = self._distillation_terms(images, logits, target)
+        total = logits.new_zeros((), dtype=torch.float32)
+        if self.task_loss_weight:
+            terms["task"] = (self.task_loss_weight, self.task.loss(logits, target))
+        for name, (weight, value) in terms.items():
+            total = total + weight * value
+            self.log(f"train/{name}_loss", value.detach())
+        self.log("train/loss", total.detach())
+        return total
+
+    def _distillation_terms(self, images: Tensor, logits: Tensor, target: Tensor) -> dict[str, tuple[float, Tensor]]:
+        active = {name: loss for name, loss in self.distill_losses.items() if loss.weight}
+        student_features = self._student_taps.pop()
+        if not active or self.teacher is None:
+            return {}
+        teacher_logits = self.teacher(images)
+        teacher_features = self._teacher_taps.pop() if self._tap_paths else {}
+        terms = {}
+        for name, loss in active.items():
+            if isinstance(loss, FeatureLoss):
+                tap = self._tap_paths[name]
+                value = loss(student_features[tap.student], teacher_features[tap.teacher].float(), target)
+            else:
+                value = loss(logits, teacher_logits, target)
+            terms[name] = (loss.weight, value)
+        return terms
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clips as Lightning does, but also beside a fused optimizer, which Lightning refuses even without a scaler."""
+        scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        if scaled or gradient_clip_algorithm == "value" or not gradient_clip_val:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            return
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        torch.nn.utils.clip_grad_norm_(parameters, gradient_clip_val)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Steps, then moves the average."""
+        super().optimizer_step(*args, **kwargs)
+        if self.student_ema is not None:
+            self.student_ema.update(self.student)
+
+    # -- validation --------------------------------------------------------------------------------------------------
+
+    @property
+    def final_student(self) -> nn.Module:
+        """The weights that are validated and exported: the average where there is one."""
+        return self.student_ema.module if self.student_ema is not None else self.student
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Adds one batch to the task's metrics; padding (index -1) is left out."""
+        real = batch["index"] >= 0
+        images, target, index = (batch[k][real] for k in ("image", "target", "index"))
+        if not len(images):
+            return
+        logits = self.final_student(self.student_input(images))
+        self._student_taps.pop()
+        self.task.update(logits, target, self._teacher_prediction(images, index))
+
+    def _teacher_prediction(self, images: Tensor, index: Tensor) -> Tensor | None:
+        if self.teacher is None:
+            return None
+        if self.teacher_predictions is not None:
+            return self.teacher_predictions[index]
+        prediction = self.teacher(images).argmax(1)
+        if self._tap_paths:
+            self._teacher_taps.pop()
+        return prediction
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs ``val/acc1``, ``val/acc5`` and ``val/agreement`` over all processes."""
+        self.log_dict({f"val/{name}": value for name, value in self.task.compute().items()})
+        self.task.reset()
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Stores who the teacher was (its weights stay out)."""
+        checkpoint["kd_teacher"] = self.teacher_identity
+        checkpoint["kd_classes"] = list(self.data_info.classes)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuses to go on with another teacher or other classes."""
+        for key, now in (("kd_teacher", self.teacher_identity), ("kd_classes", list(self.data_info.classes))):
+            before = checkpoint.get(key, now)
+            if before != now:
+                raise UserError(
+                    f"resume: the checkpoint was made with another {key.removeprefix('kd_')} ({before}, now {now})"
+                )

@@ -1,0 +1,104 @@
+"""Optimizer and learning-rate schedule."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from timm.optim import get_optimizer_class, list_optimizers, param_groups_weight_decay
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from kd.errors import UserError
+
+
+@dataclass
+class OptimSpec:
+    """How the student is optimized.
+
+    Attributes:
+        name: a timm optimizer name (``adamw``, ``sgd``, ``lamb``, ...).
+        lr: peak learning rate.
+        weight_decay: on weights alone; norms, biases, position embeddings and class tokens get none.
+        warmup_epochs: linear warm-up, in epochs (fractions allowed).
+        min_lr_ratio: the cosine's end, as a share of ``lr``.
+        zero: shard the optimizer's state over the processes (ZeroRedundancyOptimizer).
+        kwargs: further arguments of the optimizer (``betas``, ``momentum``, ...).
+    """
+
+    name: str = "adamw"
+    lr: float = 5e-4
+    weight_decay: float = 0.05
+    warmup_epochs: float = 1.0
+    min_lr_ratio: float = 0.01
+    zero: bool = False
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.name not in list_optimizers():
+            raise ValueError(f"name must be one of timm's optimizers, got '{self.name}'")
+        for key, low in (("lr", 0.0), ("weight_decay", 0.0), ("warmup_epochs", 0.0), ("min_lr_ratio", 0.0)):
+            if not getattr(self, key) >= low:
+                raise ValueError(f"{key} must be >= {low:g}, got {getattr(self, key)}")
+
+
+def parameter_groups(modules: Iterable[nn.Module], weight_decay: float) -> list[dict[str, Any]]:
+    """Trainable parameters in two groups, with and without weight decay (timm's rule)."""
+    groups = [
+        group
+        for module in modules
+        for group in param_groups_weight_decay(module, weight_decay, getattr(module, "no_weight_decay", set)())
+    ]
+    decays = sorted({group["weight_decay"] for group in groups})
+    merged = [
+        {"params": [p for g in groups if g["weight_decay"] == d for p in g["params"]], "weight_decay": d}
+        for d in decays
+    ]
+    return [group for group in merged if group["params"]]
+
+
+def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool = True) -> Optimizer:
+    """The optimizer over all trainable parameters of ``modules``.
+
+    Args:
+        modules: what to train.
+        spec: how.
+        fused: use torch's fused step where the optimizer has one.
+
+    Raises:
+        UserError: ``optim.zero`` without a process group, or arguments that the optimizer refuses.
+    """
+    groups = parameter_groups(modules, spec.weight_decay)
+    kind = get_optimizer_class(spec.name, bind_defaults=False)
+    kwargs: dict[str, Any] = {"lr": spec.lr, **spec.kwargs}
+    if kind in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD):
+        kwargs.setdefault("fused", fused)
+    try:
+        if not spec.zero:
+            return kind(groups, **kwargs)
+        if not torch.distributed.is_initialized():
+            raise UserError("optim.zero: needs several processes, for example config=ddp_2cpu")
+        return ZeroRedundancyOptimizer(groups, optimizer_class=kind, parameters_as_bucket_view=True, **kwargs)
+    except TypeError as error:
+        raise UserError(f"optim.kwargs: {spec.name}: {error}") from error
+
+
+def warmup_cosine(step: int, warmup_steps: int, total_steps: int, min_ratio: float) -> float:
+    """Factor of the learning rate at ``step`` (from 0): linear warm-up, then a cosine down to ``min_ratio``.
+
+    >>> [round(warmup_cosine(s, 2, 6, 0.0), 3) for s in range(7)]
+    [0.5, 1.0, 1.0, 0.854, 0.5, 0.146, 0.0]
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+    return min_ratio + (1 - min_ratio) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def build_schedule(optimizer: Optimizer, spec: OptimSpec, total_steps: int, steps_per_epoch: float) -> LambdaLR:
+    """Warm-up and cosine over the whole run, stepped once an optimizer step."""
+    warmup = min(round(spec.warmup_epochs * steps_per_epoch), max(0, total_steps - 1))
+    return LambdaLR(optimizer, lambda step: warmup_cosine(step, warmup, total_steps, spec.min_lr_ratio))

@@ -1,0 +1,1 @@
+"""Process groups and sharding that Lightning does not have."""
