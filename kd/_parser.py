@@ -1,6 +1,7 @@
 """The typed configuration: LightningCLI with our keys. The only file that knows jsonargparse."""
 
 import difflib
+import inspect
 import logging
 import re
 import warnings
@@ -16,6 +17,7 @@ from lightning_fabric.utilities.seed import seed_everything
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from kd.callbacks.preemption import Preemption
 from kd.callbacks.preflight import Preflight
@@ -24,10 +26,13 @@ from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.summary import Summary
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import ImageFolder, Source
+from kd.data.transforms import Augment
 from kd.errors import UserError
 from kd.losses import FeatureLoss, LogitLoss
+from kd.models import StudentSpec, TapSpec, TeacherSpec
 from kd.module import DistillationModule
 from kd.optim import OptimSpec
+from kd.tasks import Classification
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "logger": False,  # RunFolder adds metrics.csv; others by trainer.logger
@@ -69,7 +74,7 @@ def known_keys(parser: LightningArgumentParser) -> Iterator[str]:
 
 def one_line(message: str, keys: list[str]) -> str:
     """jsonargparse's message, which can be a paragraph, in one line that starts with the key."""
-    text = " ".join(message.split())
+    text = re.sub(r" Given value type: .*$", "", " ".join(message.split()))
     unknown = re.search(r"unrecognized arguments: --([\w.+-]+)|[Kk]ey ['\"]([\w.+-]+)['\"] is not expected", text, re.I)
     if unknown:
         key = unknown.group(1) or unknown.group(2)
@@ -79,16 +84,29 @@ def one_line(message: str, keys: list[str]) -> str:
     key = text.split(":", 1)[0]
     reasons = [r for r in re.split(r"(?:Errors:)? - ", text)[1:] if "NoneType" not in r and "Expected a path" not in r]
     if reasons:
-        text = f"{key}: {reasons[-1]}"
+        text = f"{key}: {reasons[-1]}" if re.fullmatch(r"[\w.]+", key) else reasons[-1]
     wrong_class = re.search(r"Expected a dot import path string: (\S+)", text)
     if wrong_class:
         text = f"{key}: no class '{wrong_class.group(1)}'{_near_class(wrong_class.group(1))}"
+    option = re.search(r"Option '(\w+)' is not accepted", text)
+    if option:
+        near = difflib.get_close_matches(option.group(1), _argument_names(), 1, 0.6)
+        text = f"{key}: no option '{option.group(1)}'{f'; did you mean {near[0]!r}?' if near else ''}"
     return text if len(text) <= 300 else text[:297] + "..."
 
 
+def _our_classes() -> list[type]:
+    bases = (Source, ImageFolder, LogitLoss, FeatureLoss)
+    return [c for base in bases for c in base.__subclasses__()]
+
+
+def _argument_names() -> list[str]:
+    classes = [*_our_classes(), Augment, Classification, TeacherSpec, StudentSpec, TapSpec]
+    return sorted({name for c in classes for name in inspect.signature(c).parameters})
+
+
 def _near_class(name: str) -> str:
-    known = [c.__name__ for base in (Source, LogitLoss, FeatureLoss) for c in base.__subclasses__()]
-    known += [c.__name__ for c in ImageFolder.__subclasses__()]
+    known = [c.__name__ for c in _our_classes()]
     near = difflib.get_close_matches(name, known, 1, 0.5)
     return f"; did you mean '{near[0]}'?" if near else f" (ours: {', '.join(known)}; others by their class path)"
 
@@ -111,7 +129,7 @@ class KDCLI(LightningCLI):
                 save_config_callback=None,
                 trainer_defaults=TRAINER_DEFAULTS,
                 parser_class=Parser,
-                parser_kwargs={"parser_mode": "omegaconf+", "exit_on_error": False},
+                parser_kwargs={"parser_mode": "omegaconf+", "exit_on_error": False, "allow_abbrev": False},
                 args=args,
                 run=False,
                 auto_configure_optimizers=False,
@@ -141,7 +159,7 @@ class KDCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parses without a look at ``sys.argv`` (Lightning's own warns where both are there)."""
-        self.config: Namespace = parser.parse_args(args)
+        self.config: Namespace = parser.parse_args(list(args or []))
 
     def _set_seed(self) -> None:
         if self._instantiate:
@@ -155,10 +173,23 @@ class KDCLI(LightningCLI):
         self.precision_note = self._choose_precision()
         try:
             super().instantiate_classes()
-        except UserError:
-            raise
-        except ValueError as error:
-            raise UserError(self._with_key(str(error))) from error
+        except Exception as error:
+            raise self._told_by_key(error) from error
+
+    def _told_by_key(self, error: Exception) -> Exception:
+        """The user's mistake behind what jsonargparse wraps; any other error as it is."""
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, UserError):
+                return cause
+            cause = cause.__cause__ or cause.__context__
+        if not isinstance(error, (ValueError, MisconfigurationException)):
+            return error
+        message = one_line(str(error), [])
+        if isinstance(error, MisconfigurationException):
+            return UserError(f"trainer: {message}")
+        value = re.search(r"\w+ must be .*", message)
+        return UserError(self._with_key(value.group(0) if value else message))
 
     def _with_key(self, message: str) -> str:
         """Our constructors begin a ValueError with the argument's name: puts the whole key in its place."""
@@ -186,19 +217,16 @@ class KDCLI(LightningCLI):
         """The trainer with our callbacks and checkpoints."""
         config = self.config
         resume = Path(config.resume) if config.resume else None
-        self.folder = RunFolder(Path(config.runs_dir), config.recipe, self.as_yaml(), resume)
         preflight = Preflight(config.preflight)
-        self.summary = Summary(self.folder, preflight, config.recipe, config.seed)
         best = {"monitor": config.checkpoint.monitor, "mode": config.checkpoint.mode}
         where = resume.resolve() / "checkpoints" if resume else None
-        ours: list[Callback] = [
-            preflight,
-            self.folder,
-            Preemption(),
-            self.summary,
+        checkpoints = [
             ModelCheckpoint(where, "best", save_weights_only=True, enable_version_counter=False, **best),
             ModelCheckpoint(where, "last", save_on_train_epoch_end=True, enable_version_counter=False),
         ]
+        self.folder = RunFolder(Path(config.runs_dir), config.recipe, self.as_yaml(), checkpoints, resume)
+        self.summary = Summary(self.folder, preflight, config.recipe, config.seed)
+        ours: list[Callback] = [preflight, self.folder, Preemption(), self.summary, *checkpoints]
         if config.trainer.enable_progress_bar is not False:
             ours.append(Progress())
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": ours}
@@ -231,6 +259,6 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 def build_data(config: dict[str, Any]) -> DistillationDataModule:
     """The data module alone, from the ``data`` part of a resolved configuration."""
-    parser = Parser(parser_mode="omegaconf+", exit_on_error=False)
+    parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False)
     parser.add_class_arguments(DistillationDataModule, "data")
     return parser.instantiate_classes(parser.parse_object({"data": config})).data

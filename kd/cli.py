@@ -295,7 +295,8 @@ def _print_table(summary: dict[str, Any], folder: Path) -> None:
     for column in ("", "model", "parameters", "val acc1", "val acc5", "agreement"):
         table.add_column(column, justify="left" if column in ("", "model") else "right")
     student = summary["student"]
-    rows = [("teacher", summary["teacher"], (summary["teacher"] or {}).get("val"))] if summary["teacher"] else []
+    teacher = summary["teacher"]
+    rows: list[tuple[str, Any, Any]] = [("teacher", teacher, teacher["val"])] if teacher else []
     best = student["best_val"]
     rows += [("student, last epoch", student, student["val"])]
     rows += [(f"student, best epoch ({best['epoch']})", student, best)] if best else []

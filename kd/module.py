@@ -121,6 +121,10 @@ class DistillationModule(LightningModule):
 
     # -- life cycle --------------------------------------------------------------------------------------------------
 
+    @property
+    def _datamodule(self) -> Any:
+        return getattr(self.trainer, "datamodule", None)
+
     def setup(self, stage: str) -> None:
         """Starts the student from the teacher's layers where asked; puts the teacher on its device."""
         trainer = self.trainer
@@ -136,7 +140,7 @@ class DistillationModule(LightningModule):
     def _inherit(self, teacher: Teacher) -> None:
         from kd.inherit import inherit
 
-        pictures = self.trainer.datamodule.sample_pictures(INHERIT_PICTURES)  # type: ignore[attr-defined]
+        pictures = self._datamodule.sample_pictures(INHERIT_PICTURES)
         try:
             inherit(self.student, teacher.model, teacher.preprocess(pictures))
         except ValueError as error:
@@ -155,7 +159,7 @@ class DistillationModule(LightningModule):
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seeds dropout and the like by (seed, step, rank): a resumed run draws what the uninterrupted one drew."""
-        seed = self.trainer.datamodule.seed  # type: ignore[attr-defined]
+        seed = self._datamodule.seed
         step = self.current_epoch * 1_000_003 + batch_idx
         torch.manual_seed((seed * 7_919 + step) * 4_096 + self.global_rank)
 
@@ -176,7 +180,7 @@ class DistillationModule(LightningModule):
         return total
 
     def _distillation_terms(self, images: Tensor, logits: Tensor, target: Tensor) -> dict[str, tuple[float, Tensor]]:
-        active = {name: loss for name, loss in self.distill_losses.items() if loss.weight}
+        active: dict[str, Any] = {name: loss for name, loss in self.distill_losses.items() if loss.weight}
         student_features = self._student_taps.pop()
         if not active or self.teacher is None:
             return {}

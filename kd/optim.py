@@ -50,7 +50,9 @@ def parameter_groups(modules: Iterable[nn.Module], weight_decay: float) -> list[
     groups = [
         group
         for module in modules
-        for group in param_groups_weight_decay(module, weight_decay, getattr(module, "no_weight_decay", set)())
+        for group in param_groups_weight_decay(
+            module, weight_decay, no_weight_decay_list=getattr(module, "no_weight_decay", set)()
+        )
     ]
     decays = sorted({group["weight_decay"] for group in groups})
     merged = [
@@ -72,7 +74,7 @@ def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool =
         UserError: ``optim.zero`` without a process group, or arguments that the optimizer refuses.
     """
     groups = parameter_groups(modules, spec.weight_decay)
-    kind = get_optimizer_class(spec.name, bind_defaults=False)
+    kind: Any = get_optimizer_class(spec.name, bind_defaults=False)
     kwargs: dict[str, Any] = {"lr": spec.lr, **spec.kwargs}
     if kind in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD):
         kwargs.setdefault("fused", fused)

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import Callback, Trainer
 
 SYNC_EVERY = 10  # batches between two agreements of the ranks: each costs a collective
 
@@ -35,7 +35,7 @@ class Preemption(Callback):
         self._stop_after_epoch = False
         self._before: dict[int, Any] = {}
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Takes the signals over."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._before[number] = signal.signal(number, self._on_signal)
@@ -45,9 +45,7 @@ class Preemption(Callback):
             signal.default_int_handler(number, frame)
         self._received = number
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Saves and stops where a signal has come."""
         if trainer.world_size > 1 and (batch_idx + 1) % SYNC_EVERY and not trainer.is_last_batch:
             return
@@ -59,20 +57,20 @@ class Preemption(Callback):
         trainer.save_checkpoint(self._last(trainer))
         raise Preempted(self._received or signal.SIGTERM, self._last(trainer))
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Stops between two epochs."""
         if self._stop_after_epoch:
             raise Preempted(self._received or signal.SIGTERM, self._last(trainer))
 
     def _last(self, trainer: Trainer) -> Path:
-        last = next(c for c in trainer.checkpoint_callbacks if getattr(c, "filename", "") == "last")
-        return Path(str(last.dirpath)) / "last.ckpt"  # type: ignore[attr-defined]
+        last: Any = next(c for c in trainer.checkpoint_callbacks if getattr(c, "filename", "") == "last")
+        return Path(last.dirpath) / "last.ckpt"
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Gives the signals back."""
         self._restore()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         """Gives the signals back."""
         self._restore()
 

@@ -1,9 +1,10 @@
 """Looks at the teacher before the first step: a wrong one costs the whole run."""
 
 import math
+from typing import Any
 
 import torch
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import Callback, Trainer
 from torch import Tensor
 
 from kd._bar import bar
@@ -23,20 +24,20 @@ class Preflight(Callback):
         self.mode = mode
         self.teacher_val: dict[str, float] = {}
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Runs the teacher over this process's share of the validation set."""
         if pl_module.teacher is None:
             return
         predictions, counts, per_class = self._measure(trainer, pl_module)
-        pl_module.teacher_predictions = predictions.to(pl_module.device)  # type: ignore[assignment]
+        pl_module.teacher_predictions = predictions.to(pl_module.device)
         totals = torch.cat([counts, per_class]).to(pl_module.device)
-        totals = trainer.strategy.reduce(totals, reduce_op="sum").cpu()  # type: ignore[union-attr]
+        totals = trainer.strategy.reduce(totals, reduce_op="sum").cpu()
         right, in_top5, *classes = (int(n) for n in totals)
         self._judge(trainer, str(pl_module.teacher.spec.arch), right, in_top5, classes)
 
     @torch.no_grad()
-    def _measure(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Tensor, Tensor, Tensor]:
-        data = trainer.datamodule  # type: ignore[attr-defined]
+    def _measure(self, trainer: Trainer, pl_module: Any) -> tuple[Tensor, Tensor, Tensor]:
+        data = pl_module.trainer.datamodule
         predictions = torch.full((len(data.split("val").targets),), -1, dtype=torch.long)
         counts, per_class = torch.zeros(2), torch.zeros(len(data.source.classes))
         loader = data.val_dataloader()
@@ -49,7 +50,7 @@ class Preflight(Callback):
             real = batch["index"] >= 0
             if not real.any():
                 continue
-            logits = pl_module.teacher(batch["image"][real].to(pl_module.device)).cpu()  # type: ignore[operator]
+            logits = pl_module.teacher(batch["image"][real].to(pl_module.device)).cpu()
             target, top = batch["target"][real], logits.topk(min(5, logits.shape[1]), dim=1).indices
             predictions[batch["index"][real]] = top[:, 0]
             hits = top == target[:, None]

@@ -2,8 +2,9 @@
 
 import sys
 import time
+from typing import Any
 
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import Callback, Trainer
 from tqdm import tqdm
 
 
@@ -14,11 +15,11 @@ class Progress(Callback):
         self._bar: tqdm | None = None
         self._quiet_until = 0.0
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Opens the bar on rank 0."""
         if not trainer.is_global_zero:
             return
-        per_step = trainer.datamodule.batch_size * trainer.world_size  # type: ignore[attr-defined]
+        per_step = pl_module.trainer.datamodule.batch_size * trainer.world_size
         steps = (
             trainer.max_epochs * trainer.num_training_batches if trainer.max_epochs and trainer.max_epochs > 0 else 0
         )
@@ -32,22 +33,22 @@ class Progress(Callback):
             bar_format="{desc} {percentage:3.0f}%|{bar}| {rate_noinv_fmt}, {remaining} left{postfix}",
         )  # fmt: skip
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Names the epoch."""
         if self._bar is not None:
             of = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
             self._bar.set_description_str(f"epoch {trainer.current_epoch + 1}{of}", refresh=False)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: object) -> None:
         """Moves the bar; reads the loss (which waits for the device) only when the bar is about to be drawn."""
         if self._bar is None:
             return
         if time.monotonic() > self._quiet_until and "train/loss" in trainer.callback_metrics:
             self._quiet_until = time.monotonic() + self._bar.mininterval
             self._bar.set_postfix_str(f"loss {trainer.callback_metrics['train/loss']:.3f}", refresh=False)
-        self._bar.update(trainer.datamodule.batch_size * trainer.world_size)  # type: ignore[attr-defined]
+        self._bar.update(pl_module.trainer.datamodule.batch_size * trainer.world_size)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """One line with the validation metrics."""
         if self._bar is None or trainer.sanity_checking:
             return
@@ -56,11 +57,11 @@ class Progress(Callback):
         loss = f"train/loss {metrics['train/loss']:.3f}  " if "train/loss" in metrics else ""
         self._bar.write(f"epoch {trainer.current_epoch + 1:>3}  {loss}{'  '.join(values)}", file=sys.stderr)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Closes the bar."""
         self._close()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         """Closes the bar, so that the message stands on a line of its own."""
         self._close()
 

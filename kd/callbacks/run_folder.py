@@ -1,11 +1,13 @@
 """The run's folder: ``<runs_dir>/<recipe>/<version>/`` with config, metrics and checkpoints."""
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from lightning_fabric.loggers.csv_logs import _ExperimentWriter
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loggers.logger import rank_zero_experiment
@@ -21,17 +23,17 @@ class MetricsCSV(CSVLogger):
 
     @property
     @rank_zero_experiment
-    def experiment(self) -> _ExperimentWriter:  # type: ignore[override]
+    def experiment(self) -> _ExperimentWriter:
         """The writer of the file."""
         if self._experiment is None:
             file = Path(self.log_dir, _ExperimentWriter.NAME_METRICS_FILE)
             earlier = file.read_text() if file.is_file() else ""
             file.unlink(missing_ok=True)
-            self._experiment = _ExperimentWriter(log_dir=self.log_dir)  # type: ignore[assignment]
+            self._experiment = _ExperimentWriter(log_dir=self.log_dir)
             if earlier:
                 file.write_text(earlier)
-                self._experiment.metrics_keys = earlier.splitlines()[0].split(",")  # type: ignore[union-attr]
-        return self._experiment  # type: ignore[return-value]
+                self._experiment.metrics_keys = earlier.splitlines()[0].split(",")
+        return self._experiment
 
     def log_hyperparams(self, params: object = None, *args: object, **kwargs: object) -> None:
         """Nothing: ``config.yaml`` holds the settings."""
@@ -44,14 +46,22 @@ class RunFolder(Callback):
         runs_dir: folder of all runs.
         recipe: the recipe's name.
         config: the resolved configuration, YAML.
+        checkpoints: the callbacks that write below it.
         resume: the folder of the run to go on with.
     """
 
-    def __init__(self, runs_dir: Path, recipe: str, config: str, resume: Path | None = None) -> None:
-        self.parent, self.config, self.resume = runs_dir / recipe, config, resume
+    def __init__(
+        self,
+        runs_dir: Path,
+        recipe: str,
+        config: str,
+        checkpoints: Sequence[ModelCheckpoint],
+        resume: Path | None = None,
+    ) -> None:
+        self.parent, self.config, self.checkpoints, self.resume = runs_dir / recipe, config, checkpoints, resume
         self.path: Path | None = None
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Rank 0 makes the folder, all ranks learn its name."""
         problem = ""
         if trainer.is_global_zero:
@@ -65,9 +75,8 @@ class RunFolder(Callback):
         if problem:
             raise UserError(problem)
         assert self.path is not None
-        for callback in trainer.checkpoint_callbacks:
-            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
-                callback.dirpath = os.path.realpath(self.path / "checkpoints")
+        for checkpoint in self.checkpoints:  # their own setup has taken Lightning's default folder
+            checkpoint.dirpath = os.path.realpath(self.path / "checkpoints")
         trainer.loggers = [*trainer.loggers, MetricsCSV(self.path)]
 
     def _claim(self) -> Path:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 import kd
@@ -45,18 +45,18 @@ class Summary(Callback):
     _final: dict[str, float] = field(default_factory=dict)
     _best: dict[str, float] = field(default_factory=dict)
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         """The first step of an epoch includes the loader's start."""
         self._last_step = None
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: object) -> None:
         """Host clock between two steps' ends: no wait for the device."""
         now = time.perf_counter()
         if self._last_step is not None:
             self._steps_ms.append(1000 * (now - self._last_step))
         self._last_step = now
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Keeps the newest and the best validation metrics."""
         if trainer.sanity_checking:
             return
@@ -64,7 +64,7 @@ class Summary(Callback):
             k.removeprefix("val/"): float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val/")
         }
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Remembers the best epoch's metrics, by the metric that the best checkpoint goes by."""
         best = best_checkpoint(trainer)
         name = str(best.monitor).removeprefix("val/") if best else ""
@@ -76,11 +76,11 @@ class Summary(Callback):
         if better:
             self._best = {**self._final, "epoch": trainer.current_epoch + 1}
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Writes the summary of a run that ended well."""
         self.write(trainer, pl_module, "done")
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         """Writes the summary of a run that did not, with the reason; the traceback goes to ``error.txt``."""
         stopped = isinstance(exception, (Preempted, KeyboardInterrupt))
         self.write(trainer, pl_module, "interrupted" if stopped else "failed", exception)
@@ -96,9 +96,7 @@ class Summary(Callback):
         """Takes it back."""
         self._best = state_dict["best"]
 
-    def write(
-        self, trainer: Trainer, pl_module: LightningModule, status: str, error: BaseException | None = None
-    ) -> None:
+    def write(self, trainer: Trainer, pl_module: Any, status: str, error: BaseException | None = None) -> None:
         """Writes ``summary.json`` on rank 0, if the run has a folder already."""
         if self.folder.path is None or not trainer.is_global_zero:
             return
@@ -107,8 +105,8 @@ class Summary(Callback):
             self.content["error"] = f"{type(error).__name__}: {error}"
         (self.folder.path / "summary.json").write_text(json.dumps(self.content, indent=2) + "\n")
 
-    def _content(self, trainer: Trainer, pl_module: LightningModule, status: str) -> dict[str, Any]:
-        info, data = pl_module.data_info, trainer.datamodule  # type: ignore[attr-defined]
+    def _content(self, trainer: Trainer, pl_module: Any, status: str) -> dict[str, Any]:
+        info, data = pl_module.data_info, pl_module.trainer.datamodule
         step_ms = statistics.median(self._steps_ms) if self._steps_ms else None
         per_step = data.batch_size * trainer.world_size
         return {
@@ -125,16 +123,15 @@ class Summary(Callback):
             "images_per_s": round(1000 * per_step / step_ms, 1) if step_ms else None,
             "step_ms_median": round(step_ms, 2) if step_ms else None,
             "peak_memory_mb": round(_peak_memory_mb(pl_module.device)),
-            "teacher": _model(pl_module.teacher.spec.arch, pl_module.teacher.model, self.preflight.teacher_val)  # type: ignore[union-attr]
+            "teacher": _model(pl_module.teacher.spec.arch, pl_module.teacher.model, self.preflight.teacher_val)
             if pl_module.teacher
             else None,
-            "student": _model(pl_module.student_spec.arch, pl_module.student, self._final)  # type: ignore[union-attr, arg-type]
-            | {"best_val": self._best},
+            "student": _model(pl_module.student_spec.arch, pl_module.student, self._final) | {"best_val": self._best},
             "data": {
                 "source": data.source.describe(),
-                "train": info.train,  # type: ignore[union-attr]
-                "val": info.val,  # type: ignore[union-attr]
-                "classes": len(info.classes),  # type: ignore[union-attr, arg-type]
+                "train": info.train,
+                "val": info.val,
+                "classes": len(info.classes),
                 "skipped": len(data.skipped),
             },
             "seed": self.seed,

@@ -25,7 +25,9 @@ def cache_dir() -> Path:
 class Split(Protocol):
     """One split of a source: targets, and a picture's bytes and name by its number."""
 
-    targets: Sequence[int]
+    @property
+    def targets(self) -> Sequence[int]:
+        """Class ids."""
 
     def read(self, i: int) -> bytes:
         """The encoded picture ``i``."""

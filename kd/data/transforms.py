@@ -106,7 +106,7 @@ def train_transform(img_size: int, augment: Augment) -> v2.Transform:
 
 
 def eval_transform(img_size: int, crop_ratio: float) -> v2.Transform:
-    """uint8 ``(3, H, W)`` -> the centre, uint8 ``(3, img_size, img_size)``, of a picture whose shorter side is scaled first."""
+    """uint8 ``(3, H, W)`` -> uint8 ``(3, img_size, img_size)``: scaled so that the centre crop keeps ``crop_ratio``."""
     return v2.Compose(
         [
             v2.Resize(round(img_size / crop_ratio), antialias=True),  # bilinear

@@ -17,14 +17,16 @@ class Classification(nn.Module):
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"label_smoothing must be >= 0 and < 1, got {label_smoothing}")
         self.label_smoothing = label_smoothing
-        self.metrics = nn.ModuleDict()
 
     def build(self, num_classes: int) -> None:
         """Makes the metrics for ``num_classes`` classes."""
-        common = {"num_classes": num_classes, "average": "micro"}
-        self.metrics["acc1"] = MulticlassAccuracy(**common)
-        self.metrics["acc5"] = MulticlassAccuracy(top_k=min(5, num_classes), **common)
-        self.metrics["agreement"] = MulticlassAccuracy(**common)
+        self.acc1 = MulticlassAccuracy(num_classes, average="micro")
+        self.acc5 = MulticlassAccuracy(num_classes, top_k=min(5, num_classes), average="micro")
+        self.agreement = MulticlassAccuracy(num_classes, average="micro")
+
+    @property
+    def _metrics(self) -> dict[str, MulticlassAccuracy]:
+        return {"acc1": self.acc1, "acc5": self.acc5, "agreement": self.agreement}
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy.
@@ -41,16 +43,16 @@ class Classification(nn.Module):
     def update(self, logits: Tensor, target: Tensor, teacher_prediction: Tensor | None) -> None:
         """Adds a batch to the metrics: ``(N, C)``, ``(N,)``, and the teacher's class ids ``(N,)``."""
         logits = logits.float()
-        self.metrics["acc1"].update(logits, target)
-        self.metrics["acc5"].update(logits, target)
+        self.acc1.update(logits, target)
+        self.acc5.update(logits, target)
         if teacher_prediction is not None:
-            self.metrics["agreement"].update(logits, teacher_prediction)
+            self.agreement.update(logits, teacher_prediction)
 
     def compute(self) -> dict[str, Tensor]:
         """The metrics over all batches (and processes) since the last reset, in 0..1."""
-        return {name: metric.compute() for name, metric in self.metrics.items() if metric.update_called}
+        return {name: metric.compute() for name, metric in self._metrics.items() if metric.update_called}
 
     def reset(self) -> None:
         """Forgets all batches."""
-        for metric in self.metrics.values():
+        for metric in self._metrics.values():
             metric.reset()

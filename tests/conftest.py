@@ -1,0 +1,41 @@
+"""Fixtures. The tests' cache folder is their own, so that the user's is neither read nor written."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests._helpers import draw_folder, save_teacher, write_recipe
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["KD_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ImageFolder of 4 classes, 48 training and 16 validation pictures."""
+    return draw_folder(tmp_path_factory.mktemp("pictures"))
+
+
+@pytest.fixture(scope="session")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A teacher's checkpoint for them (random weights: what it knows is not tested here)."""
+    return save_teacher(tmp_path_factory.mktemp("teacher") / "teacher.safetensors", seed=1)
+
+
+@pytest.fixture()
+def recipe(tmp_path: Path, pictures: Path, teacher: Path) -> Path:
+    """A recipe file for the tiny pair; runs go below ``tmp_path / "runs"``."""
+    return write_recipe(tmp_path / "tiny.yaml", pictures, teacher)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real photographs and weights, where ``KD_SHARED`` names one."""
+    if "KD_SHARED" not in os.environ:
+        pytest.skip("KD_SHARED is not set")
+    return Path(os.environ["KD_SHARED"])

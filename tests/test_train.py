@@ -1,0 +1,269 @@
+"""kd-train end to end on a tiny pair: run folder, resume, seeds, signals, processes."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import yaml
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from kd.cli import eval_main, train_main
+from tests._helpers import ROOT, run_cli, write_recipe
+
+RUN_FILES = {"config.yaml", "metrics.csv", "summary.json", "checkpoints", "student.safetensors"}
+
+
+def run(recipe: Path, *items: str) -> Path:
+    """Trains in this process and returns the run folder."""
+    before = set(run_folders(recipe))
+    assert train_main([f"recipe={recipe}", *items]) == 0
+    (made,) = set(run_folders(recipe)) - before
+    return made
+
+
+def run_folders(recipe: Path) -> list[Path]:
+    return sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """train/loss by step, as stored."""
+    with (folder / "metrics.csv").open() as file:
+        return {int(row["step"]): float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]}
+
+
+def student_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "student.safetensors")
+
+
+def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for key in a:
+        assert torch.equal(a[key], b[key]), key
+
+
+def test_a_run_leaves_a_folder_that_explains_itself(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run(recipe)
+    assert {p.name for p in folder.iterdir()} == RUN_FILES
+    assert {p.name for p in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    assert (folder.parent / "latest").resolve() == folder.resolve()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "done"
+    assert summary["epochs"] == 2
+    assert summary["steps"] == 12
+    assert summary["data"] == {
+        "source": f"ImageFolder {yaml.safe_load(recipe.read_text())['data']['source']['init_args']['root']}",
+        "train": 48, "val": 16, "classes": 4, "skipped": 0,
+    }  # fmt: skip
+    assert set(summary["student"]["val"]) == {"acc1", "acc5", "agreement"}
+    assert summary["student"]["best_val"]["acc1"] >= summary["student"]["val"]["acc1"]
+    assert set(summary["teacher"]["val"]) == {"acc1", "acc5"}
+    for key in ("recipe", "kd_version", "device", "precision", "strategy", "world_size", "wall_s", "images_per_s",
+                "step_ms_median", "peak_memory_mb", "seed"):  # fmt: skip
+        assert summary[key] is not None, key
+    assert summary["precision"] == "bf16-mixed"
+    out = capsys.readouterr()
+    assert "preflight: teacher" in out.out
+    assert "agreement" in out.out
+    assert str(folder) in out.out
+    assert "images/s" in out.err
+
+
+def test_the_saved_configuration_repeats_the_run_to_the_last_bit(recipe: Path) -> None:
+    first = run(recipe, "data.num_workers=2", "data.augment.mixup=0.8", "data.augment.cutmix=1", "model.ema_decay=0.9")
+    before = set(run_folders(recipe))
+    assert train_main([str(first / "config.yaml"), "data.num_workers=0"]) == 0
+    (again,) = set(run_folders(recipe)) - before
+    assert losses(first) == losses(again)
+    assert_same(student_of(first), student_of(again))
+
+
+def test_another_seed_is_another_run(recipe: Path) -> None:
+    assert losses(run(recipe)) != losses(run(recipe, "seed=1"))
+
+
+@pytest.mark.parametrize(
+    "extra", [[], ["model.ema_decay=0.9", "trainer.accumulate_grad_batches=2", "data.augment.mixup=1"]]
+)
+def test_resume_at_an_epochs_end_equals_the_uninterrupted_run(recipe: Path, extra: list[str]) -> None:
+    whole = run(recipe, "trainer.max_epochs=4", *extra)
+    # the schedule knows the whole length: the first part stops early, it is not a shorter run
+    stop = {"class_path": "tests._stop.StopAfterEpoch", "init_args": {"epoch": 1}}
+    assert (
+        train_main([f"recipe={recipe}", "trainer.max_epochs=4", *extra, f"trainer.callbacks+={json.dumps(stop)}"])
+        == 143
+    )
+    part = run_folders(recipe)[-1]
+    assert json.loads((part / "summary.json").read_text())["status"] == "interrupted"
+    assert train_main([f"resume={part}", "trainer.callbacks=null"]) == 0
+    assert losses(part) == losses(whole)
+    assert_same(student_of(part), student_of(whole))
+    summaries = [json.loads((f / "summary.json").read_text()) for f in (part, whole)]
+    assert summaries[0]["student"] == summaries[1]["student"]
+
+
+def test_resume_refuses_another_teacher(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests._helpers import save_teacher
+
+    folder = run(recipe, "trainer.max_epochs=1")
+    other = save_teacher(tmp_path / "other.safetensors", seed=7)
+    assert train_main([f"resume={folder}", "trainer.max_epochs=2", f"model.teacher.checkpoint={other}"]) == 2
+    assert "another teacher" in capsys.readouterr().err
+
+
+def test_the_checkpoint_holds_no_teacher(recipe: Path) -> None:
+    folder = run(recipe)
+    checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    assert all(key.startswith("student.") for key in checkpoint["state_dict"])
+    assert set(checkpoint["kd_teacher"]) == {"arch", "weights"}
+    assert len(checkpoint["optimizer_states"][0]["state"]) == len(student_of(folder))
+
+
+def test_plain_timm_loads_the_student_and_gives_the_same_numbers(
+    recipe: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run(recipe)
+    assert eval_main([str(folder)]) == 0
+    found = json.loads((folder / "eval_val.json").read_text())
+    assert found["pictures"] == 16
+    assert {"acc1", "acc5", "agreement"} <= set(found["student"])
+    assert "teacher" in capsys.readouterr().out
+
+    file = folder / "student.safetensors"
+    with safe_open(file, framework="pt") as opened:
+        meta = opened.metadata()
+    model = timm.create_model(meta["arch"], **json.loads(meta["kwargs"]))
+    model.load_state_dict(load_file(file))
+    right = 0
+    for c, name in enumerate(json.loads(meta["classes"])):
+        for path in sorted((pictures / "val" / name).iterdir()):
+            right += int(plain_prediction(model.eval(), meta, path) == c)
+    assert found["student"]["acc1"] == right / 16
+
+
+def plain_prediction(model: torch.nn.Module, meta: dict[str, str], path: Path) -> int:
+    """Torchvision and timm alone."""
+    from torchvision.io import decode_image
+    from torchvision.transforms import v2
+
+    size = json.loads(meta["img_size"])
+    steps = v2.Compose([
+        v2.Resize(round(size / 0.875), antialias=True), v2.CenterCrop(size), v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(json.loads(meta["mean"]), json.loads(meta["std"])),
+    ])  # fmt: skip
+    with torch.inference_mode():
+        return int(model(steps(decode_image(str(path)))[None]).argmax())
+
+
+def test_eval_of_another_folder_and_split(recipe: Path, pictures: Path, tmp_path: Path) -> None:
+    folder = run(recipe, "trainer.max_epochs=1")
+    few = tmp_path / "few" / "bread"
+    few.parent.mkdir()
+    few.symlink_to(pictures / "train" / "bread")
+    assert eval_main([str(folder), f"folder={few.parent}"]) == 0
+    assert json.loads((folder / "eval_few.json").read_text())["pictures"] == 12
+    assert eval_main([str(folder), "split=train", "data.batch_size=3"]) == 0
+    assert json.loads((folder / "eval_train.json").read_text())["pictures"] == 48
+
+
+def test_a_student_without_a_teacher(recipe: Path) -> None:
+    folder = run(recipe, "config=no_teacher", "trainer.max_epochs=1")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["teacher"] is None
+    assert set(summary["student"]["val"]) == {"acc1", "acc5"}
+
+
+def test_a_failed_run_says_why(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fail = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 3}})
+    assert train_main([f"recipe={recipe}", f"trainer.callbacks+={fail}"]) == 1
+    folder = run_folders(recipe)[-1]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "planted" in summary["error"]
+    assert "_stop.py" in (folder / "error.txt").read_text()
+    assert str(folder / "error.txt") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_leaves_a_checkpoint_to_go_on_from(recipe: Path, number: int, status: int) -> None:
+    whole = run(recipe, "trainer.max_epochs=3") if number == signal.SIGTERM else None
+    slow = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.3}})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kd.cli", f"recipe={recipe}", "trainer.max_epochs=3", f"trainer.callbacks+={slow}"],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    folder = recipe.parent / "runs" / "tiny" / ("001" if whole else "000")
+    deadline = time.monotonic() + 120
+    while not (folder / "checkpoints" / "last.ckpt").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(0.7)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == status, err
+    assert f"kd-train resume={folder}" in out.splitlines()[-1]
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    assert train_main([f"resume={folder}", "trainer.callbacks=null"]) == 0
+    assert json.loads((folder / "summary.json").read_text())["status"] == "done"
+    if whole:
+        assert_same(student_of(folder), student_of(whole))
+
+
+def test_two_processes_and_a_sharded_optimizer(recipe: Path) -> None:
+    """ZeRO over two gloo processes learns what AdamW over two learns, and its checkpoint resumes on one."""
+    folders = {}
+    for overlays in (["config=ddp_2cpu"], ["config=ddp_2cpu", "config=zero"]):
+        done = run_cli(f"recipe={recipe}", *overlays, "data.batch_size=4", "trainer.precision=32-true")
+        assert done.returncode == 0, done.stderr
+        folders[overlays[-1]] = run_folders(recipe)[-1]
+    plain, sharded = folders["config=ddp_2cpu"], folders["config=zero"]
+    assert json.loads((sharded / "summary.json").read_text())["world_size"] == 2
+    assert losses(plain) == losses(sharded)
+    assert_same(student_of(plain), student_of(sharded))
+    assert train_main([
+        f"resume={sharded}", "trainer.max_epochs=3", "optim.zero=false", "trainer.devices=1", "trainer.strategy=auto",
+    ]) == 0  # fmt: skip
+    assert json.loads((sharded / "summary.json").read_text())["epochs"] == 3
+
+
+def test_two_processes_see_what_one_sees(recipe: Path) -> None:
+    """The same global batches: after one epoch, one process and two agree up to the order of summation."""
+    single = run(recipe, "trainer.max_epochs=1", "trainer.precision=32-true")
+    done = run_cli(
+        f"recipe={recipe}", "config=ddp_2cpu", "data.batch_size=4", "trainer.max_epochs=1", "trainer.precision=32-true"
+    )
+    assert done.returncode == 0, done.stderr
+    double = run_folders(recipe)[-1]
+    for key, value in student_of(single).items():
+        torch.testing.assert_close(student_of(double)[key], value, rtol=1e-3, atol=1e-4)
+    summaries = [json.loads((f / "summary.json").read_text()) for f in (single, double)]
+    assert summaries[0]["student"]["val"] == summaries[1]["student"]["val"]
+    assert summaries[0]["teacher"] == summaries[1]["teacher"]
+
+
+def test_a_hint_on_the_class_token(tmp_path: Path, pictures: Path, teacher: Path) -> None:
+    hint = {"class_path": "kd.losses.HintLoss", "init_args": {"class_token": True}}
+    recipe = write_recipe(
+        tmp_path / "tiny.yaml", pictures, teacher,
+        model__distill_losses={"hint": hint}, model__taps={"hint": {"student": "norm", "teacher": "norm"}},
+    )  # fmt: skip
+    folder = run(recipe)
+    checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    assert "distill_losses.hint.projection.weight" in checkpoint["state_dict"]
+    assert not any("projection" in key for key in student_of(folder))
+    assert "train/hint_loss" in (folder / "metrics.csv").read_text().splitlines()[0]
+
+
+def test_the_student_starts_from_the_teachers_layers(recipe: Path, teacher: Path) -> None:
+    folder = run(
+        recipe, "model.student.inherit=true", "model.student.kwargs.depth=2", "optim.lr=0", "trainer.max_epochs=1"
+    )
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["student"]["val"]["agreement"] == 1.0
