@@ -216,6 +216,9 @@ class KDCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer with our callbacks and checkpoints."""
         config = self.config
+        known = [f"val/{name}" for name in self.model.task.metric_names(self.model.teacher is not None)]
+        if config.checkpoint.monitor not in known:
+            raise ValueError(f"monitor must be one of {', '.join(known)}, got '{config.checkpoint.monitor}'")
         resume = Path(config.resume) if config.resume else None
         preflight = Preflight(config.preflight)
         best = {"monitor": config.checkpoint.monitor, "mode": config.checkpoint.mode}

@@ -220,6 +220,7 @@ def _quiet_libraries() -> None:
         ".*dataloader is not resumable.*",
         ".*your dataloader is not resumable.*",
         ".*lr_scheduler.step.*before.*optimizer.step.*",
+        ".*in eval mode at the start of training.*",
     ):
         warnings.filterwarnings("ignore", message=message)
 

@@ -142,7 +142,7 @@ class DistillationModule(LightningModule):
 
         pictures = self._datamodule.sample_pictures(INHERIT_PICTURES)
         try:
-            inherit(self.student, teacher.model, teacher.preprocess(pictures))
+            inherit(self.student, teacher.model, pictures, self.student_input, teacher.preprocess)
         except ValueError as error:
             raise UserError(f"model.student.inherit: {error}") from error
         if self.student_ema is not None:

@@ -24,6 +24,11 @@ class Classification(nn.Module):
         self.acc5 = MulticlassAccuracy(num_classes, top_k=min(5, num_classes), average="micro")
         self.agreement = MulticlassAccuracy(num_classes, average="micro")
 
+    @staticmethod
+    def metric_names(teacher: bool) -> list[str]:
+        """What :meth:`compute` gives, with or without a teacher."""
+        return ["acc1", "acc5", *(["agreement"] if teacher else [])]
+
     @property
     def _metrics(self) -> dict[str, MulticlassAccuracy]:
         return {"acc1": self.acc1, "acc5": self.acc5, "agreement": self.agreement}

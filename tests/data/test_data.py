@@ -1,0 +1,284 @@
+"""Sources, the order of samples, views, damaged pictures."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from kd.data import DistillationDataModule
+from kd.data.sampler import EvalBatches, TrainBatches
+from kd.data.sources import Food101, FoodTagMini, HuggingFace, ImageFolder, Manifest
+from kd.data.transforms import Augment, decode
+from kd.errors import UserError
+from tests._helpers import CLASSES, draw_folder
+
+# -- order ---------------------------------------------------------------------------------------------------------------
+
+
+def global_batches(world_size: int, epoch: int, batch: int = 12, length: int = 100) -> list[list[int]]:
+    samplers = [TrainBatches(length, batch // world_size, 3, rank, world_size) for rank in range(world_size)]
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+    return [[i for share in shares for i, _ in share] for shares in zip(*samplers, strict=True)]
+
+
+def test_the_order_is_the_same_for_every_world_size() -> None:
+    assert global_batches(1, 5) == global_batches(2, 5) == global_batches(3, 5)
+
+
+def test_every_epoch_has_its_own_order_and_no_sample_twice() -> None:
+    first, second = (sum(global_batches(2, e), []) for e in (0, 1))
+    assert first != second
+    assert len(set(first)) == len(first) == 96
+
+
+def test_a_resumed_epoch_goes_on_behind_the_cursor() -> None:
+    whole = list(TrainBatches(100, 12, 3))
+    part = TrainBatches(100, 12, 3)
+    part.skip(0, 36)
+    assert list(part) == whole[3:]
+    assert len(part) == 8  # of the whole epoch: Lightning counts from its own progress
+    part.set_epoch(1)
+    assert len(list(part)) == 8
+
+
+@pytest.mark.parametrize(("length", "world_size"), [(16, 1), (17, 2), (5, 4), (3, 4)])
+def test_evaluation_sees_every_sample_once_on_any_number_of_ranks(length: int, world_size: int) -> None:
+    shares = [list(EvalBatches(length, 4, r, world_size)) for r in range(world_size)]
+    assert len({tuple(len(b) for b in share) for share in shares}) == 1  # the same collectives on all ranks
+    seen = [i for share in shares for batch in share for i, epoch in batch if epoch >= 0]
+    assert sorted(seen) == list(range(length))
+
+
+# -- views ---------------------------------------------------------------------------------------------------------------
+
+
+def module(pictures: Path, **kwargs: object) -> DistillationDataModule:
+    return DistillationDataModule(ImageFolder(str(pictures)), img_size=32, batch_size=8, **kwargs)
+
+
+STRONG = Augment(color_jitter=0.4, rand_augment=9, random_erasing=0.5, mixup=0.8, cutmix=1.0)
+
+
+def epoch_of(data: DistillationDataModule, epoch: int) -> list[dict[str, torch.Tensor]]:
+    loader = data.train_dataloader()
+    loader.batch_sampler.set_epoch(epoch)
+    return list(loader)
+
+
+def test_views_do_not_depend_on_workers_or_global_seeds(pictures: Path) -> None:
+    torch.manual_seed(1)
+    one = epoch_of(module(pictures, num_workers=0, augment=STRONG), 4)
+    torch.manual_seed(2)
+    two = epoch_of(module(pictures, num_workers=2, augment=STRONG), 4)
+    for a, b in zip(one, two, strict=True):
+        assert all(torch.equal(a[k], b[k]) for k in a)
+    other = epoch_of(module(pictures, num_workers=0, augment=STRONG), 5)
+    assert not torch.equal(one[0]["image"], other[0]["image"])
+
+
+def test_the_global_generator_is_left_alone(pictures: Path) -> None:
+    data = module(pictures, num_workers=0, augment=STRONG)
+    batches = iter(data.train_dataloader())
+    torch.manual_seed(0)
+    next(batches)
+    drawn = torch.rand(3)
+    torch.manual_seed(0)
+    assert torch.equal(drawn, torch.rand(3))
+
+
+def test_a_batch_is_uint8_with_target_and_index(pictures: Path) -> None:
+    batch = epoch_of(module(pictures, num_workers=0), 0)[0]
+    assert set(batch) == {"image", "target", "index"}
+    assert batch["image"].dtype == torch.uint8
+    assert batch["image"].shape == (8, 3, 32, 32)
+    assert batch["target"].dtype == batch["index"].dtype == torch.int64
+    data = module(pictures, num_workers=0)
+    targets = data.split("train").targets
+    assert [targets[i] for i in batch["index"]] == batch["target"].tolist()
+
+
+def test_mixed_targets_are_probabilities_that_fit_the_pictures(tmp_path: Path) -> None:
+    """Pictures of one grey each: a mixed picture's mean tells the share that its target must say."""
+    for c, grey in enumerate((0, 200)):
+        for split in ("train", "val"):
+            (tmp_path / split / f"c{c}").mkdir(parents=True)
+            for i in range(8):
+                Image.new("RGB", (40, 40), (grey,) * 3).save(tmp_path / split / f"c{c}" / f"{i}.png")
+    for augment in (Augment(mixup=1.0), Augment(cutmix=1.0)):
+        for batch in epoch_of(module(tmp_path, num_workers=0, augment=augment), 0):
+            assert batch["target"].shape == (8, 2)
+            torch.testing.assert_close(batch["target"].sum(1), torch.ones(8))
+            share = batch["image"].float().mean((1, 2, 3)) / 200
+            torch.testing.assert_close(batch["target"][:, 1], share, atol=0.01, rtol=0)
+
+
+def test_mixing_is_the_same_on_one_process_and_two(pictures: Path) -> None:
+    """Neighbours in the epoch's order are mixed, so a rank's share holds whole pairs."""
+    from kd.data.datamodule import Collate, PictureSet
+    from kd.data.transforms import MixPairs, train_transform
+
+    data = module(pictures, num_workers=0, augment=STRONG)
+    split = data.split("train")
+    views = PictureSet(split, train_transform(32, STRONG), 0)
+    collate = Collate(MixPairs(STRONG, 4, 0))
+    whole = [collate([views[k] for k in keys]) for keys in TrainBatches(48, 8, 0)]
+    shares = [[collate([views[k] for k in keys]) for keys in TrainBatches(48, 4, 0, r, 2)] for r in range(2)]
+    for a, b, c in zip(whole, *shares, strict=True):
+        assert all(torch.equal(a[k], torch.cat([b[k], c[k]])) for k in a)
+
+
+# -- sources -------------------------------------------------------------------------------------------------------------
+
+
+def test_class_ids_come_from_train(tmp_path: Path) -> None:
+    root = draw_folder(tmp_path, train=2, val=2)
+    for path in (root / "val" / "apple").iterdir():
+        path.unlink()
+    (root / "val" / "apple").rmdir()
+    source = ImageFolder(str(root))
+    assert set(source.load("val").targets) == {1, 2, 3}
+    assert source.classes == list(CLASSES)
+
+
+def test_a_val_class_that_train_lacks_is_named(tmp_path: Path) -> None:
+    root = draw_folder(tmp_path, train=1, val=1)
+    (root / "val" / "zucchini").mkdir()
+    with pytest.raises(UserError, match=r"val/zucchini is none of the 4 known classes"):
+        ImageFolder(str(root)).load("val")
+
+
+@pytest.mark.parametrize("make", ["nothing", "empty", "no pictures"])
+def test_missing_and_empty_folders_are_named(make: str, tmp_path: Path) -> None:
+    if make != "nothing":
+        (tmp_path / "train").mkdir()
+    if make == "no pictures":
+        (tmp_path / "train" / "a").mkdir()
+    with pytest.raises(UserError, match=r"data.source.root: .*train"):
+        ImageFolder(str(tmp_path)).load("train")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_manifests(suffix: str, tmp_path: Path, pictures: Path) -> None:
+    for split in ("train", "val"):
+        rows = [(str(p.relative_to(pictures)), p.parent.name) for p in sorted((pictures / split).rglob("*.jpg"))]
+        lines = (
+            [f"{p},{c}" for p, c in rows] if suffix == "csv" else [json.dumps({"path": p, "label": c}) for p, c in rows]
+        )
+        header = ["path,label"] if suffix == "csv" else []
+        (tmp_path / f"{split}.{suffix}").write_text("\n".join(header + lines) + "\n")
+    source = Manifest(str(tmp_path / f"train.{suffix}"), str(tmp_path / f"val.{suffix}"), root=str(pictures))
+    folder = ImageFolder(str(pictures))
+    for split in ("train", "val"):
+        ours, theirs = source.load(split), folder.load(split)
+        assert ours.targets == theirs.targets
+        assert ours.read(3) == theirs.read(3)
+    assert source.classes == folder.classes
+
+
+@pytest.mark.parametrize(("text", "message"), [("a,b\n1,2\n", "path and label"), ("path,label\n", "lists no pictures")])
+def test_a_manifest_that_is_none(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text(text)
+    with pytest.raises(UserError, match=message):
+        Manifest(str(tmp_path / "m.csv"), str(tmp_path / "m.csv")).load("train")
+
+
+def test_food101_as_torchvision_lays_it_out(tmp_path: Path) -> None:
+    """The download can't run here; the same class reads a folder in its layout."""
+    root = tmp_path / "food-101"
+    for name in ("apple_pie", "waffles"):
+        (root / "images" / name).mkdir(parents=True)
+        for i in range(2):
+            Image.new("RGB", (8, 8)).save(root / "images" / name / f"{i}.jpg")
+    (root / "meta").mkdir()
+    for split, i in (("train", 0), ("test", 1)):
+        (root / "meta" / f"{split}.json").write_text(json.dumps({c: [f"{c}/{i}"] for c in ("apple_pie", "waffles")}))
+    source = Food101(str(tmp_path), download=False)
+    assert source.load("train").targets == [0, 1]
+    assert source.load("val").name(1).endswith("waffles/1.jpg")
+    assert source.classes == ["apple_pie", "waffles"]
+    with pytest.raises(UserError, match="Food101 in"):
+        Food101(str(tmp_path / "none"), download=False).load("train")
+
+
+def test_hugging_face_reads_a_local_folder(pictures: Path) -> None:
+    pytest.importorskip("datasets")
+    source = HuggingFace(str(pictures), val="validation")
+    train = source.load("train")
+    assert source.classes == list(CLASSES)
+    assert decode(train.read(0)).shape == (3, 40, 44)
+    assert len(source.load("val").targets) == 16
+    with pytest.raises(UserError, match="data.source: "):
+        HuggingFace(str(pictures / "none")).load("train")
+
+
+def test_foodtag_mini_through_the_source() -> None:
+    source = FoodTagMini(train_per_class=1, val_per_class=1)
+    assert len(source.load("train").targets) == len(source.classes) >= 16
+    assert "data.source=ImageFolder" in source.describe()
+
+
+# -- damaged pictures ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture()
+def damaged_folder(tmp_path: Path) -> Path:
+    root = draw_folder(tmp_path / "damaged", train=4, val=2)
+    whole = (root / "train" / "apple" / "00.jpg").read_bytes()
+    (root / "train" / "apple" / "00.jpg").write_bytes(whole[: len(whole) // 2])
+    (root / "train" / "bread" / "01.jpg").write_text("not a picture")
+    (root / "train" / "cake" / "02.jpg").write_bytes(b"")
+    return root
+
+
+def test_damaged_pictures_stop_the_run_with_their_paths(damaged_folder: Path) -> None:
+    with pytest.raises(UserError, match="3 damaged pictures") as error:
+        _ = module(damaged_folder).info
+    for name in ("apple/00.jpg", "bread/01.jpg", "cake/02.jpg"):
+        assert name in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_damaged_pictures_are_left_out_when_asked(damaged_folder: Path) -> None:
+    data = module(damaged_folder, on_bad_image="skip", num_workers=0)
+    assert data.info.train == 13
+    assert len(data.skipped) == 3
+    assert "apple/00.jpg" in data.skipped[0]
+    for batch in epoch_of(data, 0):
+        assert [data.split("train").targets[i] for i in batch["index"]] == batch["target"].tolist()
+
+
+def test_a_picture_damaged_after_the_check_is_named(tmp_path: Path) -> None:
+    root = draw_folder(tmp_path / "later", train=4, val=2)
+    data = module(root, num_workers=0)
+    assert data.info.train == 16
+    for path in (root / "train" / "dates").iterdir():
+        path.write_bytes(b"gone bad")
+    with pytest.raises(RuntimeError, match=r"train/dates/0\d.jpg can't be read"):
+        epoch_of(data, 0)
+
+
+def test_formats_and_colour_modes(tmp_path: Path) -> None:
+    rgb = Image.fromarray(np.random.RandomState(0).randint(0, 255, (9, 7, 3), np.uint8))
+    for name, mode in (
+        ("a.png", "RGBA"),
+        ("b.png", "L"),
+        ("c.png", "P"),
+        ("d.bmp", "RGB"),
+        ("e.jpg", "CMYK"),
+        ("f.webp", "RGB"),
+        ("g.tiff", "RGB"),
+    ):
+        rgb.convert(mode).save(tmp_path / name)
+        picture = decode((tmp_path / name).read_bytes())
+        assert (picture.dtype, picture.shape) == (torch.uint8, (3, 9, 7)), name
+
+
+def test_a_turned_photograph_is_set_upright(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (8, 4)).save(tmp_path / "t.jpg", exif=exif)
+    assert decode((tmp_path / "t.jpg").read_bytes()).shape == (3, 8, 4)

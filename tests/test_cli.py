@@ -1,0 +1,233 @@
+"""The command line: translation, one-line errors, and what was found out about LightningCLI (a contract)."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kd._find import find, names
+from kd._parser import KDCLI, flatten
+from kd.cli import Request, train_main, translate
+from kd.errors import UserError
+from tests._helpers import ROOT, write_recipe
+
+
+def resolved(recipe: Path | str, *items: str) -> dict:
+    return flatten(KDCLI(translate([f"recipe={recipe}", *items]).parser_args(), instantiate=False).as_dict())
+
+
+# -- translation -------------------------------------------------------------------------------------------------------
+
+
+def test_three_spellings_mean_the_same() -> None:
+    for line in (["seed=3", "optim.lr=1"], ["--seed=3", "--optim.lr=1"], ["--seed", "3", "--optim.lr", "1"]):
+        assert translate(line) == Request(overrides=["seed=3", "optim.lr=1"])
+
+
+def test_order_between_kinds_does_not_matter(recipe: Path) -> None:
+    line = [f"recipe={recipe}", "config=no_teacher", "model.task_loss_weight=0.25", "trainer.max_epochs=7"]
+    forward, backward = (flatten(KDCLI(translate(x).parser_args(), False).as_dict()) for x in (line, line[::-1]))
+    assert forward == backward
+    assert forward["model.task_loss_weight"] == 0.25  # an override beats an overlay
+    assert forward["model.teacher"] is None  # an overlay beats the recipe
+
+
+@pytest.mark.parametrize("item", ["what", "--seed"])
+def test_an_item_that_is_no_setting_is_refused(item: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main([item]) == 2
+    assert item in one_line_of(capsys)
+
+
+def test_value_with_an_equals_sign() -> None:
+    assert translate(["data.source.root=/a=b"]).overrides == ["data.source.root=/a=b"]
+
+
+# -- contracts with jsonargparse and Lightning ---------------------------------------------------------------------------
+
+
+def test_interpolation_is_resolved_after_overrides(tmp_path: Path, pictures: Path) -> None:
+    recipe = write_recipe(tmp_path / "r.yaml", pictures, None, data__batch_size="${data.img_size}")
+    assert resolved(recipe, "data.img_size=16")["data.batch_size"] == 16
+
+
+def test_a_dataclass_is_merged_key_by_key(recipe: Path, tmp_path: Path) -> None:
+    overlay = tmp_path / "o.yaml"
+    overlay.write_text("optim: {weight_decay: 0.5}\nmodel: {student: {kwargs: {depth: 3}}}\n")
+    config = resolved(recipe, f"config={overlay}")
+    assert (config["optim.weight_decay"], config["optim.lr"]) == (0.5, 0.001)
+    assert config["model.student.arch"] == "vit_tiny_patch16_224"
+
+
+def test_a_later_overlay_does_not_overwrite_an_override(recipe: Path) -> None:
+    assert resolved(recipe, "trainer.max_epochs=9", "config=debug")["trainer.max_epochs"] == 9
+
+
+def test_callbacks_are_appended(recipe: Path) -> None:
+    items = ["trainer.callbacks+=LearningRateMonitor", "trainer.callbacks+=Timer"]
+    config = KDCLI(translate([f"recipe={recipe}", *items[:1]]).parser_args(), False).as_dict()
+    assert [c["class_path"].split(".")[-1] for c in config["trainer"]["callbacks"]] == ["LearningRateMonitor"]
+
+
+def test_short_and_long_keys(recipe: Path, tmp_path: Path) -> None:
+    config = resolved(
+        recipe, "data.source=ImageFolder", f"data.source.root={tmp_path}", "model.distill_losses.kd.temperature=9",
+        "model.distill_losses.kd.init_args.weight=0.5", "data.augment.mixup=0.8", "model.task.label_smoothing=0.1",
+    )  # fmt: skip
+    assert config["data.source.init_args.root"] == str(tmp_path)
+    assert config["model.distill_losses.kd.init_args.temperature"] == 9
+    assert config["model.distill_losses.kd.init_args.weight"] == 0.5
+    assert config["data.augment.mixup"] == 0.8
+    assert config["model.task.init_args.label_smoothing"] == 0.1
+
+
+KEYS_OF_THE_README = ["data.source=ImageFolder", "data.source.root=/tmp", "data.batch_size=2", "data.num_workers=0", "data.img_size=8", "data.on_bad_image=skip", "model.teacher.arch=resnet18", "model.teacher.checkpoint=x", "model.teacher.img_size=8", "model.teacher.pretrained=true", "model.student.arch=resnet18", "model.student.checkpoint=x", "model.student.img_size=8", "model.student.pretrained=true", "model.distill_losses.kd.temperature=3", "model.task_loss_weight=0.3", "optim.lr=0.1", "optim.zero=true", "trainer.precision=32-true", "trainer.devices=1", "seed=3", "runs_dir=/tmp"]
+
+
+@pytest.mark.parametrize("item", KEYS_OF_THE_README)
+def test_every_short_key_is_taken(recipe: Path, item: str) -> None:
+    assert resolved(recipe, item) != resolved(recipe) or item in ("data.source=ImageFolder", "data.num_workers=0")
+
+
+def test_print_config_is_runnable(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main([f"recipe={recipe}", "seed=5", "--print_config"]) == 0
+    again = tmp_path / "again.yaml"
+    again.write_text(capsys.readouterr().out)
+    assert resolved(again) == resolved(recipe, "seed=5")
+
+
+def test_sys_argv_stays_as_it_is(recipe: Path) -> None:
+    before = list(sys.argv)
+    resolved(recipe)
+    assert sys.argv == before
+
+
+@pytest.mark.parametrize("overlay", [None, *names("configs")])
+@pytest.mark.parametrize("recipe_name", names("recipes"))
+def test_every_recipe_with_every_overlay(recipe_name: str, overlay: str | None) -> None:
+    config = resolved(recipe_name, *([f"config={overlay}"] if overlay else []))
+    assert config["recipe"] == recipe_name
+
+
+def test_the_case_studys_setting() -> None:
+    config = resolved("foodtag_vit", "config=nodes_4x8")
+    assert config["data.batch_size"] * config["trainer.num_nodes"] * config["trainer.devices"] == 1152
+    assert config["optim.zero"] is True
+    assert config["trainer.precision"] == "bf16-mixed"
+    assert config["trainer.max_epochs"] == 210
+
+
+@pytest.mark.parametrize("kind", ["recipes", "configs"])
+def test_every_file_says_what_it_is(kind: str) -> None:
+    assert all(names(kind).values())
+
+
+# -- wrong use: one line, exit status 2, nothing written -----------------------------------------------------------------
+
+
+def one_line_of(capsys: pytest.CaptureFixture[str]) -> str:
+    lines = [x for x in capsys.readouterr().err.replace("\r", "\n").splitlines() if x.startswith("kd-")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+WRONG = [
+    ("optim.lrr=3", "no key 'optim.lrr'; did you mean 'optim.lr'?"),
+    ("data.num_worker=3", "no key 'data.num_worker'; did you mean 'data.num_workers'?"),
+    ("optim.lr=abc", "optim.lr"),
+    ("optim.lr=-1", "optim.lr: must be >= 0, got -1.0"),
+    ("optim.name=adamww", "optim.name"),
+    ("model.distill_losses.kd.temperature=0", "model.distill_losses.kd.temperature: must be > 0, got 0.0"),
+    ("model.distill_losses.kd.weight=-1", "model.distill_losses.kd.weight: must be >= 0, got -1.0"),
+    ("model.distill_losses.kd.temprature=1", "did you mean 'temperature'?"),
+    ("model.task_loss_weight=-0.1", "model.task_loss_weight: must be >= 0, got -0.1"),
+    ("model.student.arch=vit_tinny_patch16_224", "did you mean 'vit_tiny_patch16_224'?"),
+    ("model.student.kwargs.foo=1", "model.student: vit_tiny_patch16_224 can't be built"),
+    ("model.teacher.checkpoint=/nowhere", "model.teacher.checkpoint: there is no /nowhere"),
+    ("model.teacher.kwargs.depth=3", "is missing"),
+    ("model.teacher.chekpoint=x", "did you mean 'checkpoint'?"),
+    ("data.source.root=/nowhere", "data.source.root: there is no folder /nowhere/train"),
+    ("data.source=ImageFoldr", "did you mean 'ImageFolder'?"),
+    ("data.batch_size=500", "data.batch_size: 500 x 1 process(es) is more than the 48 training pictures"),
+    ("data.batch_size=0", "data.batch_size: must be >= 1, got 0"),
+    ("data.augment.scale=3", "data.augment.scale: must be > 0 and <= 1, got 3.0"),
+    ("config=smddp_4x8", "smdistributed.dataparallel.torch.torch_smddp"),
+    ("config=debgu", "no overlay 'debgu'; did you mean 'debug'? (kd-train --list)"),
+    ("resume=/nowhere", "resume: there is no /nowhere"),
+    ("config=zero", "optim.zero: needs several processes"),
+    ("checkpoint.monitor=val/acc", "checkpoint.monitor"),
+    ("preflight=stop", "model.teacher: vit_tiny_patch16_224 is right on"),
+    ("model.taps={a: {student: norm, teacher: norm}}", "model.taps.a: there is no feature loss 'a'"),
+    ("model.teacher=null", "model.teacher: the distillation losses kd need one"),
+    ("recipe=foodtag_vit", "recipe is given twice"),
+]
+
+
+@pytest.mark.parametrize(("item", "message"), WRONG, ids=[item for item, _ in WRONG])
+def test_wrong_use_is_told_in_one_line(
+    item: str, message: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_main([f"recipe={recipe}", item]) == 2
+    assert message in one_line_of(capsys)
+    assert not (recipe.parent / "runs").exists()
+
+
+def test_all_weights_zero(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main([f"recipe={recipe}", "model.task_loss_weight=0", "model.distill_losses.kd.weight=0"]) == 2
+    assert "all loss weights are 0" in one_line_of(capsys)
+
+
+def test_class_counts_that_differ(tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests._helpers import save_teacher
+
+    other = save_teacher(tmp_path / "five.safetensors", num_classes=5)
+    recipe = write_recipe(tmp_path / "r.yaml", pictures, other)
+    assert train_main([f"recipe={recipe}"]) == 2
+    assert f"{other} names 5 classes, the data has 4" in one_line_of(capsys)
+
+
+def test_a_wrong_recipe_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main(["recipe=foodtag_vot"]) == 2
+    assert one_line_of(capsys) == "kd-train: no recipe 'foodtag_vot'; did you mean 'foodtag_vit'? (kd-train --list)"
+
+
+def test_runs_dir_that_can_not_be_written(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert train_main([f"recipe={recipe}", f"runs_dir={tmp_path / 'file'}"]) == 2
+    assert "runs_dir" in one_line_of(capsys)
+
+
+# -- help ----------------------------------------------------------------------------------------------------------------
+
+
+def test_help_and_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main(['--help']) == 0
+    assert "recipe=foodtag_vit" in capsys.readouterr().out
+    assert train_main(["--list"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"recipe={name}" in out for name in names("recipes"))
+    assert all(f"config={name}" in out for name in names("configs"))
+    assert train_main([]) == 2
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from kd.cli import train_main; train_main(['--help']); "
+        "print([m for m in ('torch', 'timm') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_find_takes_a_path(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no file .*nothing\.yaml"):
+        find("recipes", str(tmp_path / "nothing.yaml"))
+
+
+def test_a_recipe_without_a_name_is_named_after_its_file(tmp_path: Path, pictures: Path) -> None:
+    recipe = write_recipe(tmp_path / "mine.yaml", pictures, None)
+    config = yaml.safe_load(recipe.read_text())
+    del config["recipe"]
+    recipe.write_text(yaml.safe_dump(config))
+    assert resolved(recipe)["recipe"] == "mine"
