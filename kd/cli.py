@@ -128,7 +128,7 @@ def _sort_in(request: Request, key: str, value: str) -> None:
         request.overrides.append(f"{key}={value}")
 
 
-# -- kd-train --------------------------------------------------------------------------------------------------------
+# -- kd-train --------
 
 
 def train_main(argv: Sequence[str] | None = None) -> int:
@@ -316,7 +316,7 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
 
 
-# -- kd-eval ---------------------------------------------------------------------------------------------------------
+# -- kd-eval --------
 
 
 def eval_main(argv: Sequence[str] | None = None) -> int:

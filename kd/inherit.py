@@ -15,7 +15,7 @@ has no room for are chosen by what they contribute.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
@@ -24,13 +24,14 @@ from torch import Tensor, nn
 
 from kd.models import Images, Preprocess
 
+ViT: TypeAlias = Any
+"""A timm VisionTransformer: torch types its blocks as bare modules."""
+
 RIDGE = 1e-2  # of the mean squared activation: keeps directions that the sample hardly shows near their start
 
 
 @torch.no_grad()
-def inherit(
-    student: nn.Module, teacher: nn.Module, pictures: Images, student_input: Preprocess, teacher_input: Preprocess
-) -> None:
+def inherit(student: ViT, teacher: ViT, pictures: Images, student_input: Preprocess, teacher_input: Preprocess) -> None:
     """Overwrites the student's weights with what the teacher's layers become at the student's size.
 
     Deterministic. The classifier is taken over where both name the same number of classes.
@@ -46,7 +47,6 @@ def inherit(
         ValueError: the pair does not fit; one line says what differs.
     """
     _check(student, teacher)
-    assert isinstance(student, VisionTransformer) and isinstance(teacher, VisionTransformer)
     modes = student.training, teacher.training
     student.eval(), teacher.eval()
     logits = torch.cat([teacher(teacher_input(part)) for part in pictures.split(64)])
@@ -63,13 +63,12 @@ def inherit(
     student.train(modes[0]), teacher.train(modes[1])
 
 
-def _check(student: nn.Module, teacher: nn.Module) -> None:
+def _check(student: ViT, teacher: ViT) -> None:
     for role, model in (("student", student), ("teacher", teacher)):
         if not isinstance(model, VisionTransformer) or not hasattr(model.blocks[0].mlp, "fc1"):
             raise ValueError(f"the {role} must be a plain timm VisionTransformer, got {type(model).__name__}")
         if model.num_prefix_tokens != int(model.cls_token is not None) or not isinstance(model.norm_pre, nn.Identity):
             raise ValueError(f"the {role} must have no register tokens and no norm before its blocks")
-    assert isinstance(student, VisionTransformer) and isinstance(teacher, VisionTransformer)
     ours, theirs = student.blocks[0].attn, teacher.blocks[0].attn
     for name, a, b in (
         ("head size", ours.head_dim, theirs.head_dim),
@@ -88,10 +87,10 @@ def _check(student: nn.Module, teacher: nn.Module) -> None:
             raise ValueError(f"the student must have no larger {name} than the teacher, got {a} and {b}")
 
 
-# -- the residual stream -------------------------------------------------------------------------------------------------
+# -- the residual stream --------
 
 
-def _embedding(student: VisionTransformer, teacher: VisionTransformer) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+def _embedding(student: ViT, teacher: ViT) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """The teacher's patch weights, bias, position embedding and class token at the student's patch and grid."""
     patch = teacher.patch_embed.proj
     weight = resample_patch_embed(patch.weight, list(student.patch_embed.patch_size))
@@ -105,7 +104,7 @@ def _embedding(student: VisionTransformer, teacher: VisionTransformer) -> tuple[
     return weight, patch.bias, positions, token
 
 
-def _embedded_as(student: VisionTransformer, teacher: VisionTransformer, images: Tensor) -> Tensor:
+def _embedded_as(student: ViT, teacher: ViT, images: Tensor) -> Tensor:
     """The teacher's stream before its first block, (N, L, D_teacher), with the student's number of tokens."""
     weight, bias, positions, token = _embedding(student, teacher)
     patches = nn.functional.conv2d(images, weight, bias, stride=weight.shape[-2:]).flatten(2).transpose(1, 2)
@@ -119,7 +118,7 @@ def _centred(stream: Tensor) -> Tensor:
     return stream - stream.mean(-1, keepdim=True)
 
 
-def _teacher_streams(teacher: VisionTransformer, stream: Tensor) -> list[Tensor]:
+def _teacher_streams(teacher: ViT, stream: Tensor) -> list[Tensor]:
     """The centred stream before each block and after the last, each (N, L, D_teacher)."""
     streams = [stream]
     for block in teacher.blocks:
@@ -148,8 +147,9 @@ def _projection(streams: list[Tensor], width: int) -> Tensor:
     return (basis @ directions.T).float()
 
 
-def _reset_norms(student: VisionTransformer) -> None:
+def _reset_norms(student: ViT) -> None:
     """Norms become plain (their scale and shift go into the next layer), layer scales one."""
+    module: Any
     for module in student.modules():
         if isinstance(module, nn.LayerNorm):
             nn.init.ones_(module.weight), nn.init.zeros_(module.bias)
@@ -157,18 +157,18 @@ def _reset_norms(student: VisionTransformer) -> None:
             nn.init.ones_(module.gamma)
 
 
-def _chosen_blocks(student: VisionTransformer, teacher: VisionTransformer) -> list[int]:
+def _chosen_blocks(student: ViT, teacher: ViT) -> list[int]:
     """Evenly spaced blocks of the teacher, the last one among them."""
     ours, theirs = len(student.blocks), len(teacher.blocks)
     return [(i + 1) * theirs // ours - 1 for i in range(ours)]
 
 
-# -- layers --------------------------------------------------------------------------------------------------------------
+# -- layers --------
 
 
 def _inherit_embedding(
-    student: VisionTransformer,
-    teacher: VisionTransformer,
+    student: ViT,
+    teacher: ViT,
     projection: Tensor,
     student_input: Preprocess,
     teacher_input: Preprocess,
@@ -232,8 +232,8 @@ def _inherit_block(
 
 
 def _inherit_head(
-    student: VisionTransformer,
-    teacher: VisionTransformer,
+    student: ViT,
+    teacher: ViT,
     stream: Tensor,
     teacher_stream: Tensor,
     projection: Tensor,
@@ -251,13 +251,13 @@ def _gamma(layer_scale: nn.Module) -> Tensor:
     return getattr(layer_scale, "gamma", torch.ones(1))
 
 
-def _folded(linear: nn.Linear, norm: nn.Module, projection: Tensor, rows: Tensor) -> Tensor:
+def _folded(linear: nn.Linear, norm: Any, projection: Tensor, rows: Tensor) -> Tensor:
     """Rows of ``linear`` behind ``norm``, for the student's normalised stream: (rows, D_student).
 
     The teacher's LayerNorm scales to the root of its own width, the student's to the root of its.
     """
     scale = (projection.shape[1] / projection.shape[0]) ** 0.5
-    return scale * (linear.weight[rows] * norm.weight) @ projection.T  # type: ignore[operator]
+    return scale * (linear.weight[rows] * norm.weight) @ projection.T
 
 
 def _best(activations: Tensor, write: Tensor, groups: int, keep: int, size: int) -> Tensor:

@@ -152,6 +152,7 @@ class DistillationModule(LightningModule):
         """AdamW (or as asked), sharded where asked, with warm-up and cosine stepped every optimizer step."""
         scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         optimizer = build_optimizer([self.student, self.distill_losses], self.optim_spec, fused=not scaled)
+        self.trainer.fit_loop.setup_data()  # else a run bounded by steps alone does not know its epoch's length
         total = int(self.trainer.estimated_stepping_batches)
         per_epoch = self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
         schedule = build_schedule(optimizer, self.optim_spec, total, per_epoch)

@@ -18,7 +18,7 @@ def resolved(recipe: Path | str, *items: str) -> dict:
     return flatten(KDCLI(translate([f"recipe={recipe}", *items]).parser_args(), instantiate=False).as_dict())
 
 
-# -- translation -------------------------------------------------------------------------------------------------------
+# -- translation --------
 
 
 def test_three_spellings_mean_the_same() -> None:
@@ -44,7 +44,7 @@ def test_value_with_an_equals_sign() -> None:
     assert translate(["data.source.root=/a=b"]).overrides == ["data.source.root=/a=b"]
 
 
-# -- contracts with jsonargparse and Lightning ---------------------------------------------------------------------------
+# -- contracts with jsonargparse and Lightning --------
 
 
 def test_interpolation_is_resolved_after_overrides(tmp_path: Path, pictures: Path) -> None:
@@ -82,7 +82,30 @@ def test_short_and_long_keys(recipe: Path, tmp_path: Path) -> None:
     assert config["model.task.init_args.label_smoothing"] == 0.1
 
 
-KEYS_OF_THE_README = ["data.source=ImageFolder", "data.source.root=/tmp", "data.batch_size=2", "data.num_workers=0", "data.img_size=8", "data.on_bad_image=skip", "model.teacher.arch=resnet18", "model.teacher.checkpoint=x", "model.teacher.img_size=8", "model.teacher.pretrained=true", "model.student.arch=resnet18", "model.student.checkpoint=x", "model.student.img_size=8", "model.student.pretrained=true", "model.distill_losses.kd.temperature=3", "model.task_loss_weight=0.3", "optim.lr=0.1", "optim.zero=true", "trainer.precision=32-true", "trainer.devices=1", "seed=3", "runs_dir=/tmp"]
+KEYS_OF_THE_README = [
+    "data.source=ImageFolder",
+    "data.source.root=/tmp",
+    "data.batch_size=2",
+    "data.num_workers=0",
+    "data.img_size=8",
+    "data.on_bad_image=skip",
+    "model.teacher.arch=resnet18",
+    "model.teacher.checkpoint=x",
+    "model.teacher.img_size=8",
+    "model.teacher.pretrained=true",
+    "model.student.arch=resnet18",
+    "model.student.checkpoint=x",
+    "model.student.img_size=8",
+    "model.student.pretrained=true",
+    "model.distill_losses.kd.temperature=3",
+    "model.task_loss_weight=0.3",
+    "optim.lr=0.1",
+    "optim.zero=true",
+    "trainer.precision=32-true",
+    "trainer.devices=1",
+    "seed=3",
+    "runs_dir=/tmp",
+]
 
 
 @pytest.mark.parametrize("item", KEYS_OF_THE_README)
@@ -123,7 +146,7 @@ def test_every_file_says_what_it_is(kind: str) -> None:
     assert all(names(kind).values())
 
 
-# -- wrong use: one line, exit status 2, nothing written -----------------------------------------------------------------
+# -- wrong use: one line, exit status 2, nothing written --------
 
 
 def one_line_of(capsys: pytest.CaptureFixture[str]) -> str:
@@ -198,11 +221,11 @@ def test_runs_dir_that_can_not_be_written(recipe: Path, tmp_path: Path, capsys: 
     assert "runs_dir" in one_line_of(capsys)
 
 
-# -- help ----------------------------------------------------------------------------------------------------------------
+# -- help --------
 
 
 def test_help_and_list(capsys: pytest.CaptureFixture[str]) -> None:
-    assert train_main(['--help']) == 0
+    assert train_main(["--help"]) == 0
     assert "recipe=foodtag_vit" in capsys.readouterr().out
     assert train_main(["--list"]) == 0
     out = capsys.readouterr().out

@@ -15,7 +15,7 @@ from kd.data.transforms import Augment, decode
 from kd.errors import UserError
 from tests._helpers import CLASSES, draw_folder
 
-# -- order ---------------------------------------------------------------------------------------------------------------
+# -- order --------
 
 
 def global_batches(world_size: int, epoch: int, batch: int = 12, length: int = 100) -> list[list[int]]:
@@ -53,7 +53,7 @@ def test_evaluation_sees_every_sample_once_on_any_number_of_ranks(length: int, w
     assert sorted(seen) == list(range(length))
 
 
-# -- views ---------------------------------------------------------------------------------------------------------------
+# -- views --------
 
 
 def module(pictures: Path, **kwargs: object) -> DistillationDataModule:
@@ -131,7 +131,7 @@ def test_mixing_is_the_same_on_one_process_and_two(pictures: Path) -> None:
         assert all(torch.equal(a[k], torch.cat([b[k], c[k]])) for k in a)
 
 
-# -- sources -------------------------------------------------------------------------------------------------------------
+# -- sources --------
 
 
 def test_class_ids_come_from_train(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_foodtag_mini_through_the_source() -> None:
     assert "data.source=ImageFolder" in source.describe()
 
 
-# -- damaged pictures ------------------------------------------------------------------------------------------------------
+# -- damaged pictures --------
 
 
 @pytest.fixture()

@@ -1,0 +1,99 @@
+"""The structure: which way imports go, what is public, what the text may say."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kd
+from tests._helpers import ROOT
+
+LAYERS = [
+    {"kd", "kd.errors", "kd._bar", "kd._find", "kd.losses.functional", "kd.report"},
+    {"kd.losses", "kd.models", "kd.teacher", "kd.inherit", "kd.optim", "kd.tasks", "kd.data"},
+    {"kd.module", "kd.evaluate"},
+    {"kd.strategies", "kd.callbacks"},
+    {"kd._parser", "kd._teachers", "kd.cli", "kd.export", "kd.launch"},
+]
+FILES = sorted((ROOT / "kd").rglob("*.py"))
+
+
+def name_of(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def layer_of(name: str) -> int:
+    while name:
+        for number, names in enumerate(LAYERS):
+            if name in names:
+                return number
+        name = name.rpartition(".")[0]
+    raise AssertionError(f"{name} has no layer")
+
+
+def imports_of(file: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules = {f"{node.module}.{a.name}" for a in node.names}
+            found |= {m for m in modules if (ROOT / (m.replace(".", "/") + ".py")).exists()} or {node.module}
+    return {m for m in found if m == "kd" or m.startswith("kd.")}
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_imports_go_down(file: Path) -> None:
+    name = name_of(file)
+    for imported in imports_of(file):
+        assert layer_of(imported) <= layer_of(name), f"{name} imports {imported}"
+
+
+def test_callbacks_and_strategies_do_not_know_the_module() -> None:
+    for file in FILES:
+        if name_of(file).startswith(("kd.callbacks", "kd.strategies")):
+            assert "kd.module" not in imports_of(file), file
+
+
+def test_only_the_parser_knows_jsonargparse() -> None:
+    users = {name_of(f) for f in FILES if re.search(r"^\s*(import|from) jsonargparse", f.read_text(), re.M)}
+    assert users == {"kd._parser"}
+
+
+def test_the_public_names() -> None:
+    assert len(kd.__all__) <= 10
+    for name in kd.__all__:
+        assert getattr(kd, name).__doc__, name
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = kd.nothing
+
+
+def test_importing_kd_is_light() -> None:
+    code = "import sys, kd; print([m for m in ('torch', 'timm', 'numpy', 'pytorch_lightning') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def public_definitions(file: Path) -> list[tuple[str, ast.AST]]:
+    tree = ast.parse(file.read_text())
+    found: list[tuple[str, ast.AST]] = [(name_of(file), tree)]
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    for node in tree.body:
+        if isinstance(node, kinds) and not node.name.startswith("_"):
+            found.append((node.name, node))
+            members = node.body if isinstance(node, ast.ClassDef) else []
+            found += [(m.name, m) for m in members if isinstance(m, ast.FunctionDef) and not m.name.startswith("_")]
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_everything_public_has_a_docstring(file: Path) -> None:
+    missing = [name for name, node in public_definitions(file) if not ast.get_docstring(node)]  # type: ignore[arg-type]
+    assert not missing
+
+
+def test_no_rooms_without_a_name_of_their_own() -> None:
+    assert not [f for f in FILES if re.search(r"(utils?|helpers?|common|misc)", f.stem)]

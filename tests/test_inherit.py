@@ -1,0 +1,115 @@
+"""A student that starts from its teacher's layers."""
+
+import copy
+
+import pytest
+import timm
+import torch
+
+from kd.inherit import inherit
+from kd.models import Preprocess
+from tests._helpers import ARCH, TINY
+
+OURS, THEIRS = Preprocess(32, (0.5,) * 3, (0.5,) * 3), Preprocess(32, (0.48, 0.45, 0.40), (0.23, 0.22, 0.23))
+
+
+def vit(seed: int, width: int = 64, heads: int = 4, depth: int = 3, **kwargs: object) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    shape = {**TINY, "embed_dim": width, "num_heads": heads, "depth": depth, **kwargs}
+    model = timm.create_model(ARCH, num_classes=5, img_size=32, **shape)
+    for p in model.parameters():  # timm's start is near zero: make every layer matter
+        p.data += 0.05 * torch.randn_like(p)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def pictures() -> torch.Tensor:
+    return torch.randint(0, 256, (128, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def answers(model: torch.nn.Module, preprocess: Preprocess, pictures: torch.Tensor) -> torch.Tensor:
+    return model.eval()(preprocess(pictures))
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"init_values": 0.1}, {"qkv_bias": False}])
+def test_a_student_of_the_same_shape_becomes_the_teacher(kwargs: dict, pictures: torch.Tensor) -> None:
+    teacher, student = vit(0, **kwargs), vit(1, **{k: v for k, v in kwargs.items() if k != "init_values"})
+    inherit(student, teacher, pictures, OURS, THEIRS)
+    torch.testing.assert_close(answers(student, OURS, pictures), answers(teacher, THEIRS, pictures), atol=2e-2, rtol=0)
+
+
+def narrowed(teacher: torch.nn.Module, rank: int) -> torch.nn.Module:
+    """The teacher with a residual stream of ``rank`` centred directions, two heads and half its hidden units."""
+    model = copy.deepcopy(teacher)
+    for block in model.blocks:
+        block.attn.proj.weight.data[:, 32:] = 0
+        block.mlp.fc2.weight.data[:, 128:] = 0
+    q = torch.linalg.qr(torch.randn(64, 64, generator=torch.Generator().manual_seed(3))).Q[:, :rank]
+    q = q - q.mean(0)
+    keep = q @ torch.linalg.pinv(q)
+    for layer in [model.patch_embed.proj, *(x for b in model.blocks for x in (b.attn.proj, b.mlp.fc2))]:
+        layer.weight.data = (keep @ layer.weight.data.flatten(1)).view_as(layer.weight)
+        layer.bias.data = keep @ layer.bias.data
+    for token in (model.cls_token, model.pos_embed):
+        token.data = token.data @ keep
+    return model
+
+
+def test_a_stream_of_low_rank_is_reproduced_by_a_narrow_student(pictures: torch.Tensor) -> None:
+    """Nothing is lost where the teacher's stream has no more directions than the student has room for."""
+    teacher = narrowed(vit(0), rank=30)
+    student = vit(1, width=32, heads=2)
+    inherit(student, teacher, pictures, OURS, THEIRS)
+    expected = answers(teacher, THEIRS, pictures)
+    error = (answers(student, OURS, pictures) - expected).std() / expected.std()
+    assert error < 0.05
+
+
+@pytest.mark.parametrize("shape", [{"width": 32, "heads": 2}, {"depth": 2}, {"width": 32, "heads": 2, "depth": 1}])
+def test_a_smaller_student_answers_like_the_teacher(shape: dict, pictures: torch.Tensor) -> None:
+    teacher, student = vit(0), vit(1, **shape)
+    inherit(student, teacher, pictures[:96], OURS, THEIRS)
+    expected, got = answers(teacher, THEIRS, pictures[96:]), answers(student, OURS, pictures[96:])
+    assert torch.corrcoef(torch.stack([expected.flatten(), got.flatten()]))[0, 1] > 0.5
+
+
+def test_another_patch_size(pictures: torch.Tensor) -> None:
+    teacher, student = vit(0), vit(1, patch_size=16)
+    inherit(student, teacher, pictures, OURS, THEIRS)
+    assert torch.isfinite(answers(student, OURS, pictures)).all()
+
+
+def test_it_is_deterministic(pictures: torch.Tensor) -> None:
+    states = []
+    for seed in (1, 2):  # nothing of the student's own start is left
+        student = vit(seed, width=32, heads=2)
+        inherit(student, vit(0), pictures, OURS, THEIRS)
+        states.append(student.state_dict())
+    assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])
+
+
+def test_another_number_of_classes_leaves_the_head_fresh(pictures: torch.Tensor) -> None:
+    student = vit(1)
+    student.reset_classifier(7)
+    before = student.head.weight.clone()
+    inherit(student, vit(0), pictures, OURS, THEIRS)
+    assert torch.equal(student.head.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("student", "message"),
+    [
+        ({"heads": 2}, "same head size, got 32 and 16"),
+        ({"width": 80, "heads": 5}, "no larger width than the teacher, got 80 and 64"),
+        ({"depth": 4}, "no larger depth than the teacher, got 4 and 3"),
+        ({"mlp_ratio": 5}, "no larger hidden units than the teacher, got 320 and 256"),
+        ({"global_pool": "avg", "class_token": False}, "same pooling, got avg and token"),
+        ({"reg_tokens": 2}, "the student must have no register tokens"),
+    ],
+)
+def test_a_pair_that_does_not_fit(student: dict, message: str, pictures: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=message):
+        inherit(vit(1, **student), vit(0), pictures, OURS, THEIRS)
+    with pytest.raises(ValueError, match="must be a plain timm VisionTransformer, got ResNet"):
+        inherit(timm.create_model("resnet10t"), vit(0), pictures, OURS, THEIRS)
