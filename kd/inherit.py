@@ -52,7 +52,7 @@ def inherit(student: ViT, teacher: ViT, pictures: Images, student_input: Preproc
     logits = torch.cat([teacher(teacher_input(part)) for part in pictures.split(64)])
     as_student = Preprocess(student_input.img_size, teacher_input.mean, teacher_input.std)
     streams = _teacher_streams(teacher, _embedded_as(student, teacher, as_student(pictures)))
-    projection = _projection(streams, student.embed_dim)
+    projection = _projection(streams, student.embed_dim, teacher.num_prefix_tokens)
     _reset_norms(student)
     _inherit_embedding(student, teacher, projection, student_input, teacher_input)
     stream = student._pos_embed(student.patch_embed(student_input(pictures)))
@@ -126,7 +126,7 @@ def _teacher_streams(teacher: ViT, stream: Tensor) -> list[Tensor]:
     return [_centred(s) for s in streams]
 
 
-def _projection(streams: list[Tensor], width: int) -> Tensor:
+def _projection(streams: list[Tensor], width: int, prefix: int) -> Tensor:
     """``M``, (width, D_teacher): leading directions of the normalised stream over all layers.
 
     Every token counts by its direction alone, as a LayerNorm sees it; the class token as much as all patches
@@ -136,9 +136,9 @@ def _projection(streams: list[Tensor], width: int) -> Tensor:
     moment = torch.zeros(teacher_width, teacher_width, dtype=torch.float64)
     for stream in streams:
         unit = nn.functional.normalize(stream.double(), dim=-1)
-        for part in (unit[:, :1], unit[:, 1:]):
+        for part in (unit[:, :prefix], unit[:, prefix:]):
             flat = part.reshape(-1, teacher_width)
-            moment += flat.T @ flat / len(flat)
+            moment += flat.T @ flat / max(1, len(flat))
     directions = torch.linalg.eigh(moment).eigenvectors.flip(1)[:, : width - 1]  # the all-ones direction comes last
     directions = directions * directions.sum(0).add(1e-12).sign()  # eigenvectors have no sign of their own
     start = torch.eye(width, dtype=torch.float64)

@@ -32,7 +32,9 @@ def answers(model: torch.nn.Module, preprocess: Preprocess, pictures: torch.Tens
     return model.eval()(preprocess(pictures))
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"init_values": 0.1}, {"qkv_bias": False}])
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"init_values": 0.1}, {"qkv_bias": False}, {"global_pool": "avg", "class_token": False}]
+)
 def test_a_student_of_the_same_shape_becomes_the_teacher(kwargs: dict, pictures: torch.Tensor) -> None:
     teacher, student = vit(0, **kwargs), vit(1, **{k: v for k, v in kwargs.items() if k != "init_values"})
     inherit(student, teacher, pictures, OURS, THEIRS)

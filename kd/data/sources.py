@@ -137,7 +137,7 @@ class FoodTagMini(ImageFolder):
         val_per_class: validation pictures a class.
     """
 
-    def __init__(self, train_per_class: int = 150, val_per_class: int = 60) -> None:
+    def __init__(self, train_per_class: int = 300, val_per_class: int = 60) -> None:
         for name, value in (("train_per_class", train_per_class), ("val_per_class", val_per_class)):
             if value < 1:
                 raise ValueError(f"{name} must be > 0, got {value}")
