@@ -61,7 +61,7 @@ class Preflight(Callback):
 
     def _judge(self, trainer: Trainer, arch: str, right: int, in_top5: int, per_class: list[int]) -> None:
         total = sum(per_class)
-        self.teacher_val = {"acc1": right / total, "acc5": in_top5 / total}
+        self.teacher_val = {"acc1": round(right / total, 6), "acc5": round(in_top5 / total, 6)}
         chance = max(per_class) / total
         weak = right <= total * chance + 3 * math.sqrt(total * chance * (1 - chance))
         if weak and self.mode == "stop":

@@ -61,7 +61,9 @@ class Summary(Callback):
         if trainer.sanity_checking:
             return
         self._final = {
-            k.removeprefix("val/"): float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val/")
+            k.removeprefix("val/"): round(float(v), 6)
+            for k, v in trainer.callback_metrics.items()
+            if k.startswith("val/")
         }
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -145,7 +147,7 @@ def best_checkpoint(trainer: Trainer) -> ModelCheckpoint | None:
 
 
 def _model(arch: str, model: torch.nn.Module, val: dict[str, float]) -> dict[str, Any]:
-    return {"arch": arch, "params": count_parameters(model), "val": {k: round(v, 6) for k, v in val.items()}}
+    return {"arch": arch, "params": count_parameters(model), "val": val}
 
 
 def _device_name(device: torch.device) -> str:

@@ -34,7 +34,7 @@ class TurnTaking(Callback):
         self.started = 0.0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Lightning's own work between two batches counts: the clock runs from the end of the last hand-written step."""
+        """Starts the clock once; then it runs from the end of the last hand-written step."""
         if not self.started:
             self.started = time.perf_counter()
 
@@ -127,8 +127,8 @@ def main() -> None:
         "# A step of kd-train against a hand-written loop",
         "",
         f"{cli.model.teacher.spec.arch} -> {spec.arch} at {spec.img_size} px, batch {cli.datamodule.batch_size}, "
-        f"bf16 autocast, {torch.get_num_threads()} threads, torch {torch.__version__}, Python {platform.python_version()}; "
-        f"{len(turns.kd_ms)} pairs of steps in turn, batches from memory.",
+        f"bf16 autocast, {torch.get_num_threads()} threads, torch {torch.__version__}, "
+        f"Python {platform.python_version()}; {len(turns.kd_ms)} pairs of steps in turn, batches from memory.",
         "",
         "| | median ms |",
         "|---|---|",
