@@ -1,4 +1,4 @@
-"""Finds recipes and overlays: inside the installed package, else beside it in a checkout."""
+"""Finds recipes and overlays (inside the installed package, else beside it in a checkout), and runs."""
 
 import difflib
 from pathlib import Path
@@ -42,3 +42,12 @@ def find(kind: str, name: str) -> Path:
     near = difflib.get_close_matches(name, names(kind), 1, 0.5)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     raise UserError(f"no {what} '{name}'{hint} (kd-train --list)")
+
+
+def run_folder(path: Path) -> Path:
+    """The run's own folder where ``path`` is a recipe's ``latest`` (a link, or a one-line file); else ``path``."""
+    if path.is_symlink():
+        return path.parent / path.readlink()
+    if path.name == "latest" and path.is_file():
+        return path.parent / path.read_text(encoding="utf-8").strip()
+    return path

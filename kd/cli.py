@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kd._find import find, names
+from kd._find import find, names, run_folder
 from kd.errors import UserError
 
 KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.]*\+?)=(.*)$", re.S)
@@ -195,7 +195,8 @@ def _check_resume(request: Request) -> Path | None:
     """The checkpoint to go on from; the run's own settings are the recipe unless one is given."""
     if request.resume is None:
         return None
-    run = Path(request.resume)
+    run = run_folder(Path(request.resume))
+    request.resume = str(run)
     checkpoint = run / "checkpoints" / "last.ckpt"
     if not checkpoint.is_file():
         raise UserError(f"resume: {run} has no checkpoints/last.ckpt" if run.is_dir() else f"resume: there is no {run}")
@@ -328,7 +329,7 @@ def _eval(request: Request) -> int:
     if "help" in request.flags or not request.rest:
         print(EVAL_HELP, end="")
         return 0 if "help" in request.flags else 2
-    run = Path(request.rest[0])
+    run = run_folder(Path(request.rest[0]))
     own = dict(item.split("=", 1) for item in request.overrides if item.startswith(("split=", "folder=")))
     for name in ("config.yaml", "student.safetensors"):
         if not (run / name).is_file():

@@ -15,6 +15,7 @@ from timm.models import load_state_dict as read_timm_state_dict
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as tvf
 
+from kd._find import run_folder
 from kd.errors import UserError
 
 Images = Tensor  # uint8, (N, 3, H, W)
@@ -191,6 +192,7 @@ def read_checkpoint(path: Path, key: str) -> tuple[Path, dict[str, Tensor], list
     Raises:
         UserError: no such file, or not a readable checkpoint.
     """
+    path = run_folder(path)
     file = path / "student.safetensors" if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"{key}: there is no {file}")

@@ -110,6 +110,18 @@ def test_resume_at_an_epochs_end_equals_the_uninterrupted_run(recipe: Path, extr
     assert summaries[0]["student"] == summaries[1]["student"]
 
 
+def test_latest_is_resumed_and_evaluated_as_the_run_it_names(recipe: Path) -> None:
+    folder = run(recipe, "trainer.max_epochs=1")
+    latest = folder.parent / "latest"
+    assert train_main([f"resume={latest}", "trainer.max_epochs=2"]) == 0
+    assert latest.resolve() == folder.resolve()
+    assert json.loads((folder / "summary.json").read_text())["epochs"] == 2
+    latest.unlink()
+    latest.write_text("000\n")  # as on a file system without links
+    assert eval_main([str(latest)]) == 0
+    assert train_main([f"recipe={recipe}", f"model.teacher.checkpoint={folder}", "config=no_teacher"]) == 0
+
+
 def test_resume_refuses_another_teacher(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from tests._helpers import save_teacher
 
