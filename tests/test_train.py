@@ -119,7 +119,7 @@ def test_latest_is_resumed_and_evaluated_as_the_run_it_names(recipe: Path) -> No
     latest.unlink()
     latest.write_text("000\n")  # as on a file system without links
     assert eval_main([str(latest)]) == 0
-    assert train_main([f"recipe={recipe}", f"model.teacher.checkpoint={folder}", "config=no_teacher"]) == 0
+    assert train_main([f"recipe={recipe}", f"model.student.checkpoint={latest}", "trainer.max_epochs=1"]) == 0
 
 
 def test_resume_refuses_another_teacher(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
