@@ -31,12 +31,11 @@ FOREIGN = (
 )
 
 
-def arguments(config: dict[str, Any], overlays: list[str]) -> list[str]:
-    """The command line of the teacher's own run: its recipe on this run's data, overlays and architecture.
+def arguments(config: dict[str, Any]) -> list[str]:
+    """The command line of the teacher's own run: its recipe, with this run's data, architecture, device and limits.
 
     Args:
         config: this run's resolved configuration.
-        overlays: this run's overlays, by name.
 
     Returns:
         Items for ``kd-train``.
@@ -50,9 +49,11 @@ def arguments(config: dict[str, Any], overlays: list[str]) -> list[str]:
         "model.student.img_size": teacher["img_size"],
         "model.student.kwargs": teacher["kwargs"],
         "trainer.accelerator": config["trainer"]["accelerator"],
+        "trainer.limit_train_batches": config["trainer"]["limit_train_batches"],  # a trial run trains a trial teacher
+        "trainer.limit_val_batches": config["trainer"]["limit_val_batches"],
     }
     items = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in passed.items()]
-    return [f"recipe={teacher['recipe']}", *(f"config={o}" for o in overlays), *items, *ONE_PROCESS]
+    return [f"recipe={teacher['recipe']}", *items, *ONE_PROCESS]
 
 
 def key_of(config: dict[str, Any], source: Source) -> str:

@@ -180,7 +180,7 @@ def _train(request: Request) -> int:
     if "print_config" in request.flags:
         print(parsed.as_yaml(), end="")
         return 0
-    teacher = _teacher_checkpoint(parsed.as_dict(), request.overlays)
+    teacher = _teacher_checkpoint(parsed.as_dict())
     if teacher:
         args.append(f"--model.teacher.checkpoint={teacher}")
     return _fit(KDCLI(args), resume_from)
@@ -226,7 +226,7 @@ def _quiet_libraries() -> None:
         warnings.filterwarnings("ignore", message=message)
 
 
-def _teacher_checkpoint(config: dict[str, Any], overlays: list[str]) -> Path | None:
+def _teacher_checkpoint(config: dict[str, Any]) -> Path | None:
     """Trains the teacher that the recipe names, where the run has none."""
     teacher = config["model"]["teacher"]
     if not teacher or teacher["checkpoint"] or teacher["pretrained"] or not teacher.get("recipe"):
@@ -234,7 +234,7 @@ def _teacher_checkpoint(config: dict[str, Any], overlays: list[str]) -> Path | N
     from kd._parser import KDCLI, build_data
     from kd._teachers import arguments, key_of, trained_teacher
 
-    items = arguments(config, overlays)
+    items = arguments(config)
     own = KDCLI(translate(items).parser_args(), instantiate=False)
     key = key_of(own.as_dict(), build_data(config["data"]).source)
     return trained_teacher(items, key, teacher["recipe"], _is_rank_zero())
@@ -256,6 +256,9 @@ def _fit(cli: Any, resume_from: Path | None) -> int:
         say(f"\nkd-train: {stop} at step {cli.trainer.global_step}; checkpoint: {stop.checkpoint}")
         say(f"kd-train: go on with: kd-train resume={cli.folder.path}")
         return _status_of_stop(stop.signal_number)
+    except SystemExit as stop:  # Lightning's answer to a signal outside our own training steps
+        say("kd-train: interrupted", file=sys.stderr)
+        return 143 if type(stop).__name__ == "SIGTERMException" else 130
     except UserError:
         raise
     except Exception as error:

@@ -116,6 +116,10 @@ def test_latest_is_resumed_and_evaluated_as_the_run_it_names(recipe: Path) -> No
     assert train_main([f"resume={latest}", "trainer.max_epochs=2"]) == 0
     assert latest.resolve() == folder.resolve()
     assert json.loads((folder / "summary.json").read_text())["epochs"] == 2
+    before = json.loads((folder / "summary.json").read_text())
+    assert train_main([f"resume={latest}"]) == 0  # finished already: nothing is lost
+    after = json.loads((folder / "summary.json").read_text())
+    assert (after["status"], after["student"]) == ("done", before["student"])
     latest.unlink()
     latest.write_text("000\n")  # as on a file system without links
     assert eval_main([str(latest)]) == 0

@@ -91,12 +91,16 @@ class Summary(Callback):
             (self.folder.path / name).write_text("".join(traceback.format_exception(exception)))
 
     def state_dict(self) -> dict[str, Any]:
-        """The best epoch so far: a resumed run goes on with it."""
-        return {"best": self._best}
+        """What a resumed run goes on with: the best and the last epoch's metrics, and the time spent so far."""
+        return {"best": self._best, "final": self._final, "wall_s": self._wall_s()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes it back."""
-        self._best = state_dict["best"]
+        self._best, self._final = state_dict["best"], state_dict["final"]
+        self._started = time.monotonic() - state_dict["wall_s"]
+
+    def _wall_s(self) -> float:
+        return round(time.monotonic() - self._started, 1)
 
     def write(self, trainer: Trainer, pl_module: Any, status: str, error: BaseException | None = None) -> None:
         """Writes ``summary.json`` on rank 0, if the run has a folder already."""
@@ -121,7 +125,7 @@ class Summary(Callback):
             "world_size": trainer.world_size,
             "epochs": trainer.current_epoch,
             "steps": trainer.global_step,
-            "wall_s": round(time.monotonic() - self._started, 1),
+            "wall_s": self._wall_s(),
             "images_per_s": round(1000 * per_step / step_ms, 1) if step_ms else None,
             "step_ms_median": round(step_ms, 2) if step_ms else None,
             "peak_memory_mb": round(_peak_memory_mb(pl_module.device)),

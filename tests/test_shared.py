@@ -1,0 +1,74 @@
+"""On real photographs and a real teacher, where KD_SHARED names them."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from kd.cli import eval_main, train_main
+from kd.data import DistillationDataModule
+from kd.data.sources import ImageFolder
+
+TEACHER = "models/grocery81_vit_small_patch14_dinov2_112.safetensors"
+
+
+def grocery(shared: Path, runs: Path, *items: str) -> list[str]:
+    return [
+        "recipe=grocery_vit", f"data.source.root={shared / 'data' / 'grocery'}",
+        f"model.teacher.checkpoint={shared / TEACHER}", f"runs_dir={runs}", *items,
+    ]  # fmt: skip
+
+
+def test_class_ids_of_real_photographs(shared: Path) -> None:
+    data = DistillationDataModule(ImageFolder(str(shared / "data" / "grocery")), img_size=112, num_workers=0)
+    info = data.info
+    assert (info.train, info.val, len(info.classes)) == (2640, 296, 81)
+    assert len(set(data.split("val").targets)) == 60
+
+
+def test_a_short_run_of_the_grocery_recipe(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The preflight's 251 of 296, a student that inherits, a few steps, and its evaluation."""
+    items = ["trainer.limit_train_batches=4", "trainer.max_epochs=1", "trainer.accelerator=cpu", "data.batch_size=32"]
+    assert train_main(grocery(shared, tmp_path, *items)) == 0
+    out = capsys.readouterr().out
+    assert "right on 251 of 296 validation pictures (84.8%)" in out
+    folder = tmp_path / "grocery_vit" / "000"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["teacher"]["val"]["acc1"] == pytest.approx(251 / 296, abs=1e-5)
+    assert summary["student"]["val"]["acc1"] > 0.5  # without its teacher's layers: near 1/81
+    with (folder / "metrics.csv").open() as file:
+        assert "val/agreement" in (csv.DictReader(file).fieldnames or [])
+    assert eval_main([str(folder)]) == 0
+    found = json.loads((folder / "eval_val.json").read_text())
+    assert found["teacher"]["acc1"] == pytest.approx(251 / 296, abs=1e-5)
+    assert found["student"]["acc1"] == pytest.approx(summary["student"]["best_val"]["acc1"], abs=0.03)
+
+
+def test_a_truncated_photograph_is_named(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = shared / "data" / "grocery"
+    for split in ("train", "val"):
+        for name in ("Banana", "Lemon"):
+            folder = tmp_path / "data" / split / name
+            folder.mkdir(parents=True)
+            for path in sorted((source / split / name).iterdir())[:3]:
+                (folder / path.name).write_bytes(path.read_bytes())
+    bad = sorted((tmp_path / "data" / "train" / "Lemon").iterdir())[0]
+    bad.write_bytes(bad.read_bytes()[:-2000])
+    items = grocery(shared, tmp_path / "runs", f"data.source.root={tmp_path / 'data'}")
+    assert train_main(items) == 2
+    assert str(bad) in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_headless_backbone_starts_a_student(shared: Path) -> None:
+    """DINOv2's 518 px position embedding is resampled to 112 px."""
+    from kd.models import StudentSpec, build_model
+
+    spec = StudentSpec(
+        "vit_small_patch14_dinov2", 112, checkpoint=str(shared / "models" / "vit_small_patch14_dinov2.safetensors")
+    )
+    model = build_model(spec, 5, "model.student").eval()
+    with torch.inference_mode():
+        assert torch.isfinite(model(torch.zeros(1, 3, 112, 112))).all()
