@@ -222,6 +222,7 @@ def _quiet_libraries() -> None:
         ".*your dataloader is not resumable.*",
         ".*lr_scheduler.step.*before.*optimizer.step.*",
         ".*in eval mode at the start of training.*",
+        ".*It is recommended to use `self.log.*sync_dist=True.*",
     ):
         warnings.filterwarnings("ignore", message=message)
 

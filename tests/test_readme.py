@@ -75,3 +75,11 @@ TINY_TEACHER = [
     "model.teacher.kwargs={patch_size: 8, embed_dim: 32, depth: 2, num_heads: 2}", "model.student.inherit=false",
     "model.distill_losses={kd: {class_path: KDLoss}}", "model.taps={}",
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, flags=re.S))
+def test_the_python_of_the_readme_runs(code: str, filled: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(filled["HOME"])
+    if "runs/foodtag_vit" in code and not Path("runs/foodtag_vit/latest").exists():
+        assert train_main(["recipe=foodtag_vit", *SMALL, *TINY_FOOD]) == 0
+    exec(compile(code, "README.md", "exec"), {})

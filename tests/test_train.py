@@ -283,3 +283,36 @@ def test_the_student_starts_from_the_teachers_layers(recipe: Path, teacher: Path
     )
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["student"]["val"]["agreement"] == 1.0
+
+
+def test_a_signal_to_one_of_two_processes_stops_both_with_a_checkpoint(recipe: Path) -> None:
+    slow = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.2}})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kd.cli", f"recipe={recipe}", "config=ddp_2cpu", "data.batch_size=2",
+         "trainer.max_epochs=3", f"trainer.callbacks+={slow}"],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    folder = recipe.parent / "runs" / "tiny" / "000"
+    deadline = time.monotonic() + 120
+    while not (folder / "checkpoints" / "last.ckpt").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert f"kd-train resume={folder}" in out
+    assert train_main([
+        f"resume={folder}", "trainer.callbacks=null", "trainer.devices=1", "trainer.strategy=auto", "data.batch_size=4"
+    ]) == 0  # fmt: skip
+
+
+def test_under_torchrun(recipe: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "kd.cli", f"recipe={recipe}",
+         "config=ddp_2cpu", "config=zero", "data.batch_size=4", "trainer.max_epochs=1"],
+        cwd=ROOT, text=True, capture_output=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("run folder:") == 1
+    summary = json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
+    assert (summary["status"], summary["world_size"]) == ("done", 2)

@@ -58,7 +58,8 @@ def main() -> None:
     found: dict[str, list[dict]] = {arm: [] for arm in arms}
     for seed in options.seeds:
         for arm, changes in arms.items():
-            found[arm].append(run(options.recipe, arm, [*options.set, *changes], seed, options.runs))
+            kept = [s for s in options.set if "config=no_teacher" not in changes or not s.startswith("model.teacher")]
+            found[arm].append(run(options.recipe, arm, [*kept, *changes], seed, options.runs))
             print(arm, seed, found[arm][-1]["student"]["val"], flush=True)
     first = found["distilled"][0]
     lines = [
