@@ -75,10 +75,12 @@ def known_keys(parser: LightningArgumentParser) -> Iterator[str]:
 def one_line(message: str, keys: list[str]) -> str:
     """jsonargparse's message, which can be a paragraph, in one line that starts with the key."""
     text = re.sub(r" Given value type: .*$", "", " ".join(message.split()))
-    unknown = re.search(r"unrecognized arguments: --([\w.+-]+)|[Kk]ey ['\"]([\w.+-]+)['\"] is not expected", text, re.I)
-    if unknown:
-        key = unknown.group(1) or unknown.group(2)
-        near = difflib.get_close_matches(key, keys, 1, 0.6)
+    unknown = re.search(r"unrecognized arguments: --([\w.+-]+)|^Option '([\w.]+)' is not accepted", text, re.I)
+    group = re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", text)
+    if unknown or group:
+        key = ".".join(group.groups()) if group else next(k for k in unknown.groups() if k)  # type: ignore[union-attr]
+        place = key.rpartition(".")[0]
+        near = difflib.get_close_matches(key, [*keys, *(f"{place}.{name}" for name in _argument_names())], 1, 0.6)
         return f"no key '{key}'{f'; did you mean {near[0]!r}?' if near else ''}"
     text = re.sub(r"^.*?[Pp]arser key \"([^\"]+)\": ?", r"\1: ", text)
     key = text.split(":", 1)[0]
@@ -87,7 +89,13 @@ def one_line(message: str, keys: list[str]) -> str:
         text = f"{key}: {reasons[-1]}" if re.fullmatch(r"[\w.]+", key) else reasons[-1]
     wrong_class = re.search(r"Expected a dot import path string: (\S+)", text)
     if wrong_class:
-        text = f"{key}: no class '{wrong_class.group(1)}'{_near_class(wrong_class.group(1))}"
+        given = wrong_class.group(1)
+        takes_class = any(part in key for part in ("source", "losses", "callbacks", "logger", "strategy", "task"))
+        text = (
+            f"{key}: no class '{given}'{_near_class(given)}"
+            if takes_class
+            else (f"{key}: has settings of its own ({key}.NAME=VALUE), got '{given}'")
+        )
     option = re.search(r"Option '(\w+)' is not accepted", text)
     if option:
         near = difflib.get_close_matches(option.group(1), _argument_names(), 1, 0.6)
@@ -183,11 +191,9 @@ class KDCLI(LightningCLI):
             if isinstance(cause, UserError):
                 return cause
             cause = cause.__cause__ or cause.__context__
-        if not isinstance(error, (ValueError, MisconfigurationException)):
+        if not isinstance(error, ValueError):
             return error
         message = one_line(str(error), [])
-        if isinstance(error, MisconfigurationException):
-            return UserError(f"trainer: {message}")
         value = re.search(r"\w+ must be .*", message)
         return UserError(self._with_key(value.group(0) if value else message))
 
@@ -233,7 +239,10 @@ class KDCLI(LightningCLI):
         if config.trainer.enable_progress_bar is not False:
             ours.append(Progress())
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": ours}
-        return super().instantiate_trainer(enable_progress_bar=False, **kwargs)
+        try:
+            return super().instantiate_trainer(enable_progress_bar=False, **kwargs)
+        except (MisconfigurationException, TypeError, ValueError) as error:
+            raise UserError(f"trainer: {' '.join(str(error).split())[:300]}") from error
 
     def as_dict(self) -> dict[str, Any]:
         """The resolved configuration as plain values."""

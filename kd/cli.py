@@ -78,10 +78,24 @@ class Request:
         """For the parser, in order of rising priority: recipe, overlays, overrides."""
         files = [find("recipes", self.recipe)] if self.recipe else []
         files += [find("configs", overlay) for overlay in self.overlays]
+        for file in files:
+            _check_yaml(file)
         args = [f"--config={file}" for file in files]
         if self.recipe and not re.search(r"^recipe:", files[0].read_text(encoding="utf-8"), re.M):
             args.append(f"--recipe={files[0].stem}")
         return args + [f"--{item}" for item in self.overrides]
+
+
+def _check_yaml(file: Path) -> None:
+    """Raises a UserError that names the file and the place where it is no YAML mapping."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is no YAML: {' '.join(str(error).split())[:200]}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{file} must hold settings (key: value), not {type(content).__name__}")
 
 
 def translate(argv: Sequence[str]) -> Request:
@@ -263,6 +277,11 @@ def _fit(cli: Any, resume_from: Path | None) -> int:
     except UserError:
         raise
     except Exception as error:
+        if cli.folder.path is None and resume_from:
+            reason = str(error).strip().splitlines() or [""]
+            raise UserError(
+                f"resume: {resume_from} can't be loaded: {type(error).__name__}: {reason[0][:200]}"
+            ) from error
         if cli.folder.path is None:
             raise
         say(
@@ -344,7 +363,7 @@ def _eval(request: Request) -> int:
     if foreign:
         near = difflib.get_close_matches(foreign.split("=")[0], ["split", "folder"], 1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise UserError(f"kd-eval takes split=, folder=, data.* and model.teacher.*, not '{foreign}'{hint}")
+        raise UserError(f"it takes split=, folder=, data.* and model.teacher.*, not '{foreign}'{hint}")
     result = _evaluate(run, request.parser_args(), own.get("split", "val"), own.get("folder"))
     file = run / f"eval_{Path(own['folder']).name if 'folder' in own else own.get('split', 'val')}.json"
     file.write_text(json.dumps(result, indent=2) + "\n")

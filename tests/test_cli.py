@@ -184,6 +184,11 @@ WRONG = [
     ("model.taps={a: {student: norm, teacher: norm}}", "model.taps.a: there is no feature loss 'a'"),
     ("model.teacher=null", "model.teacher: the distillation losses kd need one"),
     ("recipe=foodtag_vit", "recipe is given twice"),
+    ("data.augment=3", "data.augment: has settings of its own"),
+    ("trainer.strategy=foo", "trainer: You selected an invalid strategy name"),
+    ("trainer.devices=none", "trainer: "),
+    ("data.source=Manifest", "data.source: the following arguments are required: train, val"),
+    ("model.ema_decay=2", "model.ema_decay: must be > 0 and < 1, got 2.0"),
 ]
 
 
@@ -194,6 +199,31 @@ def test_wrong_use_is_told_in_one_line(
     assert train_main([f"recipe={recipe}", item]) == 2
     assert message in one_line_of(capsys)
     assert not (recipe.parent / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1,\n", "overlay.yaml is no YAML"),
+        ("just words", "overlay.yaml must hold settings"),
+        ("modle: {x: 1}\n", "no key 'modle.x'"),
+        ("model: {student: {archh: x}}\n", "no key 'model.student.archh'; did you mean 'model.student.arch'?"),
+        ("optim: {lrr: 1}\n", "no key 'optim.lrr'; did you mean 'optim.lr'?"),
+    ],
+)
+def test_a_wrong_overlay(text: str, message: str, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overlay = recipe.parent / "overlay.yaml"
+    overlay.write_text(text)
+    assert train_main([f"recipe={recipe}", f"config={overlay}"]) == 2
+    assert message in one_line_of(capsys)
+
+
+def test_a_manifest_with_a_missing_file_names_it(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = recipe.parent / "m.csv"
+    file.write_text("path,label\nnothing.jpg,a\n")
+    items = ["data.source=Manifest", f"data.source.train={file}", f"data.source.val={file}"]
+    assert train_main([f"recipe={recipe}", *items]) == 2
+    assert f"1 damaged picture: {file.parent / 'nothing.jpg'}" in one_line_of(capsys)
 
 
 def test_all_weights_zero(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

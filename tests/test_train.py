@@ -126,6 +126,36 @@ def test_latest_is_resumed_and_evaluated_as_the_run_it_names(recipe: Path) -> No
     assert train_main([f"recipe={recipe}", f"model.student.checkpoint={latest}", "trainer.max_epochs=1"]) == 0
 
 
+def test_a_damaged_checkpoint_is_named(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run(recipe, "trainer.max_epochs=1")
+    last = folder / "checkpoints" / "last.ckpt"
+    last.write_bytes(last.read_bytes()[:1000])
+    before = {p: p.read_bytes() for p in folder.glob("*.*")}
+    assert train_main([f"resume={folder}", "trainer.max_epochs=2"]) == 2
+    assert f"resume: {last} can't be loaded" in capsys.readouterr().err
+    assert {p: p.read_bytes() for p in folder.glob("*.*")} == before
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        ["trainer.limit_val_batches=0"],
+        ["trainer.max_steps=3", "trainer.max_epochs=-1"],
+        ["data.batch_size=7", "data.augment.mixup=0.8"],
+        ["model.student.arch=resnet10t", "model.student.kwargs={}"],
+        ["model.student.img_size=48", "data.img_size=40"],
+        ["trainer.logger=CSVLogger", "trainer.logger.save_dir=logs", "trainer.callbacks+=LearningRateMonitor"],
+        ["trainer.enable_progress_bar=false", "checkpoint.monitor=val/agreement", "trainer.accumulate_grad_batches=4"],
+    ],
+    ids=lambda items: items[0],
+)
+def test_settings_that_people_combine(items: list[str], recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(recipe.parent)
+    folder = run(recipe, "trainer.max_epochs=1", *items)
+    assert json.loads((folder / "summary.json").read_text())["status"] == "done"
+    assert (folder / "student.safetensors").exists()
+
+
 def test_resume_refuses_another_teacher(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from tests._helpers import save_teacher
 

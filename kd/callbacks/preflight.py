@@ -26,7 +26,7 @@ class Preflight(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Runs the teacher over this process's share of the validation set."""
-        if pl_module.teacher is None:
+        if pl_module.teacher is None or trainer.limit_val_batches == 0:
             return
         predictions, counts, per_class = self._measure(trainer, pl_module)
         pl_module.teacher_predictions = predictions.to(pl_module.device)

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -53,7 +54,11 @@ class FileSplit:
 
 
 class Source:
-    """Base of all sources. Subclasses fill ``classes`` and the two splits in :meth:`load`."""
+    """Base of all sources. Subclasses fill ``classes`` and the two splits in :meth:`load`.
+
+    Arguments of two sources share a name only where they mean the same: replacing a recipe's source on the command line
+    carries over the ones that both have.
+    """
 
     classes: list[str]
 
@@ -161,19 +166,19 @@ class Food101(Source):
     """torchvision's Food101: 101,000 photographs of 101 dishes; its test split is our ``val``.
 
     Args:
-        root: folder to keep it in (torchvision makes ``food-101`` below it); default: the user's cache folder.
+        data_dir: folder to keep it in (torchvision makes ``food-101`` below it); default: the user's cache folder.
         download: download it (5 GB) where it is missing.
     """
 
-    def __init__(self, root: str | None = None, download: bool = True) -> None:
-        self.root, self.download = root, download
+    def __init__(self, data_dir: str | None = None, download: bool = True) -> None:
+        self.data_dir, self.download = data_dir, download
 
     def load(self, split: str) -> FileSplit:
         """See :meth:`Source.load`."""
         from filelock import FileLock
         from torchvision import datasets
 
-        root = Path(self.root) if self.root else cache_dir()
+        root = Path(self.data_dir) if self.data_dir else cache_dir()
         root.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(root / "food-101.lock"):  # several processes of a run may start at once
@@ -185,23 +190,23 @@ class Food101(Source):
 
     def describe(self) -> str:
         """One line."""
-        return f"Food101 in {self.root or cache_dir()}"
+        return f"Food101 in {self.data_dir or cache_dir()}"
 
 
 class Manifest(Source):
     """Lists of (path, label): CSV with a header ``path,label``, or JSON lines ``{"path": ..., "label": ...}``.
 
-    Labels are class names; ids are their sorted order in the training list. Relative paths start at ``root``.
+    Labels are class names; ids are their sorted order in the training list. Relative paths start at ``image_dir``.
 
     Args:
         train: the training list (``.csv``, ``.jsonl``).
         val: the validation list.
-        root: folder that relative paths start at; default: the list's own folder.
+        image_dir: folder that relative paths start at; default: the list's own folder.
     """
 
-    def __init__(self, train: str, val: str, root: str | None = None) -> None:
+    def __init__(self, train: str, val: str, image_dir: str | None = None) -> None:
         self.lists = {"train": train, "val": val}
-        self.root = root
+        self.image_dir = image_dir
 
     def load(self, split: str) -> FileSplit:
         """See :meth:`Source.load`."""
@@ -223,7 +228,7 @@ class Manifest(Source):
         file = Path(self.lists[split])
         if not file.is_file():
             raise UserError(f"{key}: there is no {file}")
-        root = Path(self.root) if self.root else file.parent
+        root = Path(self.image_dir) if self.image_dir else file.parent
         try:
             with file.open(newline="", encoding="utf-8") as lines:
                 if file.suffix == ".csv":
@@ -324,6 +329,7 @@ def fingerprint(split: Split) -> str:
     for i, target in enumerate(split.targets):
         digest.update(f"{split.name(i)}\0{target}\0".encode())
         if isinstance(split, FileSplit):
-            stat = Path(split.paths[i]).stat()
-            digest.update(f"{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+            with suppress(OSError):  # a missing file is named by the check that decodes it
+                stat = Path(split.paths[i]).stat()
+                digest.update(f"{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
     return digest.hexdigest()[:16]

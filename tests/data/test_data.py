@@ -170,7 +170,7 @@ def test_manifests(suffix: str, tmp_path: Path, pictures: Path) -> None:
         )
         header = ["path,label"] if suffix == "csv" else []
         (tmp_path / f"{split}.{suffix}").write_text("\n".join(header + lines) + "\n")
-    source = Manifest(str(tmp_path / f"train.{suffix}"), str(tmp_path / f"val.{suffix}"), root=str(pictures))
+    source = Manifest(str(tmp_path / f"train.{suffix}"), str(tmp_path / f"val.{suffix}"), image_dir=str(pictures))
     folder = ImageFolder(str(pictures))
     for split in ("train", "val"):
         ours, theirs = source.load(split), folder.load(split)
