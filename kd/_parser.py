@@ -28,11 +28,12 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import ImageFolder, Source
 from kd.data.transforms import Augment
 from kd.errors import UserError
-from kd.losses import FeatureLoss, LogitLoss
-from kd.models import StudentSpec, TapSpec, TeacherSpec
+from kd.losses import FeatureLoss, LayersLoss, LogitLoss, Projection
+from kd.models import StudentSpec, TeacherSpec
 from kd.module import DistillationModule
 from kd.optim import OptimSpec
-from kd.tasks import Classification
+from kd.taps import TapSpec
+from kd.tasks import Classification, Task
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "logger": False,  # RunFolder adds metrics.csv; others by trainer.logger
@@ -49,11 +50,11 @@ class CheckpointSpec:
     """Which epoch is the best one.
 
     Attributes:
-        monitor: the validation metric that decides.
+        monitor: the validation metric that decides (``val/acc1``); default: the task's main one.
         mode: whether more (``max``) or less (``min``) of it is better.
     """
 
-    monitor: str = "val/acc1"
+    monitor: str | None = None
     mode: Literal["max", "min"] = "max"
 
 
@@ -104,7 +105,7 @@ def one_line(message: str, keys: list[str]) -> str:
 
 
 def _our_classes() -> list[type]:
-    bases = (Source, ImageFolder, LogitLoss, FeatureLoss)
+    bases = (Source, ImageFolder, LogitLoss, FeatureLoss, LayersLoss, Task, Projection)
     return [c for base in bases for c in base.__subclasses__()]
 
 
@@ -117,6 +118,11 @@ def _near_class(name: str) -> str:
     known = [c.__name__ for c in _our_classes()]
     near = difflib.get_close_matches(name, known, 1, 0.5)
     return f"; did you mean '{near[0]}'?" if near else f" (ours: {', '.join(known)}; others by their class path)"
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether matrix products in bfloat16 run on this CPU's own instructions (AVX512 or Arm's)."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class KDCLI(LightningCLI):
@@ -207,27 +213,31 @@ class KDCLI(LightningCLI):
         return message.replace(name, found[0].replace(".init_args", "") + ":", 1) if found else message
 
     def _choose_precision(self) -> str | None:
-        """bf16 autocast unless asked otherwise; where the device has none: fp16, with a line that says so."""
+        """bf16 autocast unless asked otherwise; where the device has none: a line that says so, and what instead."""
         trainer = self.config.trainer
         if trainer.precision is not None:
             return None
-        wants_gpu = str(trainer.accelerator) in ("auto", "gpu", "cuda")
-        old = wants_gpu and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False)
-        trainer.precision = "16-mixed" if old else "bf16-mixed"
-        if not old:
-            return None
-        name = torch.cuda.get_device_name()
-        return f"{name} has no bfloat16: fp16 with loss scaling instead (trainer.precision=32-true for fp32)"
+        trainer.precision = "bf16-mixed"
+        on_gpu = str(trainer.accelerator) in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+        if on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
+            trainer.precision = "16-mixed"
+            name = torch.cuda.get_device_name()
+            return f"{name} has no bfloat16: fp16 with loss scaling instead (trainer.precision=32-true for fp32)"
+        if not on_gpu and str(trainer.accelerator) in ("auto", "cpu") and not cpu_has_bfloat16():
+            trainer.precision = "32-true"
+            return "this CPU has no bfloat16 arithmetic: float32 instead (emulated it takes 10 to 20 times as long)"
+        return None
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer with our callbacks and checkpoints."""
         config = self.config
-        known = [f"val/{name}" for name in self.model.task.metric_names(self.model.teacher is not None)]
-        if config.checkpoint.monitor not in known:
-            raise ValueError(f"monitor must be one of {', '.join(known)}, got '{config.checkpoint.monitor}'")
+        known = [f"val/{name}" for name in self.model.task.metric_names(bool(self.model.teacher and self.model.teacher.has_head))]
+        monitor = config.checkpoint.monitor or f"val/{self.model.task.primary}"
+        if monitor not in known:
+            raise ValueError(f"monitor must be one of {', '.join(known)}, got '{monitor}'")
         resume = Path(config.resume) if config.resume else None
         preflight = Preflight(config.preflight)
-        best = {"monitor": config.checkpoint.monitor, "mode": config.checkpoint.mode}
+        best = {"monitor": monitor, "mode": config.checkpoint.mode}
         where = resume.resolve() / "checkpoints" if resume else None
         checkpoints = [
             ModelCheckpoint(where, "best", save_weights_only=True, enable_version_counter=False, **best),
@@ -274,3 +284,10 @@ def build_data(config: dict[str, Any]) -> DistillationDataModule:
     parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False)
     parser.add_class_arguments(DistillationDataModule, "data")
     return parser.instantiate_classes(parser.parse_object({"data": config})).data
+
+
+def build_task(config: dict[str, Any] | None) -> Task:
+    """The task alone, from ``model.task`` of a resolved configuration."""
+    parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--task", type=Task | None)
+    return parser.instantiate_classes(parser.parse_object({"task": config})).task or Classification()

@@ -111,6 +111,13 @@ class Summary(Callback):
             self.content["error"] = f"{type(error).__name__}: {error}"
         (self.folder.path / "summary.json").write_text(json.dumps(self.content, indent=2) + "\n")
 
+    def _teacher(self, teacher: Any) -> dict[str, Any] | None:
+        if teacher is None:
+            return None
+        whole = _model(teacher.arch, teacher.model, self.preflight.teacher_val)
+        each = {name: _model(t.arch, t.model, self.preflight.members.get(name, {})) for name, t in teacher.members.items()}
+        return whole | ({"members": each} if len(each) > 1 else {})
+
     def _content(self, trainer: Trainer, pl_module: Any, status: str) -> dict[str, Any]:
         info, data = pl_module.data_info, pl_module.trainer.datamodule
         step_ms = statistics.median(self._steps_ms) if self._steps_ms else None
@@ -129,15 +136,14 @@ class Summary(Callback):
             "images_per_s": round(1000 * per_step / step_ms, 1) if step_ms else None,
             "step_ms_median": round(step_ms, 2) if step_ms else None,
             "peak_memory_mb": round(_peak_memory_mb(pl_module.device)),
-            "teacher": _model(pl_module.teacher.spec.arch, pl_module.teacher.model, self.preflight.teacher_val)
-            if pl_module.teacher
-            else None,
+            "teacher": self._teacher(pl_module.teacher),
             "student": _model(pl_module.student_spec.arch, pl_module.student, self._final) | {"best_val": self._best},
             "data": {
                 "source": data.source.describe(),
                 "train": info.train,
                 "val": info.val,
                 "classes": len(info.classes),
+                "unlabeled": info.unlabeled,
                 "skipped": len(data.skipped),
             },
             "seed": self.seed,
