@@ -2,10 +2,12 @@
 
 import difflib
 import inspect
+import json
 import logging
 import re
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -19,21 +21,26 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
+from kd.callbacks.predictions import Predictions
 from kd.callbacks.preemption import Preemption
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.progress import Progress
 from kd.callbacks.run_folder import RunFolder
+from kd.callbacks.students import StudentFolders
 from kd.callbacks.summary import Summary
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import ImageFolder, Source
 from kd.data.transforms import Augment
 from kd.errors import UserError
+from kd.export import save_student
+from kd.joint import SeveralStudents
 from kd.losses import FeatureLoss, LayersLoss, LogitLoss, Projection
 from kd.models import StudentSpec, TeacherSpec
 from kd.module import DistillationModule
 from kd.optim import OptimSpec
 from kd.taps import TapSpec
 from kd.tasks import Classification, Task
+from kd.teacher import shared_teachers
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "logger": False,  # RunFolder adds metrics.csv; others by trainer.logger
@@ -134,7 +141,8 @@ class KDCLI(LightningCLI):
     """
 
     def __init__(self, args: list[str], instantiate: bool = True) -> None:
-        self._instantiate = instantiate
+        self._instantiate, self._args = instantiate, args
+        self.student_configs: dict[str, str] = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             super().__init__(
@@ -163,6 +171,13 @@ class KDCLI(LightningCLI):
             help="What a teacher near chance does.",
         )
 
+        parser.add_argument(
+            "--students",
+            type=dict[str, dict[str, Any]] | None,
+            default=None,
+            help="Several students in one run: name -> the settings in which it differs (model.student.arch: ...).",
+        )
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Groups and links: what two parts share is typed once."""
         parser.add_class_arguments(OptimSpec, "optim")
@@ -186,7 +201,8 @@ class KDCLI(LightningCLI):
             return
         self.precision_note = self._choose_precision()
         try:
-            super().instantiate_classes()
+            with shared_teachers() if self.config.students else nullcontext():
+                super().instantiate_classes()
         except Exception as error:
             raise self._told_by_key(error) from error
 
@@ -231,7 +247,12 @@ class KDCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer with our callbacks and checkpoints."""
         config = self.config
-        known = [f"val/{name}" for name in self.model.task.metric_names(bool(self.model.teacher and self.model.teacher.has_head))]
+        if config.students:
+            self.model = SeveralStudents({name: self._student(name) for name in config.students})
+        known = [
+            f"val/{name}"
+            for name in self.model.task.metric_names(bool(self.model.teacher and self.model.teacher.has_head))
+        ]
         monitor = config.checkpoint.monitor or f"val/{self.model.task.primary}"
         if monitor not in known:
             raise ValueError(f"monitor must be one of {', '.join(known)}, got '{monitor}'")
@@ -239,13 +260,19 @@ class KDCLI(LightningCLI):
         preflight = Preflight(config.preflight)
         best = {"monitor": monitor, "mode": config.checkpoint.mode}
         where = resume.resolve() / "checkpoints" if resume else None
-        checkpoints = [
-            ModelCheckpoint(where, "best", save_weights_only=True, enable_version_counter=False, **best),
+        checkpoints = [] if config.students else [  # several students: each keeps its own best epoch
+            ModelCheckpoint(where, "best", save_weights_only=True, enable_version_counter=False, **best)
+        ]  # fmt: skip
+        checkpoints += [
             ModelCheckpoint(where, "last", save_on_train_epoch_end=True, enable_version_counter=False),
         ]
         self.folder = RunFolder(Path(config.runs_dir), config.recipe, self.as_yaml(), checkpoints, resume)
-        self.summary = Summary(self.folder, preflight, config.recipe, config.seed)
+        self.summary = Summary(self.folder, preflight, config.recipe, config.seed, monitor, config.checkpoint.mode)
         ours: list[Callback] = [preflight, self.folder, Preemption(), self.summary, *checkpoints]
+        if config.students:
+            ours.insert(4, StudentFolders(self.folder, self.summary, self.student_configs, save_student))
+        if self.model.task.dense:
+            ours.append(Predictions(self.folder))
         if config.trainer.enable_progress_bar is not False:
             ours.append(Progress())
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": ours}
@@ -253,6 +280,24 @@ class KDCLI(LightningCLI):
             return super().instantiate_trainer(enable_progress_bar=False, **kwargs)
         except (MisconfigurationException, TypeError, ValueError) as error:
             raise UserError(f"trainer: {' '.join(str(error).split())[:300]}") from error
+
+    def _student(self, name: str) -> DistillationModule:
+        """One of several students, built as it would be in a run of its own."""
+        own = self.config.students[name] or {}
+        foreign = [key for key in flatten(own) if key and not key.startswith(("model.", "optim."))]
+        foreign += [key for key in flatten(own) if key.startswith(("model.teacher.", "model.teachers.", "model.task."))]
+        if foreign:
+            raise UserError(
+                f"students.{name}: may differ in model.student, its losses and optim, not in '{foreign[0]}'"
+            )
+        if not re.fullmatch(r"[\w-]+", name):
+            raise UserError(f"students: a name is made of letters, digits, _ and -, got '{name}'")
+        items = [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in own.items()]
+        cli = KDCLI([*self._args, *items, "--students=null"], instantiate=False)
+        cli.config.trainer.precision = self.config.trainer.precision
+        self.student_configs[name] = cli.as_yaml()
+        seed_everything(self.config.seed, workers=True, verbose=False)
+        return cli.parser.instantiate_classes(cli.config).model
 
     def as_dict(self) -> dict[str, Any]:
         """The resolved configuration as plain values."""

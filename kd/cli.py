@@ -263,9 +263,13 @@ def _fit(cli: Any, resume_from: Path | None) -> int:
     say(f"data: {cli.datamodule.source.describe()}", flush=True)
     left_out = f", {len(cli.datamodule.skipped)} damaged left out" if cli.datamodule.skipped else ""
     without = f" ({info.unlabeled} without a label)" if info.unlabeled else ""
-    say(f"      {info.train} training{without} and {info.val} validation pictures, {len(info.classes)} classes{left_out}")
+    say(
+        f"      {info.train} training{without} and {info.val} validation pictures, {len(info.classes)} classes{left_out}"
+    )
     if not info.labels:
-        say("      training on the unlabelled pictures alone: no task loss (beside labelled ones: data.unlabeled_ratio)")
+        say(
+            "      training on the unlabelled pictures alone: no task loss (beside labelled ones: data.unlabeled_ratio)"
+        )
     if cli.precision_note:
         say(cli.precision_note)
     try:
@@ -311,7 +315,10 @@ def _finish(cli: Any) -> None:
 
     best = best_checkpoint(cli.trainer)
     path = best.best_model_path if best else ""
-    save_student(cli.model, cli.folder.path / "student.safetensors", Path(path) if path else None)
+    for name, module in cli.model.named_students().items():
+        file = cli.folder.student_path(name) / "student.safetensors"
+        if not name or not file.is_file():  # of several students each wrote its best epoch already
+            save_student(module, file, Path(path) if path else None)
     _print_table(cli.summary.content, cli.folder.path)
 
 
@@ -323,12 +330,12 @@ def _print_table(summary: dict[str, Any], folder: Path) -> None:
     shown = [name for name in summary["student"]["val"] if not name.startswith("iou_")]
     for column in ("", "model", "parameters", *(f"val {name}" if name != "agreement" else name for name in shown)):
         table.add_column(column, justify="left" if column in ("", "model") else "right")
-    student = summary["student"]
     teacher = summary["teacher"]
     rows: list[tuple[str, Any, Any]] = [("teacher", teacher, teacher["val"])] if teacher else []
-    best = student["best_val"]
-    rows += [("student, last epoch", student, student["val"])]
-    rows += [(f"student, best epoch ({best['epoch']})", student, best)] if best else []
+    for name, student in (summary.get("students") or {"student": summary["student"]}).items():
+        best = student["best_val"]
+        rows += [(f"{name}, last epoch", student, student["val"])]
+        rows += [(f"{name}, best epoch ({best['epoch']})", student, best)] if best else []
     for name, model, val in rows:
         numbers = [f"{val[k]:.1%}" if k in val else "" for k in shown]
         table.add_row(name, model["arch"], f"{model['params'] / 1e6:.2f} M", *numbers)
@@ -336,7 +343,8 @@ def _print_table(summary: dict[str, Any], folder: Path) -> None:
     console.print(table)
     speed = f"{summary['images_per_s']:,.0f} images/s, " if summary["images_per_s"] else ""
     print(f"{speed}{summary['device']}, {summary['precision']}, {summary['world_size']} process(es)")
-    print(f"run folder: {folder} (student.safetensors holds the best epoch)", flush=True)
+    where = "students/NAME/student.safetensors" if summary.get("students") else "student.safetensors"
+    print(f"run folder: {folder} ({where} holds the best epoch)", flush=True)
 
 
 def _duration(seconds: float) -> str:

@@ -19,7 +19,7 @@ def student_metadata(module: DistillationModule) -> dict[str, str]:
     """What one needs to use the weights, as safetensors metadata: architecture, arguments, input, classes."""
     spec, want = module.student_spec, module.student_input
     made: Any = module.student.backbone if module.task.dense else module.student
-    content = {
+    content: dict[str, Any] = {
         "kwargs": {**made.made_with, "num_classes": len(module.data_info.classes)},
         "img_size": want.size,
         "mean": want.mean,

@@ -165,7 +165,7 @@ def timm_model(arch: str, **kwargs: Any) -> nn.Module:
             raise
         kwargs.pop("img_size")
         model = timm.create_model(arch, **kwargs)
-    model.made_with = {k: v for k, v in kwargs.items() if k != "pretrained"}
+    object.__setattr__(model, "made_with", {k: v for k, v in kwargs.items() if k != "pretrained"})
     return model
 
 

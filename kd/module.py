@@ -102,6 +102,10 @@ class DistillationModule(LightningModule):
         self._build_feature_losses(dict(taps or {}))
         self._prepare_classifier()
 
+    def named_students(self) -> "dict[str, DistillationModule]":
+        """Itself, under no name (several students: :class:`kd.joint.SeveralStudents`)."""
+        return {"": self}
+
     # -- losses ------------------------------------------------------------------------------------------------------
 
     def _check_task(self, data: DataInfo) -> None:
@@ -130,6 +134,9 @@ class DistillationModule(LightningModule):
         for name, loss in self.distill_losses.items():
             assert isinstance(loss, DistillLoss)
             key = f"model.distill_losses.{name}"
+            if type(loss) is DistillLoss:  # only a weight was given
+                others = self._among(other for other in self.distill_losses if other != name)
+                raise UserError(f"{key}: there is no loss '{name}'{others}; to add one: {key}=KDLoss")
             if loss.needs_class_ids and (data.soft_targets or not data.labels or data.unlabeled or data.multi_label):
                 reason = (
                     "mixes labels (data.augment.mixup=0 data.augment.cutmix=0)" if data.soft_targets
@@ -218,7 +225,7 @@ class DistillationModule(LightningModule):
     def _fold_classifier(self) -> None:
         if self._folded is None or not isinstance(self.teacher, Teacher):
             return
-        weight, bias = self._folded.fold(*(x.to(self.device) for x in self.teacher.classifier()))  # type: ignore[operator]
+        weight, bias = self._folded.fold(*(x.to(self.device) for x in self.teacher.classifier()))
         models: list[Any] = [self.student, *([self.student_ema.module] if self.student_ema is not None else [])]
         for model in models:
             model.get_classifier().weight.copy_(weight)
@@ -266,11 +273,15 @@ class DistillationModule(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Seeds the step and tells the losses where training is."""
+        self.seed_step(batch_idx)
+        self.set_epoch(self.current_epoch, self.trainer.max_epochs or 1)
+
+    def seed_step(self, batch_idx: int) -> None:
         """Seeds dropout and the like by (seed, step, rank): a resumed run draws what the uninterrupted one drew."""
         seed = self._datamodule.seed
         step = self.current_epoch * 1_000_003 + batch_idx
         torch.manual_seed((seed * 7_919 + step) * 4_096 + self.global_rank)
-        self.set_epoch(self.current_epoch, self.trainer.max_epochs or 1)
 
     def set_epoch(self, epoch: int, max_epochs: int) -> None:
         """Tells the losses where training is: warm-ups and moving temperatures follow it."""
@@ -290,7 +301,7 @@ class DistillationModule(LightningModule):
     @property
     def listens(self) -> bool:
         """Whether a loss needs the teacher."""
-        return self.teacher is not None and any(loss.weight for loss in self.distill_losses.values())  # type: ignore[misc]
+        return self.teacher is not None and any(loss.weight for loss in self.distill_losses.values())
 
     def tapping_the_teacher(self) -> ExitStack:
         """Inside, the teacher's features are caught for this module's losses."""
@@ -332,7 +343,9 @@ class DistillationModule(LightningModule):
 
     def _distillation_terms(self, batch: Batch, logits: Tensor, answers: Answers) -> dict[str, tuple[float, Tensor]]:
         target = batch["target"]
-        fitted = {name: self.task.fit(answer, target) for name, answer in answers.items()} if logits.ndim > 2 else answers
+        fitted = (
+            {name: self.task.fit(answer, target) for name, answer in answers.items()} if logits.ndim > 2 else answers
+        )
         terms = {}
         for name, loss in self.distill_losses.items():
             assert isinstance(loss, DistillLoss)
@@ -389,6 +402,10 @@ class DistillationModule(LightningModule):
     def final_student(self) -> nn.Module:
         """The weights that are validated and exported: the average where there is one."""
         return self.student_ema.module if self.student_ema is not None else self.student
+
+    def keep_teacher_answers(self, answers: Tensor | None) -> None:
+        """Takes the teacher's answers on the validation set, by index: it need not be asked again."""
+        self.teacher_answers = answers
 
     def on_validation_start(self) -> None:
         """Brings a classifier that is made of the teacher's up to date."""

@@ -99,7 +99,13 @@ class LossTester:
     """
 
     def __init__(
-        self, function, reference, make, zero_at_teacher=True, per_sample=True, differentiated=True  # noqa: ANN001
+        self,
+        function,
+        reference,
+        make,
+        zero_at_teacher=True,
+        per_sample=True,
+        differentiated=True,  # noqa: ANN001
     ) -> None:
         self.function, self.reference, self.make = function, reference, make
         self.zero_at_teacher, self.per_sample, self.differentiated = zero_at_teacher, per_sample, differentiated

@@ -36,13 +36,15 @@ class Preflight(Callback):
             return
         if not teacher.has_head:
             if trainer.is_global_zero:
-                print(f"preflight: teacher {teacher.arch} has no classifier: its features teach, unmeasured", flush=True)
+                print(
+                    f"preflight: teacher {teacher.arch} has no classifier: its features teach, unmeasured", flush=True
+                )
             return
         judges = {name: copy.deepcopy(pl_module.task) for name in {"": None, **teacher.members}}
         for judge in judges.values():
             judge.reset()
         seen = TargetCounts(len(pl_module.data_info.classes)).to(pl_module.device)
-        pl_module.teacher_answers = self._measure(trainer, pl_module, judges, seen)
+        pl_module.keep_teacher_answers(self._measure(trainer, pl_module, judges, seen))
         counts, total = seen.compute()
         found = {name: _rounded(judge.compute()) for name, judge in judges.items()}
         self.teacher_val, self.members = found[""], {name: val for name, val in found.items() if name}

@@ -81,7 +81,7 @@ class PictureSet(Dataset[Sample]):
             if not self.masks:
                 return self.transform(picture), target, key
             if isinstance(target, int):
-                target = unlabelled_mask(*picture.shape[1:], self.ignore_index)
+                target = unlabelled_mask(picture.shape[1], picture.shape[2], self.ignore_index)
             return (*self.transform(picture, target), key)
 
 
@@ -191,9 +191,10 @@ class DistillationDataModule(LightningDataModule):
         )  # fmt: skip
 
     def _check_augment(self) -> None:
-        wants = ("mixup", "cutmix", "rand_augment", "random_erasing") if self.source.masks else ()
-        wants = ("mixup", "cutmix") if self.source.multi_label else wants
-        for name in wants:
+        undefined: tuple[str, ...] = ("mixup", "cutmix") if self.source.masks or self.source.multi_label else ()
+        if self.source.masks:
+            undefined += ("rand_augment", "random_erasing")
+        for name in undefined:
             if getattr(self.augment, name):
                 kind = "masks" if self.source.masks else "several labels a picture"
                 raise UserError(f"data.augment.{name}: is not defined for {kind}, set it to 0")

@@ -110,5 +110,3 @@ def colours(classes: int) -> np.ndarray:
         hue, value = round(255 * (i * 0.61803398875 % 1)), (255, 190, 140)[i % 3]
         palette[i] = np.array(Image.new("HSV", (1, 1), (hue, 200, value)).convert("RGB"))[0, 0]
     return palette
-
-

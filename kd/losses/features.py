@@ -1,5 +1,7 @@
 """Losses over features. See kd/losses/README.md for when each one helps."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -292,7 +294,7 @@ class SimKDLoss(FeatureLoss):
     @torch.no_grad()
     def fold(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """The teacher's classifier ``(C, D_t)``, ``(C,)`` -> the student's ``(C, D_s)``, ``(C,)``."""
-        linear = self.projection.layers
+        linear: Any = self.projection.layers
         return weight @ linear.weight, weight @ linear.bias + bias
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:

@@ -31,7 +31,8 @@ class Projection(nn.Module):
             )
         self.size = tuple(teacher_shape[2:]) if len(teacher_shape) == 4 else None
         is_map = self.size is not None
-        self.layers = self.make(*(s[1] if len(s) == 4 else s[-1] for s in (student_shape, teacher_shape)), is_map)
+        width, teacher_width = (s[1] if len(s) == 4 else s[-1] for s in (student_shape, teacher_shape))
+        self.layers = self.make(width, teacher_width, is_map)
         return self
 
     def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:

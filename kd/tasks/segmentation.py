@@ -23,7 +23,9 @@ class Segmentation(Task):
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
         """Makes the metrics."""
         self.num_classes, self.ignore_index = num_classes, ignore_index
-        self.iou = MulticlassJaccardIndex(num_classes, average="none", ignore_index=ignore_index, zero_division=math.nan)
+        self.iou = MulticlassJaccardIndex(
+            num_classes, average="none", ignore_index=ignore_index, zero_division=math.nan
+        )
         self.pixel_acc = MulticlassAccuracy(num_classes, average="micro", ignore_index=ignore_index)
         self.agreement = MulticlassAccuracy(num_classes, average="micro")
 

@@ -260,7 +260,9 @@ def test_dkd_parts_add_up_to_kd() -> None:
     temperature = 3.0
     tckd = L.dkd_loss(STUDENT, TEACHER, TARGET, 1.0, 0.0, temperature)
     rest = 1 - torch.softmax(TEACHER / temperature, 1)[torch.arange(3), TARGET]
-    nckd = [L.dkd_loss(STUDENT[i : i + 1], TEACHER[i : i + 1], TARGET[i : i + 1], 0.0, 1.0, temperature) for i in range(3)]
+    nckd = [
+        L.dkd_loss(STUDENT[i : i + 1], TEACHER[i : i + 1], TARGET[i : i + 1], 0.0, 1.0, temperature) for i in range(3)
+    ]
     whole = tckd + (rest * torch.stack(nckd)).mean()
     torch.testing.assert_close(whole, L.kd_loss(STUDENT, TEACHER, temperature))
 

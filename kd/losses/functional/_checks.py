@@ -27,7 +27,9 @@ def same_shape(student: Tensor, teacher: Tensor, kind: str) -> None:
 def class_ids(target: Tensor, loss: str) -> Tensor:
     """The target, or a ValueError where it holds probabilities, for which ``loss`` is not defined."""
     if target.is_floating_point():
-        raise ValueError(f"target must hold class ids (N,) for {loss}, got probabilities of shape {tuple(target.shape)}")
+        raise ValueError(
+            f"target must hold class ids (N,) for {loss}, got probabilities of shape {tuple(target.shape)}"
+        )
     return target
 
 

@@ -4,6 +4,8 @@ All cast to float32 (float64 stays) and detach the teacher's side. Where every p
 gradient of 0.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -111,6 +113,6 @@ def pairwise_loss(student_features: Tensor, teacher_features: Tensor, grid: int 
     return (student - teacher).square().mean()
 
 
-def _similarities(x: Tensor, size: tuple[int, ...]) -> Tensor:
+def _similarities(x: Tensor, size: Any) -> Tensor:
     nodes = F.normalize(F.adaptive_avg_pool2d(x, size).flatten(2), dim=1)
     return matmul(nodes.transpose(1, 2), nodes)

@@ -34,7 +34,8 @@ def rkd_distance_loss(student_features: Tensor, teacher_features: Tensor) -> Ten
     >>> rkd_distance_loss(2 * x, x)
     tensor(0.)
     """
-    return F.smooth_l1_loss(*(_distances(x) for x in _embeddings(student_features, teacher_features)))
+    student, teacher = (_distances(x) for x in _embeddings(student_features, teacher_features))
+    return F.smooth_l1_loss(student, teacher)
 
 
 def _distances(x: Tensor) -> Tensor:
@@ -60,7 +61,8 @@ def rkd_angle_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor
     >>> rkd_angle_loss(2 * x, x)
     tensor(0.)
     """
-    return F.smooth_l1_loss(*(_angles(x) for x in _embeddings(student_features, teacher_features)))
+    student, teacher = (_angles(x) for x in _embeddings(student_features, teacher_features))
+    return F.smooth_l1_loss(student, teacher)
 
 
 def _angles(x: Tensor) -> Tensor:
