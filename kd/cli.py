@@ -264,7 +264,8 @@ def _fit(cli: Any, resume_from: Path | None) -> int:
     left_out = f", {len(cli.datamodule.skipped)} damaged left out" if cli.datamodule.skipped else ""
     without = f" ({info.unlabeled} without a label)" if info.unlabeled else ""
     say(
-        f"      {info.train} training{without} and {info.val} validation pictures, {len(info.classes)} classes{left_out}"
+        f"      {info.train} training{without} and {info.val} validation pictures, "
+        f"{len(info.classes)} classes{left_out}"
     )
     if not info.labels:
         say(

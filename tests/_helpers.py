@@ -105,7 +105,7 @@ class LossTester:
         make,
         zero_at_teacher=True,
         per_sample=True,
-        differentiated=True,  # noqa: ANN001
+        differentiated=True,
     ) -> None:
         self.function, self.reference, self.make = function, reference, make
         self.zero_at_teacher, self.per_sample, self.differentiated = zero_at_teacher, per_sample, differentiated

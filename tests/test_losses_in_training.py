@@ -166,7 +166,9 @@ def test_simkd_takes_over_the_teachers_classifier(teacher: Path) -> None:
     assert not built.student.head.weight.requires_grad
     built.on_validation_start()
     built.student.eval()
-    features = built.student.forward_head(built.student.forward_features(built.student_input(PICTURES)), pre_logits=True)
+    features = built.student.forward_head(
+        built.student.forward_features(built.student_input(PICTURES)), pre_logits=True
+    )
     projected = built.distill_losses["simkd"].projection(features)
     torch.testing.assert_close(
         built.student(built.student_input(PICTURES)), built.teacher.model.head(projected), rtol=1e-4, atol=1e-5

@@ -132,7 +132,9 @@ def test_a_compiled_model_is_tapped_too() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", [Projection, MLPProjection])
-def test_projections_lead_from_any_shape_to_the_teachers(kind: type[Projection], student: tuple, teacher: tuple) -> None:
+def test_projections_lead_from_any_shape_to_the_teachers(
+    kind: type[Projection], student: tuple, teacher: tuple
+) -> None:
     assert kind().build(student, teacher)(torch.zeros(student)).shape == teacher
 
 

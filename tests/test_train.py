@@ -299,7 +299,8 @@ def test_a_hint_on_the_class_token(tmp_path: Path, pictures: Path, teacher: Path
     hint = {"class_path": "kd.losses.HintLoss"}
     recipe = write_recipe(
         tmp_path / "tiny.yaml", pictures, teacher,
-        model__distill_losses={"hint": hint}, model__taps={"hint": {"student": "norm", "teacher": "norm", "tokens": "class"}},
+        model__distill_losses={"hint": hint},
+        model__taps={"hint": {"student": "norm", "teacher": "norm", "tokens": "class"}},
     )  # fmt: skip
     folder = run(recipe)
     checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)

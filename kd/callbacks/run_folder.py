@@ -44,11 +44,11 @@ class StudentCSV(MetricsCSV):
 
     def __init__(self, path: Path, name: str) -> None:
         super().__init__(path)
-        self._prefix = f"{name}/"
+        self._student = f"{name}/"
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Its own metrics, under the names that a single student's have."""
-        own = {k.removeprefix(self._prefix): v for k, v in metrics.items() if k.startswith(self._prefix)}
+        own = {k.removeprefix(self._student): v for k, v in metrics.items() if k.startswith(self._student)}
         if own:
             super().log_metrics(own | ({"epoch": metrics["epoch"]} if "epoch" in metrics else {}), step)
 

@@ -87,10 +87,11 @@ class SegmentationFolder(Source):
         for folder in (images, masks):
             if not folder.is_dir():
                 raise UserError(f"data.source.root: there is no folder {folder}")
-        found = sorted(e for e in os.listdir(images) if e.lower().endswith(IMAGE_SUFFIXES) and not e.startswith("."))
+        names = (entry.name for entry in os.scandir(images))
+        found = sorted(name for name in names if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith("."))
         if not found:
             raise UserError(f"data.source.root: no pictures in {images} ({', '.join(IMAGE_SUFFIXES)})")
-        there = set(os.listdir(masks))
+        there = {entry.name for entry in os.scandir(masks)}
         paired = [(images / name, masks / f"{Path(name).stem}.png") for name in found]
         missing = [mask for _, mask in paired if mask.name not in there]
         if missing:

@@ -23,7 +23,7 @@ def unlabelled_folder(root: str) -> FileSplit:
     if not Path(root).is_dir():
         raise UserError(f"data.unlabeled: there is no folder {root}")
     paths = sorted(
-        os.path.join(folder, name)
+        f"{folder}{os.sep}{name}"
         for folder, _, names in os.walk(root)
         for name in names
         if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")

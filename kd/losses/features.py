@@ -147,9 +147,9 @@ class ViTKDLoss(LayersLoss):
     """ViTKD: shallow layers mimicked, the last one generated from masked tokens.
 
     All layers but the last of ``model.taps.<name>`` are shallow ones, compared after a linear projection each; of the
-    last, ``mask_ratio`` of the positions are replaced by a learned token and generated anew. Patch tokens alone. Source:
-    Yang et al., ViTKD, arXiv 2209.02432, equations 2 to 5 (the paper: the first two layers and the last; sums over
-    features with weights 3e-5 and 3e-6, here means).
+    last, ``mask_ratio`` of the positions are replaced by a learned token and generated anew. Patch tokens alone.
+    Source: Yang et al., ViTKD, arXiv 2209.02432, equations 2 to 5 (the paper: the first two layers and the last; sums
+    over features with weights 3e-5 and 3e-6, here means).
 
     Args:
         mask_ratio: share of hidden positions, in (0, 1).
