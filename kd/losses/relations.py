@@ -76,8 +76,9 @@ class CRDLoss(FeatureLoss):
 
     Both models' embeddings, projected and normalised, are told apart from ``negatives`` random samples of the other
     model's memory, see :func:`kd.losses.functional.crd_loss`. The memory holds two vectors of ``embed_dim`` a training
-    picture; it is part of checkpoints and the same on all processes. Negatives are any other picture (the paper's
-    code can also draw them from other classes alone).
+    picture; it is part of checkpoints and the same on all processes. Negatives are drawn from the whole set, once for
+    all pictures of a batch (the paper draws them for each one: the same in expectation at many times the cost; its code
+    can also draw from other classes alone).
 
     Args:
         embed_dim: width of the projections.
@@ -134,15 +135,15 @@ class CRDLoss(FeatureLoss):
             raise ValueError("index must hold the samples' numbers (N,) for CRDLoss, got none")
         student = F.normalize(self.project_student(student_features.flatten(1)).float(), dim=1)
         teacher = F.normalize(self.project_teacher(teacher_features.detach().flatten(1)).float(), dim=1)
-        others = torch.randint(self.num_samples, (len(index), self.negatives), device=index.device)
-        candidates = torch.cat([index[:, None], others], dim=1)
-        loss = self._contrast(teacher, self.memory_student, candidates, 0)
-        loss = loss + self._contrast(student, self.memory_teacher, candidates, 1)
+        others = torch.randint(self.num_samples, (self.negatives,), device=index.device)
+        loss = self._contrast(teacher, self.memory_student, index, others, 0)
+        loss = loss + self._contrast(student, self.memory_teacher, index, others, 1)
         self._remember(student.detach(), teacher.detach(), index)
         return loss
 
-    def _contrast(self, anchors: Tensor, memory: Tensor, candidates: Tensor, side: int) -> Tensor:
-        scores = matmul(memory[candidates], anchors[:, :, None])[:, :, 0] / self.temperature
+    def _contrast(self, anchors: Tensor, memory: Tensor, index: Tensor, others: Tensor, side: int) -> Tensor:
+        partner = (anchors * memory[index]).sum(dim=1, keepdim=True)
+        scores = torch.cat([partner, matmul(anchors, memory[others].T)], dim=1) / self.temperature
         if torch.isnan(self.scale[side]):
             self.scale[side] = scores.detach().logsumexp((0, 1)) - torch.log(
                 torch.tensor(scores.numel() / self.num_samples)

@@ -292,9 +292,17 @@ def mlkd_loss(
     for temperature in temperatures:
         p, q = (F.softmax(x / temperature, dim=1) for x in (student, teacher))
         batch = (matmul(p, p.T) - matmul(q, q.T)).square().sum() / count
-        across = (matmul(p.T, p) - matmul(q.T, q)).square().sum() / classes
+        across = _squared_norm(p, q) / classes
         levels.append(kd_loss(student, teacher, temperature) + batch + across)
     return torch.stack(levels).mean()
+
+
+def _squared_norm(p: Tensor, q: Tensor) -> Tensor:
+    """``|p' p - q' q|^2`` without a ``(C, C)`` matrix: with ``d = p - q`` it is ``|d' p + q' d|^2``, by N x N products."""
+    d = p - q
+    own, other = matmul(d, p.T), matmul(d, q.T)
+    squares = matmul(d, d.T) * (matmul(p, p.T) + matmul(q, q.T))
+    return (squares + 2 * own * other.T).sum()
 
 
 def binary_kd_loss(student_logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> Tensor:
