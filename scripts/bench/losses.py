@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-ARCH = {"patch_size": 16, "embed_dim": 128, "depth": 6, "num_heads": 4}
+ARCH = {"patch_size": 16, "embed_dim": 128, "depth": 6, "num_heads": 2}
 KD: dict[str, Any] = {"class_path": "KDLoss", "init_args": {"temperature": 2.0, "weight": 0.9}}
 BLOCKS = {"student": "blocks.[135]", "teacher": ["blocks.3", "blocks.7", "blocks.11"]}
 LAST = {"student": "blocks.5", "teacher": "blocks.11"}
