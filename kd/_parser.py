@@ -19,6 +19,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
+from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.preemption import Preemption
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.progress import Progress
@@ -32,6 +33,7 @@ from kd.losses import FeatureLoss, LogitLoss
 from kd.models import StudentSpec, TapSpec, TeacherSpec
 from kd.module import DistillationModule
 from kd.optim import OptimSpec
+from kd.strategies.checkpoint_files import CheckpointFiles
 from kd.tasks import Classification
 
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -46,15 +48,25 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 
 @dataclass
 class CheckpointSpec:
-    """Which epoch is the best one.
+    """Which epoch is the best one, and how often the run is saved.
 
     Attributes:
         monitor: the validation metric that decides.
         mode: whether more (``max``) or less (``min``) of it is better.
+        every_n_steps: save ``last.ckpt`` after so many optimizer steps, not only at an epoch's end.
+        every_n_minutes: save it after so many minutes.
     """
 
     monitor: str = "val/acc1"
     mode: Literal["max", "min"] = "max"
+    every_n_steps: int | None = None
+    every_n_minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("every_n_steps", "every_n_minutes"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be > 0, got {value}")
 
 
 class Parser(LightningArgumentParser):
@@ -229,9 +241,9 @@ class KDCLI(LightningCLI):
         preflight = Preflight(config.preflight)
         best = {"monitor": config.checkpoint.monitor, "mode": config.checkpoint.mode}
         where = resume.resolve() / "checkpoints" if resume else None
-        checkpoints = [
+        checkpoints: list[ModelCheckpoint | LastCheckpoint] = [
             ModelCheckpoint(where, "best", save_weights_only=True, enable_version_counter=False, **best),
-            ModelCheckpoint(where, "last", save_on_train_epoch_end=True, enable_version_counter=False),
+            LastCheckpoint(where, config.checkpoint.every_n_steps, config.checkpoint.every_n_minutes),
         ]
         self.folder = RunFolder(Path(config.runs_dir), config.recipe, self.as_yaml(), checkpoints, resume)
         self.summary = Summary(self.folder, preflight, config.recipe, config.seed)
@@ -240,9 +252,11 @@ class KDCLI(LightningCLI):
             ours.append(Progress())
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": ours}
         try:
-            return super().instantiate_trainer(enable_progress_bar=False, **kwargs)
+            trainer = super().instantiate_trainer(enable_progress_bar=False, **kwargs)
         except (MisconfigurationException, TypeError, ValueError) as error:
             raise UserError(f"trainer: {' '.join(str(error).split())[:300]}") from error
+        trainer.strategy.checkpoint_io = CheckpointFiles()
+        return trainer
 
     def as_dict(self) -> dict[str, Any]:
         """The resolved configuration as plain values."""

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from kd._find import find, names, run_folder
-from kd.errors import UserError
+from kd.checkpoints import LAST, newest_whole
+from kd.errors import RunError, UserError
 
 KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.]*\+?)=(.*)$", re.S)
 
@@ -211,9 +212,14 @@ def _check_resume(request: Request) -> Path | None:
         return None
     run = run_folder(Path(request.resume))
     request.resume = str(run)
-    checkpoint = run / "checkpoints" / "last.ckpt"
-    if not checkpoint.is_file():
-        raise UserError(f"resume: {run} has no checkpoints/last.ckpt" if run.is_dir() else f"resume: there is no {run}")
+    if not run.is_dir():
+        raise UserError(f"resume: there is no {run}")
+    checkpoint, damaged = newest_whole(run / "checkpoints")
+    told = "; ".join(f"{file} can't be loaded: {problem}" for file, problem in damaged.items())
+    if checkpoint is None:
+        raise UserError(f"resume: {told or f'{run} has no checkpoints/last.ckpt'}")
+    if _is_rank_zero() and (damaged or checkpoint.name != LAST):
+        print(f"kd-train: warning: {told or 'last.ckpt is gone'}; going on from {checkpoint}", file=sys.stderr)
     if request.recipe is None:
         request.recipe = str(run / "config.yaml")
     return checkpoint.resolve()
@@ -284,10 +290,8 @@ def _fit(cli: Any, resume_from: Path | None) -> int:
             ) from error
         if cli.folder.path is None:
             raise
-        say(
-            f"kd-train: failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-            file=sys.stderr,
-        )
+        kind = "" if isinstance(error, RunError) else f"{type(error).__name__}: "
+        say(f"kd-train: failed: {kind}{str(error).splitlines()[0] if str(error) else ''}", file=sys.stderr)
         say(f"kd-train: the traceback is in {cli.folder.path / 'error.txt'}", file=sys.stderr)
         return 1
     if cli.trainer.is_global_zero:

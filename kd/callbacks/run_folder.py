@@ -12,6 +12,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 
+from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.errors import UserError
 
 
@@ -55,7 +56,7 @@ class RunFolder(Callback):
         runs_dir: Path,
         recipe: str,
         config: str,
-        checkpoints: Sequence[ModelCheckpoint],
+        checkpoints: Sequence[ModelCheckpoint | LastCheckpoint],
         resume: Path | None = None,
     ) -> None:
         self.parent, self.config, self.checkpoints, self.resume = runs_dir / recipe, config, checkpoints, resume
