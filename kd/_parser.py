@@ -19,6 +19,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
+from kd.callbacks.finite import Finite
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.preemption import Preemption
 from kd.callbacks.preflight import Preflight
@@ -247,7 +248,7 @@ class KDCLI(LightningCLI):
         ]
         self.folder = RunFolder(Path(config.runs_dir), config.recipe, self.as_yaml(), checkpoints, resume)
         self.summary = Summary(self.folder, preflight, config.recipe, config.seed)
-        ours: list[Callback] = [preflight, self.folder, Preemption(), self.summary, *checkpoints]
+        ours: list[Callback] = [preflight, self.folder, Finite(), Preemption(), self.summary, *checkpoints]
         if config.trainer.enable_progress_bar is not False:
             ours.append(Progress())
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": ours}

@@ -12,7 +12,7 @@ from typing import Any
 
 from kd._find import find, names, run_folder
 from kd.checkpoints import LAST, newest_whole
-from kd.errors import RunError, UserError
+from kd.errors import UserError, reason
 
 KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.]*\+?)=(.*)$", re.S)
 
@@ -290,13 +290,22 @@ def _fit(cli: Any, resume_from: Path | None) -> int:
             ) from error
         if cli.folder.path is None:
             raise
-        kind = "" if isinstance(error, RunError) else f"{type(error).__name__}: "
-        say(f"kd-train: failed: {kind}{str(error).splitlines()[0] if str(error) else ''}", file=sys.stderr)
-        say(f"kd-train: the traceback is in {cli.folder.path / 'error.txt'}", file=sys.stderr)
+        _tell_failure(cli, error)
         return 1
     if cli.trainer.is_global_zero:
         _finish(cli)
     return 0
+
+
+def _tell_failure(cli: Any, error: Exception) -> None:
+    """Each rank tells its own: rank 0 may be the one that is gone."""
+    rank = cli.trainer.global_rank
+    who = f"kd-train: rank {rank}" if rank else "kd-train"
+    folder, file = cli.folder.path, f"error.rank{rank}.txt" if rank else "error.txt"
+    print(f"{who}: failed: {reason(error)}", file=sys.stderr)
+    print(f"{who}: the traceback is in {folder / file}", file=sys.stderr)
+    if rank == 0 and (folder / "checkpoints" / LAST).is_file():
+        print(f"{who}: go on from the last checkpoint with: kd-train resume={folder}", file=sys.stderr, flush=True)
 
 
 def _status_of_stop(signal_number: int) -> int:

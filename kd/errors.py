@@ -1,5 +1,7 @@
 """Exceptions that the commands tell in one line."""
 
+import re
+
 
 class UserError(ValueError):
     """A mistake in what the user gave, told in one line that names the key or file.
@@ -13,3 +15,30 @@ class RunError(RuntimeError):
 
     The commands print the message and exit with status 1; the traceback goes to the run's ``error.txt``.
     """
+
+
+LOST = re.compile(  # what gloo, nccl and the rendezvous store say when the other side is gone or silent
+    r"Connection (reset|closed|refused)|peer closed|Broken pipe|[Tt]imed out|remote process|DistNetworkError|"
+    r"DistBackendError|NCCL|[Ww]ait timeout|No route to host|Socket Timeout"
+)
+KILLED_WORKER = re.compile(r"DataLoader worker \(pid.*? [\d, ]+\) (is killed by signal: \w+|exited unexpectedly)")
+
+
+def reason(error: BaseException) -> str:
+    """Why a run failed, in one line; what libraries say in a paragraph is put into plain words.
+
+    >>> reason(RuntimeError("[gloo/tcp/pair.cc:545] Read error [10.0.0.2]:485: Connection reset by peer. GLHF!"))
+    'lost the connection to another process (killed, or its machine is gone): [10.0.0.2]:485: Connection reset by peer'
+    >>> reason(KeyError("a"))
+    "KeyError: 'a'"
+    """
+    first = (str(error).splitlines() or [""])[0]
+    if isinstance(error, RunError):
+        return first
+    worker = KILLED_WORKER.search(str(error))
+    if worker:
+        return f"a loader worker {worker[1].replace('is killed', 'was killed')} (out of memory? data.num_workers)"
+    if isinstance(error, RuntimeError) and LOST.search(str(error)):
+        detail = re.sub(r"^.*?(Read|Write) error |^\[\S*\.cc:\d+\] ", "", first).split(". ")[0]
+        return f"lost the connection to another process (killed, or its machine is gone): {detail[:160]}"
+    return f"{type(error).__name__}: {first}"

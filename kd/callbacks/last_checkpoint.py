@@ -33,6 +33,17 @@ class LastCheckpoint(Checkpoint):
         assert self.dirpath is not None
         return Path(self.dirpath) / LAST
 
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Puts the batch counter right where the checkpoint's run had batches of another size, or other ranks."""
+        data = pl_module.trainer.datamodule
+        state = checkpoint.get(type(data).__qualname__, {})
+        if not state.get("samples"):
+            return
+        done = data.batches_before(state["samples"])
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
+        # saved at the end of a batch: Lightning counts that one as completed after it has saved
+        progress.update(ready=done, started=done, processed=done, completed=max(done - 1, 0))
+
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """What was resumed from counts as saved."""
         self._saved_at_step, self._saved_at = trainer.global_step, time.monotonic()

@@ -20,7 +20,7 @@ class MetricsCSV(CSVLogger):
     """``metrics.csv`` in the run folder; a resumed run appends to it (Lightning's own logger begins anew)."""
 
     def __init__(self, run_dir: Path) -> None:
-        super().__init__(save_dir=run_dir, name="", version="", flush_logs_every_n_steps=20)
+        super().__init__(save_dir=run_dir, name="", version="", flush_logs_every_n_steps=1)  # a kill loses none
 
     @property
     @rank_zero_experiment
@@ -35,6 +35,16 @@ class MetricsCSV(CSVLogger):
                 file.write_text(earlier)
                 self._experiment.metrics_keys = earlier.splitlines()[0].split(",")
         return self._experiment
+
+    def drop_from(self, step: int) -> None:
+        """Drops the rows of ``step`` and later: a resumed run makes these steps again."""
+        file = Path(self.log_dir, _ExperimentWriter.NAME_METRICS_FILE)
+        if not file.is_file():
+            return
+        header, *rows = file.read_bytes().decode().splitlines(keepends=True)
+        column = header.strip().split(",").index("step")
+        kept = [row for row in rows if row.endswith("\n") and int(row.split(",")[column]) < step]
+        file.write_bytes("".join([header, *kept]).encode())
 
     def log_hyperparams(self, params: object = None, *args: object, **kwargs: object) -> None:
         """Nothing: ``config.yaml`` holds the settings."""
@@ -78,7 +88,13 @@ class RunFolder(Callback):
         assert self.path is not None
         for checkpoint in self.checkpoints:  # their own setup has taken Lightning's default folder
             checkpoint.dirpath = os.path.realpath(self.path / "checkpoints")
-        trainer.loggers = [*trainer.loggers, MetricsCSV(self.path)]
+        self.metrics = MetricsCSV(self.path)
+        trainer.loggers = [*trainer.loggers, self.metrics]
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """A killed run has written down steps that its checkpoint does not know."""
+        if self.resume and trainer.is_global_zero:
+            self.metrics.drop_from(trainer.global_step)
 
     def _claim(self) -> Path:
         """The next free number; ``mkdir`` decides between two runs that start at once."""

@@ -6,6 +6,7 @@ import statistics
 import sys
 import time
 import traceback
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ import kd
 from kd.callbacks.preemption import Preempted
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
+from kd.checkpoints import write_whole
 from kd.models import count_parameters
 
 
@@ -88,7 +90,8 @@ class Summary(Callback):
         self.write(trainer, pl_module, "interrupted" if stopped else "failed", exception)
         if self.folder.path is not None and not stopped:
             name = "error.txt" if trainer.is_global_zero else f"error.rank{trainer.global_rank}.txt"
-            (self.folder.path / name).write_text("".join(traceback.format_exception(exception)))
+            with suppress(OSError):  # a full disk is one of the reasons
+                (self.folder.path / name).write_text("".join(traceback.format_exception(exception)))
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on with: the best and the last epoch's metrics, and the time spent so far."""
@@ -109,7 +112,9 @@ class Summary(Callback):
         self.content = self._content(trainer, pl_module, status)
         if error is not None:
             self.content["error"] = f"{type(error).__name__}: {error}"
-        (self.folder.path / "summary.json").write_text(json.dumps(self.content, indent=2) + "\n")
+        text = json.dumps(self.content, indent=2) + "\n"
+        with suppress(OSError) if error else nullcontext():
+            write_whole(self.folder.path / "summary.json", lambda file: file.write(text.encode()))
 
     def _content(self, trainer: Trainer, pl_module: Any, status: str) -> dict[str, Any]:
         info, data = pl_module.data_info, pl_module.trainer.datamodule
