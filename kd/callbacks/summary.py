@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim import Optimizer
 
 import kd
 from kd.callbacks.preemption import Preempted
@@ -46,6 +48,7 @@ class Summary(Callback):
     _started: float = field(default_factory=time.monotonic)
     _final: dict[str, float] = field(default_factory=dict)
     _best: dict[str, float] = field(default_factory=dict)
+    _optimizer_state: dict[str, float] = field(default_factory=dict)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         """The first step of an epoch includes the loader's start."""
@@ -70,6 +73,7 @@ class Summary(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Remembers the best epoch's metrics, by the metric that the best checkpoint goes by."""
+        self._optimizer_state = optimizer_state(trainer)
         best = best_checkpoint(trainer)
         name = str(best.monitor).removeprefix("val/") if best else ""
         if name not in self._final or best is None:
@@ -134,6 +138,7 @@ class Summary(Callback):
             "images_per_s": round(1000 * per_step / step_ms, 1) if step_ms else None,
             "step_ms_median": round(step_ms, 2) if step_ms else None,
             "peak_memory_mb": round(_peak_memory_mb(pl_module.device)),
+            "optimizer_state": self._optimizer_state,
             "teacher": _model(pl_module.teacher.spec.arch, pl_module.teacher.model, self.preflight.teacher_val)
             if pl_module.teacher
             else None,
@@ -153,6 +158,26 @@ def best_checkpoint(trainer: Trainer) -> ModelCheckpoint | None:
     """The checkpoint callback that keeps the best epoch."""
     found = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.monitor]
     return found[0] if found else None
+
+
+def optimizer_state(trainer: Trainer) -> dict[str, float]:
+    """What the optimizers' state takes on this rank and on all together, in MB; all ranks must call it.
+
+    Without sharding every rank holds the whole.
+    """
+    sharded = any(isinstance(optimizer, ZeroRedundancyOptimizer) for optimizer in trainer.optimizers)
+    mine = sum(_state_bytes(optimizer) for optimizer in trainer.optimizers) / 1e6
+    whole = torch.tensor(mine, dtype=torch.float64, device=trainer.strategy.root_device)
+    if sharded:
+        whole = trainer.strategy.reduce(whole, reduce_op="sum")
+    shards = trainer.world_size if sharded else 1
+    return {"rank0_mb": round(mine, 3), "whole_mb": round(float(whole), 3), "sharded_over": shards}
+
+
+def _state_bytes(optimizer: Optimizer) -> int:
+    local = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+    tensors = [value for state in local.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _model(arch: str, model: torch.nn.Module, val: dict[str, float]) -> dict[str, Any]:
