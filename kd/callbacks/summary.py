@@ -167,7 +167,7 @@ def optimizer_state(trainer: Trainer) -> dict[str, float]:
     """
     sharded = any(isinstance(optimizer, ZeroRedundancyOptimizer) for optimizer in trainer.optimizers)
     mine = sum(_state_bytes(optimizer) for optimizer in trainer.optimizers) / 1e6
-    whole = torch.tensor(mine, dtype=torch.float64, device=trainer.strategy.root_device)
+    whole = torch.tensor(mine, device=trainer.strategy.root_device)
     if sharded:
         whole = trainer.strategy.reduce(whole, reduce_op="sum")
     shards = trainer.world_size if sharded else 1

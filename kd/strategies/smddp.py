@@ -16,16 +16,18 @@ class SMDDPStrategy(DDP):
     """DDP over the ``smddp`` process-group backend.
 
     The library exists only inside SageMaker's training images; it has no ``new_group`` and can't share a job with
-    nccl or gloo groups, so ``optim.zero``, PowerSGD and sharded strategies don't go with it.
+    nccl or gloo groups, so ``optim.zero``, compressed gradients and sharded strategies don't go with it.
 
     Args:
         **kwargs: as for Lightning's ``DDPStrategy``.
 
     Raises:
-        UserError: the library is not installed.
+        UserError: the library is not installed, or gradients should be compressed.
     """
 
     def __init__(self, **kwargs: Any) -> None:
+        if kwargs.get("compression"):
+            raise UserError(f"trainer.strategy.compression: smddp reduces by itself, not '{kwargs['compression']}'")
         try:
             super().__init__(backend="smddp", module=HOOK, **kwargs)
         except UserError as error:

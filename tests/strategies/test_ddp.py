@@ -1,7 +1,6 @@
 """Any backend by name and import, compressed gradients, a static graph, the sharded optimizer's account."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -89,4 +88,4 @@ def test_the_summary_says_what_the_sharded_optimizer_saves(recipe: Path) -> None
     assert account["whole_mb"] == pytest.approx(plain["whole_mb"], rel=0.001)
     assert account["rank0_mb"] == pytest.approx(plain["whole_mb"] / 2, rel=0.05)
     assert losses(shared) == losses(whole)
-    assert os.path.getsize(shared / "checkpoints" / "last.ckpt") > 1e6 * plain["whole_mb"]  # consolidated
+    assert (shared / "checkpoints" / "last.ckpt").stat().st_size > 1e6 * plain["whole_mb"]  # consolidated
