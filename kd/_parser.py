@@ -21,6 +21,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from kd.callbacks.finite import Finite
 from kd.callbacks.last_checkpoint import LastCheckpoint
+from kd.callbacks.nodes import Nodes
 from kd.callbacks.preemption import Preemption
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.progress import Progress
@@ -138,10 +139,14 @@ class KDCLI(LightningCLI):
     Args:
         args: ``--config=FILE`` and ``--key=value`` items, in order of rising priority.
         instantiate: build data, module and trainer; else only parse.
+        launcher: who started the processes, where there are several.
+        marker: the file by which a restarted job finds its run folder.
     """
 
-    def __init__(self, args: list[str], instantiate: bool = True) -> None:
-        self._instantiate = instantiate
+    def __init__(
+        self, args: list[str], instantiate: bool = True, launcher: str | None = None, marker: Path | None = None
+    ) -> None:
+        self._instantiate, self._launcher, self._marker = instantiate, launcher, marker
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             super().__init__(
@@ -246,9 +251,17 @@ class KDCLI(LightningCLI):
             ModelCheckpoint(where, "best", save_weights_only=True, enable_version_counter=False, **best),
             LastCheckpoint(where, config.checkpoint.every_n_steps, config.checkpoint.every_n_minutes),
         ]
-        self.folder = RunFolder(Path(config.runs_dir), config.recipe, self.as_yaml(), checkpoints, resume)
+        self.folder = RunFolder(Path(config.runs_dir), config.recipe, self.as_yaml(), checkpoints, resume, self._marker)
         self.summary = Summary(self.folder, preflight, config.recipe, config.seed)
-        ours: list[Callback] = [preflight, self.folder, Finite(), Preemption(), self.summary, *checkpoints]
+        ours: list[Callback] = [
+            Nodes(self._launcher),
+            preflight,
+            self.folder,
+            Finite(),
+            Preemption(),
+            self.summary,
+            *checkpoints,
+        ]
         if config.trainer.enable_progress_bar is not False:
             ours.append(Progress())
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": ours}

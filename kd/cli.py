@@ -13,6 +13,8 @@ from typing import Any
 from kd._find import find, names, run_folder
 from kd.checkpoints import LAST, newest_whole
 from kd.errors import UserError, reason
+from kd.launch.cluster import Cluster, recognise
+from kd.launch.cluster import marker as job_marker
 
 KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.]*\+?)=(.*)$", re.S)
 
@@ -64,6 +66,7 @@ class Request:
         overlays: names or paths, in order.
         overrides: ``key=value`` items, in order.
         resume: a run folder.
+        cluster: what the launcher's environment says of the trainer; beaten by overrides.
         flags: ``help``, ``list``, ``print_config``, ``version``.
         rest: what is none of these.
     """
@@ -72,6 +75,7 @@ class Request:
     overlays: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
     resume: str | None = None
+    cluster: list[str] = field(default_factory=list)
     flags: set[str] = field(default_factory=set)
     rest: list[str] = field(default_factory=list)
 
@@ -84,7 +88,7 @@ class Request:
         args = [f"--config={file}" for file in files]
         if self.recipe and not re.search(r"^recipe:", files[0].read_text(encoding="utf-8"), re.M):
             args.append(f"--recipe={files[0].stem}")
-        return args + [f"--{item}" for item in self.overrides]
+        return args + self.cluster + [f"--{item}" for item in self.overrides]
 
 
 def _check_yaml(file: Path) -> None:
@@ -183,6 +187,7 @@ def _train(request: Request) -> int:
     if "help" in request.flags or not (request.recipe or request.resume):
         print(HELP.format(recipes=listing("recipes", "recipe=")), end="")
         return 0 if "help" in request.flags else 2
+    cluster = _join_cluster(request)
     resume_from = _check_resume(request)
     args = request.parser_args()  # a wrong recipe's name is told before anything heavy is imported
     from kd._parser import KDCLI
@@ -195,10 +200,39 @@ def _train(request: Request) -> int:
     if "print_config" in request.flags:
         print(parsed.as_yaml(), end="")
         return 0
+    runs = Path(parsed.config.runs_dir) / parsed.config.recipe
+    marker = job_marker(cluster, runs, request.overrides) if cluster else None
+    if marker and resume_from is None and _was_here_before(marker, request):
+        resume_from = _check_resume(request)
+        args.append(f"--resume={request.resume}")
     teacher = _teacher_checkpoint(parsed.as_dict())
     if teacher:
         args.append(f"--model.teacher.checkpoint={teacher}")
-    return _fit(KDCLI(args), resume_from)
+    return _fit(KDCLI(args, launcher=cluster.launcher if cluster else None, marker=marker), resume_from)
+
+
+def _join_cluster(request: Request) -> Cluster | None:
+    """The launcher's job, unless the command line says itself how many machines there are."""
+    cluster = recognise()
+    if cluster is None or any(item.startswith("trainer.num_nodes=") for item in request.overrides):
+        return None
+    request.cluster = cluster.arguments()
+    for name, value in cluster.variables.items():
+        os.environ.setdefault(name, value)
+    return cluster
+
+
+def _was_here_before(marker: Path, request: Request) -> bool:
+    """Whether the launcher has started this command again, with something to go on from; then it is a resume."""
+    if not marker.is_file():
+        return False
+    run = marker.parent / marker.read_text(encoding="utf-8").strip()
+    if newest_whole(run / "checkpoints")[0] is None:
+        return False
+    request.resume = str(run)
+    if _is_rank_zero():
+        print(f"kd-train: this job was here before: going on with {run}", flush=True)
+    return True
 
 
 def listing(kind: str, prefix: str) -> str:

@@ -4,13 +4,14 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 from kd.cli import train_main
 from tests._helpers import ROOT
 
 
-def start(items: list[str], log: Path, **env: str) -> int:
-    """A forked run in a session of its own, its output in ``log``; the process id."""
+def start(items: list[str], log: Path, *first: Any, **env: str) -> int:
+    """A forked run in a session of its own, its output in ``log``; the process id. ``first``: a call made before."""
     pid = os.fork()
     if pid:
         return pid
@@ -19,6 +20,8 @@ def start(items: list[str], log: Path, **env: str) -> int:
         os.setsid()
         os.chdir(ROOT)
         os.environ.update(env)
+        if first:
+            first[0](*first[1:])
         with log.open("ab") as file:
             for stream in (1, 2):
                 os.dup2(file.fileno(), stream)

@@ -59,6 +59,7 @@ class RunFolder(Callback):
         config: the resolved configuration, YAML.
         checkpoints: the callbacks that write below it.
         resume: the folder of the run to go on with.
+        marker: a file to write the folder's name into.
     """
 
     def __init__(
@@ -68,9 +69,11 @@ class RunFolder(Callback):
         config: str,
         checkpoints: Sequence[ModelCheckpoint | LastCheckpoint],
         resume: Path | None = None,
+        marker: Path | None = None,
     ) -> None:
         self.parent, self.config, self.checkpoints, self.resume = runs_dir / recipe, config, checkpoints, resume
         self.path: Path | None = None
+        self.marker = marker
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Rank 0 makes the folder, all ranks learn its name."""
@@ -80,6 +83,8 @@ class RunFolder(Callback):
                 self.path = self.resume or self._claim()
                 (self.path / "config.yaml").write_text(self.config)
                 self._point_latest()
+                if self.marker:
+                    self.marker.write_text(self.path.name + "\n")
             except OSError as error:
                 problem = f"runs_dir: {self.parent} can't be written: {error.strerror or error}"
         self.path, problem = trainer.strategy.broadcast((self.path, problem))
