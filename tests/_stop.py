@@ -82,3 +82,11 @@ class Interrupt(Callback):
         if trainer.global_step == 2:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
+
+
+class KillOnce(KillAtStep):
+    """As KillAtStep, in the job's first life alone."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            super().on_train_batch_start(trainer, pl_module, batch, batch_idx)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,13 @@ def recognise(env: Mapping[str, str] = os.environ, resource_file: Path = RESOURC
 def _torchrun(env: Mapping[str, str]) -> Cluster | None:
     if "TORCHELASTIC_RUN_ID" not in env:
         return None
+    if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and env.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        # the agent's store still holds the addresses of the processes that died: joining over it waits for them
+        print(
+            "kd-train: warning: a restarted torchrun job may wait for its dead processes; start torchrun with "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
+            file=sys.stderr,
+        )
     local = int(env["LOCAL_WORLD_SIZE"])
     job = env["TORCHELASTIC_RUN_ID"]
     return Cluster("torchrun", int(env["WORLD_SIZE"]) // local, local, job=None if job == "none" else job)
