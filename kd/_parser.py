@@ -17,6 +17,7 @@ from lightning_fabric.utilities.seed import seed_everything
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
+from pytorch_lightning.plugins.io import AsyncCheckpointIO
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from kd.callbacks.finite import Finite
@@ -57,12 +58,14 @@ class CheckpointSpec:
         mode: whether more (``max``) or less (``min``) of it is better.
         every_n_steps: save ``last.ckpt`` after so many optimizer steps, not only at an epoch's end.
         every_n_minutes: save it after so many minutes.
+        asynchronous: training goes on, with a copy of its state in memory, while the file is written.
     """
 
     monitor: str = "val/acc1"
     mode: Literal["max", "min"] = "max"
     every_n_steps: int | None = None
     every_n_minutes: float | None = None
+    asynchronous: bool = False
 
     def __post_init__(self) -> None:
         for name in ("every_n_steps", "every_n_minutes"):
@@ -269,7 +272,8 @@ class KDCLI(LightningCLI):
             trainer = super().instantiate_trainer(enable_progress_bar=False, **kwargs)
         except (MisconfigurationException, TypeError, ValueError) as error:
             raise UserError(f"trainer: {' '.join(str(error).split())[:300]}") from error
-        trainer.strategy.checkpoint_io = CheckpointFiles()
+        files = CheckpointFiles()
+        trainer.strategy.checkpoint_io = AsyncCheckpointIO(files) if config.checkpoint.asynchronous else files
         return trainer
 
     def as_dict(self) -> dict[str, Any]:

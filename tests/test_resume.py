@@ -36,13 +36,23 @@ def hard_recipe(path: Path, pictures: Path, teacher: Path, **changes: object) ->
     return recipe
 
 
-@pytest.mark.parametrize(("workers", "kills"), [(0, 20), (2, 5)])
-def test_twenty_kills_in_a_row(
-    workers: int, kills: int, tmp_path: Path, pictures: Path, teacher: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("workers", "kills", "more"),
+    [(0, 20, []), (2, 5, []), (0, 4, ["checkpoint.asynchronous=true"])],
+    ids=["twenty", "loader workers", "asynchronous"],
+)
+def test_kills_in_a_row(
+    workers: int,
+    kills: int,
+    more: list[str],
+    tmp_path: Path,
+    pictures: Path,
+    teacher: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     recipe = hard_recipe(tmp_path / "tiny.yaml", pictures, teacher, data__num_workers=workers)
     done = subprocess.run(
-        [sys.executable, "-m", "tests._kills", str(recipe), str(kills), str(workers)],
+        [sys.executable, "-m", "tests._kills", str(recipe), str(kills), str(workers), *more],
         cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     with capsys.disabled():

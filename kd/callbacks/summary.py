@@ -14,6 +14,7 @@ import torch
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 import kd
@@ -165,7 +166,11 @@ def optimizer_state(trainer: Trainer) -> dict[str, float]:
 
     Without sharding every rank holds the whole.
     """
-    sharded = any(isinstance(optimizer, ZeroRedundancyOptimizer) for optimizer in trainer.optimizers)
+    sharded = any(
+        isinstance(optimizer, ZeroRedundancyOptimizer)
+        or any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"])
+        for optimizer in trainer.optimizers
+    )
     mine = sum(_state_bytes(optimizer) for optimizer in trainer.optimizers) / 1e6
     whole = torch.tensor(mine, device=trainer.strategy.root_device)
     if sharded:
@@ -176,7 +181,8 @@ def optimizer_state(trainer: Trainer) -> dict[str, float]:
 
 def _state_bytes(optimizer: Optimizer) -> int:
     local = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
-    tensors = [value for state in local.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    values = [value for state in local.state.values() for value in state.values()]
+    tensors = [v.to_local() if isinstance(v, DTensor) else v for v in values if isinstance(v, torch.Tensor)]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 

@@ -223,3 +223,6 @@ class DistillationDataModule(LightningDataModule):
         """Goes on behind the samples that a checkpoint's run had seen."""
         if state:
             self._resume_at = (state["epoch"], state["samples"])
+        if state and self.trainer and self._train_batches is not None:
+            # a sharded strategy reads the checkpoint after the loader was made: it must be made again
+            self.trainer.fit_loop._combined_loader = None

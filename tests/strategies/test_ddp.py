@@ -21,16 +21,17 @@ dist.Backend.register_backend("elsewhere", create, extended_api=True, devices=["
 """
 
 
-def train(recipe: Path, *items: str, expect: int = 0, **env: str) -> Path:
-    """Two ranks of three steps; the run folder."""
+def train(recipe: Path, *items: str, expect: int = 0, resume: Path | None = None) -> Path:
+    """Two ranks over one epoch; the run folder."""
     runs = recipe.parent / "runs" / "tiny"
     number = len(list(runs.glob("[0-9]*")))
     log = recipe.parent / f"log{number}.txt"
-    shared = [f"recipe={recipe}", "trainer.devices=2", "data.batch_size=4", "trainer.max_epochs=1",
-              "trainer.precision=32-true", "config=audit"]  # fmt: skip
+    source = [f"resume={resume}"] if resume else [f"recipe={recipe}", "config=audit"]
+    shared = [*source, "trainer.devices=2", "data.batch_size=4", "trainer.max_epochs=1",
+              "trainer.precision=32-true"]  # fmt: skip
     pids = start_ranks([*shared, *items], log)
     assert {status_of(pid) for pid in pids} == {expect}, log.with_suffix(".0").read_text()
-    return runs / f"{number:03d}"
+    return resume or runs / f"{number:03d}"
 
 
 def losses(folder: Path) -> list[float]:
