@@ -90,3 +90,14 @@ class KillOnce(KillAtStep):
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+
+
+class Terminate(Callback):
+    """SIGTERM to its own process before a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)

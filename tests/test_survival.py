@@ -108,3 +108,13 @@ def test_ranks_that_kd_train_started_itself_leave_no_orphan(recipe: Path) -> Non
     assert process.returncode == -9, err
     assert survivors(process.pid) == []
     assert "kd-train: rank 1: failed: lost the connection to another process" in err, out + err
+
+
+def test_sigterm_waits_for_a_checkpoint_that_is_being_written(recipe: Path) -> None:
+    items = ["checkpoint.asynchronous=true", "data.batch_size=4", "trainer.devices=2", "trainer.strategy=ddp"]
+    log = recipe.parent / "log.txt"
+    pids = start_ranks([f"recipe={recipe}", *items, disturb("Terminate", step=2)], log)
+    assert status_of(pids[0], timeout_s=60) == 143
+    status_of(pids[1], timeout_s=60)
+    assert "kd-train: stopped by SIGTERM" in log.with_suffix(".0").read_text()
+    assert_good(recipe.parent / "runs" / "tiny" / "000", 6)  # ranks agree at the epoch's last batch here

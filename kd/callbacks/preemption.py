@@ -3,7 +3,7 @@
 import signal
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from pytorch_lightning import Callback, Trainer
 
@@ -55,14 +55,19 @@ class Preemption(Callback):
         if trainer.is_last_batch:
             self._stop_after_epoch = True
             return
-        last = self._last(trainer)
-        last.save(trainer)
-        raise Preempted(self._received or signal.SIGTERM, last.path)
+        self._last(trainer).save(trainer)
+        self._stop(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Stops between two epochs."""
         if self._stop_after_epoch:
-            raise Preempted(self._received or signal.SIGTERM, self._last(trainer).path)
+            self._stop(trainer)
+
+    def _stop(self, trainer: Trainer) -> NoReturn:
+        """Ends the run once the file is on the disk: a launcher kills the rest when the first process ends."""
+        trainer.strategy.checkpoint_io.teardown()
+        trainer.strategy.barrier()
+        raise Preempted(self._received or signal.SIGTERM, self._last(trainer).path)
 
     def _last(self, trainer: Trainer) -> LastCheckpoint:
         return next(c for c in trainer.checkpoint_callbacks if isinstance(c, LastCheckpoint))
