@@ -249,6 +249,12 @@ class DistillationModule(LightningModule):
         dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(str(trainer.precision), torch.float32)
         self.teacher.to(trainer.strategy.root_device, dtype)
 
+    def configure_model(self) -> None:
+        """Lets a strategy that shards the student do so (:mod:`kd.strategies.fsdp`)."""
+        shard = getattr(self.trainer.strategy, "shard", None)
+        if shard is not None:
+            shard(self)
+
     def _inherit(self, teacher: Teacher | Ensemble) -> None:
         from kd.inherit import inherit, inherit_dense
 
@@ -417,6 +423,8 @@ class DistillationModule(LightningModule):
         real = batch["index"] >= 0
         images, target, index = (batch[k][real] for k in ("image", "target", "index"))
         if not len(images):
+            if hasattr(self.trainer.strategy, "shard"):  # the other ranks wait for this one's shards
+                self.final_student(self.student_input(batch["image"]))
             return
         logits = self.task.fit(self.final_student(self.student_input(images)), target)
         self.task.update(logits, target, self._teacher_answer(images, target, index))
