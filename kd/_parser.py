@@ -19,6 +19,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
+from kd.callbacks.monitor import MonitorSpec, monitors
 from kd.callbacks.preemption import Preemption
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.progress import Progress
@@ -161,6 +162,7 @@ class KDCLI(LightningCLI):
         """Groups and links: what two parts share is typed once."""
         parser.add_class_arguments(OptimSpec, "optim")
         parser.add_class_arguments(CheckpointSpec, "checkpoint")
+        parser.add_class_arguments(MonitorSpec, "monitor")
         parser.link_arguments("optim", "model.optim", apply_on="instantiate")
         parser.link_arguments("seed", "data.seed")
         parser.link_arguments("data", "model.data", compute_fn=lambda data: data.info, apply_on="instantiate")
@@ -235,7 +237,8 @@ class KDCLI(LightningCLI):
         ]
         self.folder = RunFolder(Path(config.runs_dir), config.recipe, self.as_yaml(), checkpoints, resume)
         self.summary = Summary(self.folder, preflight, config.recipe, config.seed)
-        ours: list[Callback] = [preflight, self.folder, Preemption(), self.summary, *checkpoints]
+        watching = monitors(MonitorSpec(**config.monitor), self.folder)
+        ours: list[Callback] = [preflight, self.folder, Preemption(), *watching, self.summary, *checkpoints]
         if config.trainer.enable_progress_bar is not False:
             ours.append(Progress())
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": ours}

@@ -9,6 +9,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from kd.clock import annotate
 from kd.data.datamodule import Batch, DataInfo
 from kd.errors import UserError
 from kd.losses import DistillLoss, FeatureLoss
@@ -169,7 +170,8 @@ class DistillationModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One batch (see :data:`kd.data.datamodule.Batch`) -> the total loss, a scalar."""
         images, target = batch["image"], batch["target"]
-        logits = self.student(self.student_input(images))
+        with annotate("student"):
+            logits = self.student(self.student_input(images))
         terms = self._distillation_terms(images, logits, target)
         total = logits.new_zeros((), dtype=torch.float32)
         if self.task_loss_weight:

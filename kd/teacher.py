@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from kd.clock import annotate
 from kd.models import Images, TeacherSpec, build_model, preprocess_for
 
 
@@ -37,6 +38,7 @@ class Teacher:
         self.dtype = dtype
         return self
 
+    @annotate("teacher")
     @torch.no_grad()
     def __call__(self, images: Images) -> Tensor:
         """uint8 ``(N, 3, H, W)`` -> float32 logits ``(N, C)``."""

@@ -12,7 +12,7 @@ import kd
 from tests._helpers import ROOT
 
 LAYERS = [
-    {"kd", "kd.errors", "kd._bar", "kd._find", "kd.losses.functional", "kd.report"},
+    {"kd", "kd.errors", "kd._bar", "kd._find", "kd.losses.functional", "kd.report", "kd.clock"},
     {"kd.losses", "kd.models", "kd.teacher", "kd.inherit", "kd.optim", "kd.tasks", "kd.data"},
     {"kd.module", "kd.evaluate"},
     {"kd.strategies", "kd.callbacks"},
