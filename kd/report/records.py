@@ -125,6 +125,7 @@ class Run:
         samples: system samples by node.
         nodes: headers of the system files by node.
         health: training-health records, in order.
+        counts: pictures by class of each split.
         kernels: profiled windows.
         metrics: rows of ``metrics.csv``, numbers as floats.
         notes: what could not be read.
@@ -140,6 +141,7 @@ class Run:
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
     health: list[dict[str, Any]] = field(default_factory=list)
+    counts: dict[str, list[int]] = field(default_factory=dict)
     kernels: list[dict[str, Any]] = field(default_factory=list)
     metrics: list[dict[str, float]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -170,9 +172,7 @@ def _sort_in(run: Run, records: Iterable[dict[str, Any]]) -> None:
         kind = record["kind"]
         if kind == "header":
             header = record
-            by: Any = run.headers if record["of"] == "steps" else run.nodes
-            if record["of"] in ("steps", "system"):
-                by[record.get("rank" if record["of"] == "steps" else "node", 0)] = record
+            _keep_header(run, record)
         elif kind == "step":
             run.steps.setdefault(header["rank"], []).append(record)
         elif kind == "total":
@@ -181,6 +181,15 @@ def _sort_in(run: Run, records: Iterable[dict[str, Any]]) -> None:
             run.samples.setdefault(header["node"], []).append(record)
         else:
             {"event": run.events, "health": run.health, "kernels": run.kernels}.get(kind, []).append(record)
+
+
+def _keep_header(run: Run, record: dict[str, Any]) -> None:
+    if record["of"] == "steps":
+        run.headers[record["rank"]] = record
+    elif record["of"] == "system":
+        run.nodes[record["node"]] = record
+    elif record["of"] == "health":
+        run.counts = record.get("counts", {})
 
 
 def _mapping(file: Path, notes: list[str]) -> dict[str, Any]:
