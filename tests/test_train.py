@@ -19,7 +19,15 @@ from safetensors.torch import load_file
 from kd.cli import eval_main, train_main
 from tests._helpers import ROOT, run_cli, write_recipe
 
-RUN_FILES = {"config.yaml", "metrics.csv", "summary.json", "checkpoints", "student.safetensors", "records"}
+RUN_FILES = {
+    "config.yaml",
+    "metrics.csv",
+    "summary.json",
+    "checkpoints",
+    "student.safetensors",
+    "records",
+    "report.html",
+}
 
 
 def run(recipe: Path, *items: str) -> Path:

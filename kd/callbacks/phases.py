@@ -1,10 +1,12 @@
 """Times the phases of every step: data wait, host to device, teacher, student, loss, backward, ..."""
 
 import os
+import platform
 import socket
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -150,14 +152,16 @@ class Phases(Callback):
         self._first_of_run = True
         self._first_of_epoch = True
         self._fit_started = self._train_started = 0.0
+        self._cuda = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Takes the profiler's place."""
         self._fit_started = time.time()
-        cuda = pl_module.device.type == "cuda"
-        self.clock = Clock((lambda: torch.cuda.Event(enable_timing=True)) if cuda else None)
-        self.profiler = PhaseProfiler(self.clock, trainer.profiler, self._end_step)
-        trainer.profiler = self.profiler
+        self._cuda = pl_module.device.type == "cuda"
+        self.clock = Clock((lambda: torch.cuda.Event(enable_timing=True)) if self._cuda else None)
+        lightning: Any = trainer  # its type has no profiler, the object does
+        self.profiler = PhaseProfiler(self.clock, lightning.profiler, self._end_step)
+        lightning.profiler = self.profiler
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Opens the file and starts the clock."""
@@ -168,6 +172,9 @@ class Phases(Callback):
             "pid": os.getpid(), "device": pl_module.device.type, "cores": cores(),
             "threads": torch.get_num_threads(), "batch_size": data.batch_size, "num_workers": data.num_workers,
             "accumulate": trainer.accumulate_grad_batches, "t": time.time(),
+            "batches_per_epoch": trainer.num_training_batches, "max_epochs": trainer.max_epochs,
+            "max_steps": trainer.max_steps, "python": platform.python_version(), "platform": platform.platform(),
+            "torch": torch.__version__, "device_name": torch.cuda.get_device_name() if self._cuda else processor(),
         }  # fmt: skip
         file = self.folder.path / "records" / f"phases.rank{trainer.global_rank}.jsonl"
         self._writer = Writer(file, header)
@@ -201,9 +208,11 @@ class Phases(Callback):
         if self._step is None:
             return
         self.clock.cut(self._step)
+        began = time.perf_counter()
         self._step = None
         for times in self.clock.take():
             self._write(times)
+        self._total["own_ms"] = self._total.get("own_ms", 0.0) + 1000 * (time.perf_counter() - began)
 
     def _write(self, times: StepTimes) -> None:
         assert self._writer is not None and self.profiler is not None
@@ -259,7 +268,7 @@ class Phases(Callback):
     def _close(self, trainer: Trainer) -> None:
         run_clock(None)
         if self.profiler is not None:
-            trainer.profiler = self.profiler.users
+            trainer.profiler = self.profiler.users  # type: ignore[attr-defined]
         if self._writer is None:
             return
         self._end_step()
@@ -268,6 +277,13 @@ class Phases(Callback):
         self._write_total()
         self._writer.close()
         self._writer = None
+
+
+def processor() -> str:
+    """The CPU's name."""
+    with suppress(OSError), Path("/proc/cpuinfo").open() as lines:
+        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
+    return platform.processor() or "CPU"
 
 
 def cores() -> int:

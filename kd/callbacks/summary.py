@@ -6,7 +6,8 @@ import statistics
 import sys
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,10 @@ from kd.callbacks.preemption import Preempted
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
 from kd.models import count_parameters
+from kd.report.html import write_report
+from kd.report.records import read_run
+from kd.report.rules import findings
+from kd.report.verdict import verdict
 
 
 @dataclass
@@ -109,7 +114,17 @@ class Summary(Callback):
         self.content = self._content(trainer, pl_module, status)
         if error is not None:
             self.content["error"] = f"{type(error).__name__}: {error}"
-        (self.folder.path / "summary.json").write_text(json.dumps(self.content, indent=2) + "\n")
+        file = self.folder.path / "summary.json"
+        file.write_text(json.dumps(self.content, indent=2) + "\n")
+        if (self.folder.path / "records").is_dir():
+            self._explain(self.folder.path)
+            file.write_text(json.dumps(self.content, indent=2) + "\n")
+            write_report(read_run(self.folder.path), self.folder.path / "report.html")
+
+    def _explain(self, folder: Path) -> None:
+        run = read_run(folder)
+        self.content["verdict"] = verdict(run)
+        self.content["findings"] = [asdict(finding) for finding in findings(run)]
 
     def _content(self, trainer: Trainer, pl_module: Any, status: str) -> dict[str, Any]:
         info, data = pl_module.data_info, pl_module.trainer.datamodule

@@ -34,10 +34,8 @@ class Gpus:
         self._nvml = pynvml
         self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         self._reasons = {
-            "heat": pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
-            | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
-            "power": pynvml.nvmlClocksThrottleReasonSwPowerCap
-            | pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+            "heat": pynvml.nvmlClocksThrottleReasonSwThermalSlowdown | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
+            "power": pynvml.nvmlClocksThrottleReasonSwPowerCap | pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
         }
 
     def names(self) -> list[str]:
@@ -46,7 +44,7 @@ class Gpus:
         return [name.decode() if isinstance(name, bytes) else name for name in found]
 
     def read(self) -> list[dict[str, Any]]:
-        """A reading of each GPU: utilisation and memory in %, ``w``, ``mhz``, throttling. A failed query is left out."""
+        """Utilisation and memory in %, ``w``, ``mhz``, throttling of each GPU; a failed query is left out."""
         return [self._one(handle) for handle in self._handles]
 
     def _one(self, handle: Any) -> dict[str, Any]:

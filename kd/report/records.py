@@ -91,7 +91,7 @@ class Writer:
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The records of one file, and what was wrong with it: torn lines are left out, as are records of a newer schema."""
+    """The records of one file, and notes: torn lines are left out, and all of a file of a newer schema."""
     records: list[dict[str, Any]] = []
     torn, notes = 0, []
     for line in path.read_bytes().splitlines():

@@ -8,6 +8,7 @@ verdict (:mod:`kd.report.verdict`) says what limits the run.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from kd.report.records import Run, percentile
@@ -116,7 +117,9 @@ def gpu_memory_increase(
     return _growth("GPUMemoryIncrease", "GPU memory", " %", memory[skip:][-window:], increase, 0)
 
 
-def memory_leak(rss_mb: Sequence[float], increase: float = 0.1, least_mb: float = 100, skip: int = 20) -> Finding | None:
+def memory_leak(
+    rss_mb: Sequence[float], increase: float = 0.1, least_mb: float = 100, skip: int = 20
+) -> Finding | None:
     """Memory of the training process and its children keeps growing.
 
     The samples after the first third in ten blocks: nearly each is above the one before, and together they grow by
@@ -126,14 +129,12 @@ def memory_leak(rss_mb: Sequence[float], increase: float = 0.1, least_mb: float 
     return _growth("MemoryLeak", "memory", " MB", rest[len(rest) // 3 :], increase, least_mb)
 
 
-def _growth(
-    rule: str, what: str, unit: str, values: Sequence[float], increase: float, least: float
-) -> Finding | None:
+def _growth(rule: str, what: str, unit: str, values: Sequence[float], increase: float, least: float) -> Finding | None:
     if len(values) < 20:
         return None
     edges = [round(i * len(values) / 10) for i in range(11)]
-    blocks = [_mean(values[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
-    rises = sum(b > a for a, b in zip(blocks, blocks[1:], strict=False))
+    blocks = [_mean(values[a:b]) for a, b in pairwise(edges)]
+    rises = sum(b > a for a, b in pairwise(blocks))
     grown = blocks[-1] - blocks[0]
     if rises < 8 or grown < increase * blocks[0] or grown < least:
         return None
@@ -176,7 +177,9 @@ def max_initialization_time(startup_s: float, limit_s: float = 20 * 60) -> Findi
     """More than ``limit_s`` before the first step is done."""
     if startup_s <= limit_s:
         return None
-    return Finding("MaxInitializationTime", f"start-up took {startup_s / 60:.0f} min", "copy or prepare data beforehand")
+    return Finding(
+        "MaxInitializationTime", f"start-up took {startup_s / 60:.0f} min", "copy or prepare data beforehand"
+    )
 
 
 def dataloader(data_share: float, num_workers: int, threads: int, cores: int, low: float = 0.1) -> Finding | None:
@@ -204,7 +207,9 @@ def swapping(swap_mb: Sequence[float], grown_mb: float = 200) -> Finding | None:
     """Memory was moved to disk during the run."""
     if not swap_mb or max(swap_mb) - swap_mb[0] < grown_mb:
         return None
-    return Finding("Swap", f"swap grew by {max(swap_mb) - swap_mb[0]:.0f} MB", "fewer loader processes, smaller batches")
+    return Finding(
+        "Swap", f"swap grew by {max(swap_mb) - swap_mb[0]:.0f} MB", "fewer loader processes, smaller batches"
+    )
 
 
 # -- the training ------------------------------------------------------------------------------------------------------
@@ -222,7 +227,9 @@ def loss_not_decreasing(loss: Sequence[float], percent: float = 0.1, least: int 
     return Finding("LossNotDecreasing", text, "the learning rate (optim.lr), the labels, the loss weights")
 
 
-def overfit(train_loss: Sequence[float], val_acc: Sequence[float], drop: float = 0.03, patience: int = 3) -> Finding | None:
+def overfit(
+    train_loss: Sequence[float], val_acc: Sequence[float], drop: float = 0.03, patience: int = 3
+) -> Finding | None:
     """Over ``patience`` epochs validation stays ``drop`` below its best while the training loss goes on falling."""
     if len(val_acc) <= patience or len(train_loss) <= patience:
         return None
@@ -294,7 +301,7 @@ def teacher_near_chance(acc1: float, chance: float, val: int, sigma: float = 3) 
 def student_ignores_teacher(
     agreement: Sequence[float], kd_loss: Sequence[float], flat: float = 0.01, patience: int = 3, below: float = 0.8
 ) -> Finding | None:
-    """Agreement has stayed within ``flat`` (and below ``below``) and the KD loss has not fallen over ``patience`` epochs."""
+    """Over ``patience`` epochs agreement stayed within ``flat``, below ``below``, and the KD loss has not fallen."""
     if len(agreement) <= patience or len(kd_loss) <= patience:
         return None
     recent = agreement[-patience - 1 :]

@@ -15,9 +15,15 @@ from kd.report.records import PHASES, Run, percentile
 WORTH = 1.1  # a lever below this gain limits nothing
 FUSED_OPTIMIZER_SHARE = 0.05  # of a step, what a fused optimizer is expected to take
 NAMES = {
-    "data": "data-bound", "teacher": "teacher-bound", "student": "student-bound", "communication": "communication-bound",
-    "host": "host-bound", "startup": "start-up-bound", "checkpoint": "checkpoint-bound", "none": "balanced",
-}  # fmt: skip
+    "data": "data-bound",
+    "teacher": "teacher-bound",
+    "student": "student-bound",
+    "communication": "communication-bound",
+    "host": "host-bound",
+    "startup": "start-up-bound",
+    "checkpoint": "checkpoint-bound",
+    "none": "balanced",
+}
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,9 @@ def data_bound(
 ) -> Limit | None:
     """The step stands still for its batch. Primary signal: the exposed wait, not a low GPU utilisation.
 
-    A batch costs one process ``wait`` ms (no workers) or about ``num_workers * step`` (workers that can't keep up). With
-    ``k`` workers the step takes ``max(rest, cost / k)``; workers that compute are only worth as many as cores are free.
+    A batch costs one process ``wait`` ms (no workers) or about ``num_workers * step`` (workers that can't keep up).
+    With ``k`` workers the step takes ``max(rest, cost / k)``; those that compute are worth only as many as cores are
+    free.
 
     Args:
         phases: mean ms a step.
@@ -77,7 +84,9 @@ def data_bound(
     text = f"the step waits {wait:.0f} of its {step:.0f} ms ({wait / step:.0%}) for the next batch"
     if wanted > num_workers and gain >= WORTH:
         return Limit("data", text, f"data.num_workers={wanted} instead of {num_workers}", gain)
-    lever = "cheaper pictures (resized once, ahead of training) or more cores: at most, with an input that costs nothing"
+    lever = (
+        "cheaper pictures (resized once, ahead of training) or more cores: at most, with an input that costs nothing"
+    )
     return Limit("data", text, lever, step / rest)
 
 
@@ -126,11 +135,18 @@ def slow_rank(compute_ms: Mapping[int, float], late: float = 1.15) -> tuple[int,
 
 
 def starved(
-    phases: Mapping[str, float], cpu_ms: float, num_workers: int, cores: int, threads: int, at: float = 0.3
+    phases: Mapping[str, float],
+    cpu_ms: float,
+    num_workers: int,
+    cores: int,
+    threads: int,
+    others: float = 0.0,
+    at: float = 0.3,
 ) -> Limit | None:
-    """The training process is ready to run but gets no core: more loader processes and threads than cores.
+    """The training process is ready to run but gets no core: too many loader processes, or other jobs.
 
-    Counts only where the step computes on the CPU: there the training thread's CPU time should be its wall time.
+    Counts only where the step computes on the CPU: there the training thread's CPU time should be its wall time, in
+    the student's passes more than anywhere (a thread that sleeps elsewhere is not starved).
 
     Args:
         phases: mean ms a step.
@@ -138,18 +154,21 @@ def starved(
         num_workers: loader processes.
         cores: that the process may use.
         threads: compute threads.
+        others: cores that other processes of the machine use.
         at: fires when this share of the step is lost.
     """
     step, wait = _step(phases), phases.get("data", 0.0)
     lost = step - wait - cpu_ms
-    if not step or lost / step < at or num_workers + threads <= cores:
+    crowded = num_workers + threads > cores
+    if not step or lost / step < at or not (crowded or others > 0.5):
         return None
-    text = (
-        f"{num_workers} loader processes and {threads} compute threads share {cores} core{'s' * (cores > 1)}: "
-        f"training stood ready but got no core for {lost:.0f} of {step:.0f} ms a step ({lost / step:.0%})"
-    )
+    gain = step / (step - lost)
+    missing = f"training stood ready but got no core for {lost:.0f} of {step:.0f} ms a step ({lost / step:.0%})"
+    if not crowded:
+        return Limit("host", f"other processes use {others:.1f} cores: {missing}", "run alone on the machine", gain)
+    own = f"{num_workers} loader processes and {threads} compute threads share {cores} core{'s' * (cores > 1)}"
     fewer = max(0, min(num_workers - 1, cores - threads))
-    return Limit("host", text, f"data.num_workers={fewer} instead of {num_workers}", step / (step - lost))
+    return Limit("host", f"{own}: {missing}", f"data.num_workers={fewer} instead of {num_workers}", gain)
 
 
 def launch_bound(
@@ -207,7 +226,7 @@ def optimizer_bound(phases: Mapping[str, float], at: float = 0.25) -> Limit | No
 
 def checkpoint_bound(phases: Mapping[str, float], at: float = 0.05) -> Limit | None:
     """Saving takes a notable part of the training time."""
-    step, share = _step(phases), _share(phases, "checkpoint")
+    share = _share(phases, "checkpoint")
     if share < at:
         return None
     text = f"saving checkpoints takes {share:.0%} of the training time ({phases['checkpoint']:.0f} ms a step)"
@@ -222,7 +241,9 @@ def startup_bound(
         return None
     longest = max(parts, key=lambda name: parts[name]) if parts else "start-up"
     text = f"start-up takes {startup_s:.0f} of {wall_s:.0f} s ({startup_s / wall_s:.0%}), most of it {longest}"
-    return Limit("startup", text, f"shorten '{longest}', or train longer in one run: at most", wall_s / (wall_s - startup_s))
+    return Limit(
+        "startup", text, f"shorten '{longest}', or train longer in one run: at most", wall_s / (wall_s - startup_s)
+    )
 
 
 def student_bound(phases: Mapping[str, float], at: float = 0.5) -> Limit | None:
@@ -245,10 +266,10 @@ def limits(run: Run) -> list[Limit]:
     cpu = header.get("device", "cpu") == "cpu"
     cores, threads = header.get("cores", 1), header.get("threads", 1)
     workers = header.get("num_workers", 0)
-    startup = run.events[-1] if run.events else {"s": 0.0, "parts": {}}
+    startup: dict[str, Any] = run.events[-1] if run.events else {"s": 0.0, "parts": {}}
     per_step = {name: ms / steps for name, ms in total.get("callbacks", {}).items()}
     found = [
-        starved(phases, total.get("cpu_ms", 0.0) / steps, workers, cores, threads) if cpu else None,
+        starved(phases, total.get("cpu_ms", 0.0) / steps, workers, cores, threads, other_load(run)) if cpu else None,
         data_bound(phases, workers, cores - (threads if cpu else 1), _loading_busy(run, total, workers)),
         teacher_bound(phases, _cache_bytes(run)),
         communication_bound(phases, {r: _compute_ms(run, r) for r in run.totals}),
@@ -284,7 +305,11 @@ def verdict(run: Run) -> dict[str, Any]:
 def sentence(limit: Limit) -> str:
     """``data-bound: <evidence>; <lever> <gain>x``."""
     head = f"{NAMES[limit.bound]}: {limit.text}"
-    return f"{head}; {limit.lever} {'' if 'at most' in limit.lever else 'would give '}{limit.gain:.1f}x" if limit.gain else head
+    return (
+        f"{head}; {limit.lever} {'' if 'at most' in limit.lever else 'would give '}{limit.gain:.1f}x"
+        if limit.gain
+        else head
+    )
 
 
 def mean_phases(run: Run, rank: int) -> dict[str, float]:
@@ -324,6 +349,17 @@ def gpu_busy(run: Run) -> float | None:
         return profiled[-1]
     used: Sequence[float] = [g["util"] for samples in run.samples.values() for s in samples for g in s.get("gpu", [])]
     return sum(used) / len(used) / 100 if used else None
+
+
+def other_load(run: Run) -> float:
+    """Cores that processes other than the run's use, on average."""
+    used = [
+        (sum(s["cpu"]) - s["main"] - sum(s["workers"])) / 100
+        for samples in run.samples.values()
+        for s in samples
+        if "main" in s
+    ]
+    return max(0.0, sum(used) / len(used)) if used else 0.0
 
 
 def _cache_bytes(run: Run) -> float | None:

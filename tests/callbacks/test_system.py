@@ -24,10 +24,10 @@ def newest(recipe: Path) -> Run:
 class FakeNVML(ModuleType):
     """Two GPUs; the second throttles for heat and can't tell its power."""
 
-    nvmlClocksThrottleReasonSwThermalSlowdown = 0x20  # noqa: N815 (NVML's own names and values)
-    nvmlClocksThrottleReasonHwThermalSlowdown = 0x40  # noqa: N815
-    nvmlClocksThrottleReasonSwPowerCap = 0x4  # noqa: N815
-    nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 0x80  # noqa: N815
+    nvmlClocksThrottleReasonSwThermalSlowdown = 0x20
+    nvmlClocksThrottleReasonHwThermalSlowdown = 0x40
+    nvmlClocksThrottleReasonSwPowerCap = 0x4
+    nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 0x80
     NVML_CLOCK_SM = 1
 
     class NVMLError(Exception):
