@@ -78,6 +78,7 @@ class PhaseProfiler(Profiler):
         self._silent = isinstance(users, PassThroughProfiler)
         self._phases: dict[str, str | None] = {}
         self._started: list[float] = []
+        self._ranges: dict[str, Any] = {}  # phases by name for kernel profiles
 
     def profile(self, action_name: str) -> AbstractContextManager:  # type: ignore[override]
         """The context of one action."""
@@ -92,6 +93,9 @@ class PhaseProfiler(Profiler):
             if action_name.endswith("train_dataloader_next"):
                 self._on_fetch()
             self.clock.enter(phase)
+            if torch.autograd._profiler_enabled() and action_name not in self._ranges:
+                self._ranges[action_name] = torch.profiler.record_function(phase)
+                self._ranges[action_name].__enter__()
         elif action_name.startswith("[Callback]"):
             self._started.append(time.perf_counter())
         elif action_name == "run_training_epoch":
@@ -104,6 +108,8 @@ class PhaseProfiler(Profiler):
         """Closes it."""
         if self._phases.get(action_name):
             self.clock.leave()
+            if action_name in self._ranges:
+                self._ranges.pop(action_name).__exit__(None, None, None)
             if action_name.endswith("train_dataloader_next"):
                 self.clock.turn("logging")
         elif action_name.startswith("[Callback]"):

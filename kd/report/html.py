@@ -261,11 +261,12 @@ def _machine_lines(run: Run) -> list[dict[str, Any] | None]:
         ]  # fmt: skip
         for gpu in range(max(len(s.get("gpu", [])) for s in samples)):
             readings = [s["gpu"][gpu] if gpu < len(s.get("gpu", [])) else {} for s in samples]
-            series = {
-                label: _binned(readings, lambda part, k=key: _average(r.get(k) for r in part))  # type: ignore[misc]
-                for key, label in (("util", "utilisation %"), ("mem", "memory %"), ("w", "power W"))
-            }
-            charts.append(_lines(f"GPU {gpu}{name}", x, "s", series))
+            for title, keys in (("%", {"util": "utilisation", "mem": "memory"}), ("W", {"w": "power"})):
+                series = {
+                    label: _binned(readings, lambda part, k=key: _average(r.get(k) for r in part))  # type: ignore[misc]
+                    for key, label in keys.items()
+                }
+                charts.append(_lines(f"GPU {gpu}{name} ({title})", x, "s", series))
     return charts
 
 

@@ -48,10 +48,11 @@ def write_run(
     ])  # fmt: skip
     save("system.0-host.jsonl", [
         {**head, "of": "system", "node": "0-host", "gpus": ["GPU"] * gpus},
-        *({"kind": "sample", "t": 1e9 + n / 2, "cpu": [round(rng.uniform(0, 100), 1) for _ in range(cores)],
+        *({"kind": "sample", "t": 1e9 + n / 2, "cpu": [rng.randint(0, 100) for _ in range(cores)],
            "iowait": 1.0, "mem": 40.0, "swap_mb": 0, "main": 99.0, "workers": [50.0, 51.0], "rss_mb": 900.0,
            "disk_r": 1.5, "disk_w": 0.1, "net_r": 0.0, "net_w": 0.0,
-           "gpu": [{"util": rng.randint(60, 100), "mem": 55.0, "w": 300} for _ in range(gpus)]} for n in range(samples)),
+           "gpu": [{"util": rng.randint(60, 100), "mem": 55.0, "w": 300} for _ in range(gpus)]}
+          for n in range(samples)),
     ])  # fmt: skip
     save("health.rank0.jsonl", [
         {**head, "of": "health", "counts": {"train": [10, 10], "val": [5, 5]}},
