@@ -1,10 +1,11 @@
 """Where a step's time goes: a clock that always runs for exactly one phase."""
 
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import ContextDecorator
+from contextlib import ContextDecorator, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -24,8 +25,8 @@ class StepTimes:
     Attributes:
         phases: ms by phase, on the device's clock where there is one.
         host_ms: time from the step's start to its end on the host's clock.
-        cpu_ms: the training thread's CPU time outside ``data``.
-        data_cpu_ms: its CPU time while it waited for (or made) the batch.
+        data_cpu_ms: the training thread's CPU time while it waited for (or made) the batch.
+        ready_ms: time that it stood ready to run but got no core (Linux; else 0).
         launch_ms: host time outside ``data``.
         t: Unix time of the end.
         tag: what the caller gave to :meth:`Clock.cut`.
@@ -33,8 +34,8 @@ class StepTimes:
 
     phases: dict[str, float] = field(default_factory=dict)
     host_ms: float = 0.0
-    cpu_ms: float = 0.0
     data_cpu_ms: float = 0.0
+    ready_ms: float = 0.0
     launch_ms: float = 0.0
     t: float = 0.0
     tag: Any = None
@@ -57,16 +58,27 @@ class Clock:
         self._open = [REST]
         self.scope: str | None = None
         self._thread = threading.get_ident()
+        self._schedule = _open_schedule()
         self._pending: deque[tuple[StepTimes, Any, list[tuple[str, Any]]]] = deque()
         self._finished: list[StepTimes] = []
         self._begin()
 
     def _begin(self) -> None:
         self._start = self._last = time.perf_counter()
-        self._last_cpu = time.thread_time()
+        self._last_cpu, self._ready = time.thread_time(), self._ready_ms()
         self._step, self._host = StepTimes(), dict[str, float]()
         self._marks: list[tuple[str, Any]] = []
         self._first_event = self._event()
+
+    def _ready_ms(self) -> float:
+        """Time on the run queue since the thread's start."""
+        return int(os.pread(self._schedule, 64, 0).split()[1]) / 1e6 if self._schedule is not None else 0.0
+
+    def close(self) -> None:
+        """Gives the kernel's file back."""
+        if self._schedule is not None:
+            os.close(self._schedule)
+            self._schedule = None
 
     def restart(self) -> None:
         """Forgets the time since the last cut."""
@@ -92,8 +104,6 @@ class Clock:
             cpu = time.thread_time()
             if phase == "data":
                 self._step.data_cpu_ms += 1000 * (cpu - self._last_cpu)
-            elif phase != "validation":
-                self._step.cpu_ms += 1000 * (cpu - self._last_cpu)
             self._last_cpu = cpu
         if self._make_event is not None:
             self._marks.append((phase, self._event()))
@@ -127,6 +137,7 @@ class Clock:
         step, host = self._step, self._host
         step.t, step.tag = time.time(), tag
         step.host_ms = 1000 * (self._last - self._start)
+        step.ready_ms = self._ready_ms() - self._ready
         step.launch_ms = sum(ms for phase, ms in host.items() if phase not in ("data", "validation"))
         if self._make_event is None:
             step.phases = host
@@ -153,6 +164,13 @@ class Clock:
             self._finished.append(step)
         done, self._finished = self._finished, []
         return done
+
+
+def _open_schedule() -> int | None:
+    """The kernel's account of this thread: CPU time and time on the run queue, in ns (Documentation/scheduler)."""
+    with suppress(OSError):
+        return os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+    return None
 
 
 _running: Clock | None = None

@@ -226,7 +226,7 @@ class Phases(Callback):
         ms = sum(v for k, v in times.phases.items() if k != "validation")
         record = {
             "kind": "step", **times.tag, "t": round(times.t, 3), "ms": round(ms, 3), "p": phases,
-            "host_ms": round(times.host_ms, 3), "cpu_ms": round(times.cpu_ms, 3),
+            "host_ms": round(times.host_ms, 3), "ready_ms": round(times.ready_ms, 3),
             "data_cpu_ms": round(times.data_cpu_ms, 3), "launch_ms": round(times.launch_ms, 3),
         }  # fmt: skip
         self._writer.write(record)
@@ -242,7 +242,7 @@ class Phases(Callback):
     def _add(self, record: dict[str, Any]) -> None:
         total = self._total
         total["steps"] += 1
-        for key in ("ms", "host_ms", "cpu_ms", "data_cpu_ms", "launch_ms"):
+        for key in ("ms", "host_ms", "ready_ms", "data_cpu_ms", "launch_ms"):
             total[key] = total.get(key, 0.0) + record[key]
         total["max_ms"] = max(total["max_ms"], record["ms"])
         for name, ms in record["p"].items():
@@ -281,6 +281,7 @@ class Phases(Callback):
         for times in self.clock.take(wait=True):
             self._write(times)
         self._write_total()
+        self.clock.close()
         self._writer.close()
         self._writer = None
 

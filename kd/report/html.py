@@ -56,6 +56,7 @@ def report(run: Run) -> list[dict[str, Any]]:
         _cards(run),
         _notes(run),
         _rules(run),
+        _headspace(run),
         _phase_chart(run),
         _heat(run),
         *_machine_lines(run),
@@ -172,6 +173,16 @@ def _rules(run: Run) -> dict[str, Any]:
     rows = [[f.rule, f.text, f.lever] for f in findings(run)]
     return {"kind": "table", "title": "Rules that fired", "columns": ["rule", "evidence", "what to do"], "rows": rows,
             "empty": "None: nothing unusual about the machine or the training."}  # fmt: skip
+
+
+def _headspace(run: Run) -> dict[str, Any] | None:
+    found = run.event("headspace")
+    if found is None:
+        return None
+    names = {"now_ms": "as it is", "free_input_ms": "with a perfect input",
+             "free_input_and_teacher_ms": "with a free teacher as well"}  # fmt: skip
+    rows = [[text, found[key], f"{found['now_ms'] / found[key]:.2f}x"] for key, text in names.items() if key in found]
+    return {"kind": "table", "title": "Headspace", "columns": ["", "ms a step", "speed"], "rows": rows}
 
 
 def _binned(items: Sequence[Any], mean: Callable[[Sequence[Any]], Any], bins: int = BINS) -> list[Any]:
@@ -352,7 +363,8 @@ def _environment(run: Run) -> dict[str, Any]:
     header = run.headers.get(typical_rank(run), {})
     rows = [[key, str(header[key])] for key in known if key in header]
     rows += [["GPUs", ", ".join(node["gpus"])] for node in run.nodes.values() if node.get("gpus")]
-    rows += [[f"start-up: {name} (s)", str(s)] for event in run.events[-1:] for name, s in event["parts"].items()]
+    startup = run.event("startup") or {"parts": {}}
+    rows += [[f"start-up: {name} (s)", str(s)] for name, s in startup["parts"].items()]
     rows += [[key, str(run.summary[key])] for key in ("kd_version", "precision", "strategy", "wall_s", "peak_memory_mb",
                                                        "seed") if key in run.summary]  # fmt: skip
     rows.append(["folder", str(run.folder)])

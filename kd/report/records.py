@@ -121,7 +121,7 @@ class Run:
         steps: step records by rank.
         totals: the newest exact totals by rank.
         headers: of the step files, by rank.
-        events: one-time records: start-up.
+        events: one-time records: start-up, a headspace run's result.
         samples: system samples by node.
         nodes: headers of the system files by node.
         health: training-health records, in order.
@@ -145,6 +145,10 @@ class Run:
     kernels: list[dict[str, Any]] = field(default_factory=list)
     metrics: list[dict[str, float]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def event(self, name: str) -> dict[str, Any] | None:
+        """The newest event of a name."""
+        return next((e for e in reversed(self.events) if e["name"] == name), None)
 
 
 def read_run(folder: Path) -> Run:

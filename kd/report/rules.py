@@ -385,7 +385,7 @@ def _steps(run: Run) -> list[Finding | None]:
     workers, threads, cores = (header.get(k, 0) for k in ("num_workers", "threads", "cores"))
     return [
         step_outlier([s["ms"] for s in run.steps.get(rank, []) if not s.get("first")]),
-        max_initialization_time(max((e["s"] for e in run.events), default=0.0)),
+        max_initialization_time((run.event("startup") or {"s": 0.0})["s"]),
         dataloader(data_share, workers, threads if header.get("device") == "cpu" else 1, cores) if header else None,
         straggler(compute),
     ]

@@ -136,35 +136,30 @@ def slow_rank(compute_ms: Mapping[int, float], late: float = 1.15) -> tuple[int,
 
 def starved(
     phases: Mapping[str, float],
-    cpu_ms: float,
+    ready_ms: float,
     num_workers: int,
     cores: int,
     threads: int,
     others: float = 0.0,
-    at: float = 0.3,
+    at: float = 0.2,
 ) -> Limit | None:
     """The training process is ready to run but gets no core: too many loader processes, or other jobs.
 
-    Counts only where the step computes on the CPU: there the training thread's CPU time should be its wall time, in
-    the student's passes more than anywhere (a thread that sleeps elsewhere is not starved).
-
     Args:
         phases: mean ms a step.
-        cpu_ms: the training thread's CPU time a step, outside the data wait.
+        ready_ms: ms a step that the training thread spent on the kernel's run queue.
         num_workers: loader processes.
         cores: that the process may use.
         threads: compute threads.
         others: cores that other processes of the machine use.
         at: fires when this share of the step is lost.
     """
-    step, wait = _step(phases), phases.get("data", 0.0)
-    lost = step - wait - cpu_ms
-    crowded = num_workers + threads > cores
-    if not step or lost / step < at or not (crowded or others > 0.5):
+    step = _step(phases)
+    if not step or ready_ms / step < at:
         return None
-    gain = step / (step - lost)
-    missing = f"training stood ready but got no core for {lost:.0f} of {step:.0f} ms a step ({lost / step:.0%})"
-    if not crowded:
+    gain = step / max(0.01 * step, step - ready_ms)
+    missing = f"training stood ready but got no core for {ready_ms:.0f} of {step:.0f} ms a step ({ready_ms / step:.0%})"
+    if num_workers + threads <= cores or others >= num_workers:
         return Limit("host", f"other processes use {others:.1f} cores: {missing}", "run alone on the machine", gain)
     own = f"{num_workers} loader processes and {threads} compute threads share {cores} core{'s' * (cores > 1)}"
     fewer = max(0, min(num_workers - 1, cores - threads))
@@ -266,14 +261,17 @@ def limits(run: Run) -> list[Limit]:
     cpu = header.get("device", "cpu") == "cpu"
     cores, threads = header.get("cores", 1), header.get("threads", 1)
     workers = header.get("num_workers", 0)
-    startup: dict[str, Any] = run.events[-1] if run.events else {"s": 0.0, "parts": {}}
+    launch = total.get("launch_ms", 0.0) / steps
+    hidden = not cpu and launch < 0.9 * _step(phases)  # the GPU is the slower one: it has work while the host waits
+    ready = 0.0 if hidden else total.get("ready_ms", 0.0) / steps
+    startup = run.event("startup") or {"s": 0.0, "parts": {}}
     per_step = {name: ms / steps for name, ms in total.get("callbacks", {}).items()}
     found = [
-        starved(phases, total.get("cpu_ms", 0.0) / steps, workers, cores, threads, other_load(run)) if cpu else None,
+        starved(phases, ready, workers, cores, threads, other_load(run)),
         data_bound(phases, workers, cores - (threads if cpu else 1), _loading_busy(run, total, workers)),
         teacher_bound(phases, _cache_bytes(run)),
         communication_bound(phases, {r: _compute_ms(run, r) for r in run.totals}),
-        launch_bound(phases, total.get("launch_ms", 0.0) / steps, None if cpu else gpu_busy(run)),
+        launch_bound(phases, launch, None if cpu else gpu_busy(run)),
         bookkeeping_bound(phases, per_step),
         optimizer_bound(phases),
         checkpoint_bound(phases),

@@ -24,7 +24,7 @@ def run_of(phases: dict[str, float], device: str = "cpu", **header: Any) -> Run:
     run.headers[0] = {"device": device, "cores": 8, "threads": 2, "num_workers": 2, "batch_size": 64, **header}
     run.totals[0] = {
         "steps": 100, "ms": 100 * step, "max_ms": step, "p": {k: 100 * ms for k, ms in phases.items()},
-        "cpu_ms": 100 * (step - phases["data"]), "data_cpu_ms": 100 * phases["data"],
+        "ready_ms": 0.0, "data_cpu_ms": 100 * phases["data"],
         "launch_ms": 50 * step, "callbacks": {"Progress.on_train_batch_end": 10.0},
     }  # fmt: skip
     return run
@@ -100,18 +100,18 @@ def test_workers_that_cannot_keep_up_are_counted_at_their_rate() -> None:
     assert v.data_bound({"data": 5.0, "student": 95.0}, 2, 8, 1.0) is None
 
 
-def test_starvation_needs_lost_time_and_somebody_who_took_it() -> None:
+def test_starvation_names_who_took_the_core() -> None:
     phases = {"data": 0.0, "student": 50.0, "backward": 50.0}
-    limit = v.starved(phases, cpu_ms=40.0, num_workers=16, cores=2, threads=2)
+    limit = v.starved(phases, ready_ms=60.0, num_workers=16, cores=2, threads=2)
     assert limit is not None
     assert limit.bound == "host"
     assert limit.gain == pytest.approx(2.5)
     assert limit.lever == "data.num_workers=0 instead of 16"
-    assert v.starved(phases, cpu_ms=95.0, num_workers=16, cores=2, threads=2) is None
-    assert v.starved(phases, cpu_ms=40.0, num_workers=1, cores=4, threads=2) is None  # it sleeps: nobody took the core
-    neighbour = v.starved(phases, cpu_ms=40.0, num_workers=0, cores=2, threads=1, others=1.5)
+    assert v.starved(phases, ready_ms=5.0, num_workers=16, cores=2, threads=2) is None
+    neighbour = v.starved(phases, ready_ms=60.0, num_workers=0, cores=2, threads=1, others=1.5)
     assert neighbour is not None
     assert "other processes use 1.5 cores" in neighbour.text
+    assert neighbour.lever == "run alone on the machine"
 
 
 def test_a_late_rank_is_the_reason_where_there_is_one() -> None:
@@ -131,6 +131,14 @@ def test_launching_limits_only_an_idle_gpu() -> None:
     assert v.launch_bound(phases, launch_ms=97.0, gpu_busy=0.95) is None
     assert v.launch_bound(phases, launch_ms=30.0, gpu_busy=0.4) is None
     assert v.launch_bound(phases, launch_ms=97.0, gpu_busy=None) is None
+
+
+def test_a_host_that_waits_behind_a_busy_gpu_loses_nothing() -> None:
+    run = run_of(HEALTHY, device="cuda")
+    run.totals[0]["ready_ms"] = 100 * 50.0
+    assert [limit.bound for limit in v.limits(run)] == ["student"]
+    run.totals[0]["launch_ms"] = 100 * 99.0
+    assert v.limits(run)[0].bound == "host"
 
 
 def test_the_costly_callback_is_named() -> None:
