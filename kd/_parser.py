@@ -20,6 +20,7 @@ from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCL
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from kd.callbacks.monitor import MonitorSpec, monitors
+from kd.callbacks.phases import Phases
 from kd.callbacks.preemption import Preemption
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.progress import Progress
@@ -240,7 +241,7 @@ class KDCLI(LightningCLI):
         watching = monitors(MonitorSpec(**config.monitor), self.folder)
         ours: list[Callback] = [preflight, self.folder, Preemption(), *watching, self.summary, *checkpoints]
         if config.trainer.enable_progress_bar is not False:
-            ours.append(Progress())
+            ours.append(Progress(next((w.so_far for w in watching if isinstance(w, Phases)), None)))
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": ours}
         try:
             return super().instantiate_trainer(enable_progress_bar=False, **kwargs)

@@ -7,6 +7,7 @@ from pytorch_lightning import Callback
 from kd.callbacks.health import Health
 from kd.callbacks.kernels import Kernels
 from kd.callbacks.phases import Phases
+from kd.callbacks.prometheus import Prometheus
 from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.system import System
 
@@ -22,6 +23,8 @@ class MonitorSpec:
         kernels_at: profile operations from this batch on (at least 1; later ones are past the warm-up).
         kernels_steps: batches in that window.
         kernels_memory: record allocations in it too.
+        prometheus_port: serve the numbers to Prometheus on this port of the loopback interface (extra
+            ``prometheus``; scripts/grafana.json shows them).
         price_per_hour: of the whole job, in your currency: the report says what an epoch costs.
     """
 
@@ -31,12 +34,13 @@ class MonitorSpec:
     kernels_at: int | None = None
     kernels_steps: int = 5
     kernels_memory: bool = False
+    prometheus_port: int | None = None
     price_per_hour: float | None = None
 
     def __post_init__(self) -> None:
         if not self.interval_s >= 0.05:
             raise ValueError(f"interval_s must be >= 0.05, got {self.interval_s}")
-        for name, low in (("health_every", 0), ("kernels_at", 1), ("kernels_steps", 1)):
+        for name, low in (("health_every", 0), ("kernels_at", 1), ("kernels_steps", 1), ("prometheus_port", 1)):
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ValueError(f"{name} must be >= {low}, got {value}")
@@ -48,9 +52,12 @@ def monitors(spec: MonitorSpec, folder: RunFolder) -> list[Callback]:
     """The callbacks that observe a run."""
     if not spec.enabled:
         return []
-    watching: list[Callback] = [Phases(folder), System(folder, spec.interval_s)]
+    phases, system = Phases(folder), System(folder, spec.interval_s)
+    watching: list[Callback] = [phases, system]
     if spec.health_every:
         watching.append(Health(folder, spec.health_every))
     if spec.kernels_at is not None:
         watching.append(Kernels(folder, spec.kernels_at, spec.kernels_steps, spec.kernels_memory))
+    if spec.prometheus_port is not None:
+        watching.append(Prometheus(phases, system, spec.prometheus_port))
     return watching

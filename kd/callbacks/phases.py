@@ -4,6 +4,7 @@ import os
 import platform
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -19,9 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kd.callbacks.run_folder import RunFolder
 from kd.clock import Clock, StepTimes, annotate, run_clock
-from kd.report.records import Writer
+from kd.report.records import Run, Writer
+from kd.report.verdict import NAMES, mean_phases, verdict
 
 TOTAL_EVERY_S = 5.0
+RECENT = 50  # steps that live displays look back on
 
 # Lightning names what it runs, "[Strategy]DDPStrategy.backward": the last part tells the phase.
 ACTIONS = {
@@ -151,6 +154,8 @@ class Phases(Callback):
         Phases._process_is_used = True
         self._constructed = time.time()
         self.profiler: PhaseProfiler | None = None
+        self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        self.header: dict[str, Any] = {}
         self._writer: Writer | None = None
         self._total: dict[str, Any] = {}
         self._last_total = 0.0
@@ -173,7 +178,7 @@ class Phases(Callback):
         """Opens the file and starts the clock."""
         assert self.folder.path is not None
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        header = {
+        self.header = {
             "of": "steps", "rank": trainer.global_rank, "world_size": trainer.world_size, "host": socket.gethostname(),
             "pid": os.getpid(), "device": pl_module.device.type, "cores": cores(),
             "threads": torch.get_num_threads(), "batch_size": data.batch_size, "num_workers": data.num_workers,
@@ -183,7 +188,7 @@ class Phases(Callback):
             "torch": torch.__version__, "device_name": torch.cuda.get_device_name() if self._cuda else processor(),
         }  # fmt: skip
         file = self.folder.path / "records" / f"phases.rank{trainer.global_rank}.jsonl"
-        self._writer = Writer(file, header)
+        self._writer = Writer(file, self.header)
         self._total = self._writer.last_total or {"kind": "total", "steps": 0, "ms": 0.0, "max_ms": 0.0, "p": {}}
         model = trainer.strategy.model
         if isinstance(model, DistributedDataParallel) and not model._comm_hooks:
@@ -230,6 +235,7 @@ class Phases(Callback):
             "data_cpu_ms": round(times.data_cpu_ms, 3), "launch_ms": round(times.launch_ms, 3),
         }  # fmt: skip
         self._writer.write(record)
+        self.recent.append(record)
         if self._first_of_run:
             self._first_of_run = False
             self._write_startup(times)
@@ -238,6 +244,20 @@ class Phases(Callback):
         if times.t > self._last_total + TOTAL_EVERY_S:
             self._last_total = times.t
             self._write_total()
+
+    @property
+    def images_per_step(self) -> int:
+        """Of all processes."""
+        return self.header["batch_size"] * self.header["world_size"]
+
+    def so_far(self) -> str:
+        """What limits the run so far, in a few words for the progress bar."""
+        if len(self.recent) < self.recent.maxlen // 2:  # type: ignore[operator]
+            return ""
+        run = Run(Path(), headers={0: self.header}, steps={0: list(self.recent)})
+        phases = mean_phases(run, 0)
+        step = sum(ms for name, ms in phases.items() if name != "validation")
+        return f"data wait {phases.get('data', 0.0) / step:.0%}, {NAMES[verdict(run)['bound']]}"
 
     def _add(self, record: dict[str, Any]) -> None:
         total = self._total

@@ -1,10 +1,10 @@
-"""Does the verdict tell the truth? Plants a bottleneck, reads its name and predicted gain, follows the advice, measures.
+"""Does the verdict tell the truth? Plants a bottleneck, reads the verdict, follows its advice, measures the gain.
 
     python scripts/bench/truth.py --out scripts/bench/truth_cpu_2026-11-21.md
     python scripts/bench/truth.py --only "slow optimizer"
 
-Each plant is a short run of a tiny pair on drawn pictures; "reached" is images/s of the run that follows the advice over
-images/s of the planted one (after the first step, validation left out). Needs a machine with nothing else on it.
+Each plant is a short run of a tiny pair on drawn pictures; "reached" is images/s of the run that follows the advice
+over images/s of the planted one (after the first step, validation left out). Needs a machine to itself.
 """
 
 import argparse
@@ -153,10 +153,10 @@ def main() -> None:
             f"| nothing | | {healthy.summary['verdict']['text']}; rules: {', '.join(alarms) or 'none'} | | | |"
         )
         print(lines[-1])
-    text = (f"# Planted bottlenecks, {platform.processor() or platform.machine()}, {os.cpu_count()} cores\n\n"
-            f"`python scripts/bench/truth.py --epochs {arguments.epochs}`; batch 8, one compute thread.\n\n")  # fmt: skip
+    head = f"# Planted bottlenecks, {platform.machine()}, {os.cpu_count()} cores\n\n"
+    head += f"`python scripts/bench/truth.py --epochs {arguments.epochs}`; batch 8, one compute thread.\n\n"
     if arguments.out:
-        arguments.out.write_text(text + "\n".join(lines) + "\n")
+        arguments.out.write_text(head + "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
