@@ -55,20 +55,22 @@ def _share(phases: Mapping[str, float], name: str) -> float:
 def data_bound(
     phases: Mapping[str, float],
     num_workers: int,
-    free_cores: float,
+    cores: int,
+    threads: int,
     busy: float,
     at: float = 0.1,
 ) -> Limit | None:
     """The step stands still for its batch. Primary signal: the exposed wait, not a low GPU utilisation.
 
     A batch costs one process ``wait`` ms (no workers) or about ``num_workers * step`` (workers that can't keep up).
-    With ``k`` workers the step takes ``max(rest, cost / k)``; those that compute are worth only as many as cores are
-    free.
+    With ``k`` workers a step takes the longest of: the rest of the step; ``cost / k``; and the CPU time of both over
+    the cores, ``(busy * cost + threads * rest) / cores``.
 
     Args:
         phases: mean ms a step.
         num_workers: loader processes now.
-        free_cores: cores beyond those that the training process uses.
+        cores: that the process and its workers may use.
+        threads: that compute beside the loaders.
         busy: share of a core that making batches takes while it goes on (1 computes, 0 waits for disk or network).
         at: fires from this share of the step.
     """
@@ -77,16 +79,14 @@ def data_bound(
         return None
     rest = max(step - wait, 0.01 * step)
     cost = wait if num_workers == 0 else num_workers * step
-    wanted = math.ceil(cost / rest) + 1  # one more: batches do not take equally long
-    if busy > 0.05:
-        wanted = min(wanted, math.floor(free_cores / busy + 0.01))
-    gain = step / max(rest, cost / max(wanted, 1))
+    floor = max(rest, (busy * cost + threads * rest) / max(1, cores))
+    spare = floor == rest  # cores are left: one worker more, as batches do not take equally long
+    wanted = math.ceil(cost / floor) + spare
+    gain = step / max(floor, cost / wanted)
     text = f"the step waits {wait:.0f} of its {step:.0f} ms ({wait / step:.0%}) for the next batch"
     if wanted > num_workers and gain >= WORTH:
         return Limit("data", text, f"data.num_workers={wanted} instead of {num_workers}", gain)
-    lever = (
-        "cheaper pictures (resized once, ahead of training) or more cores: at most, with an input that costs nothing"
-    )
+    lever = "cheaper pictures (resized once, ahead of training) or more cores: at most"
     return Limit("data", text, lever, step / rest)
 
 
@@ -268,7 +268,7 @@ def limits(run: Run) -> list[Limit]:
     per_step = {name: ms / steps for name, ms in total.get("callbacks", {}).items()}
     found = [
         starved(phases, ready, workers, cores, threads, other_load(run)),
-        data_bound(phases, workers, cores - (threads if cpu else 1), _loading_busy(run, total, workers)),
+        data_bound(phases, workers, cores, threads if cpu else 1, _loading_busy(run, total, workers)),
         teacher_bound(phases, _cache_bytes(run)),
         communication_bound(phases, {r: _compute_ms(run, r) for r in run.totals}),
         launch_bound(phases, launch, None if cpu else gpu_busy(run)),

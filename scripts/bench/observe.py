@@ -47,7 +47,8 @@ def main() -> None:
         f"# Cost of watching, {platform.machine()}, {os.cpu_count()} cores\n\n"
         f"`{arguments.recipe}` {' '.join(arguments.set)}, {arguments.rounds} rounds, in turn.\n\n"
         "| monitor | step ms (median of medians) | spread |\n|---|---:|---|\n" + "\n".join(rows) + "\n\n"
-        f"Cost: {statistics.median(pairs):+.2%} of a step (median of the pairs; {min(pairs):+.2%} to {max(pairs):+.2%}).\n"
+        f"Cost: {statistics.median(pairs):+.2%} of a step "
+        f"(median of the pairs; {min(pairs):+.2%} to {max(pairs):+.2%}).\n"
     )
     print(text)
     if arguments.out:

@@ -77,27 +77,27 @@ def test_a_teacher_of_61_percent_could_be_2_4_times_as_fast_from_a_cache() -> No
 
 def test_waiting_workers_need_no_cores_computing_ones_do() -> None:
     slow = {"data": 80.0, "student": 20.0}
-    sleeping = v.data_bound(slow, num_workers=0, free_cores=0, busy=0.0)
+    sleeping = v.data_bound(slow, num_workers=0, cores=1, threads=1, busy=0.0)
     assert sleeping is not None
     assert sleeping.lever == "data.num_workers=5 instead of 0"
     assert sleeping.gain == pytest.approx(5)
-    computing = v.data_bound(slow, num_workers=0, free_cores=2, busy=1.0)
+    computing = v.data_bound(slow, num_workers=0, cores=2, threads=1, busy=1.0)
     assert computing is not None
     assert computing.lever == "data.num_workers=2 instead of 0"
-    assert computing.gain == pytest.approx(100 / 40)
-    no_core = v.data_bound(slow, num_workers=0, free_cores=0, busy=1.0)
+    assert computing.gain == pytest.approx(2)  # 100 ms of CPU time on two cores
+    no_core = v.data_bound(slow, num_workers=0, cores=1, threads=1, busy=1.0)
     assert no_core is not None
     assert "cheaper pictures" in no_core.lever
     assert no_core.gain == pytest.approx(5)
 
 
 def test_workers_that_cannot_keep_up_are_counted_at_their_rate() -> None:
-    # two workers give a batch each 100 ms between them: one takes 200 ms; three cores are left for them
-    limit = v.data_bound({"data": 60.0, "student": 40.0}, num_workers=2, free_cores=8, busy=1.0)
+    # two workers give a batch each 100 ms between them: one takes 200 ms
+    limit = v.data_bound({"data": 60.0, "student": 40.0}, num_workers=2, cores=16, threads=1, busy=1.0)
     assert limit is not None
     assert limit.lever == "data.num_workers=6 instead of 2"
     assert limit.gain == pytest.approx(100 / 40)
-    assert v.data_bound({"data": 5.0, "student": 95.0}, 2, 8, 1.0) is None
+    assert v.data_bound({"data": 5.0, "student": 95.0}, 2, 8, 1, 1.0) is None
 
 
 def test_starvation_names_who_took_the_core() -> None:
