@@ -58,13 +58,14 @@ def data_bound(
     cores: int,
     threads: int,
     busy: float,
+    batches_per_epoch: float = math.inf,
     at: float = 0.1,
 ) -> Limit | None:
     """The step stands still for its batch. Primary signal: the exposed wait, not a low GPU utilisation.
 
     A batch costs one process ``wait`` ms (no workers) or about ``num_workers * step`` (workers that can't keep up).
     With ``k`` workers a step takes the longest of: the rest of the step; ``cost / k``; and the CPU time of both over
-    the cores, ``(busy * cost + threads * rest) / cores``.
+    the cores, ``(busy * cost + threads * rest) / cores``. The first batch of an epoch is waited for in any case.
 
     Args:
         phases: mean ms a step.
@@ -72,6 +73,7 @@ def data_bound(
         cores: that the process and its workers may use.
         threads: that compute beside the loaders.
         busy: share of a core that making batches takes while it goes on (1 computes, 0 waits for disk or network).
+        batches_per_epoch: of one process.
         at: fires from this share of the step.
     """
     step, wait = _step(phases), phases.get("data", 0.0)
@@ -82,7 +84,7 @@ def data_bound(
     floor = max(rest, (busy * cost + threads * rest) / max(1, cores))
     spare = floor == rest  # cores are left: one worker more, as batches do not take equally long
     wanted = math.ceil(cost / floor) + spare
-    gain = step / max(floor, cost / wanted)
+    gain = step / (max(floor, cost / wanted) + cost / batches_per_epoch)
     text = f"the step waits {wait:.0f} of its {step:.0f} ms ({wait / step:.0%}) for the next batch"
     if wanted > num_workers and gain >= WORTH:
         return Limit("data", text, f"data.num_workers={wanted} instead of {num_workers}", gain)
@@ -140,10 +142,14 @@ def starved(
     num_workers: int,
     cores: int,
     threads: int,
+    loading: float = 0.0,
     others: float = 0.0,
     at: float = 0.2,
 ) -> Limit | None:
     """The training process is ready to run but gets no core: too many loader processes, or other jobs.
+
+    Fewer loader processes do not make their work smaller: the step still takes the CPU time of both over the cores.
+    Where that leaves no gain, the pictures themselves cost too much.
 
     Args:
         phases: mean ms a step.
@@ -151,19 +157,26 @@ def starved(
         num_workers: loader processes.
         cores: that the process may use.
         threads: compute threads.
+        loading: cores that the loader processes use.
         others: cores that other processes of the machine use.
         at: fires when this share of the step is lost.
     """
     step = _step(phases)
     if not step or ready_ms / step < at:
         return None
-    gain = step / max(0.01 * step, step - ready_ms)
+    free = max(0.01 * step, step - ready_ms)
     missing = f"training stood ready but got no core for {ready_ms:.0f} of {step:.0f} ms a step ({ready_ms / step:.0%})"
-    if num_workers + threads <= cores or others >= num_workers:
-        return Limit("host", f"other processes use {others:.1f} cores: {missing}", "run alone on the machine", gain)
-    own = f"{num_workers} loader processes and {threads} compute threads share {cores} core{'s' * (cores > 1)}"
-    fewer = max(0, min(num_workers - 1, cores - threads))
-    return Limit("host", f"{own}: {missing}", f"data.num_workers={fewer} instead of {num_workers}", gain)
+    if num_workers + threads <= cores or others > max(loading, 0.5):
+        text = f"other processes use {others:.1f} cores: {missing}"
+        return Limit("host", text, "run alone on the machine", step / free)
+    text = (
+        f"{num_workers} loader processes and {threads} compute threads share {cores} core{'s' * (cores > 1)}: {missing}"
+    )
+    fewer = f"data.num_workers={max(1, cores - threads)} instead of {num_workers}"
+    gain = step / max(free, (loading * step + threads * free) / cores)
+    if gain >= WORTH:
+        return Limit("host", text, fewer, gain)
+    return Limit("host", text, f"{fewer}, and cheaper pictures (resized once, ahead of training): at most", step / free)
 
 
 def launch_bound(
@@ -260,15 +273,15 @@ def limits(run: Run) -> list[Limit]:
     steps = max(1, total.get("steps", 1))
     cpu = header.get("device", "cpu") == "cpu"
     cores, threads = header.get("cores", 1), header.get("threads", 1)
-    workers = header.get("num_workers", 0)
+    workers, batches = header.get("num_workers", 0), header.get("batches_per_epoch") or math.inf
     launch = total.get("launch_ms", 0.0) / steps
     hidden = not cpu and launch < 0.9 * _step(phases)  # the GPU is the slower one: it has work while the host waits
     ready = 0.0 if hidden else total.get("ready_ms", 0.0) / steps
     startup = run.event("startup") or {"s": 0.0, "parts": {}}
     per_step = {name: ms / steps for name, ms in total.get("callbacks", {}).items()}
     found = [
-        starved(phases, ready, workers, cores, threads, other_load(run)),
-        data_bound(phases, workers, cores, threads if cpu else 1, _loading_busy(run, total, workers)),
+        starved(phases, ready, workers, cores, threads, loading_load(run), other_load(run)),
+        data_bound(phases, workers, cores, threads if cpu else 1, _loading_busy(run, total, workers), batches),
         teacher_bound(phases, _cache_bytes(run)),
         communication_bound(phases, {r: _compute_ms(run, r) for r in run.totals}),
         launch_bound(phases, launch, None if cpu else gpu_busy(run)),
@@ -347,6 +360,12 @@ def gpu_busy(run: Run) -> float | None:
         return profiled[-1]
     used: Sequence[float] = [g["util"] for samples in run.samples.values() for s in samples for g in s.get("gpu", [])]
     return sum(used) / len(used) / 100 if used else None
+
+
+def loading_load(run: Run) -> float:
+    """Cores that the loader processes use, on average."""
+    used = [sum(s["workers"]) / 100 for samples in run.samples.values() for s in samples if "workers" in s]
+    return sum(used) / len(used) if used else 0.0
 
 
 def other_load(run: Run) -> float:

@@ -70,12 +70,14 @@ def plants(pictures: Path) -> list[Plant]:
     """All of them."""
     sleepy, disk = folder(pictures, sleep_s=0.02), folder(pictures, bytes_per_s=80_000)
     costly = folder(pictures, burn_s=0.004)
+    pace = callback("Slow", part="student", seconds=0.06)  # a step that does not only compete for the cores
     two = ["config=ddp_2cpu", "data.batch_size=4"]
     return [
-        Plant("sleeping transform", ("data",), [sleepy], lambda run: [sleepy, *workers(run)], "data.num_workers"),
-        Plant("slow disk", ("data",), [disk], lambda run: [disk, *workers(run)], "data.num_workers"),
+        Plant("sleeping transform", ("data",), [pace, sleepy], lambda run: [pace, sleepy, *workers(run)],
+              "data.num_workers"),
+        Plant("slow disk", ("data",), [pace, disk], lambda run: [pace, disk, *workers(run)], "data.num_workers"),
         Plant("16 workers on few cores", ("host",), [costly, "data.num_workers=16"],
-              lambda run: [costly, *workers(run)], "16 loader processes"),
+              lambda run: workers(run), "16 loader processes"),
         Plant("huge teacher", ("teacher",), [callback("Slow", part="teacher", seconds=0.2)],
               lambda run: [callback("FreeTeacher")], "cache the teacher's answers"),
         Plant("slow optimizer", ("student",), [callback("Slow", part="optimizer", seconds=0.15)],

@@ -102,12 +102,15 @@ def test_workers_that_cannot_keep_up_are_counted_at_their_rate() -> None:
 
 def test_starvation_names_who_took_the_core() -> None:
     phases = {"data": 0.0, "student": 50.0, "backward": 50.0}
-    limit = v.starved(phases, ready_ms=60.0, num_workers=16, cores=2, threads=2)
+    limit = v.starved(phases, ready_ms=60.0, num_workers=16, cores=2, threads=1, loading=0.4)
     assert limit is not None
     assert limit.bound == "host"
-    assert limit.gain == pytest.approx(2.5)
-    assert limit.lever == "data.num_workers=0 instead of 16"
-    assert v.starved(phases, ready_ms=5.0, num_workers=16, cores=2, threads=2) is None
+    assert limit.gain == pytest.approx(2.5)  # what loading takes, 40 ms of 200, fits beside the 40 ms of training
+    assert limit.lever == "data.num_workers=1 instead of 16"
+    assert v.starved(phases, ready_ms=5.0, num_workers=16, cores=2, threads=1) is None
+    full = v.starved(phases, ready_ms=60.0, num_workers=16, cores=2, threads=1, loading=1.6)
+    assert full is not None
+    assert "cheaper pictures" in full.lever  # fewer workers would have the same work to do
     neighbour = v.starved(phases, ready_ms=60.0, num_workers=0, cores=2, threads=1, others=1.5)
     assert neighbour is not None
     assert "other processes use 1.5 cores" in neighbour.text
