@@ -341,6 +341,8 @@ def _print_table(summary: dict[str, Any], folder: Path) -> None:
     console.print(table)
     speed = f"{summary['images_per_s']:,.0f} images/s, " if summary["images_per_s"] else ""
     print(f"{speed}{summary['device']}, {summary['precision']}, {summary['world_size']} process(es)")
+    if "verdict" in summary:
+        print(f"{summary['verdict']['text']} (report.html)")
     print(f"run folder: {folder} (student.safetensors holds the best epoch)", flush=True)
 
 

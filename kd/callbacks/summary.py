@@ -117,14 +117,17 @@ class Summary(Callback):
         file = self.folder.path / "summary.json"
         file.write_text(json.dumps(self.content, indent=2) + "\n")
         if (self.folder.path / "records").is_dir():
-            self._explain(self.folder.path)
-            file.write_text(json.dumps(self.content, indent=2) + "\n")
-            write_report(read_run(self.folder.path), self.folder.path / "report.html")
+            self._explain(self.folder.path, file)
 
-    def _explain(self, folder: Path) -> None:
-        run = read_run(folder)
-        self.content["verdict"] = verdict(run)
-        self.content["findings"] = [asdict(finding) for finding in findings(run)]
+    def _explain(self, folder: Path, file: Path) -> None:
+        try:
+            run = read_run(folder)
+            self.content["verdict"] = verdict(run)
+            self.content["findings"] = [asdict(finding) for finding in findings(run)]
+            file.write_text(json.dumps(self.content, indent=2) + "\n")
+            write_report(read_run(folder), folder / "report.html")
+        except Exception as problem:  # the run is worth more than its report
+            print(f"kd-train: no report: {type(problem).__name__}: {problem}", file=sys.stderr)
 
     def _content(self, trainer: Trainer, pl_module: Any, status: str) -> dict[str, Any]:
         info, data = pl_module.data_info, pl_module.trainer.datamodule

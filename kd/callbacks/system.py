@@ -18,6 +18,7 @@ from kd.report.records import Writer
 
 CONTROL = "monitor"  # a file of this name in the run's folder, holding "on" or "off"
 MB = 2**20
+LOOK_FOR_CHILDREN = 8  # samples between two looks for new processes: that goes through all of the machine's
 
 
 class Gpus:
@@ -74,6 +75,7 @@ class Machine:
         self._process = psutil.Process()
         self._children: dict[int, psutil.Process] = {}
         self._before: dict[str, float] = {}
+        self._reads = 0
         self._at = time.monotonic()
         self.read()
 
@@ -107,8 +109,10 @@ class Machine:
 
     def _processes(self) -> dict[str, Any]:
         rss, workers = self._process.memory_info().rss, []
-        current = {child.pid: child for child in self._process.children(recursive=True)}
-        self._children = {pid: self._children.get(pid, child) for pid, child in current.items()}
+        if self._reads % LOOK_FOR_CHILDREN == 0:
+            current = {child.pid: child for child in self._process.children(recursive=True)}
+            self._children = {pid: self._children.get(pid, child) for pid, child in current.items()}
+        self._reads += 1
         for child in self._children.values():
             with suppress(psutil.Error):
                 workers.append(child.cpu_percent())

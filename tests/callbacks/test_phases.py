@@ -56,9 +56,9 @@ def test_the_phases_of_a_run_add_up_to_its_steps(recipe: Path) -> None:
 
 
 class Plant(Callback):
-    """Makes one part of the training 30 ms slower."""
+    """Makes one part of the training slower."""
 
-    def __init__(self, part: str, seconds: float = 0.03) -> None:
+    def __init__(self, part: str, seconds: float = 0.1) -> None:
         self.part, self.seconds = part, seconds
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
@@ -80,9 +80,9 @@ def test_a_planted_delay_shows_in_its_phase(recipe: Path, part: str) -> None:
     plant = json.dumps({"class_path": "tests.callbacks.test_phases.Plant", "init_args": {"part": part}})
     assert train_main([f"recipe={recipe}", f"trainer.callbacks+={plant}", "trainer.max_epochs=1"]) == 0
     run = newest(recipe)
-    assert 30 <= median_phase(run, part) < 60
+    assert 100 <= median_phase(run, part) < 200
     for other in {"teacher", "student", "loss", "optimizer", "backward", "data"} - {part}:
-        assert median_phase(run, other) < 20, other
+        assert median_phase(run, other) < 80, other
 
 
 def test_totals_hold_every_step_but_the_first(recipe: Path) -> None:
@@ -126,16 +126,19 @@ def test_communication_of_two_processes_is_timed_and_a_late_rank_is_seen(picture
     assert done.returncode == 0, done.stderr
     run = newest(recipe)
     assert set(run.steps) == {0, 1}
-    assert median_phase(run, "communication", 0) > 25  # waits for the late one
-    assert median_phase(run, "communication", 1) < 20
+    assert median_phase(run, "communication", 0) > 150  # waits for the late one
+    assert median_phase(run, "communication", 1) < 100
+    verdict = run.summary["verdict"]
+    assert verdict["bound"] == "communication"
+    assert "rank 1 computes" in verdict["text"]
 
 
 class LateRank(Callback):
-    """Rank 1 computes 40 ms longer than rank 0."""
+    """Rank 1 computes 200 ms longer than rank 0."""
 
     def on_before_backward(self, trainer: Trainer, pl_module: Any, loss: Any) -> None:
         if trainer.global_rank == 1:
-            time.sleep(0.04)
+            time.sleep(0.2)
 
 
 class Device:

@@ -131,7 +131,7 @@ def test_sampling_is_switched_while_the_job_runs(recipe: Path) -> None:
 
 
 def test_loader_workers_are_watched(recipe: Path) -> None:
-    slow = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.05}})
+    slow = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.15}})
     items = ["data.num_workers=2", "monitor.interval_s=0.1", f"trainer.callbacks+={slow}"]
     assert train_main([f"recipe={recipe}", *items]) == 0
     assert any(len(s["workers"]) >= 2 for s in next(iter(newest(recipe).samples.values())))

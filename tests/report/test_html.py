@@ -152,6 +152,18 @@ def test_a_failed_run_has_its_page_too(recipe: Path) -> None:
     assert set(summary["verdict"]) >= {"bound", "text", "lever", "predicted_speedup", "phases_ms"}
 
 
+def test_a_report_that_fails_takes_no_run_down(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: Any) -> None:
+        raise KeyError("planted")
+
+    monkeypatch.setattr("kd.callbacks.summary.write_report", broken)
+    assert train_main([f"recipe={recipe}", "trainer.max_epochs=1"]) == 0
+    assert "no report: KeyError: 'planted'" in capsys.readouterr().err
+    assert json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())["status"] == "done"
+
+
 PROBE = """
 <script>window.problems = []; addEventListener('error', e => problems.push(e.message));
 console.error = (...m) => problems.push(m.join(' '));</script>
