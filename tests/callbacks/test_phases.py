@@ -10,6 +10,8 @@ import torch
 from pytorch_lightning import Callback, Trainer
 from safetensors.torch import load_file
 
+from kd.callbacks.phases import Phases
+from kd.callbacks.run_folder import RunFolder
 from kd.cli import train_main
 from kd.clock import Clock, annotate, run_clock
 from kd.report.records import PHASES, Run, percentile, read_run
@@ -139,6 +141,16 @@ class LateRank(Callback):
     def on_before_backward(self, trainer: Trainer, pl_module: Any, loss: Any) -> None:
         if trainer.global_rank == 1:
             time.sleep(0.2)
+
+
+def test_the_progress_bar_says_what_limits_the_run_so_far(tmp_path: Path) -> None:
+    phases = Phases(RunFolder(tmp_path, "tiny", "", []))
+    phases.header = {"device": "cpu", "cores": 4, "threads": 1, "num_workers": 0}
+    step = {"ms": 100.0, "p": {"data": 60.0, "student": 40.0}}
+    phases.recent.extend([step] * 10)
+    assert phases.so_far() == ""  # too few to tell
+    phases.recent.extend([step] * 30)
+    assert phases.so_far() == "data wait 60%, data-bound"
 
 
 class Device:
