@@ -49,8 +49,8 @@ def test_a_healthy_run_gets_no_alarm(tmp_path: Path) -> None:
     alone = write_recipe(tmp_path / "teacher.yaml", pictures, None, model__student=model)
     teacher = trained(alone, "trainer.max_epochs=4", "optim.lr=0.003").folder / "student.safetensors"
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher)
-    slow = callback("Slow", part="student", seconds=0.1)
-    found = trained(recipe, slow, "trainer.max_epochs=3", "monitor.interval_s=0.05").summary
+    slow = callback("Slow", part="student", seconds=0.3)
+    found = trained(recipe, slow, "trainer.max_epochs=2", "monitor.interval_s=0.05").summary
     limits = [found["verdict"]["text"], *(limit["text"] for limit in found["verdict"]["others"])]
     own = [text for text in limits if "other processes use" not in text]  # the tests' machine may be shared
     assert len(own) == 1
