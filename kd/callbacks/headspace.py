@@ -9,7 +9,7 @@ from pytorch_lightning import Callback, Trainer
 from torch import Tensor
 
 from kd.errors import UserError
-from kd.losses import FeatureLoss
+from kd.losses import DistillLoss, LogitLoss
 from kd.report.records import Writer
 
 WARM_UP = 3  # steps of each part that are not counted
@@ -68,15 +68,15 @@ class Headspace(Callback):
             raise UserError(
                 f"trainer.limit_train_batches: a headspace run needs 10, got {trainer.num_training_batches}"
             )
-        features = any(isinstance(loss, FeatureLoss) for loss in pl_module.distill_losses.values())
+        losses = [module for module in pl_module.modules() if isinstance(module, DistillLoss)]
+        features = not all(isinstance(loss, LogitLoss) for loss in losses)
         self._free_teacher = pl_module.teacher is not None and not features
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Epoch 1 remembers the teacher's answers, epoch 2 gives them back."""
         if not self._free_teacher or trainer.current_epoch == 0:
             return
-        members = getattr(pl_module.teacher, "members", {"": pl_module.teacher})
-        for name, teacher in members.items():
+        for name, teacher in pl_module.teacher.members.items():
             if trainer.current_epoch == 1:
                 teacher.model.register_forward_hook(lambda _m, _i, out, name=name: self._remember(name, out))
             else:

@@ -23,7 +23,8 @@ class Health(Callback):
     ``grad_norm`` is before clipping; ``update_ratio`` the median over a few weights of ``|w' - w| / |w|`` of one
     optimizer step; ``spread`` the activations' standard deviation and ``dead`` the share of a ReLU's units that never
     fire in the batch; ``teacher_entropy`` of the teacher's answers at the loss's temperature over ``log(C)``;
-    ``agreement`` of teacher and student on the training batch; ``loss_shares`` the weighted terms.
+    ``agreement`` of teacher and student on the training batch; ``loss_shares`` the weighted terms. Of several students
+    the first is read, of several teachers likewise.
 
     Args:
         folder: the run's.
@@ -54,11 +55,11 @@ class Health(Callback):
         """Listens to this batch where it is due."""
         if self._writer is None or trainer.fit_loop.epoch_loop.total_batch_idx % self.every:
             return
-        self._listen("student", pl_module.student)
+        first = _first(pl_module)
+        self._listen("student", first.student)
         if pl_module.teacher is not None:
-            members = getattr(pl_module.teacher, "members", {"": pl_module.teacher})
-            self._listen("teacher", next(iter(members.values())).model)
-        for name, layer in _spread_evenly(pl_module.student):
+            self._listen("teacher", next(iter(pl_module.teacher.members.values())).model)
+        for name, layer in _spread_evenly(first.student):
             self._handles.append(layer.register_forward_hook(lambda _m, _i, out, name=name: self._layer(name, _m, out)))
 
     def _listen(self, who: str, model: nn.Module) -> None:
@@ -109,7 +110,7 @@ class Health(Callback):
             found["update_ratio"] = _finite(torch.stack(ratios).median()) if ratios else None
         if "teacher" in self._seen:
             teacher, student = self._seen["teacher"], self._seen.get("student")
-            found["teacher_entropy"] = _finite(_entropy(teacher, _temperature(pl_module)))
+            found["teacher_entropy"] = _finite(_entropy(teacher, _temperature(_first(pl_module))))
             if student is not None and student.shape == teacher.shape:
                 found["agreement"] = _finite((student.argmax(1) == teacher.argmax(1)).float().mean())
         found["spread"] = {name: _finite(value) for name, value in self._spread.items()}
@@ -150,8 +151,13 @@ def _class_counts(targets: Any) -> list[int]:
     return []
 
 
-def _temperature(pl_module: Any) -> float:
-    found = [getattr(loss, "temperature", None) for loss in pl_module.distill_losses.values()]
+def _first(pl_module: Any) -> Any:
+    """The module of the student, or of the first of several."""
+    return next(iter(pl_module.named_students().values()))
+
+
+def _temperature(module: Any) -> float:
+    found = [getattr(loss, "temperature", None) for loss in module.distill_losses.values()]
     return next((float(t) for t in found if isinstance(t, int | float)), 1.0)
 
 
@@ -162,10 +168,11 @@ def _entropy(logits: Tensor, temperature: float) -> Tensor:
 
 
 def _loss_shares(trainer: Trainer, pl_module: Any) -> dict[str, float]:
-    weights = {name: float(loss.weight) for name, loss in pl_module.distill_losses.items()}
-    weights["task"] = float(pl_module.task_loss_weight)
-    metrics = trainer.callback_metrics
-    values = {name: w * abs(float(metrics[k])) for name, w in weights.items() if (k := f"train/{name}_loss") in metrics}
+    (name, first), *_ = pl_module.named_students().items()
+    weights = {name: float(loss.weight) for name, loss in first.distill_losses.items()}
+    weights["task"] = float(first.task_loss_weight)
+    logged, place = trainer.callback_metrics, f"{name}/train" if name else "train"
+    values = {n: w * abs(float(logged[k])) for n, w in weights.items() if (k := f"{place}/{n}_loss") in logged}
     total = sum(values.values())
     return {n: round(v / total, 4) for n, v in values.items()} if total and math.isfinite(total) else {}
 

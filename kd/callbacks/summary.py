@@ -37,18 +37,22 @@ class Summary(Callback):
         preflight: what was measured of the teacher.
         recipe: the recipe's name.
         seed: of the run.
+        monitor: the metric that decides which epoch is a student's best (``val/acc1``).
+        mode: whether more (``max``) or less (``min``) of it is better.
     """
 
     folder: RunFolder
     preflight: Preflight
     recipe: str
     seed: int
+    monitor: str
+    mode: str
     content: dict[str, Any] = field(default_factory=dict)
     _steps_ms: list[float] = field(default_factory=list)
     _last_step: float | None = None
     _started: float = field(default_factory=time.monotonic)
-    _final: dict[str, float] = field(default_factory=dict)
-    _best: dict[str, float] = field(default_factory=dict)
+    _final: dict[str, dict[str, float]] = field(default_factory=dict)
+    _best: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         """The first step of an epoch includes the loader's start."""
@@ -65,23 +69,24 @@ class Summary(Callback):
         """Keeps the newest and the best validation metrics."""
         if trainer.sanity_checking:
             return
-        self._final = {
-            k.removeprefix("val/"): round(float(v), 6)
-            for k, v in trainer.callback_metrics.items()
-            if k.startswith("val/")
-        }
+        for name in pl_module.named_students():
+            prefix = f"{name}/val/" if name else "val/"
+            found = {k: v for k, v in trainer.callback_metrics.items() if k.startswith(prefix)}
+            self._final[name] = {k.removeprefix(prefix): round(float(v), 6) for k, v in found.items()}
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Remembers the best epoch's metrics, by the metric that the best checkpoint goes by."""
-        best = best_checkpoint(trainer)
-        name = str(best.monitor).removeprefix("val/") if best else ""
-        if name not in self._final or best is None:
-            return
-        better = self._final[name] > self._best.get(name, -float("inf"))
-        if best.mode == "min":
-            better = self._final[name] < self._best.get(name, float("inf"))
-        if better:
-            self._best = {**self._final, "epoch": trainer.current_epoch + 1}
+        """Remembers each student's best epoch."""
+        metric = self.monitor.removeprefix("val/")
+        for name, final in self._final.items():
+            before = self._best.get(name, {}).get(metric)
+            if metric not in final:
+                continue
+            if before is None or (final[metric] < before if self.mode == "min" else final[metric] > before):
+                self._best[name] = {**final, "epoch": trainer.current_epoch + 1}
+
+    def is_best(self, name: str, epoch: int) -> bool:
+        """Whether ``epoch`` (from 1) is the best one of a student so far."""
+        return self._best.get(name, {}).get("epoch") == epoch
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Writes the summary of a run that ended well."""
@@ -114,20 +119,39 @@ class Summary(Callback):
         self.content = self._content(trainer, pl_module, status)
         if error is not None:
             self.content["error"] = f"{type(error).__name__}: {error}"
-        file = self.folder.path / "summary.json"
-        file.write_text(json.dumps(self.content, indent=2) + "\n")
+        _write(self.folder.path / "summary.json", self.content)
+        for name, own in self.content.get("students", {}).items():
+            _write(self.folder.student_path(name) / "summary.json", {**self.content, "student": own, "students": None})
         if (self.folder.path / "records").is_dir():
-            self._explain(self.folder.path, file)
+            self._explain(self.folder.path)
 
-    def _explain(self, folder: Path, file: Path) -> None:
+    def _explain(self, folder: Path) -> None:
         try:
             run = read_run(folder)
             self.content["verdict"] = verdict(run)
             self.content["findings"] = [asdict(finding) for finding in findings(run)]
-            file.write_text(json.dumps(self.content, indent=2) + "\n")
+            _write(folder / "summary.json", self.content)
             write_report(read_run(folder), folder / "report.html")
         except Exception as problem:  # the run is worth more than its report
             print(f"kd-train: no report: {type(problem).__name__}: {problem}", file=sys.stderr)
+
+    def _students(self, modules: dict[str, Any]) -> dict[str, Any]:
+        """``student`` (the first of several), and of several ``students`` by name."""
+        each = {
+            name: _model(m.student_spec.arch, m.student, self._final.get(name, {}))
+            | {"best_val": self._best.get(name, {})}
+            for name, m in modules.items()
+        }
+        return {"student": next(iter(each.values()))} | ({"students": each} if "" not in each else {})
+
+    def _teacher(self, teacher: Any) -> dict[str, Any] | None:
+        if teacher is None:
+            return None
+        whole = _model(teacher.arch, teacher.model, self.preflight.teacher_val)
+        each = {
+            name: _model(t.arch, t.model, self.preflight.members.get(name, {})) for name, t in teacher.members.items()
+        }
+        return whole | ({"members": each} if len(each) > 1 else {})
 
     def _content(self, trainer: Trainer, pl_module: Any, status: str) -> dict[str, Any]:
         info, data = pl_module.data_info, pl_module.trainer.datamodule
@@ -147,19 +171,23 @@ class Summary(Callback):
             "images_per_s": round(1000 * per_step / step_ms, 1) if step_ms else None,
             "step_ms_median": round(step_ms, 2) if step_ms else None,
             "peak_memory_mb": round(_peak_memory_mb(pl_module.device)),
-            "teacher": _model(pl_module.teacher.spec.arch, pl_module.teacher.model, self.preflight.teacher_val)
-            if pl_module.teacher
-            else None,
-            "student": _model(pl_module.student_spec.arch, pl_module.student, self._final) | {"best_val": self._best},
+            "teacher": self._teacher(pl_module.teacher),
+            **self._students(pl_module.named_students()),
             "data": {
                 "source": data.source.describe(),
                 "train": info.train,
                 "val": info.val,
                 "classes": len(info.classes),
+                "unlabeled": info.unlabeled,
                 "skipped": len(data.skipped),
             },
             "seed": self.seed,
         }
+
+
+def _write(file: Path, content: dict[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def best_checkpoint(trainer: Trainer) -> ModelCheckpoint | None:

@@ -15,17 +15,33 @@ class TrainBatches(Sampler[list[Key]]):
     The order of an epoch is a permutation seeded by (seed, epoch). Global batch ``b`` is its slice
     ``[b * G, (b + 1) * G)`` with ``G = batch_size * world_size``; each rank takes its contiguous share.
 
+    Unlabelled samples stand behind the labelled ones. Either an epoch is a permutation of them alone, or it holds all
+    labelled samples and ``ratio`` times as many unlabelled ones in one shuffled order; the unlabelled ones come from an
+    endless row of permutations, so that all of them are seen equally often.
+
     Args:
-        length: samples in the set.
+        length: labelled samples in the set.
         batch_size: samples a batch of one process.
         seed: of the run.
         rank: of this process.
         world_size: number of processes.
+        unlabelled: unlabelled samples, numbered from ``length`` on.
+        ratio: unlabelled samples to each labelled one in an epoch; None: the unlabelled ones alone.
     """
 
-    def __init__(self, length: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        length: int,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        unlabelled: int = 0,
+        ratio: float | None = None,
+    ) -> None:
         self.length, self.batch_size, self.seed = length, batch_size, seed
         self.rank, self.world_size = rank, world_size
+        self.unlabelled, self.ratio = unlabelled, ratio
         self.epoch = 0
         self.resume_at: tuple[int, int] | None = None
 
@@ -43,11 +59,29 @@ class TrainBatches(Sampler[list[Key]]):
         self.resume_at = (epoch, samples)
 
     def order(self, epoch: int) -> np.ndarray:
-        """The permutation of an epoch, ``(length,)``."""
-        return np.random.default_rng([self.seed, epoch]).permutation(self.length)
+        """The samples of an epoch in order."""
+        rng = np.random.default_rng([self.seed, epoch])
+        if not self.unlabelled:
+            return rng.permutation(self.length)
+        if self.ratio is None:
+            return self.length + rng.permutation(self.unlabelled)
+        more = self.epoch_length() - self.length
+        return rng.permutation(np.concatenate([np.arange(self.length), self._from_the_row(epoch * more, more)]))
+
+    def _from_the_row(self, first: int, count: int) -> np.ndarray:
+        passes = range(first // self.unlabelled, (first + count - 1) // self.unlabelled + 1)
+        row = [np.random.default_rng([self.seed, i, 1]).permutation(self.unlabelled) for i in passes]
+        start = first % self.unlabelled
+        return self.length + np.concatenate([*row, np.empty(0, int)])[start : start + count]
+
+    def epoch_length(self) -> int:
+        """Samples of an epoch, before an incomplete global batch is dropped."""
+        if not self.unlabelled:
+            return self.length
+        return self.unlabelled if self.ratio is None else self.length + round(self.ratio * self.length)
 
     def __len__(self) -> int:
-        return self.length // (self.batch_size * self.world_size)
+        return self.epoch_length() // (self.batch_size * self.world_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
         order, epoch = self.order(self.epoch), self.epoch
