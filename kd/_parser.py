@@ -184,6 +184,7 @@ class KDCLI(LightningCLI):
         """Groups and links: what two parts share is typed once."""
         parser.add_class_arguments(OptimSpec, "optim")
         parser.add_class_arguments(CheckpointSpec, "checkpoint")
+        parser.set_defaults({"model.task": {"class_path": "kd.tasks.Classification"}})
         parser.add_class_arguments(MonitorSpec, "monitor")
         parser.link_arguments("optim", "model.optim", apply_on="instantiate")
         parser.link_arguments("seed", "data.seed")

@@ -251,13 +251,14 @@ class DistillationModule(LightningModule):
         self.teacher.to(trainer.strategy.root_device, dtype)
 
     def _inherit(self, teacher: Teacher | Ensemble) -> None:
-        from kd.inherit import inherit
+        from kd.inherit import inherit, inherit_dense
 
         if not isinstance(teacher, Teacher):
             raise UserError("model.student.inherit: needs one model.teacher, not model.teachers")
         pictures = self._datamodule.sample_pictures(INHERIT_PICTURES)
         try:
-            inherit(self.student, teacher.model, pictures, self.student_input, teacher.preprocess)
+            start: Any = inherit_dense if self.task.dense else inherit
+            start(self.student, teacher.in_the_datas_classes(), pictures, self.student_input, teacher.preprocess)
         except ValueError as error:
             raise UserError(f"model.student.inherit: {error}") from error
         if self.student_ema is not None:
