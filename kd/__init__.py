@@ -13,6 +13,7 @@ _PUBLIC = {
     "HintLoss": "kd.losses",
     "KDLoss": "kd.losses",
     "Teacher": "kd.teacher",
+    "annotate": "kd.clock",
 }
 
 __all__ = sorted(_PUBLIC)

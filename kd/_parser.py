@@ -24,7 +24,9 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from kd.callbacks.finite import Finite
 from kd.callbacks.last_checkpoint import LastCheckpoint
+from kd.callbacks.monitor import MonitorSpec, monitors
 from kd.callbacks.nodes import Nodes
+from kd.callbacks.phases import Phases
 from kd.callbacks.predictions import Predictions
 from kd.callbacks.preemption import Preemption
 from kd.callbacks.preflight import Preflight
@@ -205,6 +207,7 @@ class KDCLI(LightningCLI):
         parser.add_class_arguments(OptimSpec, "optim")
         parser.add_class_arguments(CheckpointSpec, "checkpoint")
         parser.set_defaults({"model.task": {"class_path": "kd.tasks.Classification"}})
+        parser.add_class_arguments(MonitorSpec, "monitor")
         parser.link_arguments("optim", "model.optim", apply_on="instantiate")
         parser.link_arguments("seed", "data.seed")
         parser.link_arguments("data", "model.data", compute_fn=lambda data: data.info, apply_on="instantiate")
@@ -291,15 +294,17 @@ class KDCLI(LightningCLI):
                 0, ModelCheckpoint(where, "best", save_weights_only=True, enable_version_counter=False, **best)
             )
         self.folder = RunFolder(Path(config.runs_dir), config.recipe, self.as_yaml(), checkpoints, resume, self._marker)
+        watching = monitors(MonitorSpec(**config.monitor), self.folder)
         self.summary = Summary(self.folder, preflight, config.recipe, config.seed, monitor, config.checkpoint.mode)
-        ours: list[Callback] = [Nodes(self._launcher), preflight, self.folder, Finite(), Preemption(), self.summary]
+        ours: list[Callback] = [Nodes(self._launcher), preflight, self.folder, Finite(), Preemption(), *watching]
+        ours.append(self.summary)
         if config.students:
             ours.append(StudentFolders(self.folder, self.summary, self.student_configs, save_student))
         ours += checkpoints
         if self.model.task.dense:
             ours.append(Predictions(self.folder))
         if config.trainer.enable_progress_bar is not False:
-            ours.append(Progress())
+            ours.append(Progress(next((w.so_far for w in watching if isinstance(w, Phases)), None)))
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": ours}
         try:
             trainer = super().instantiate_trainer(enable_progress_bar=False, **kwargs)

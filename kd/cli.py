@@ -56,6 +56,15 @@ kd-eval: accuracy of a run's student (and of its teacher), as a table and as JSO
 The JSON is written to RUN_FOLDER/eval_<split>.json. Computed in float32, as plain timm would.
 """
 
+REPORT_HELP = """\
+kd-report: what limits a run, as one page.
+
+  kd-report RUN_FOLDER [--open]           writes RUN_FOLDER/report.html; also while the run goes on, or after it failed
+  kd-report BEFORE AFTER [--open]         compares two runs: AFTER/comparison.html
+
+Needs neither torch nor a network.
+"""
+
 
 @dataclass
 class Request:
@@ -115,7 +124,7 @@ def translate(argv: Sequence[str]) -> Request:
     request, items = Request(), list(argv)
     while items:
         item = items.pop(0)
-        if item in ("-h", "--help", "--list", "--print_config", "--version"):
+        if item in ("-h", "--help", "--list", "--print_config", "--version", "--open"):
             request.flags.add("help" if item == "-h" else item.lstrip("-"))
             continue
         match = KEY.match(item)
@@ -391,6 +400,8 @@ def _print_table(summary: dict[str, Any], folder: Path) -> None:
     console.print(table)
     speed = f"{summary['images_per_s']:,.0f} images/s, " if summary["images_per_s"] else ""
     print(f"{speed}{summary['device']}, {summary['precision']}, {summary['world_size']} process(es)")
+    if "verdict" in summary:
+        print(f"{summary['verdict']['text']} (report.html)")
     where = "students/NAME/student.safetensors" if summary.get("students") else "student.safetensors"
     print(f"run folder: {folder} ({where} holds the best epoch)", flush=True)
 
@@ -494,6 +505,43 @@ def _print_evaluation(result: dict[str, Any]) -> None:
             numbers = [f"{row[k]:.1%}" if k in row else "" for k in shown]
             table.add_row(name, f"{row['params'] / 1e6:.2f} M", *numbers)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+# -- kd-report --------
+
+
+def report_main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``kd-report``; returns the exit status."""
+    return _guarded("kd-report", _report, sys.argv[1:] if argv is None else argv)
+
+
+def _report(request: Request) -> int:
+    from kd.report.html import write_comparison, write_report
+    from kd.report.records import read_run
+
+    if "help" in request.flags or not request.rest:
+        print(REPORT_HELP, end="")
+        return 0 if "help" in request.flags else 2
+    if len(request.rest) > 2 or request.overrides:
+        raise UserError("it takes one run's folder, or two to compare, and --open")
+    folders = [run_folder(Path(name)) for name in request.rest]
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"there is no run folder {folder}")
+    runs = [read_run(folder) for folder in folders]
+    for run in runs:
+        for note in run.notes:
+            print(f"kd-report: {run.folder}: {note}", file=sys.stderr)
+    if len(runs) == 1:
+        file = write_report(runs[0], folders[0] / "report.html")
+    else:
+        file = write_comparison(runs[0], runs[1], folders[1] / "comparison.html")
+    print(f"written to {file}")
+    if "open" in request.flags:
+        import webbrowser
+
+        webbrowser.open(file.resolve().as_uri())
+    return 0
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def student_metadata(module: DistillationModule) -> dict[str, str]:
     made: Any = module.student.backbone if module.task.dense else module.student
     content: dict[str, Any] = {
         "kwargs": {**made.made_with, "num_classes": len(module.data_info.classes)},
-        "img_size": want.size,
+        "img_size": want.size[0] if want.size[0] == want.size[1] else want.size,
         "mean": want.mean,
         "std": want.std,
         "classes": module.data_info.classes,

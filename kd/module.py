@@ -10,6 +10,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from kd.clock import annotate
 from kd.data.datamodule import Batch, DataInfo
 from kd.errors import UserError
 from kd.losses import DistillLoss, EachLayer, FeatureLoss, LayersLoss, LogitLoss, SimKDLoss
@@ -335,7 +336,7 @@ class DistillationModule(LightningModule):
             The total, and what to log: each term unweighted (``<name>_loss``) and ``loss``, without gradients.
         """
         images, target = batch["image"], batch["target"]
-        with self._student_taps:
+        with annotate("student"), self._student_taps:
             output = self.student(self.student_input(images))
         own, distilled = output if isinstance(output, tuple) else (output, output)
         own, distilled = self.task.fit(own, target), self.task.fit(distilled, target)

@@ -12,6 +12,7 @@ import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
+from kd.clock import annotate
 from kd.errors import UserError
 from kd.models import Images, TeacherSpec, build_model, class_names_of, preprocess_for, read_names
 
@@ -71,6 +72,7 @@ class Teacher:
         self.dtype = dtype
         return self
 
+    @annotate("teacher")
     @torch.no_grad()
     def __call__(self, images: Images) -> Tensor:
         """uint8 ``(N, 3, H, W)`` -> float32 logits ``(N, C)`` (dense: ``(N, C, H', W')``), in the data's classes.

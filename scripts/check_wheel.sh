@@ -20,5 +20,6 @@ done
 small="data.source.train_per_class=2 data.source.val_per_class=2"
 "$dir/site/bin/kd-train" recipe=foodtag_vit config=debug $small runs_dir="$dir/runs"
 "$dir/site/bin/kd-eval" "$dir/runs/foodtag_vit/latest"
+"$dir/site/bin/kd-report" "$dir/runs/foodtag_vit/latest"
 test -z "$(ls -A . | grep -v resolved.yaml)" # nothing else was written here
 echo "wheel: ok"

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -156,8 +157,8 @@ def run_on(mount: str, folder: Path, *items: str) -> subprocess.CompletedProcess
     """kd-train with a file system of its own at ``folder``; what is there at the end is listed."""
     folder.mkdir()
     script = (
-        f"mount -t tmpfs {mount} none {folder} && {{ python -m kd.cli {' '.join(items)}; echo status $?; "
-        f"find {folder} -type f; python -c 'import sys; from pathlib import Path; from kd.checkpoints import "
+        f"mount -t tmpfs {mount} none {folder} && {{ {sys.executable} -m kd.cli {' '.join(items)}; echo status $?; "
+        f"find {folder} -type f; {sys.executable} -c 'import sys; from pathlib import Path; from kd.checkpoints import "
         f'newest_whole; print("whole", newest_whole(Path(sys.argv[1])))\' {folder}/tiny/000/checkpoints; }}'
     )
     return subprocess.run(

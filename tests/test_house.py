@@ -12,7 +12,7 @@ import kd
 from tests._helpers import ROOT
 
 LAYERS = [
-    {"kd", "kd.errors", "kd._bar", "kd._find", "kd.checkpoints", "kd.losses.functional", "kd.report"},
+    {"kd", "kd.errors", "kd._bar", "kd._find", "kd.checkpoints", "kd.losses.functional", "kd.report", "kd.clock"},
     {"kd.losses", "kd.models", "kd.dense", "kd.taps", "kd.teacher", "kd.inherit", "kd.optim", "kd.tasks", "kd.data"},
     {"kd.module", "kd.joint", "kd.evaluate"},
     {"kd.strategies", "kd.callbacks"},

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kd.cli import eval_main, train_main
+from kd.cli import eval_main, report_main, train_main
 from tests._helpers import ROOT, draw_folder, save_teacher
 from tests.tasks.test_segmentation import draw as draw_scenes
 
@@ -20,7 +20,7 @@ def commands() -> list[str]:
     return [line.split(" #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
-OURS = [c for c in commands() if re.match(r"(\.venv/bin/)?kd-(train|eval) ", c)]
+OURS = [c for c in commands() if re.match(r"(\.venv/bin/)?kd-(train|eval|report) ", c)]
 SETUP = [c for c in commands() if "pip install" in c or c.endswith("pytest")]
 
 
@@ -68,6 +68,16 @@ def test_the_command_runs(
         return
     if {"--list", "--help"} & set(items):
         assert train_main(items) == 0
+        return
+    if program.endswith("kd-report"):
+        for number in range(2):
+            if not Path(f"runs/foodtag_vit/{number:03d}").exists():
+                assert train_main(["recipe=foodtag_vit", *SMALL, *TINY_FOOD]) == 0
+        assert report_main(items) == 0
+        return
+    if "config=headspace" in items:  # three epochs of ten batches, where config=debug has one of two
+        small = ["trainer.accelerator=cpu", "data.batch_size=4", "trainer.limit_train_batches=10"]
+        assert train_main([*items, *small, "data.source.train_per_class=4", "data.source.val_per_class=1"]) == 0
         return
     if "recipe=food101" in command or "smddp" in command:  # downloads, or a library that can't be had: parsed only
         assert train_main([*items, "--print_config"]) == 0

@@ -20,7 +20,15 @@ from kd._parser import cpu_has_bfloat16
 from kd.cli import eval_main, train_main
 from tests._helpers import ROOT, run_cli, write_recipe
 
-RUN_FILES = {"config.yaml", "metrics.csv", "summary.json", "checkpoints", "student.safetensors"}
+RUN_FILES = {
+    "config.yaml",
+    "metrics.csv",
+    "summary.json",
+    "checkpoints",
+    "student.safetensors",
+    "records",
+    "report.html",
+}
 
 
 def run(recipe: Path, *items: str) -> Path:

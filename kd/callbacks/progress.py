@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from pytorch_lightning import Callback, Trainer
@@ -9,9 +10,14 @@ from tqdm import tqdm
 
 
 class Progress(Callback):
-    """Shows epoch, images/s, time left and the loss; prints the validation metrics once an epoch."""
+    """Shows epoch, images/s, time left, the loss and what limits the run; the validation metrics once an epoch.
 
-    def __init__(self) -> None:
+    Args:
+        limit: says in a few words what limits the run so far.
+    """
+
+    def __init__(self, limit: Callable[[], str] | None = None) -> None:
+        self._limit = limit or (lambda: "")
         self._bar: tqdm | None = None
         self._quiet_until = 0.0
 
@@ -45,7 +51,8 @@ class Progress(Callback):
             return
         if time.monotonic() > self._quiet_until and "train/loss" in trainer.callback_metrics:
             self._quiet_until = time.monotonic() + self._bar.mininterval
-            self._bar.set_postfix_str(f"loss {trainer.callback_metrics['train/loss']:.3f}", refresh=False)
+            parts = f"loss {trainer.callback_metrics['train/loss']:.3f}", self._limit()
+            self._bar.set_postfix_str(", ".join(part for part in parts if part), refresh=False)
         self._bar.update(pl_module.trainer.datamodule.batch_size * trainer.world_size)
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:

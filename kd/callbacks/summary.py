@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,10 @@ from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
 from kd.checkpoints import write_whole
 from kd.models import count_parameters
+from kd.report.html import write_report
+from kd.report.records import read_run
+from kd.report.rules import findings
+from kd.report.verdict import verdict
 
 
 @dataclass
@@ -128,6 +132,18 @@ class Summary(Callback):
             for name, own in self.content.get("students", {}).items():
                 alone = {**self.content, "student": own, "students": None}
                 _write(self.folder.student_path(name) / "summary.json", alone)
+        if (self.folder.path / "records").is_dir():
+            self._explain(self.folder.path)
+
+    def _explain(self, folder: Path) -> None:
+        try:
+            run = read_run(folder)
+            self.content["verdict"] = verdict(run)
+            self.content["findings"] = [asdict(finding) for finding in findings(run)]
+            _write(folder / "summary.json", self.content)
+            write_report(read_run(folder), folder / "report.html")
+        except Exception as problem:  # the run is worth more than its report
+            print(f"kd-train: no report: {type(problem).__name__}: {problem}", file=sys.stderr)
 
     def _students(self, modules: dict[str, Any]) -> dict[str, Any]:
         """``student`` (the first of several), and of several ``students`` by name."""

@@ -1,0 +1,116 @@
+"""A headspace run: the same steps with the input free, then with the teacher free as well."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, Trainer
+from torch import Tensor
+
+from kd.errors import UserError
+from kd.losses import DistillLoss, LogitLoss
+from kd.report.records import Writer
+
+WARM_UP = 3  # steps of each part that are not counted
+
+
+class Replay:
+    """A loader that keeps the batches of its first pass, and gives those from memory in later ones.
+
+    Args:
+        loader: to listen to.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader, self.batches = loader, list[Any]()
+        self.batch_sampler = loader.batch_sampler  # Lightning tells it the epoch
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.batches:
+            yield from self.batches
+            return
+        for batch in self.loader:
+            self.batches.append(batch)
+            yield batch
+
+
+class Headspace(Callback):
+    """Three epochs over the same batches: as they come; from memory; from memory, with the teacher's answers too.
+
+    The difference is what a perfect input, and a free teacher, would give. Writes ``records/headspace.jsonl`` and
+    prints the result. Made for ``config=headspace``; the student of such a run is of no use.
+
+    Raises:
+        UserError: not exactly three epochs of at least ten batches.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[int, list[float]] = {0: [], 1: [], 2: []}
+        self._answers: dict[tuple[str, int], Tensor] = {}
+        self._batch_idx = 0
+        self._free_teacher = False
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Puts the memory between the loader and the trainer."""
+        if trainer.max_epochs != 3:
+            raise UserError(f"trainer.max_epochs: a headspace run has 3, got {trainer.max_epochs}")
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        original = data.train_dataloader
+        data.train_dataloader = lambda: Replay(original())
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Looks whether the teacher's answers can be replayed: a feature loss needs its layers as well."""
+        if trainer.num_training_batches < 10:
+            raise UserError(
+                f"trainer.limit_train_batches: a headspace run needs 10, got {trainer.num_training_batches}"
+            )
+        losses = [module for module in pl_module.modules() if isinstance(module, DistillLoss)]
+        features = not all(isinstance(loss, LogitLoss) for loss in losses)
+        self._free_teacher = pl_module.teacher is not None and not features
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Epoch 1 remembers the teacher's answers, epoch 2 gives them back."""
+        if not self._free_teacher or trainer.current_epoch == 0:
+            return
+        for name, teacher in pl_module.teacher.members.items():
+            if trainer.current_epoch == 1:
+                teacher.model.register_forward_hook(lambda _m, _i, out, name=name: self._remember(name, out))
+            else:
+                teacher.preprocess = lambda images: images[:1, :1, :1, :1]  # what the teacher sees no longer matters
+                teacher.model.forward = lambda _images, name=name: self._answers[name, self._batch_idx]
+
+    def _remember(self, name: str, out: Any) -> None:
+        self._answers.setdefault((name, self._batch_idx), out)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Remembers which batch the teacher is asked about."""
+        self._batch_idx = batch_idx
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Notes the time where counting begins, and at the end."""
+        if batch_idx in (WARM_UP, trainer.num_training_batches - 1):
+            if pl_module.device.type == "cuda":
+                torch.cuda.synchronize()
+            self._ends[trainer.current_epoch].append(time.perf_counter())
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Writes and prints what was found."""
+        if not trainer.is_global_zero:
+            return
+        steps = trainer.num_training_batches - 1 - WARM_UP
+        now, free_input, both = (1000 * (ends[1] - ends[0]) / steps for ends in self._ends.values())
+        found = {"now_ms": round(now, 3), "free_input_ms": round(free_input, 3)}
+        if self._free_teacher:
+            found["free_input_and_teacher_ms"] = round(both, 3)
+        folder: Any = next(c for c in trainer.callbacks if type(c).__name__ == "RunFolder")  # type: ignore[attr-defined]
+        writer = Writer(folder.path / "records" / "headspace.jsonl", {"of": "headspace"})
+        writer.write({"kind": "event", "name": "headspace", **found})
+        writer.close()
+        lines = [f"a step takes {now:.1f} ms", f"with a perfect input {free_input:.1f} ms ({now / free_input:.2f}x)"]
+        if self._free_teacher:
+            lines.append(f"with a free teacher as well {both:.1f} ms ({now / both:.2f}x)")
+        print("\nheadspace: " + "; ".join(lines), flush=True)

@@ -1,0 +1,160 @@
+"""Profiles a window of steps: the operations that take the time, by named range."""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, Trainer
+from torch.profiler import ProfilerActivity
+
+from kd.callbacks.run_folder import RunFolder
+from kd.report.records import Writer
+
+TOP = 15
+GROUPS = {  # the first group whose word is in an operation's name
+    "communication": ("nccl", "allreduce", "all_reduce", "allgather", "gloo", "c10d"),
+    "attention": ("attention", "flash", "fmha"),
+    "GEMM": ("mm", "linear", "gemm", "conv", "matmul", "cutlass"),
+    "memory": ("copy", "memcpy", "memset", "cat", "clone", "contiguous", "fill"),
+}
+
+
+class Kernels(Callback):
+    """Runs ``steps`` batches under torch.profiler; one before them warms it up.
+
+    Writes the top operations to ``records/kernels.rank<r>.jsonl`` and a trace for ``chrome://tracing`` or Perfetto to
+    ``records/trace.rank<r>.json``; with ``memory``, also a snapshot of the GPU's allocations
+    (``records/memory.rank<r>.pickle``, for pytorch.org/memory_viz).
+
+    Args:
+        folder: the run's.
+        at: the first batch of the window, counted from the start of the run (at least 1).
+        steps: its length.
+        memory: record allocations too.
+    """
+
+    def __init__(self, folder: RunFolder, at: int, steps: int = 5, memory: bool = False) -> None:
+        self.folder, self.at, self.steps, self.memory = folder, at, steps, memory
+        self._profile: Any = None
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Starts the profiler one batch before the window."""
+        if self._profile is not None or trainer.fit_loop.epoch_loop.total_batch_idx != self.at - 1:
+            return
+        cuda = pl_module.device.type == "cuda"
+        if cuda and self.memory:
+            torch.cuda.memory._record_memory_history()
+        self._profile = torch.profiler.profile(
+            activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda,
+            schedule=torch.profiler.schedule(wait=0, warmup=1, active=self.steps, repeat=1),
+            profile_memory=self.memory,
+        )
+        self._profile.start()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Moves the window on, and ends it."""
+        if self._profile is None or self._profile is False:
+            return
+        if trainer.fit_loop.epoch_loop.total_batch_idx < self.at + self.steps - 1:
+            self._profile.step()
+            return
+        self._profile.stop()
+        self._save(trainer, pl_module)
+        self._profile = False  # one window a run
+
+    def _save(self, trainer: Trainer, pl_module: Any) -> None:
+        assert self.folder.path is not None
+        rank, place = trainer.global_rank, self.folder.path / "records"
+        window = summarize(self._profile.events(), self.steps, pl_module.device.type == "cuda")
+        trace = place / f"trace.rank{rank}.json"
+        self._profile.export_chrome_trace(str(trace))
+        if pl_module.device.type == "cuda" and self.memory:
+            torch.cuda.memory._dump_snapshot(str(place / f"memory.rank{rank}.pickle"))
+            torch.cuda.memory._record_memory_history(enabled=None)
+        writer = Writer(place / f"kernels.rank{rank}.jsonl", {"of": "kernels", "rank": rank})
+        last = self.at + self.steps - 1
+        writer.write({"kind": "kernels", "first": self.at, "last": last, "trace": trace.name, **window})
+        writer.close()
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """A run that ends inside the window keeps nothing of it."""
+        if self._profile:
+            self._profile.stop()
+        self._profile = None
+
+
+def summarize(events: Iterable[Any], steps: int, cuda: bool) -> dict[str, Any]:
+    """The profiler's events -> top operations, group shares, and the share of the time that the GPU computes.
+
+    An operation belongs to the innermost named range (:class:`kd.annotate`, or a phase) that was open when it was
+    launched; autograd's threads run inside ``backward``.
+
+    Args:
+        events: of ``torch.profiler.profile.events()``.
+        steps: batches in the window.
+        cuda: count device time; else CPU time.
+
+    Returns:
+        ``top`` (``name``, ``range``, ``ms`` and ``calls`` a step, ``share``), ``groups``, ``busy`` (``None`` on a CPU).
+    """
+    events = list(events)
+    user = [e for e in events if e.is_user_annotation and e.device_type == torch.autograd.DeviceType.CPU]
+    ranges = sorted((e.time_range.start, e.time_range.end, e.name) for e in user if _is_range(e.name))
+    starts = [start for start, _, _ in ranges]
+    time_ms: dict[tuple[str, str], float] = defaultdict(float)
+    calls: dict[tuple[str, str], int] = defaultdict(int)
+    for event in events:
+        if event.device_type != torch.autograd.DeviceType.CPU or event.is_user_annotation:
+            continue
+        spent = (event.self_device_time_total if cuda else event.self_cpu_time_total) / 1000
+        if spent > 0:
+            key = event.name, _innermost(ranges, starts, event.time_range.start)
+            time_ms[key] += spent
+            calls[key] += 1
+    total = sum(time_ms.values()) or 1.0
+    top = sorted(time_ms, key=lambda key: -time_ms[key])[:TOP]
+    groups: dict[str, float] = defaultdict(float)
+    for (name, _), ms in time_ms.items():
+        groups[group_of(name)] += ms / total
+    rows = [
+        {"name": key[0][:100], "range": key[1], "ms": round(time_ms[key] / steps, 4),
+         "share": round(time_ms[key] / total, 4), "calls": round(calls[key] / steps, 1)} for key in top
+    ]  # fmt: skip
+    return {"top": rows, "groups": {k: round(v, 4) for k, v in groups.items()}, "busy": _busy(events) if cuda else None}
+
+
+def _is_range(name: str) -> bool:
+    return not name.startswith(("ProfilerStep", "Optimizer.", "autograd::", "aten::", "enumerate("))
+
+
+def _innermost(ranges: list[tuple[float, float, str]], starts: list[float], at: float) -> str:
+    """The range that was opened last of those that are open."""
+    for start, end, name in reversed(ranges[max(0, bisect_right(starts, at) - 64) : bisect_right(starts, at)]):
+        if start <= at <= end:
+            return name
+    return ""
+
+
+def group_of(operation: str) -> str:
+    """``aten::addmm`` -> ``GEMM``.
+
+    >>> group_of("aten::_scaled_dot_product_flash_attention"), group_of("aten::gelu")
+    ('attention', 'other')
+    """
+    name = operation.lower()
+    return next((group for group, words in GROUPS.items() if any(word in name for word in words)), "other")
+
+
+def _busy(events: list[Any]) -> float | None:
+    """Union of the kernels' times over the window."""
+    spans = sorted((e.time_range.start, e.time_range.end) for e in events
+                   if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation)  # fmt: skip
+    if not spans:
+        return None
+    covered, reached = 0.0, spans[0][0]
+    for start, end in spans:
+        covered += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return round(covered / max(1e-9, reached - spans[0][0]), 4)

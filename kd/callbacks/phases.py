@@ -1,0 +1,318 @@
+"""Times the phases of every step: data wait, host to device, teacher, student, loss, backward, ..."""
+
+import os
+import platform
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.profilers import PassThroughProfiler, Profiler
+from torch.distributed import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from kd.callbacks.run_folder import RunFolder
+from kd.clock import Clock, StepTimes, annotate, run_clock
+from kd.report.records import Run, Writer
+from kd.report.verdict import NAMES, mean_phases, verdict
+
+TOTAL_EVERY_S = 5.0
+RECENT = 50  # steps that live displays look back on
+
+# Lightning names what it runs, "[Strategy]DDPStrategy.backward": the last part tells the phase.
+ACTIONS = {
+    "train_dataloader_next": "data",
+    "batch_to_device": "h2d",
+    "training_step": "loss",  # what is left of it without the teacher and the student
+    "backward": "backward",
+    "optimizer_step": "optimizer",  # what is left of it without the step's closure
+    "optimizer_zero_grad": "optimizer",
+    "save_checkpoint": "checkpoint",
+}
+
+
+def phase_of(action: str) -> str | None:
+    """The phase that a Lightning action belongs to.
+
+    >>> phase_of("[Strategy]SingleDeviceStrategy.backward")
+    'backward'
+    """
+    owner, _, name = action.rpartition(".")
+    if name == "training_step" and not owner.startswith("[Strategy]"):
+        return None
+    return "checkpoint" if "ModelCheckpoint" in owner else ACTIONS.get(name or action)
+
+
+class _Timed:
+    """Context of one action."""
+
+    def __init__(self, profiler: "PhaseProfiler", action: str, inner: AbstractContextManager) -> None:
+        self.profiler, self.action, self.inner = profiler, action, inner
+
+    def __enter__(self) -> None:
+        self.inner.__enter__()
+        self.profiler.start(self.action)
+
+    def __exit__(self, *error: Any) -> None:
+        self.profiler.stop(self.action)
+        self.inner.__exit__(*error)
+
+
+class PhaseProfiler(Profiler):
+    """A Lightning profiler that tells a :class:`~kd.clock.Clock` what runs; the user's own one still hears all.
+
+    Args:
+        clock: to tell.
+        users: the trainer's profiler so far.
+        on_fetch: called before each request for a training batch.
+    """
+
+    def __init__(self, clock: Clock, users: Profiler, on_fetch: Callable[[], None]) -> None:
+        super().__init__()
+        self.clock, self.users, self._on_fetch = clock, users, on_fetch
+        self.callbacks_ms: dict[str, float] = {}
+        self._silent = isinstance(users, PassThroughProfiler)
+        self._phases: dict[str, str | None] = {}
+        self._started: list[float] = []
+        self._ranges: dict[str, Any] = {}  # phases by name for kernel profiles
+
+    def profile(self, action_name: str) -> AbstractContextManager:  # type: ignore[override]
+        """The context of one action."""
+        return _Timed(self, action_name, nullcontext() if self._silent else self.users.profile(action_name))
+
+    def start(self, action_name: str) -> None:
+        """Opens the action's phase."""
+        if action_name not in self._phases:
+            self._phases[action_name] = phase_of(action_name)
+        phase = self._phases[action_name]
+        if phase:
+            if action_name.endswith("train_dataloader_next"):
+                self._on_fetch()
+            self.clock.enter(phase)
+            if torch.autograd._profiler_enabled() and action_name not in self._ranges:
+                self._ranges[action_name] = torch.profiler.record_function(phase)
+                self._ranges[action_name].__enter__()
+        elif action_name.startswith("[Callback]"):
+            self._started.append(time.perf_counter())
+        elif action_name == "run_training_epoch":
+            self._on_fetch()
+            self.clock.turn("data")  # the loader's start
+        elif action_name.endswith("on_validation_model_zero_grad"):
+            self.clock.within("validation")
+
+    def stop(self, action_name: str) -> None:
+        """Closes it."""
+        if self._phases.get(action_name):
+            self.clock.leave()
+            if action_name in self._ranges:
+                self._ranges.pop(action_name).__exit__(None, None, None)
+            if action_name.endswith("train_dataloader_next"):
+                self.clock.turn("logging")
+        elif action_name.startswith("[Callback]"):
+            name = action_name.removeprefix("[Callback]")
+            spent = 1000 * (time.perf_counter() - self._started.pop())
+            self.callbacks_ms[name] = self.callbacks_ms.get(name, 0.0) + spent
+        elif action_name.startswith("[Strategy]") and action_name.endswith(".on_validation_end"):
+            self.clock.within(None)
+
+    def summary(self) -> str:
+        """The user's profiler's."""
+        return self.users.summary()
+
+    def describe(self) -> None:
+        """The user's profiler's."""
+        self.users.describe()
+
+    def teardown(self, stage: str | None) -> None:
+        """The user's profiler's."""
+        self.users.teardown(stage)
+
+
+class Phases(Callback):
+    """Writes ``records/phases.rank<r>.jsonl``: a record a step, and exact totals every few seconds.
+
+    A step lasts from the request for its batch to the request for the next one. With DistributedDataParallel,
+    ``communication`` is what the step waits for all-reduces after its last gradient is computed (the part that
+    backward does not hide); a communication hook of the user's own leaves that inside ``backward``.
+
+    Args:
+        folder: the run's.
+    """
+
+    _process_is_used = False
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self._built = time.time() if Phases._process_is_used else psutil.Process().create_time()
+        Phases._process_is_used = True
+        self._constructed = time.time()
+        self.profiler: PhaseProfiler | None = None
+        self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        self.header: dict[str, Any] = {}
+        self._writer: Writer | None = None
+        self._total: dict[str, Any] = {}
+        self._last_total = 0.0
+        self._step: dict[str, Any] | None = None
+        self._first_of_run = True
+        self._first_of_epoch = True
+        self._fit_started = self._train_started = 0.0
+        self._cuda = False
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Takes the profiler's place."""
+        self._fit_started = time.time()
+        self._cuda = pl_module.device.type == "cuda"
+        self.clock = Clock((lambda: torch.cuda.Event(enable_timing=True)) if self._cuda else None)
+        lightning: Any = trainer  # its type has no profiler, the object does
+        self.profiler = PhaseProfiler(self.clock, lightning.profiler, self._end_step)
+        lightning.profiler = self.profiler
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Opens the file and starts the clock."""
+        assert self.folder.path is not None
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        self.header = {
+            "of": "steps", "rank": trainer.global_rank, "world_size": trainer.world_size, "host": socket.gethostname(),
+            "pid": os.getpid(), "device": pl_module.device.type, "cores": cores(),
+            "threads": torch.get_num_threads(), "batch_size": data.batch_size, "num_workers": data.num_workers,
+            "accumulate": trainer.accumulate_grad_batches, "t": time.time(),
+            "batches_per_epoch": trainer.num_training_batches, "max_epochs": trainer.max_epochs,
+            "max_steps": trainer.max_steps, "python": platform.python_version(), "platform": platform.platform(),
+            "torch": torch.__version__, "device_name": torch.cuda.get_device_name() if self._cuda else processor(),
+        }  # fmt: skip
+        file = self.folder.path / "records" / f"phases.rank{trainer.global_rank}.jsonl"
+        self._writer = Writer(file, self.header)
+        self._total = self._writer.last_total or {"kind": "total", "steps": 0, "ms": 0.0, "max_ms": 0.0, "p": {}}
+        model = trainer.strategy.model
+        if isinstance(model, DistributedDataParallel) and not model._comm_hooks:
+            model.register_comm_hook(None, self._all_reduce)
+        for logger in trainer.loggers:
+            logger.log_metrics = annotate("logging")(logger.log_metrics)  # type: ignore[method-assign]
+        self._train_started = time.time()
+        run_clock(self.clock)
+        self.clock.restart()
+
+    def _all_reduce(self, state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if bucket.is_last():  # backward has nothing left to compute
+            self.clock.turn("communication")
+        return allreduce_hook(state, bucket)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """The next step starts the loader."""
+        self._first_of_epoch = True
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Remembers which step runs."""
+        self._step = {"step": trainer.fit_loop.epoch_loop.total_batch_idx, "epoch": trainer.current_epoch}
+        if self._first_of_epoch:
+            self._step["first"] = True
+            self._first_of_epoch = False
+
+    def _end_step(self) -> None:
+        if self._step is None:
+            return
+        self.clock.cut(self._step)
+        began = time.perf_counter()
+        self._step = None
+        for times in self.clock.take():
+            self._write(times)
+        self._total["own_ms"] = self._total.get("own_ms", 0.0) + 1000 * (time.perf_counter() - began)
+
+    def _write(self, times: StepTimes) -> None:
+        assert self._writer is not None and self.profiler is not None
+        phases = {name: round(ms, 3) for name, ms in times.phases.items() if ms >= 0.0005}
+        ms = sum(v for k, v in times.phases.items() if k != "validation")
+        record = {
+            "kind": "step", **times.tag, "t": round(times.t, 3), "ms": round(ms, 3), "p": phases,
+            "host_ms": round(times.host_ms, 3), "ready_ms": round(times.ready_ms, 3),
+            "data_cpu_ms": round(times.data_cpu_ms, 3), "launch_ms": round(times.launch_ms, 3),
+        }  # fmt: skip
+        self._writer.write(record)
+        self.recent.append(record)
+        if self._first_of_run:
+            self._first_of_run = False
+            self._write_startup(times)
+        else:
+            self._add(record)
+        if times.t > self._last_total + TOTAL_EVERY_S:
+            self._last_total = times.t
+            self._write_total()
+
+    @property
+    def images_per_step(self) -> int:
+        """Of all processes."""
+        return self.header["batch_size"] * self.header["world_size"]
+
+    def so_far(self) -> str:
+        """What limits the run so far, in a few words for the progress bar."""
+        if len(self.recent) < self.recent.maxlen // 2:  # type: ignore[operator]
+            return ""
+        run = Run(Path(), headers={0: self.header}, steps={0: list(self.recent)})
+        phases = mean_phases(run, 0)
+        step = sum(ms for name, ms in phases.items() if name != "validation")
+        return f"data wait {phases.get('data', 0.0) / step:.0%}, {NAMES[verdict(run)['bound']]}"
+
+    def _add(self, record: dict[str, Any]) -> None:
+        total = self._total
+        total["steps"] += 1
+        for key in ("ms", "host_ms", "ready_ms", "data_cpu_ms", "launch_ms"):
+            total[key] = total.get(key, 0.0) + record[key]
+        total["max_ms"] = max(total["max_ms"], record["ms"])
+        for name, ms in record["p"].items():
+            total["p"][name] = total["p"].get(name, 0.0) + ms
+
+    def _write_total(self) -> None:
+        assert self._writer is not None and self.profiler is not None
+        costly = sorted(self.profiler.callbacks_ms.items(), key=lambda item: -item[1])[:8]
+        self._writer.write({**self._total, "callbacks": {name[:80]: round(ms, 1) for name, ms in costly}})
+
+    def _write_startup(self, first: StepTimes) -> None:
+        assert self._writer is not None
+        parts = {
+            "imports, models, data": max(0.0, self._fit_started - self._built),
+            "checks before the first step": self._train_started - self._fit_started,
+            "first step": first.host_ms / 1000,
+        }
+        parts = {name: round(s, 2) for name, s in parts.items()}
+        self._writer.write({"kind": "event", "name": "startup", "s": round(sum(parts.values()), 2), "parts": parts})
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Writes what is still to be written."""
+        self._close(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Writes what is still to be written."""
+        self._close(trainer)
+
+    def _close(self, trainer: Trainer) -> None:
+        run_clock(None)
+        if self.profiler is not None:
+            trainer.profiler = self.profiler.users  # type: ignore[attr-defined]
+        if self._writer is None:
+            return
+        self._end_step()
+        for times in self.clock.take(wait=True):
+            self._write(times)
+        self._write_total()
+        self.clock.close()
+        self._writer.close()
+        self._writer = None
+
+
+def processor() -> str:
+    """The CPU's name."""
+    with suppress(OSError), Path("/proc/cpuinfo").open() as lines:
+        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
+    return platform.processor() or "CPU"
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

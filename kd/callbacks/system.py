@@ -1,0 +1,200 @@
+"""Samples the machine while a run trains: cores, memory, disks, network, loader workers, GPUs."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pytorch_lightning import Callback, Trainer
+
+from kd.callbacks.phases import cores
+from kd.callbacks.run_folder import RunFolder
+from kd.report.records import Writer
+
+CONTROL = "monitor"  # a file of this name in the run's folder, holding "on" or "off"
+MB = 2**20
+LOOK_FOR_CHILDREN = 8  # samples between two looks for new processes: that goes through all of the machine's
+
+
+class Gpus:
+    """What NVML tells of every GPU; without a driver, or without nvidia-ml-py, of none."""
+
+    def __init__(self) -> None:
+        self._handles: list[Any] = []
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+        except Exception:  # no package, no driver, no permission: there is nothing to watch
+            return
+        self._nvml = pynvml
+        self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        self._reasons = {
+            "heat": pynvml.nvmlClocksThrottleReasonSwThermalSlowdown | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
+            "power": pynvml.nvmlClocksThrottleReasonSwPowerCap | pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+        }
+
+    def names(self) -> list[str]:
+        """Of the GPUs."""
+        found = (self._nvml.nvmlDeviceGetName(h) for h in self._handles)
+        return [name.decode() if isinstance(name, bytes) else name for name in found]
+
+    def read(self) -> list[dict[str, Any]]:
+        """Utilisation and memory in %, ``w``, ``mhz``, throttling of each GPU; a failed query is left out."""
+        return [self._one(handle) for handle in self._handles]
+
+    def _one(self, handle: Any) -> dict[str, Any]:
+        nvml, reading = self._nvml, {"util": 0, "mem": 0.0}
+        with suppress(nvml.NVMLError):
+            reading["util"] = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
+        with suppress(nvml.NVMLError):
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            reading |= {"mem": round(100 * memory.used / memory.total, 1), "mem_mb": round(memory.used / MB)}
+        with suppress(nvml.NVMLError):
+            reading["w"] = round(nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
+        with suppress(nvml.NVMLError):
+            reading["mhz"] = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
+        with suppress(nvml.NVMLError):
+            bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+            found = [name for name, mask in self._reasons.items() if bits & mask]
+            if found:
+                reading["throttle"] = found  # type: ignore[assignment]
+        return reading
+
+
+class Machine:
+    """Readings of this machine and of this process with its children. Rates are since the reading before."""
+
+    def __init__(self) -> None:
+        self.gpus = Gpus()
+        self._process = psutil.Process()
+        self._children: dict[int, psutil.Process] = {}
+        self._before: dict[str, float] = {}
+        self._reads = 0
+        self._at = time.monotonic()
+        self.read()
+
+    def read(self) -> dict[str, Any]:
+        """One sample; %, MB and MB/s."""
+        memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+        now = time.monotonic()
+        seconds, self._at = max(1e-3, now - self._at), now
+        sample: dict[str, Any] = {
+            "t": round(time.time(), 2),
+            "cpu": psutil.cpu_percent(percpu=True),
+            "iowait": getattr(psutil.cpu_times_percent(), "iowait", 0.0),
+            "mem": memory.percent,
+            "swap_mb": round(swap.used / MB),
+        }
+        sample |= self._rates(seconds) | self._processes()
+        gpus = self.gpus.read()
+        return sample | ({"gpu": gpus} if gpus else {})
+
+    def _rates(self, seconds: float) -> dict[str, float]:
+        counted: dict[str, float] = {}
+        with suppress(Exception):  # containers may hide the counters
+            disk = psutil.disk_io_counters()
+            counted |= {"disk_r": disk.read_bytes, "disk_w": disk.write_bytes} if disk else {}
+        with suppress(Exception):
+            net = psutil.net_io_counters()
+            counted |= {"net_r": net.bytes_recv, "net_w": net.bytes_sent}
+        rates = {k: round(max(0.0, v - self._before.get(k, v)) / MB / seconds, 3) for k, v in counted.items()}
+        self._before = counted
+        return rates
+
+    def _processes(self) -> dict[str, Any]:
+        rss, workers = self._process.memory_info().rss, []
+        if self._reads % LOOK_FOR_CHILDREN == 0:
+            current = {child.pid: child for child in self._process.children(recursive=True)}
+            self._children = {pid: self._children.get(pid, child) for pid, child in current.items()}
+        self._reads += 1
+        for child in self._children.values():
+            with suppress(psutil.Error):
+                workers.append(child.cpu_percent())
+                rss += child.memory_info().rss
+        return {"main": self._process.cpu_percent(), "workers": workers, "rss_mb": round(rss / MB, 1)}
+
+
+class System(Callback):
+    """Writes ``records/system.<node>.jsonl`` from a thread of its own, on the first process of each node.
+
+    Switched in a running job: SIGUSR2 turns it off and on again; so does the word ``on`` or ``off`` in the file
+    ``monitor`` in the run's folder, on all nodes at once.
+
+    Args:
+        folder: the run's.
+        interval_s: between two samples.
+    """
+
+    def __init__(self, folder: RunFolder, interval_s: float = 0.5) -> None:
+        self.folder, self.interval_s = folder, interval_s
+        self.on = True
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._before: Any = None
+        self._said = ""
+        self.newest: dict[str, Any] = {}
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Starts the thread."""
+        if trainer.local_rank != 0:
+            return
+        assert self.folder.path is not None
+        if threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGUSR2"):
+            self._before = signal.signal(signal.SIGUSR2, self._toggle)
+        self._stop.clear()
+        self._thread = threading.Thread(
+            target=self._run, args=(self.folder.path, trainer.node_rank), name="kd-system", daemon=True
+        )
+        self._thread.start()
+
+    def _toggle(self, *_: object) -> None:
+        self.on = not self.on
+
+    def _run(self, folder: Path, node: int) -> None:
+        machine = Machine()
+        name = f"{node}-{socket.gethostname()}"
+        header = {
+            "of": "system", "node": name, "cores": os.cpu_count(), "usable_cores": cores(),
+            "memory_mb": round(psutil.virtual_memory().total / MB), "gpus": machine.gpus.names(),
+            "interval_s": self.interval_s,
+        }  # fmt: skip
+        writer = Writer(folder / "records" / f"system.{name}.jsonl", header)
+        while not self._stop.wait(self.interval_s):
+            self._obey(folder / CONTROL)
+            if self.on:
+                self.newest = machine.read()
+                writer.write({"kind": "sample", **self.newest})
+        writer.close()
+
+    def _obey(self, control: Path) -> None:
+        try:
+            said = control.read_text().strip().lower()
+        except OSError:
+            said = ""
+        if said != self._said and said in ("on", "off"):
+            self.on = said == "on"
+        self._said = said
+
+    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Stops the thread."""
+        self._end()
+
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Stops the thread."""
+        self._end()
+
+    def _end(self) -> None:
+        if self._thread is None:
+            return
+        self._stop.set()
+        self._thread.join(timeout=5)
+        self._thread = None
+        if self._before is not None:
+            signal.signal(signal.SIGUSR2, self._before)
+            self._before = None

@@ -1,0 +1,221 @@
+"""Where a step's time goes: a clock that always runs for exactly one phase."""
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import ContextDecorator, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from kd.report.records import PHASES
+
+REST = "logging"  # what no other phase claims: callbacks, loggers, the training loop itself
+PENDING = 64  # steps whose device events may be outstanding
+
+
+@dataclass
+class StepTimes:
+    """One step.
+
+    Attributes:
+        phases: ms by phase, on the device's clock where there is one.
+        host_ms: time from the step's start to its end on the host's clock.
+        data_cpu_ms: the training thread's CPU time while it waited for (or made) the batch.
+        ready_ms: time that it stood ready to run but got no core (Linux; else 0).
+        launch_ms: host time outside ``data``.
+        t: Unix time of the end.
+        tag: what the caller gave to :meth:`Clock.cut`.
+    """
+
+    phases: dict[str, float] = field(default_factory=dict)
+    host_ms: float = 0.0
+    data_cpu_ms: float = 0.0
+    ready_ms: float = 0.0
+    launch_ms: float = 0.0
+    t: float = 0.0
+    tag: Any = None
+
+
+class Clock:
+    """Attributes time to the innermost open phase; phases therefore add up to the step.
+
+    On a GPU every change of phase records an event in the stream. The time between two events is the device's: a wait
+    for data shows only as far as the device stood still for it, and kernels count where they run, not where they are
+    launched. Events are read steps later, when they have happened: nothing waits for them.
+
+    Args:
+        event: makes device events (``torch.cuda.Event``-like, timing enabled); ``None`` takes the host's clock.
+    """
+
+    def __init__(self, event: Callable[[], Any] | None = None) -> None:
+        self._make_event = event
+        self._spare: list[Any] = []
+        self._open = [REST]
+        self.scope: str | None = None
+        self._thread = threading.get_ident()
+        self._schedule = _open_schedule()
+        self._pending: deque[tuple[StepTimes, Any, list[tuple[str, Any]]]] = deque()
+        self._finished: list[StepTimes] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._start = self._last = time.perf_counter()
+        self._last_cpu, self._ready = time.thread_time(), self._ready_ms()
+        self._step, self._host = StepTimes(), dict[str, float]()
+        self._marks: list[tuple[str, Any]] = []
+        self._first_event = self._event()
+
+    def _ready_ms(self) -> float:
+        """Time on the run queue since the thread's start."""
+        return int(os.pread(self._schedule, 64, 0).split()[1]) / 1e6 if self._schedule is not None else 0.0
+
+    def close(self) -> None:
+        """Gives the kernel's file back."""
+        if self._schedule is not None:
+            os.close(self._schedule)
+            self._schedule = None
+
+    def restart(self) -> None:
+        """Forgets the time since the last cut."""
+        self._open = [REST]
+        self._begin()
+
+    def _event(self) -> Any:
+        if self._make_event is None:
+            return None
+        event = self._spare.pop() if self._spare else self._make_event()
+        event.record()
+        return event
+
+    def _mark(self) -> None:
+        now = time.perf_counter()
+        phase = self._open[-1]
+        if self.scope and phase != "checkpoint":
+            phase = self.scope
+        spent = 1000 * (now - self._last)
+        self._last = now
+        self._host[phase] = self._host.get(phase, 0.0) + spent
+        if threading.get_ident() == self._thread:
+            cpu = time.thread_time()
+            if phase == "data":
+                self._step.data_cpu_ms += 1000 * (cpu - self._last_cpu)
+            self._last_cpu = cpu
+        if self._make_event is not None:
+            self._marks.append((phase, self._event()))
+
+    def enter(self, phase: str) -> None:
+        """Opens a phase inside the current one."""
+        if phase != self._open[-1]:
+            self._mark()
+        self._open.append(phase)
+
+    def leave(self) -> None:
+        """Closes the innermost phase."""
+        if len(self._open) > 1:
+            if self._open[-1] != self._open[-2]:
+                self._mark()
+            self._open.pop()
+
+    def turn(self, phase: str) -> None:
+        """The innermost phase goes on as another."""
+        self._mark()
+        self._open[-1] = phase
+
+    def within(self, scope: str | None) -> None:
+        """Everything but checkpoints counts as ``scope`` until it is ``None`` again."""
+        self._mark()
+        self.scope = scope
+
+    def cut(self, tag: Any = None) -> None:
+        """Ends a step and begins the next."""
+        self._mark()
+        step, host = self._step, self._host
+        step.t, step.tag = time.time(), tag
+        step.host_ms = 1000 * (self._last - self._start)
+        step.ready_ms = self._ready_ms() - self._ready
+        step.launch_ms = sum(ms for phase, ms in host.items() if phase not in ("data", "validation"))
+        if self._make_event is None:
+            step.phases = host
+            self._finished.append(step)
+        else:
+            self._pending.append((step, self._first_event, self._marks))
+        self._begin()
+
+    def take(self, wait: bool = False) -> list[StepTimes]:
+        """The steps that are finished on the device; all of them with ``wait``."""
+        while self._pending:
+            step, first, marks = self._pending[0]
+            if not marks[-1][1].query():
+                if not wait and len(self._pending) < PENDING:
+                    break
+                marks[-1][1].synchronize()
+            self._pending.popleft()
+            before = first
+            for phase, event in marks:
+                step.phases[phase] = step.phases.get(phase, 0.0) + before.elapsed_time(event)
+                self._spare.append(before)
+                before = event
+            self._spare.append(before)
+            self._finished.append(step)
+        done, self._finished = self._finished, []
+        return done
+
+
+def _open_schedule() -> int | None:
+    """The kernel's account of this thread: CPU time and time on the run queue, in ns (Documentation/scheduler)."""
+    with suppress(OSError):
+        return os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+    return None
+
+
+_running: Clock | None = None
+
+
+def run_clock(clock: Clock | None) -> None:
+    """Makes ``clock`` the one that :class:`annotate` tells; ``None`` stops that."""
+    global _running
+    _running = clock
+
+
+class annotate(ContextDecorator):
+    """Names a part of the work, as a context or a decorator.
+
+    The name shows in kernel profiles (``monitor.kernels_at``); ``teacher``, ``student`` and the other names of
+    :data:`kd.report.records.PHASES` also become phases of the step. Costs about a microsecond when nothing listens.
+
+    Args:
+        name: of the range.
+
+    >>> with annotate("my part"):
+    ...     pass
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._clock: Clock | None = None
+        self._range: Any = None
+
+    def _recreate_cm(self) -> "annotate":
+        return annotate(self.name)
+
+    def __enter__(self) -> "annotate":
+        if torch.autograd._profiler_enabled():
+            self._range = torch.profiler.record_function(self.name).__enter__()
+        if _running is not None and self.name in PHASES:
+            self._clock = _running
+            self._clock.enter(self.name)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._clock is not None:
+            self._clock.leave()
+        if self._range is not None:
+            self._range.__exit__(kind, error, trace)
+        self._clock = self._range = None

@@ -1,0 +1,1 @@
+"""Reads a run's records and explains them. Imports neither torch nor lightning."""

@@ -1,0 +1,118 @@
+"""Bottlenecks and faults to plant into a run, by class path, for ``truth.py`` and the tests."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, Trainer
+
+from kd.data.sources import ImageFolder, Split
+
+
+class SlowSplit:
+    """A split whose pictures come late.
+
+    Args:
+        split: the pictures.
+        sleep_s: waited for each (a remote call, a lock).
+        bytes_per_s: of the disk.
+        burn_s: CPU time spent on each (a costly transform).
+    """
+
+    def __init__(self, split: Split, sleep_s: float, bytes_per_s: float, burn_s: float) -> None:
+        self.split, self.sleep_s, self.bytes_per_s, self.burn_s = split, sleep_s, bytes_per_s, burn_s
+        self.targets = split.targets
+
+    def name(self, index: int) -> str:
+        """Of the picture."""
+        return self.split.name(index)
+
+    def read(self, index: int) -> bytes:
+        """The picture, late."""
+        found: Any = self.split.read(index)
+        size = len(found) if isinstance(found, bytes) else Path(self.split.name(index)).stat().st_size
+        time.sleep(self.sleep_s + (size / self.bytes_per_s if self.bytes_per_s else 0.0))
+        until = time.thread_time() + self.burn_s
+        while time.thread_time() < until:
+            pass
+        return found
+
+
+class SlowFolder(ImageFolder):
+    """An ImageFolder whose training pictures come late, see :class:`SlowSplit`."""
+
+    def __init__(self, root: str, sleep_s: float = 0.0, bytes_per_s: float = 0.0, burn_s: float = 0.0) -> None:
+        super().__init__(root)
+        self.slow = sleep_s, bytes_per_s, burn_s
+
+    def load(self, split: str) -> Split:
+        """Slow for training only."""
+        found = super().load(split)
+        return SlowSplit(found, *self.slow) if split == "train" else found
+
+
+class Slow(Callback):
+    """Makes one part of the training slower on one rank (or on all).
+
+    Args:
+        part: ``teacher``, ``student``, ``optimizer``, ``checkpoint`` or ``callback``.
+        seconds: how much.
+        rank: where; -1 everywhere.
+    """
+
+    def __init__(self, part: str, seconds: float, rank: int = -1) -> None:
+        self.part, self.seconds, self.rank = part, seconds, rank
+
+    def _sleep(self, trainer: Trainer, part: str) -> None:
+        if part == self.part and self.rank in (-1, trainer.global_rank):
+            time.sleep(self.seconds)
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Teacher and student: before their forward pass."""
+        models = {"student": pl_module.student} | ({"teacher": pl_module.teacher.model} if pl_module.teacher else {})
+        for name, model in models.items():
+            model.register_forward_pre_hook(lambda *_, name=name: self._sleep(trainer, name))
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
+        """Optimizer."""
+        self._sleep(trainer, "optimizer")
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Callback."""
+        self._sleep(trainer, "callback")
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Checkpoint: one is saved in every step, to a slow disk."""
+        if self.part == "checkpoint":
+            trainer.save_checkpoint(Path(trainer.checkpoint_callback.dirpath) / "slow.ckpt")  # type: ignore
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """The slow disk."""
+        self._sleep(trainer, "checkpoint")
+
+
+class FreeTeacher(Callback):
+    """The teacher answers from memory: what a cache would do."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Puts random answers in its place."""
+        answers = torch.randn(trainer.datamodule.batch_size, len(pl_module.data_info.classes))  # type: ignore
+        teacher = pl_module.teacher
+        teacher.preprocess = lambda images: images[:1, :1, :1, :1]
+        teacher.model.forward = lambda _images: answers
+
+
+class Leak(Callback):
+    """Keeps some memory of every step.
+
+    Args:
+        megabytes: a step.
+    """
+
+    def __init__(self, megabytes: int) -> None:
+        self.megabytes, self.kept = megabytes, list[bytearray]()
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Leaks."""
+        self.kept.append(bytearray(b"x" * (self.megabytes * 2**20)))

@@ -1,0 +1,88 @@
+"""Training health against independent readings, and planted faults that the rules must name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import Callback, Trainer
+
+from kd.callbacks.health import _entropy
+from kd.cli import train_main
+from kd.report.records import Run, read_run
+from kd.report.rules import findings
+
+
+def trained(recipe: Path, *items: str) -> Run:
+    assert train_main([f"recipe={recipe}", "monitor.health_every=2", *items]) == 0
+    return read_run(sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))[-1])
+
+
+class Witness(Callback):
+    """Measures the gradient and one weight's update by itself."""
+
+    seen: dict[int, tuple[float, float]] = {}  # noqa: RUF012 (the test reads it)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
+        grads = [p.grad.flatten() for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+        self.norm = float(torch.cat(grads).norm())
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.seen[trainer.fit_loop.epoch_loop.total_batch_idx] = (self.norm, float(outputs["loss"]))
+
+
+def test_readings_are_what_they_say(recipe: Path) -> None:
+    witness = json.dumps({"class_path": "tests.callbacks.test_health.Witness"})
+    run = trained(recipe, f"trainer.callbacks+={witness}")
+    from tests.callbacks.test_health import Witness as Used
+
+    assert [h["step"] for h in run.health] == list(range(0, 12, 2))
+    for h in run.health:
+        assert h["grad_norm"] == pytest.approx(Used.seen[h["step"]][0], rel=1e-4)
+        assert 0 < h["update_ratio"] < 0.5
+        assert 0 < h["teacher_entropy"] <= 1
+        assert 0 <= h["agreement"] <= 1
+        assert sum(h["loss_shares"].values()) == pytest.approx(1, abs=1e-3)
+        assert len(h["spread"]) >= 4
+    assert run.counts == {"train": [12] * 4, "val": [4] * 4}
+
+
+def test_entropy_is_zero_one_hot_and_one_uniform() -> None:
+    assert float(_entropy(torch.zeros(3, 7), 1.0)) == pytest.approx(1)
+    assert float(_entropy(100 * torch.eye(7), 1.0)) == pytest.approx(0, abs=1e-6)
+    p = torch.tensor([[0.5, 0.25, 0.25]])
+    assert float(_entropy(2 * p.log(), 2.0)) == pytest.approx(1.5 / torch.log2(torch.tensor(3.0)).item())
+
+
+class Vanish(Callback):
+    """Plants a vanishing gradient."""
+
+    def on_before_backward(self, trainer: Trainer, pl_module: Any, loss: Any) -> None:
+        loss.register_hook(lambda grad: grad * 1e-12)
+
+
+class Explode(Callback):
+    """Plants a gradient that overflows once."""
+
+    def on_before_backward(self, trainer: Trainer, pl_module: Any, loss: Any) -> None:
+        if trainer.global_step == 4:
+            loss.register_hook(lambda grad: grad * 1e9)
+
+
+@pytest.mark.parametrize(
+    ("items", "rule"),
+    [
+        (['trainer.callbacks+={"class_path":"tests.callbacks.test_health.Vanish"}'], "VanishingGradient"),
+        (['trainer.callbacks+={"class_path":"tests.callbacks.test_health.Explode"}'], "ExplodingTensor"),
+        (["model.distill_losses.kd.temperature=1000"], "TemperatureTooHigh"),
+        (["model.task_loss_weight=1000"], "LossTermDominates"),
+    ],
+)
+def test_a_planted_fault_is_named(recipe: Path, items: list[str], rule: str) -> None:
+    assert rule in {f.rule for f in findings(trained(recipe, *items))}
+
+
+def test_health_can_be_left_out(recipe: Path) -> None:
+    assert train_main([f"recipe={recipe}", "monitor.health_every=0"]) == 0
+    assert not list((recipe.parent / "runs" / "tiny" / "000" / "records").glob("health*"))

@@ -1,0 +1,239 @@
+"""Phases: they add up to the step, and a planted delay shows where it was planted."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import Callback, Trainer
+from safetensors.torch import load_file
+
+from kd.callbacks.phases import Phases
+from kd.callbacks.run_folder import RunFolder
+from kd.cli import train_main
+from kd.clock import Clock, annotate, run_clock
+from kd.report.records import PHASES, Run, percentile, read_run
+from tests._helpers import run_cli, write_recipe
+
+
+class StepWatch(Callback):
+    """An independent clock: from one batch's start to the next one's."""
+
+    starts: list[float] = []  # noqa: RUF012 (the test reads it)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.starts.append(time.perf_counter())
+
+
+def newest(recipe: Path) -> Run:
+    return read_run(sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))[-1])
+
+
+def median_phase(run: Run, phase: str, rank: int = 0) -> float:
+    return percentile([s["p"].get(phase, 0.0) for s in run.steps[rank] if not s.get("first")], 50)
+
+
+def test_the_phases_of_a_run_add_up_to_its_steps(recipe: Path) -> None:
+    StepWatch.starts.clear()
+    own = json.dumps({"class_path": "tests.callbacks.test_phases.StepWatch"})
+    assert train_main([f"recipe={recipe}", f"trainer.callbacks+={own}"]) == 0
+    from tests.callbacks.test_phases import StepWatch as Used
+
+    steps = newest(recipe).steps[0]
+    assert [s["step"] for s in steps] == list(range(12))
+    assert [s["step"] for s in steps if s.get("first")] == [0, 6]
+    watched = 1000 * (Used.starts[5] - Used.starts[0])
+    # a step ends where the next batch is asked for, so the two clocks are shifted by one data wait
+    told = sum(s["ms"] for s in steps[0:5]) - sum(steps[0]["p"][k] for k in ("data", "h2d")) + steps[5]["p"]["data"]
+    assert told == pytest.approx(watched, rel=0.02)
+    for step in steps:
+        phases = {k: v for k, v in step["p"].items() if k != "validation"}
+        assert sum(phases.values()) == pytest.approx(step["ms"], rel=0.02)
+        assert {"data", "h2d", "teacher", "student", "loss", "backward", "optimizer", "logging"} <= set(phases)
+        assert set(phases) <= set(PHASES)
+    assert steps[5]["p"]["validation"] > 0
+    assert steps[5]["p"]["checkpoint"] > 0
+
+
+class Plant(Callback):
+    """Makes one part of the training slower."""
+
+    def __init__(self, part: str, seconds: float = 0.1) -> None:
+        self.part, self.seconds = part, seconds
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        modules = {
+            "teacher": pl_module.teacher.model,
+            "student": pl_module.student,
+            "loss": pl_module.distill_losses.kd,
+        }
+        if self.part in modules:
+            modules[self.part].register_forward_pre_hook(lambda *_: time.sleep(self.seconds))
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
+        if self.part == "optimizer":
+            time.sleep(self.seconds)
+
+
+@pytest.mark.parametrize("part", ["teacher", "student", "loss", "optimizer"])
+def test_a_planted_delay_shows_in_its_phase(recipe: Path, part: str) -> None:
+    plant = json.dumps({"class_path": "tests.callbacks.test_phases.Plant", "init_args": {"part": part}})
+    assert train_main([f"recipe={recipe}", f"trainer.callbacks+={plant}", "trainer.max_epochs=1"]) == 0
+    run = newest(recipe)
+    assert 100 <= median_phase(run, part) < 200
+    for other in {"teacher", "student", "loss", "optimizer", "backward", "data"} - {part}:
+        assert median_phase(run, other) < 80, other
+
+
+def test_totals_hold_every_step_but_the_first(recipe: Path) -> None:
+    assert train_main([f"recipe={recipe}"]) == 0
+    run = newest(recipe)
+    steps, total = run.steps[0], run.totals[0]
+    assert total["steps"] == len(steps) - 1
+    assert total["ms"] == pytest.approx(sum(s["ms"] for s in steps[1:]), rel=1e-3)
+    assert total["max_ms"] == max(s["ms"] for s in steps[1:])
+    (startup,) = run.events
+    assert startup["name"] == "startup"
+    assert startup["s"] == pytest.approx(sum(startup["parts"].values()), abs=0.02)
+
+
+def test_a_resumed_run_goes_on_in_the_same_file(recipe: Path) -> None:
+    stop = {"class_path": "tests._stop.StopAfterEpoch", "init_args": {"epoch": 0}}
+    assert train_main([f"recipe={recipe}", f"trainer.callbacks+={json.dumps(stop)}"]) == 143
+    folder = newest(recipe).folder
+    assert train_main([f"resume={folder}", "trainer.callbacks=null"]) == 0
+    run = read_run(folder)
+    assert [s["step"] for s in run.steps[0]] == list(range(12))
+    assert run.totals[0]["steps"] == 10  # without the first step of each process
+    assert len(run.events) == 2
+
+
+def test_monitor_off_leaves_no_records_and_the_same_student(recipe: Path) -> None:
+    assert train_main([f"recipe={recipe}", "monitor.enabled=false"]) == 0
+    off = newest(recipe)
+    assert not (off.folder / "records").exists()
+    assert train_main([f"recipe={recipe}"]) == 0
+    on = newest(recipe)
+    before, after = (load_file(run.folder / "student.safetensors") for run in (off, on))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_communication_of_two_processes_is_timed_and_a_late_rank_is_seen(pictures: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "tiny.yaml", pictures, None, data__batch_size=4, trainer__max_epochs=1)
+    late = json.dumps({"class_path": "tests.callbacks.test_phases.LateRank"})
+    done = run_cli(f"recipe={recipe}", "config=ddp_2cpu", f"trainer.callbacks+={late}")
+    assert done.returncode == 0, done.stderr
+    run = newest(recipe)
+    assert set(run.steps) == {0, 1}
+    assert median_phase(run, "communication", 0) > 150  # waits for the late one
+    assert median_phase(run, "communication", 1) < 100
+    verdict = run.summary["verdict"]
+    assert verdict["bound"] == "communication"
+    assert "rank 1 computes" in verdict["text"]
+
+
+class LateRank(Callback):
+    """Rank 1 computes 200 ms longer than rank 0."""
+
+    def on_before_backward(self, trainer: Trainer, pl_module: Any, loss: Any) -> None:
+        if trainer.global_rank == 1:
+            time.sleep(0.2)
+
+
+def test_the_progress_bar_says_what_limits_the_run_so_far(tmp_path: Path) -> None:
+    phases = Phases(RunFolder(tmp_path, "tiny", "", []))
+    phases.header = {"device": "cpu", "cores": 4, "threads": 1, "num_workers": 0}
+    step = {"ms": 100.0, "p": {"data": 60.0, "student": 40.0}}
+    phases.recent.extend([step] * 10)
+    assert phases.so_far() == ""  # too few to tell
+    phases.recent.extend([step] * 30)
+    assert phases.so_far() == "data wait 60%, data-bound"
+
+
+class Device:
+    """A stream that runs behind the host: each event happens when its work is done, not when it is recorded."""
+
+    def __init__(self) -> None:
+        self.busy_until = 0.0
+
+    def work(self, ms: float) -> None:
+        self.busy_until = max(self.busy_until, 1000 * time.perf_counter()) + ms
+
+    def event(self) -> "Event":
+        return Event(self)
+
+
+class Event:
+    """What torch.cuda.Event offers."""
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.at = device, 0.0
+
+    def record(self) -> None:
+        self.at = max(self.device.busy_until, 1000 * time.perf_counter())
+
+    def query(self) -> bool:
+        return self.at <= 1000 * time.perf_counter()
+
+    def synchronize(self) -> None:
+        time.sleep(max(0.0, self.at / 1000 - time.perf_counter()))
+
+    def elapsed_time(self, later: "Event") -> float:
+        return later.at - self.at
+
+
+def test_device_events_count_work_where_it_runs_and_only_exposed_waits() -> None:
+    device = Device()
+    clock = Clock(device.event)
+    clock.restart()
+    for step in range(4):
+        clock.enter("data")
+        time.sleep(0.01 if step < 2 else 0.03)  # a wait of 10 ms hides behind the device's 20 ms, 30 ms do not
+        clock.leave()
+        clock.enter("teacher")
+        device.work(15)
+        clock.leave()
+        clock.enter("student")
+        device.work(5)
+        clock.leave()
+        clock.cut(step)
+    steps = clock.take(wait=True)
+    assert [s.tag for s in steps] == [0, 1, 2, 3]
+    assert steps[1].phases["data"] < 1
+    assert 8 < steps[3].phases["data"] < 15
+    assert steps[1].phases["teacher"] == pytest.approx(15, abs=1)
+    assert steps[1].phases["student"] == pytest.approx(5, abs=1)
+
+
+def test_steps_are_not_waited_for_until_asked() -> None:
+    device = Device()
+    clock = Clock(device.event)
+    clock.enter("teacher")
+    device.work(200)
+    clock.leave()
+    clock.cut()
+    assert clock.take() == []
+    assert len(clock.take(wait=True)) == 1
+
+
+def test_annotate_is_free_without_a_clock_and_survives_errors() -> None:
+    @annotate("teacher")
+    def fail() -> None:
+        raise KeyError("planted")
+
+    clock = Clock()
+    run_clock(clock)
+    try:
+        with pytest.raises(KeyError):
+            fail()
+        with annotate("teacher"), annotate("my own part"):
+            time.sleep(0.01)
+        clock.cut()
+    finally:
+        run_clock(None)
+    (step,) = clock.take()
+    assert 9 < step.phases["teacher"] < 30
+    assert set(step.phases) == {"teacher", "logging"}

@@ -1,0 +1,227 @@
+"""The page: from any run's folder, in a real browser, without a network; kd-report."""
+
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kd.cli import report_main, train_main
+from kd.report.html import write_comparison, write_report
+from kd.report.records import PHASES, SCHEMA, read_run
+from tests._helpers import ROOT
+
+BROWSER = next((b for b in ("chromium", "chromium-browser", "google-chrome") if shutil.which(b)), None)
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+         "--disable-background-networking", "--disable-component-update"]  # fmt: skip
+
+
+def write_run(
+    folder: Path, steps: int = 400, samples: int = 300, cores: int = 4, gpus: int = 2, slow: float = 1
+) -> Path:
+    """A run's folder with all kinds of records, as long as asked for."""
+    rng, records = random.Random(0), folder / "records"
+    records.mkdir(parents=True)
+
+    def save(name: str, lines: list[dict[str, Any]]) -> None:
+        (records / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    mean = dict(zip(PHASES, (10 * slow, 1, 90, 20, 3, 40, 5, 6, 2, 1), strict=True))
+    rows = [
+        {"kind": "step", "step": n, "epoch": n // 100, "t": 1e9 + n, "p": (p := {k: v * rng.uniform(0.8, 1.3)
+         for k, v in mean.items()}), "ms": sum(p.values())} for n in range(steps)
+    ]  # fmt: skip
+    sums = {k: sum(r["p"][k] for r in rows) for k in mean}
+    head = {"kind": "header", "schema": SCHEMA}
+    save("phases.rank0.jsonl", [
+        {**head, "of": "steps", "rank": 0, "world_size": 1, "batch_size": 64, "num_workers": 2, "device": "cuda",
+         "cores": cores, "threads": 1, "batches_per_epoch": 100, "max_epochs": steps // 100 + 1},
+        {"kind": "event", "name": "startup", "s": 12.0, "parts": {"imports": 5.0, "first step": 7.0}},
+        *rows,
+        {"kind": "total", "steps": steps, "ms": sum(sums.values()), "max_ms": 200.0, "p": sums, "own_ms": 9.0},
+    ])  # fmt: skip
+    save("system.0-host.jsonl", [
+        {**head, "of": "system", "node": "0-host", "gpus": ["GPU"] * gpus},
+        *({"kind": "sample", "t": 1e9 + n / 2, "cpu": [rng.randint(0, 100) for _ in range(cores)],
+           "iowait": 1.0, "mem": 40.0, "swap_mb": 0, "main": 99.0, "workers": [50.0, 51.0], "rss_mb": 900.0,
+           "disk_r": 1.5, "disk_w": 0.1, "net_r": 0.0, "net_w": 0.0,
+           "gpu": [{"util": rng.randint(60, 100), "mem": 55.0, "w": 300} for _ in range(gpus)]}
+          for n in range(samples)),
+    ])  # fmt: skip
+    save("health.rank0.jsonl", [
+        {**head, "of": "health", "counts": {"train": [10, 10], "val": [5, 5]}},
+        *({"kind": "health", "step": n, "grad_norm": 1.0 + n / 100, "update_ratio": 1e-3, "agreement": 0.8,
+           "teacher_entropy": 0.5, "loss_shares": {"kd": 0.6, "task": 0.4}} for n in range(0, steps, 50)),
+    ])  # fmt: skip
+    save("kernels.rank0.jsonl", [
+        {**head, "of": "kernels"},
+        {"kind": "kernels", "first": 10, "last": 14, "busy": 0.9, "top": [
+            {"name": f"aten::op{i}", "range": "teacher", "ms": 30.0 / (i + 1), "share": 0.3 / (i + 1), "calls": 9}
+            for i in range(8)]},
+    ])  # fmt: skip
+    metrics = ["epoch,step,train/loss,train/kd_loss,val/acc1,val/agreement"]
+    metrics += [f"{n // 100},{n},{2 - n / steps},{1 - n / steps / 2},," for n in range(0, steps, 10)]
+    metrics += [f"{e},{e * 100 + 99},,,{0.5 + e / steps},0.8" for e in range(steps // 100)]
+    (folder / "metrics.csv").write_text("\n".join(metrics) + "\n")
+    (folder / "config.yaml").write_text("recipe: demo\nmonitor: {price_per_hour: 4.0}\ntrainer: {max_epochs: 5}\n")
+    summary = {"status": "done", "recipe": "demo", "epochs": steps // 100, "wall_s": 3600.0, "kd_version": "0",
+               "teacher": {"arch": "vit_large_patch16_224", "val": {"acc1": 0.9}},
+               "student": {"arch": "vit_small_patch16_224", "val": {"acc1": 0.8}},
+               "data": {"train": 6400, "val": 10, "classes": 2}}  # fmt: skip
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def test_an_eight_hour_run_stays_small_and_asks_for_nothing(tmp_path: Path) -> None:
+    page = write_report(read_run(write_run(tmp_path / "run", 5_000, 5_000, cores=16, gpus=8)), tmp_path / "r.html")
+    assert page.stat().st_size < 5e6
+    text = page.read_text()
+    assert not re.search(r"(src|href)=[\"'](?!data:)", text)
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+
+
+def test_text_from_a_run_cannot_become_markup(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "config.yaml").write_text('recipe: "</script><img src=x onerror=alert(1)>"\n')
+    assert "</script><img" not in write_report(read_run(folder), folder / "report.html").read_text()
+
+
+def test_it_says_what_is_missing_and_shows_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    assert report_main([str(tmp_path / "empty")]) == 0
+    out = capsys.readouterr()
+    assert "the run has no records" in out.err
+    assert (tmp_path / "empty" / "report.html").exists()
+    folder = write_run(tmp_path / "run")
+    steps = folder / "records" / "phases.rank0.jsonl"
+    steps.write_bytes(steps.read_bytes()[:-40])
+    assert report_main([str(folder)]) == 0
+    assert "1 torn line left out" in capsys.readouterr().err
+    (folder / "records" / "system.0-host.jsonl").write_text('{"kind": "header", "schema": 2, "of": "system"}\n')
+    assert report_main([str(folder)]) == 0
+    assert "schema 2 is newer" in capsys.readouterr().err
+
+
+def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_main([str(tmp_path / "nothing")]) == 2
+    assert f"there is no run folder {tmp_path / 'nothing'}" in capsys.readouterr().err
+    assert report_main(["a", "b", "c"]) == 2
+    assert "one run's folder, or two" in capsys.readouterr().err
+    assert report_main([]) == 2
+    assert report_main(["--help"]) == 0
+
+
+def test_kd_report_needs_no_torch(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'pytorch_lightning', 'timm', 'numpy'): sys.modules[name] = None\n"
+        f"from kd.cli import report_main; sys.exit(report_main([{str(folder)!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_two_runs_are_compared(tmp_path: Path) -> None:
+    before, after = write_run(tmp_path / "a", slow=20), write_run(tmp_path / "b")
+    assert report_main([str(before), str(after)]) == 0
+    page = (after / "comparison.html").read_text()
+    sections = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S).group(1).replace("<\\/", "</"))["sections"]  # type: ignore[union-attr]
+    assert "most of the difference: data went from" in sections[0]["text"]
+    rows = {row[0]: row[1:] for row in sections[1]["rows"]}
+    assert float(rows["data (ms)"][0]) == pytest.approx(20 * float(rows["data (ms)"][1]), rel=0.1)
+    assert {"hours", "epochs", "hours per epoch", "images/s", "cost", "step p99 (ms)"} <= set(rows)
+    assert rows["cost"][0] == "4"
+
+
+def test_a_failed_run_has_its_page_too(recipe: Path) -> None:
+    fail = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 3}})
+    assert train_main([f"recipe={recipe}", f"trainer.callbacks+={fail}"]) == 1
+    folder = recipe.parent / "runs" / "tiny" / "000"
+    page = (folder / "report.html").read_text()
+    assert "planted" in page
+    assert '"kind":"phases"' in page
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert set(summary["verdict"]) >= {"bound", "text", "lever", "predicted_speedup", "phases_ms"}
+
+
+def test_a_report_that_fails_takes_no_run_down(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: Any) -> None:
+        raise KeyError("planted")
+
+    monkeypatch.setattr("kd.callbacks.summary.write_report", broken)
+    assert train_main([f"recipe={recipe}", "trainer.max_epochs=1"]) == 0
+    assert "no report: KeyError: 'planted'" in capsys.readouterr().err
+    assert json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())["status"] == "done"
+
+
+PROBE = """
+<script>window.problems = []; addEventListener('error', e => problems.push(e.message));
+console.error = (...m) => problems.push(m.join(' '));</script>
+"""
+CHECK = """
+<!doctype html><body><pre id="result"></pre><script>
+const pages = %s, found = {};
+for (const [name, [width, html]] of Object.entries(pages)) {
+  const frame = document.createElement('iframe');
+  frame.width = width; frame.height = 900; frame.srcdoc = html;
+  frame.onload = () => {
+    const w = frame.contentWindow, d = w.document, all = q => [...d.querySelectorAll(q)];
+    const out = found[name] = { problems: w.problems, inner: w.innerWidth };
+    out.overflow = d.documentElement.scrollWidth > w.innerWidth;
+    out.wide = all('body *').filter(e => !e.closest('.wide') && e.getBoundingClientRect().right > w.innerWidth + 1).map(e => e.outerHTML.slice(0, 80));
+    out.charts = all('.chart').map(c => c.querySelectorAll('rect, polyline[points*=" "]').length);
+    out.titles = all('h2').map(h => h.textContent);
+    const cells = () => [...table.querySelectorAll('tbody tr')].map(r => r.children[1].textContent);
+    const table = all('table').find(t => t.querySelectorAll('th').length >= 4);
+    const button = table.querySelectorAll('th button')[1];
+    button.click(); out.down = cells(); button.click(); out.up = cells();
+    out.verdict = d.querySelector('.verdict').textContent;
+    out.paper = w.getComputedStyle(d.body).backgroundColor;
+    document.getElementById('result').textContent = JSON.stringify(found);
+  };
+  document.body.appendChild(frame);
+}
+</script>
+"""  # noqa: E501
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_in_a_browser(tmp_path: Path, dark: bool) -> None:
+    run, other = read_run(write_run(tmp_path / "a")), read_run(write_run(tmp_path / "b", slow=10))
+    report = write_report(run, tmp_path / "r.html").read_text().replace("<head>", "<head>" + PROBE)
+    compared = write_comparison(run, other, tmp_path / "c.html").read_text().replace("<head>", "<head>" + PROBE)
+    pages = {f"{n} {w}": (w, h) for n, h in (("report", report), ("comparison", compared)) for w in (400, 1400)}
+    wrapper = tmp_path / "check.html"
+    wrapper.write_text(CHECK % json.dumps(pages).replace("</", "<\\/"))
+    with tempfile.TemporaryDirectory() as profile:
+        command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", "--virtual-time-budget=10000", "--dump-dom"]
+        command += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", wrapper.as_uri()]
+        dom = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    found = json.loads(re.search(r'<pre id="result">(.*?)</pre>', dom, re.S).group(1).replace("&amp;", "&"))  # type: ignore[union-attr]
+    assert set(found) == set(pages)
+    for name, page in found.items():
+        assert page["problems"] == [], name
+        assert page["inner"] == pages[name][0]
+        assert not page["overflow"], name
+        assert page["wide"] == [], name
+        assert page["charts"], name
+        assert min(page["charts"]) > 0, name
+        numbers = [float(v) for v in page["down"] if v]
+        assert numbers == sorted(numbers, reverse=True)
+        assert [float(v) for v in page["up"] if v] == sorted(numbers)
+        assert page["paper"] == ("rgb(20, 22, 26)" if dark else "rgb(255, 255, 255)")
+    assert "teacher-bound" in found["report 400"]["verdict"]
+    assert {"Phases of a step (ms)", "Cores and GPUs over time (% busy)", "Percentiles"} <= set(
+        found["report 1400"]["titles"]
+    )

@@ -1,0 +1,87 @@
+"""Records: bounded, honest after thinning, readable when torn or newer."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from kd.report.records import Writer, percentile, read_lines, read_run
+
+
+def write_steps(path: Path, values: list[float], limit: int) -> Writer:
+    writer = Writer(path, {"of": "steps", "rank": 0}, limit)
+    total = {"kind": "total", "steps": 0, "ms": 0.0}
+    for number, ms in enumerate(values):
+        writer.write({"kind": "step", "step": number, "ms": ms})
+        total = {**total, "steps": number + 1, "ms": total["ms"] + ms}
+        if number % 100 == 99:
+            writer.write(total)
+    writer.close()
+    return writer
+
+
+def test_a_file_stays_bounded_and_its_percentiles_hold(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    # slow at first, periodic (every 10th step logs), and an outlier now and then
+    values = [rng.gauss(100 if n < 20_000 else 50, 5) + 30 * (n % 10 == 0) for n in range(60_000)]
+    file = tmp_path / "phases.rank0.jsonl"
+    write_steps(file, values, limit=2_000)
+    records, notes = read_lines(file)
+    assert len(records) <= 2_000
+    assert not notes
+    kept = [r["ms"] for r in records if r["kind"] == "step"]
+    assert len(kept) > 500
+    for q in (5, 50, 90, 95, 99):
+        assert percentile(kept, q) == pytest.approx(percentile(values, q), rel=0.03), q
+    numbers = [r["step"] for r in records if r["kind"] == "step"]
+    assert sum(n < 20_000 for n in numbers) / len(numbers) == pytest.approx(1 / 3, abs=0.03)
+    assert sum(n % 10 == 0 for n in numbers) / len(numbers) == pytest.approx(0.1, abs=0.03)
+    total = [r for r in records if r["kind"] == "total"][-1]
+    assert total["steps"] == 60_000
+    assert total["ms"] == pytest.approx(sum(values))
+
+
+def test_a_continued_file_keeps_its_share(tmp_path: Path) -> None:
+    file = tmp_path / "phases.rank0.jsonl"
+    first = write_steps(file, [1.0] * 3_000, limit=1_000)
+    second = Writer(file, {"of": "steps", "rank": 0}, 1_000)
+    assert second.share == first.share < 1
+    assert second.last_total is not None
+    second.close()
+
+
+def test_torn_lines_are_left_out_and_the_file_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "records" / "phases.rank0.jsonl"
+    write_steps(file, [1.0, 2.0], limit=1_000)
+    with file.open("a") as out:
+        out.write('{"kind":"step","step":2,"m')
+    records, notes = read_lines(file)
+    assert [r["step"] for r in records if r["kind"] == "step"] == [0, 1]
+    assert notes == ["phases.rank0.jsonl: 1 torn line left out"]
+    writer = Writer(file, {"of": "steps", "rank": 0})
+    writer.write({"kind": "step", "step": 2, "ms": 3.0})
+    writer.close()
+    assert [s["ms"] for s in read_run(tmp_path).steps[0]] == [1.0, 2.0, 3.0]
+
+
+def test_a_newer_schema_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    write_steps(records / "phases.rank0.jsonl", [1.0], limit=10)
+    (records / "phases.rank1.jsonl").write_text(json.dumps({"kind": "header", "schema": 99, "of": "steps"}) + "\n")
+    (tmp_path / "summary.json").write_text('{"status": "do')
+    run = read_run(tmp_path)
+    assert list(run.steps) == [0]
+    assert "phases.rank1.jsonl: schema 99 is newer than this kd reads (1): left out" in run.notes
+    assert "summary.json can't be read" in run.notes
+    assert "config.yaml is missing" in run.notes
+
+
+def test_a_repeated_step_counts_once_and_the_newest_wins(tmp_path: Path) -> None:
+    file = tmp_path / "records" / "phases.rank0.jsonl"
+    write_steps(file, [1.0, 2.0, 3.0], limit=100)
+    writer = Writer(file, {"of": "steps", "rank": 0})  # resumed from a checkpoint at step 1
+    for step in (1, 2):
+        writer.write({"kind": "step", "step": step, "ms": 10.0})
+    writer.close()
+    assert [s["ms"] for s in read_run(tmp_path).steps[0]] == [1.0, 10.0, 10.0]

@@ -1,0 +1,82 @@
+"""Rules: records on which each must fire, and ones on which it must not."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kd.report import rules
+
+# rule, arguments that fire it, arguments that don't
+CASES: list[tuple[Callable[..., Any], str, tuple[Any, ...], tuple[Any, ...]]] = [
+    (rules.cpu_bottleneck, "CPUBottleneck", ([95] * 300, [5] * 300), ([95] * 300, [80] * 300)),
+    (rules.cpu_bottleneck, "CPUBottleneck", ([0] * 100 + [95] * 9, [5] * 109), ([95] * 100, [5] * 100)),  # skips 100
+    (rules.io_bottleneck, "IOBottleneck", ([60] * 1300, [30] * 1300), ([60] * 1300, [90] * 1300)),
+    (rules.io_bottleneck, "IOBottleneck", ([60] * 1300, []), ([10] * 1300, [])),
+    (rules.low_gpu_utilization, "LowGPUUtilization", ([40] * 1600,), ([95] * 1600,)),
+    (rules.low_gpu_utilization, "LowGPUUtilization", ([95] * 1000 + [95, 0] * 300,), ([0] * 1000 + [95] * 600,)),
+    (rules.batch_size, "BatchSize", ([30] * 700, [40] * 700, [20] * 700), ([30] * 700, [40] * 700, [85] * 700)),
+    (rules.gpu_memory_increase, "GPUMemoryIncrease", ([40 + n / 50 for n in range(700)],), ([40] * 700,)),
+    (rules.memory_leak, "MemoryLeak", ([900 + 2 * n for n in range(600)],), ([900 + min(n, 60) for n in range(600)],)),
+    (rules.memory_leak, "MemoryLeak", ([1000 + n for n in range(600)],), ([1000 + n % 50 for n in range(600)],)),
+    (rules.load_balancing, "LoadBalancing", ([[95] * 50, [30] * 50],), ([[95] * 50, [80] * 50],)),
+    (rules.straggler, "SlowRank", ({0: 50.0, 1: 51.0, 2: 80.0},), ({0: 50.0, 1: 51.0, 2: 52.0},)),
+    (rules.step_outlier, "StepOutlier", ([50.0] * 2000 + [500.0] * 11,), ([50.0] * 2000 + [500.0] * 10,)),
+    (rules.max_initialization_time, "MaxInitializationTime", (1201.0,), (1199.0,)),
+    (rules.dataloader, "Dataloader", (0.0, 16, 2, 2), (0.02, 1, 1, 2)),
+    (rules.dataloader, "Dataloader", (0.4, 1, 1, 8), (0.02, 1, 1, 8)),
+    (rules.throttling, "Throttling", ([["heat"]] * 10 + [[]] * 90,), ([["heat"]] + [[]] * 99,)),
+    (rules.swapping, "Swap", ([100, 200, 400],), ([400, 400, 410],)),
+    (rules.loss_not_decreasing, "LossNotDecreasing", ([2.0 + 0.01 * (n % 3) for n in range(60)],),
+     ([2.0 - 0.01 * n for n in range(60)],)),
+    (rules.overfit, "Overfit", ([2, 1.5, 1.2, 1.0, 0.8], [0.5, 0.8, 0.74, 0.72, 0.7]),
+     ([2, 1.5, 1.2, 1.0, 0.8], [0.5, 0.6, 0.7, 0.74, 0.75])),
+    (rules.vanishing_gradient, "VanishingGradient", ([1e-9] * 6 + [1.0] * 4,), ([1.0] * 10,)),
+    (rules.exploding_tensor, "ExplodingTensor", ([1.0] * 9 + [None],), ([1.0] * 9 + [3.0],)),
+    (rules.exploding_tensor, "ExplodingTensor", ([1.0] * 9 + [500.0],), ([1.0] * 9 + [50.0],)),
+    (rules.dead_relu, "DeadRelu", ({"a": 0.6, "b": 0.1},), ({"a": 0.3},)),
+    (rules.poor_weight_initialization, "PoorWeightInitialization", ({"a": 1e-5, "b": 1.0},), ({"a": 0.5, "b": 1.0},)),
+    (rules.class_imbalance, "ClassImbalance", ([1000, 50],), ([100, 50],)),
+    (rules.teacher_near_chance, "TeacherNearChance", (0.27, 0.25, 400), (0.6, 0.25, 400)),
+    (rules.student_ignores_teacher, "StudentIgnoresTeacher", ([0.3, 0.5, 0.5, 0.5, 0.5], [1, 0.9, 0.9, 0.9, 0.9]),
+     ([0.3, 0.5, 0.5, 0.5, 0.5], [1, 0.9, 0.8, 0.7, 0.6])),
+    (rules.temperature, "TemperatureTooHigh", ([0.99] * 5,), ([0.5] * 5,)),
+    (rules.temperature, "TemperatureTooLow", ([0.001] * 5,), ([0.1] * 5,)),
+    (rules.loss_term_dominates, "LossTermDominates", ({"kd": 99.0, "task": 1.0},), ({"kd": 60.0, "task": 40.0},)),
+    (rules.loss_term_dominates, "LossTermDominates", ({"kd": 99.0, "task": 1.0},), ({"kd": 1.0},)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "name", "fires", "silent"), CASES, ids=[c[1] for c in CASES])
+def test_a_rule_fires_where_it_must_and_only_there(
+    rule: Callable[..., Any], name: str, fires: tuple[Any, ...], silent: tuple[Any, ...]
+) -> None:
+    found = rule(*fires)
+    assert found is not None
+    assert found.rule == name
+    assert found.text
+    assert found.lever
+    assert rule(*silent) is None
+
+
+SINGLE = (rules.max_initialization_time, rules.teacher_near_chance)  # these take numbers, not readings
+
+
+@pytest.mark.parametrize("rule", [rule for rule in dict.fromkeys(case[0] for case in CASES) if rule not in SINGLE])
+def test_nothing_recorded_nothing_said(rule: Callable[..., Any]) -> None:
+    empty: dict[Callable[..., Any], tuple[Any, ...]] = {
+        rules.straggler: ({},),
+        rules.dead_relu: ({},),
+        rules.poor_weight_initialization: ({},),
+        rules.loss_term_dominates: ({},),
+        rules.dataloader: (0.0, 0, 0, 0),
+    }
+    count = {c[0]: len(c[2]) for c in CASES}[rule]
+    assert rule(*empty.get(rule, ([],) * count)) is None
+
+
+def test_thresholds_are_arguments() -> None:
+    assert rules.low_gpu_utilization([60] * 1600, low=50) is None
+    assert rules.step_outlier([50.0] * 2000 + [500.0] * 5, ignore=2) is not None
+    assert rules.exploding_tensor([math.nan] * 3) is not None

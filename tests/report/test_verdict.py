@@ -1,0 +1,161 @@
+"""Limits: each fires on the records it is for, stays silent on healthy ones, and predicts by Amdahl."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kd.report import verdict as v
+from kd.report.records import Run
+
+HEALTHY = {
+    "data": 1.0, "h2d": 0.5, "teacher": 22.0, "student": 25.0, "loss": 2.0, "backward": 45.0, "optimizer": 3.0,
+    "logging": 1.0, "checkpoint": 0.5,
+}  # fmt: skip
+
+
+def with_(**changes: float) -> dict[str, float]:
+    return {**HEALTHY, **changes}
+
+
+def run_of(phases: dict[str, float], device: str = "cpu", **header: Any) -> Run:
+    step = sum(phases.values())
+    run = Run(Path("x"))
+    run.headers[0] = {"device": device, "cores": 8, "threads": 2, "num_workers": 2, "batch_size": 64, **header}
+    run.totals[0] = {
+        "steps": 100, "ms": 100 * step, "max_ms": step, "p": {k: 100 * ms for k, ms in phases.items()},
+        "ready_ms": 0.0, "data_cpu_ms": 100 * phases["data"],
+        "launch_ms": 50 * step, "callbacks": {"Progress.on_train_batch_end": 10.0},
+    }  # fmt: skip
+    return run
+
+
+def test_a_healthy_run_is_bound_by_its_student_and_nothing_else() -> None:
+    assert [limit.bound for limit in v.limits(run_of(HEALTHY))] == ["student"]
+    found = v.verdict(run_of(HEALTHY))
+    assert found["bound"] == "student"
+    assert found["predicted_speedup"] is None
+    assert found["phases_ms"] == HEALTHY
+
+
+def test_no_records_no_verdict() -> None:
+    assert v.verdict(Run(Path("x")))["bound"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("phases", "bound"),
+    [
+        (with_(data=100.0), "data"),
+        (with_(teacher=200.0), "teacher"),
+        (with_(communication=60.0), "communication"),
+        (with_(logging=60.0), "host"),
+        (with_(checkpoint=30.0), "checkpoint"),
+        (with_(optimizer=150.0), "student"),
+    ],
+)
+def test_each_bound_is_named(phases: dict[str, float], bound: str) -> None:
+    found = v.verdict(run_of(phases))
+    assert found["bound"] == bound
+    assert found["text"].startswith(v.NAMES[bound])
+    assert found["predicted_speedup"] >= 1.1
+
+
+def test_limits_are_ordered_by_their_gain() -> None:
+    found = v.limits(run_of(with_(teacher=100.0, communication=60.0)))
+    assert [limit.bound for limit in found] == ["teacher", "communication"]
+    assert found[0].gain > found[1].gain  # type: ignore[operator]
+
+
+def test_a_teacher_of_61_percent_could_be_2_4_times_as_fast_from_a_cache() -> None:
+    limit = v.teacher_bound({"teacher": 58.0, "student": 42.0}, 1.1e9)
+    assert limit is not None
+    assert limit.gain == pytest.approx(1 / 0.42)
+    assert "58 %" in limit.text.replace("%", " %")
+    assert "needs 1.1 GB" in limit.lever
+    assert v.teacher_bound({"teacher": 29.0, "student": 71.0}) is None
+
+
+def test_waiting_workers_need_no_cores_computing_ones_do() -> None:
+    slow = {"data": 80.0, "student": 20.0}
+    sleeping = v.data_bound(slow, num_workers=0, cores=1, threads=1, busy=0.0)
+    assert sleeping is not None
+    assert sleeping.lever == "data.num_workers=5 instead of 0"
+    assert sleeping.gain == pytest.approx(5)
+    computing = v.data_bound(slow, num_workers=0, cores=2, threads=1, busy=1.0)
+    assert computing is not None
+    assert computing.lever == "data.num_workers=2 instead of 0"
+    assert computing.gain == pytest.approx(2)  # 100 ms of CPU time on two cores
+    no_core = v.data_bound(slow, num_workers=0, cores=1, threads=1, busy=1.0)
+    assert no_core is not None
+    assert "cheaper pictures" in no_core.lever
+    assert no_core.gain == pytest.approx(5)
+
+
+def test_workers_that_cannot_keep_up_are_counted_at_their_rate() -> None:
+    # two workers give a batch each 100 ms between them: one takes 200 ms
+    limit = v.data_bound({"data": 60.0, "student": 40.0}, num_workers=2, cores=16, threads=1, busy=1.0)
+    assert limit is not None
+    assert limit.lever == "data.num_workers=6 instead of 2"
+    assert limit.gain == pytest.approx(100 / 40)
+    assert v.data_bound({"data": 5.0, "student": 95.0}, 2, 8, 1, 1.0) is None
+
+
+def test_starvation_names_who_took_the_core() -> None:
+    phases = {"data": 0.0, "student": 50.0, "backward": 50.0}
+    limit = v.starved(phases, ready_ms=60.0, num_workers=16, cores=2, threads=1, loading=0.4)
+    assert limit is not None
+    assert limit.bound == "host"
+    assert limit.gain == pytest.approx(2.5)  # what loading takes, 40 ms of 200, fits beside the 40 ms of training
+    assert limit.lever == "data.num_workers=1 instead of 16"
+    assert v.starved(phases, ready_ms=5.0, num_workers=16, cores=2, threads=1) is None
+    full = v.starved(phases, ready_ms=60.0, num_workers=16, cores=2, threads=1, loading=1.6)
+    assert full is not None
+    assert "cheaper pictures" in full.lever  # fewer workers would have the same work to do
+    neighbour = v.starved(phases, ready_ms=60.0, num_workers=0, cores=2, threads=1, others=1.5)
+    assert neighbour is not None
+    assert "other processes use 1.5 cores" in neighbour.text
+    assert neighbour.lever == "run alone on the machine"
+
+
+def test_a_late_rank_is_the_reason_where_there_is_one() -> None:
+    phases = {"student": 60.0, "communication": 40.0}
+    limit = v.communication_bound(phases, {0: 60.0, 1: 60.0, 2: 100.0})
+    assert limit is not None
+    assert "rank 2 computes 40 ms longer" in limit.text
+    assert limit.gain == pytest.approx(100 / 60)
+    network = v.communication_bound(phases, {0: 60.0, 1: 61.0, 2: 62.0})
+    assert network is not None
+    assert "network" in network.lever
+
+
+def test_launching_limits_only_an_idle_gpu() -> None:
+    phases = {"student": 100.0}
+    assert v.launch_bound(phases, launch_ms=97.0, gpu_busy=0.4).gain == pytest.approx(2.5)  # type: ignore[union-attr]
+    assert v.launch_bound(phases, launch_ms=97.0, gpu_busy=0.95) is None
+    assert v.launch_bound(phases, launch_ms=30.0, gpu_busy=0.4) is None
+    assert v.launch_bound(phases, launch_ms=97.0, gpu_busy=None) is None
+
+
+def test_a_host_that_waits_behind_a_busy_gpu_loses_nothing() -> None:
+    run = run_of(HEALTHY, device="cuda")
+    run.totals[0]["ready_ms"] = 100 * 50.0
+    assert [limit.bound for limit in v.limits(run)] == ["student"]
+    run.totals[0]["launch_ms"] = 100 * 99.0
+    assert v.limits(run)[0].bound == "host"
+
+
+def test_the_costly_callback_is_named() -> None:
+    limit = v.bookkeeping_bound({"student": 50.0, "logging": 50.0}, {"Slow.on_train_batch_start": 45.0, "Other.x": 1.0})
+    assert limit is not None
+    assert "Slow.on_train_batch_start alone 45 ms" in limit.text
+    assert v.bookkeeping_bound({"student": 95.0, "logging": 5.0}) is None
+
+
+def test_startup_needs_a_long_start_of_a_short_run() -> None:
+    parts = {"imports, models, data": 500.0, "first step": 20.0}
+    limit = v.startup_bound(520.0, parts, 1000.0)
+    assert limit is not None
+    assert "imports, models, data" in limit.lever
+    assert limit.gain == pytest.approx(1000 / 480)
+    assert v.startup_bound(520.0, parts, 100_000.0) is None
+    assert v.startup_bound(20.0, parts, 30.0) is None

@@ -1,0 +1,58 @@
+"""Planted bottlenecks are named; following the advice gives what was predicted (all of it: scripts/bench/truth.py)."""
+
+from pathlib import Path
+
+import pytest
+
+from kd.cli import train_main
+from kd.report.html import images_per_s
+from kd.report.records import Run, read_run
+from scripts.bench.truth import callback, plants
+from tests._helpers import ARCH, TINY, draw_folder, write_recipe
+
+NAMED = ["sleeping transform", "slow disk", "huge teacher", "slow optimizer", "slow callback", "slow checkpoints"]
+
+
+def trained(recipe: Path, *items: str) -> Run:
+    assert train_main([f"recipe={recipe}", *items]) == 0
+    return read_run(sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))[-1])
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_planted_bottleneck_is_named(recipe: Path, pictures: Path, name: str) -> None:
+    plant = next(p for p in plants(pictures) if p.name == name)
+    verdict = trained(recipe, *plant.items).summary["verdict"]
+    assert verdict["bound"] in plant.bound, verdict["text"]
+    assert plant.mention in verdict["text"]
+
+
+@pytest.mark.parametrize("name", ["slow callback", "huge teacher"])
+def test_the_advice_gives_what_it_promises(recipe: Path, pictures: Path, name: str) -> None:
+    plant = next(p for p in plants(pictures) if p.name == name)
+    before = trained(recipe, "trainer.max_epochs=3", callback("Slow", part="student", seconds=0.1), *plant.items)
+    after = trained(
+        recipe, "trainer.max_epochs=3", callback("Slow", part="student", seconds=0.1), *plant.follow(before)
+    )
+    reached = images_per_s(after) / images_per_s(before)  # type: ignore[operator]
+    assert before.summary["verdict"]["predicted_speedup"] == pytest.approx(reached, rel=0.25)
+
+
+def test_a_leak_is_found(recipe: Path) -> None:
+    leak, slow = callback("Leak", megabytes=12), callback("Slow", part="callback", seconds=0.04)
+    run = trained(recipe, leak, slow, "trainer.max_epochs=6", "monitor.interval_s=0.05")
+    assert "MemoryLeak" in {f["rule"] for f in run.summary["findings"]}
+
+
+def test_a_healthy_run_gets_no_alarm(tmp_path: Path) -> None:
+    pictures = draw_folder(tmp_path / "pictures", train=24, val=8)
+    model = {"arch": ARCH, "img_size": 32, "kwargs": TINY}
+    alone = write_recipe(tmp_path / "teacher.yaml", pictures, None, model__student=model)
+    teacher = trained(alone, "trainer.max_epochs=4", "optim.lr=0.003").folder / "student.safetensors"
+    recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher)
+    slow = callback("Slow", part="student", seconds=0.3)
+    found = trained(recipe, slow, "trainer.max_epochs=2", "monitor.interval_s=0.05").summary
+    limits = [found["verdict"]["text"], *(limit["text"] for limit in found["verdict"]["others"])]
+    own = [text for text in limits if "other processes use" not in text]  # the tests' machine may be shared
+    assert len(own) == 1
+    assert "the student's own training takes" in own[0]
+    assert found["findings"] == []
