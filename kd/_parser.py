@@ -132,7 +132,8 @@ def one_line(message: str, keys: list[str]) -> str:
 
 def _our_classes() -> list[type]:
     bases = (Source, ImageFolder, LogitLoss, FeatureLoss, LayersLoss, Task, Projection)
-    return [c for base in bases for c in base.__subclasses__()]
+    found = [c for base in bases for c in base.__subclasses__()]
+    return [c for c in found if not c.__name__.startswith("_")] + [s for c in found for s in c.__subclasses__()]
 
 
 def _argument_names() -> list[str]:

@@ -8,7 +8,21 @@ from kd.losses.functional._checks import positive
 from kd.losses.projections import Projection
 
 
-class PixelKDLoss(LogitLoss):
+class _MapLoss(LogitLoss):
+    """A loss over logit maps at a temperature, without the pixels that the task ignores."""
+
+    def __init__(self, temperature: float, weight: float) -> None:
+        super().__init__(weight)
+        positive("temperature", temperature)
+        self.temperature = temperature
+        self.ignore_index: int | None = None
+
+    def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
+        """Takes over the task's ``ignore_index``."""
+        self.ignore_index = ignore_index
+
+
+class PixelKDLoss(_MapLoss):
     """Per-pixel KD, see :func:`kd.losses.functional.pixel_kd_loss`.
 
     Args:
@@ -21,21 +35,14 @@ class PixelKDLoss(LogitLoss):
     """
 
     def __init__(self, temperature: float = 1.0, weight: float = 1.0) -> None:
-        super().__init__(weight)
-        positive("temperature", temperature)
-        self.temperature = temperature
-        self.ignore_index: int | None = None
-
-    def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
-        """Takes over the task's ``ignore_index``."""
-        self.ignore_index = ignore_index
+        super().__init__(temperature, weight)
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C, H, W)``, ``(N, C, H, W)``, class ids ``(N, H, W)`` -> scalar."""
         return pixel_kd_loss(student_logits, teacher_logits, target, self.temperature, self.ignore_index)
 
 
-class CWDLoss(LogitLoss):
+class CWDLoss(_MapLoss):
     """Channel-wise distillation of logit maps, see :func:`kd.losses.functional.cwd_loss`.
 
     Args:
@@ -48,14 +55,7 @@ class CWDLoss(LogitLoss):
     """
 
     def __init__(self, temperature: float = 4.0, weight: float = 1.0) -> None:
-        super().__init__(weight)
-        positive("temperature", temperature)
-        self.temperature = temperature
-        self.ignore_index: int | None = None
-
-    def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
-        """Takes over the task's ``ignore_index``."""
-        self.ignore_index = ignore_index
+        super().__init__(temperature, weight)
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C, H, W)``, ``(N, C, H, W)``, class ids ``(N, H, W)`` -> scalar."""
