@@ -237,6 +237,7 @@ def _quiet_libraries() -> None:
         ".*lr_scheduler.step.*before.*optimizer.step.*",
         ".*in eval mode at the start of training.*",
         ".*It is recommended to use `self.log.*sync_dist=True.*",
+        ".*You have overridden `on_before_batch_transfer`.*",
     ):
         warnings.filterwarnings("ignore", message=message)
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import timm
 import torch
@@ -46,9 +46,25 @@ class TeacherSpec(ModelSpec):
 
     Attributes:
         recipe: without a checkpoint and not pre-trained: the recipe that trains this teacher first.
+        cache: ``on`` keeps the teacher's logits on disk and reads them when a view comes again; ``only`` never runs the
+            teacher in training (``kd-cache`` has filled the cache); ``auto`` measures whether it pays.
+        cache_dir: folder of the cache; default: one of its own in the user's cache folder.
+        cache_views: views of a picture before they come again. Few save more, many overfit less.
+        cache_topk: keep only so many logits and the mass of the rest; default: all.
     """
 
     recipe: str | None = None
+    cache: bool | Literal["off", "on", "auto", "only"] = "off"
+    cache_dir: str | None = None
+    cache_views: int = 4
+    cache_topk: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.cache, bool):  # YAML 1.1 reads a bare on and off as truth values
+            self.cache = "on" if self.cache else "off"
+        for name in ("cache_views", "cache_topk"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
 
 
 @dataclass

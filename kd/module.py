@@ -9,9 +9,12 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from kd.cached import CachedTeacher, open_cache
 from kd.data.datamodule import Batch, DataInfo
 from kd.errors import UserError
 from kd.losses import DistillLoss, FeatureLoss
+from kd.losses.topk import TopKLogits
+from kd.measure import cache_pays
 from kd.models import StudentSpec, Taps, TapSpec, TeacherSpec, build_model, preprocess_for
 from kd.optim import OptimSpec, build_optimizer, build_schedule
 from kd.tasks import Classification
@@ -79,6 +82,8 @@ class DistillationModule(LightningModule):
         object.__setattr__(self, "teacher", Teacher(teacher, len(data.classes), data.classes) if teacher else None)
         self.teacher: Teacher | None
         self.teacher_identity = self.teacher.identity() if self.teacher else {}
+        object.__setattr__(self, "cached", None)
+        self.cached: CachedTeacher | None
         self.teacher_predictions: Tensor | None = None  # class ids by validation index, from the preflight
 
         self.distill_losses = nn.ModuleDict(losses)
@@ -136,6 +141,30 @@ class DistillationModule(LightningModule):
             self._inherit(self.teacher)
         dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(str(trainer.precision), torch.float32)
         self.teacher.to(trainer.strategy.root_device, dtype)
+        if stage == "fit":
+            self._choose_cache(self.teacher)
+
+    @property
+    def _active_losses(self) -> dict[str, Any]:
+        return {name: loss for name, loss in self.distill_losses.items() if loss.weight}
+
+    def _choose_cache(self, teacher: Teacher) -> None:
+        """Opens the cache of the teacher's answers where it is asked for, or pays."""
+        mode, losses = teacher.spec.cache, self._active_losses
+        if mode == "off" or not losses:
+            return
+        if mode == "auto":
+            answer = cache_pays(self, teacher, losses, self._datamodule) if self.trainer.is_global_zero else (False, "")
+            pays, why = self.trainer.strategy.broadcast(answer)
+            if self.trainer.is_global_zero:
+                print(f"cache: {why}", flush=True)
+            if not pays:
+                return
+        self._open_cache(teacher)
+
+    def _open_cache(self, teacher: Teacher) -> None:
+        object.__setattr__(self, "cached", open_cache(teacher, self._active_losses, self._datamodule))
+        self._datamodule.views = teacher.spec.cache_views
 
     def _inherit(self, teacher: Teacher) -> None:
         from kd.inherit import inherit
@@ -166,11 +195,29 @@ class DistillationModule(LightningModule):
 
     # -- training ----------------------------------------------------------------------------------------------------
 
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Adds the teacher's cached answers while the batch is on the host: a look-up later would stop the device."""
+        if self.cached is None or not self.trainer.training:
+            return batch
+        records = self.cached.look_up(batch["index"], self._view)
+        return batch if records is None else {**batch, "answers": records}
+
+    @property
+    def _view(self) -> int:
+        return self.current_epoch % self._datamodule.views
+
+    def _answers(self, batch: Batch) -> Tensor | TopKLogits:
+        """The teacher's answers to a batch, cached or live."""
+        assert self.teacher is not None
+        if self.cached is None:
+            return self.teacher(batch["image"])
+        return self.cached(batch["image"], batch["index"], self._view, batch.get("answers"))
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One batch (see :data:`kd.data.datamodule.Batch`) -> the total loss, a scalar."""
         images, target = batch["image"], batch["target"]
         logits = self.student(self.student_input(images))
-        terms = self._distillation_terms(images, logits, target)
+        terms = self._distillation_terms(batch, logits)
         total = logits.new_zeros((), dtype=torch.float32)
         if self.task_loss_weight:
             terms["task"] = (self.task_loss_weight, self.task.loss(logits, target))
@@ -180,20 +227,22 @@ class DistillationModule(LightningModule):
         self.log("train/loss", total.detach())
         return total
 
-    def _distillation_terms(self, images: Tensor, logits: Tensor, target: Tensor) -> dict[str, tuple[float, Tensor]]:
-        active: dict[str, Any] = {name: loss for name, loss in self.distill_losses.items() if loss.weight}
+    def _distillation_terms(self, batch: Batch, logits: Tensor) -> dict[str, tuple[float, Tensor]]:
+        active, target = self._active_losses, batch["target"]
         student_features = self._student_taps.pop()
         if not active or self.teacher is None:
             return {}
-        teacher_logits = self.teacher(images)
+        answers = self._answers(batch)
         teacher_features = self._teacher_taps.pop() if self._tap_paths else {}
         terms = {}
         for name, loss in active.items():
             if isinstance(loss, FeatureLoss):
                 tap = self._tap_paths[name]
                 value = loss(student_features[tap.student], teacher_features[tap.teacher].float(), target)
+            elif isinstance(answers, TopKLogits):
+                value = loss.forward_topk(logits, answers, target)
             else:
-                value = loss(logits, teacher_logits, target)
+                value = loss(logits, answers, target)
             terms[name] = (loss.weight, value)
         return terms
 
@@ -255,6 +304,7 @@ class DistillationModule(LightningModule):
         """Stores who the teacher was (its weights stay out)."""
         checkpoint["kd_teacher"] = self.teacher_identity
         checkpoint["kd_classes"] = list(self.data_info.classes)
+        checkpoint["kd_cached"] = self.cached is not None
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuses to go on with another teacher or other classes."""
@@ -264,3 +314,17 @@ class DistillationModule(LightningModule):
                 raise UserError(
                     f"resume: the checkpoint was made with another {key.removeprefix('kd_')} ({before}, now {now})"
                 )
+        if self.teacher is not None and self.teacher.spec.cache == "auto":
+            self._cache_as_before(self.teacher, checkpoint.get("kd_cached", False))
+
+    def _cache_as_before(self, teacher: Teacher, before: bool) -> None:
+        """A resumed run goes on as it began, whatever the clock says now: the cache decides which views it shows."""
+        if before == (self.cached is not None):
+            return
+        if self.trainer.is_global_zero:
+            print(f"cache: {'on' if before else 'off'} all the same, as in the run that is resumed", flush=True)
+        if before:
+            self._open_cache(teacher)
+        else:
+            object.__setattr__(self, "cached", None)
+            self._datamodule.views = None

@@ -30,9 +30,11 @@ class Teacher:
         self.model.requires_grad_(False).eval()
         self.preprocess = preprocess_for(self.model, spec.img_size)
         self.dtype = torch.float32
+        self._identity: dict[str, str] = {}
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> "Teacher":
         """Moves the weights. With bfloat16 they are stored so: autocast would cast frozen weights anew each step."""
+        self.identity()  # of the weights as loaded
         self.model.to(device=device, dtype=dtype)
         self.dtype = dtype
         return self
@@ -46,8 +48,11 @@ class Teacher:
 
     def identity(self) -> dict[str, str]:
         """Architecture and a hash of the weights, stored in checkpoints instead of the weights."""
+        if self._identity:
+            return self._identity
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(name.encode())
             digest.update(tensor.detach().float().cpu().numpy().tobytes())
-        return {"arch": self.spec.arch, "weights": digest.hexdigest()[:16]}
+        self._identity = {"arch": self.spec.arch, "weights": digest.hexdigest()[:16]}
+        return self._identity

@@ -13,7 +13,17 @@ from tests._helpers import ROOT
 
 LAYERS = [
     {"kd", "kd.errors", "kd._bar", "kd._find", "kd.losses.functional", "kd.report"},
-    {"kd.losses", "kd.models", "kd.teacher", "kd.inherit", "kd.optim", "kd.tasks", "kd.data"},
+    {
+        "kd.losses",
+        "kd.models",
+        "kd.teacher",
+        "kd.cached",
+        "kd.measure",
+        "kd.inherit",
+        "kd.optim",
+        "kd.tasks",
+        "kd.data",
+    },
     {"kd.module", "kd.evaluate"},
     {"kd.strategies", "kd.callbacks"},
     {"kd._parser", "kd._teachers", "kd.cli", "kd.export", "kd.launch"},

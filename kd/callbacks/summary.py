@@ -132,6 +132,7 @@ class Summary(Callback):
             "teacher": _model(pl_module.teacher.spec.arch, pl_module.teacher.model, self.preflight.teacher_val)
             if pl_module.teacher
             else None,
+            "cache": pl_module.cached.report() if pl_module.cached else None,
             "student": _model(pl_module.student_spec.arch, pl_module.student, self._final) | {"best_val": self._best},
             "data": {
                 "source": data.source.describe(),

@@ -108,6 +108,7 @@ class DistillationDataModule(LightningDataModule):
         self.img_size, self.batch_size, self.num_workers = img_size, batch_size, num_workers
         self.crop_ratio, self.augment = crop_ratio, augment or Augment()
         self.on_bad_image, self.seed = on_bad_image, seed
+        self.views: int | None = None  # set where a teacher's answers are cached: view = epoch % views
         self.skipped: list[str] = []
         self._splits: dict[str, Split] = {}
         self._resume_at: tuple[int, int] | None = None
@@ -167,7 +168,9 @@ class DistillationDataModule(LightningDataModule):
         rank, world_size = self._rank()
         self.check_batch_size(world_size)
         split = self.split("train")
-        batches = TrainBatches(len(split.targets), self.batch_size, self.seed, rank, world_size)
+        batches = TrainBatches(
+            len(split.targets), self.batch_size, self.seed, rank, world_size, self.views, self.augment.mixes
+        )
         if self._resume_at:
             batches.skip(*self._resume_at)
         self._train_batches = batches

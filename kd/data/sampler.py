@@ -6,7 +6,8 @@ import numpy as np
 from torch.utils.data import Sampler
 
 Key = tuple[int, int]
-"""(index, epoch): what the data set is asked for. The epoch is -1 for padding, see :class:`EvalBatches`."""
+"""(index, view): what the data set is asked for. The view is the epoch, unless there is a fixed number of views; it is
+-1 for padding, see :class:`EvalBatches`."""
 
 
 class TrainBatches(Sampler[list[Key]]):
@@ -21,11 +22,24 @@ class TrainBatches(Sampler[list[Key]]):
         seed: of the run.
         rank: of this process.
         world_size: number of processes.
+        views: after this many epochs the views of the pictures come again (cached answers); default: never.
+        paired: neighbours stay together whenever a view comes again, for they are mixed with each other. Needs an even
+            batch size.
     """
 
-    def __init__(self, length: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        length: int,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        views: int | None = None,
+        paired: bool = False,
+    ) -> None:
         self.length, self.batch_size, self.seed = length, batch_size, seed
         self.rank, self.world_size = rank, world_size
+        self.views, self.paired = views, paired
         self.epoch = 0
         self.resume_at: tuple[int, int] | None = None
 
@@ -44,18 +58,29 @@ class TrainBatches(Sampler[list[Key]]):
 
     def order(self, epoch: int) -> np.ndarray:
         """The permutation of an epoch, ``(length,)``."""
-        return np.random.default_rng([self.seed, epoch]).permutation(self.length)
+        view = self.view(epoch)
+        if not self.paired or view == epoch:
+            return np.random.default_rng([self.seed, epoch]).permutation(self.length)
+        first = self.order(view)
+        even = self.length - self.length % 2
+        pairs = first[:even].reshape(-1, 2)
+        shuffled = np.random.default_rng([self.seed, epoch]).permutation(pairs)
+        return np.concatenate([shuffled.reshape(-1), first[even:]])
+
+    def view(self, epoch: int) -> int:
+        """Which view of its pictures an epoch shows."""
+        return epoch % self.views if self.views else epoch
 
     def __len__(self) -> int:
         return self.length // (self.batch_size * self.world_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        order, epoch = self.order(self.epoch), self.epoch
+        order, epoch, view = self.order(self.epoch), self.epoch, self.view(self.epoch)
         step = self.batch_size * self.world_size
         first = self.resume_at[1] // step if self.resume_at and self.resume_at[0] == epoch else 0
         for batch in range(first, len(self)):
             start = batch * step + self.rank * self.batch_size
-            yield [(int(i), epoch) for i in order[start : start + self.batch_size]]
+            yield [(int(i), view) for i in order[start : start + self.batch_size]]
 
 
 class EvalBatches(Sampler[list[Key]]):

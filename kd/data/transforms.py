@@ -46,6 +46,11 @@ class Augment:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
 
+    @property
+    def mixes(self) -> bool:
+        """Whether pictures are mixed with each other."""
+        return bool(self.mixup or self.cutmix)
+
 
 @contextmanager
 def seeded(*numbers: int) -> Iterator[None]:

@@ -3,7 +3,8 @@
 from torch import Tensor
 
 from kd.losses.base import LogitLoss
-from kd.losses.functional import kd_loss
+from kd.losses.functional import kd_loss, topk_kd_loss
+from kd.losses.topk import TopKLogits
 
 
 class KDLoss(LogitLoss):
@@ -27,3 +28,8 @@ class KDLoss(LogitLoss):
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar."""
         return kd_loss(student_logits, teacher_logits, self.temperature)
+
+    def forward_topk(self, student_logits: Tensor, teacher: TopKLogits, target: Tensor) -> Tensor:
+        """As :meth:`forward`, from a cache of the largest logits: see :func:`kd.losses.functional.topk_kd_loss`."""
+        tail = teacher.tails[self.temperature]
+        return topk_kd_loss(student_logits, teacher.values, teacher.indices, tail, self.temperature)
