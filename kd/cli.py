@@ -53,6 +53,19 @@ kd-eval: accuracy of a run's student (and of its teacher), as a table and as JSO
 The JSON is written to RUN_FOLDER/eval_<split>.json. Computed in float32, as plain timm would.
 """
 
+CACHE_HELP = """\
+kd-cache: computes the teacher's answers to a recipe's training pictures ahead, for model.teacher.cache=on or only.
+
+  kd-cache recipe=NAME [config=OVERLAY ...] [key=value ...]
+
+  The same line as for kd-train: data, augmentation, seed, teacher and precision must be those of the run to come.
+  model.teacher.cache_views=N   views of a picture (default 4)
+  model.teacher.cache_topk=K    keep the K largest logits and the mass of the rest, instead of all
+  model.teacher.cache_dir=DIR   where; default: a folder of its own in the user's cache folder
+
+What is there already is kept: a filling that was stopped goes on. config=ddp_8gpu shares the work.
+"""
+
 
 @dataclass
 class Request:
@@ -237,6 +250,7 @@ def _quiet_libraries() -> None:
         ".*lr_scheduler.step.*before.*optimizer.step.*",
         ".*in eval mode at the start of training.*",
         ".*It is recommended to use `self.log.*sync_dist=True.*",
+        ".*Total length of `DataLoader` across ranks is zero.*",
         ".*You have overridden `on_before_batch_transfer`.*",
     ):
         warnings.filterwarnings("ignore", message=message)
@@ -422,6 +436,31 @@ def _print_evaluation(result: dict[str, Any]) -> None:
             numbers = [f"{row[k]:.1%}" if k in row else "" for k in ("acc1", "acc5", "agreement")]
             table.add_row(name, f"{row['params'] / 1e6:.2f} M", *numbers)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+# -- kd-cache --------
+
+
+def cache_main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``kd-cache``; returns the exit status."""
+    return _guarded("kd-cache", _cache, sys.argv[1:] if argv is None else argv)
+
+
+def _cache(request: Request) -> int:
+    if "help" in request.flags or not request.recipe:
+        print(CACHE_HELP, end="")
+        return 0 if "help" in request.flags else 2
+    if request.rest:
+        raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, recipes recipe=NAME")
+    args = request.parser_args()
+    from kd._parser import KDCLI
+    from kd.fill import fill
+
+    _quiet_libraries()
+    teacher = _teacher_checkpoint(KDCLI(args, instantiate=False).as_dict())
+    if teacher:
+        args.append(f"--model.teacher.checkpoint={teacher}")
+    return fill(KDCLI(args))
 
 
 if __name__ == "__main__":

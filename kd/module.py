@@ -18,7 +18,7 @@ from kd.measure import cache_pays
 from kd.models import StudentSpec, Taps, TapSpec, TeacherSpec, build_model, preprocess_for
 from kd.optim import OptimSpec, build_optimizer, build_schedule
 from kd.tasks import Classification
-from kd.teacher import Teacher
+from kd.teacher import Teacher, dtype_for
 
 INHERIT_PICTURES = 256  # pictures whose activations guide kd.inherit: more changed nothing, fewer were noisier
 
@@ -139,18 +139,18 @@ class DistillationModule(LightningModule):
             return
         if stage == "fit" and self.student_spec.inherit and not trainer.ckpt_path:
             self._inherit(self.teacher)
-        dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(str(trainer.precision), torch.float32)
-        self.teacher.to(trainer.strategy.root_device, dtype)
+        self.teacher.to(trainer.strategy.root_device, dtype_for(str(trainer.precision)))
         if stage == "fit":
             self._choose_cache(self.teacher)
 
     @property
-    def _active_losses(self) -> dict[str, Any]:
+    def active_losses(self) -> dict[str, Any]:
+        """The distillation losses with a weight."""
         return {name: loss for name, loss in self.distill_losses.items() if loss.weight}
 
     def _choose_cache(self, teacher: Teacher) -> None:
         """Opens the cache of the teacher's answers where it is asked for, or pays."""
-        mode, losses = teacher.spec.cache, self._active_losses
+        mode, losses = teacher.spec.cache, self.active_losses
         if mode == "off" or not losses:
             return
         if mode == "auto":
@@ -163,7 +163,7 @@ class DistillationModule(LightningModule):
         self._open_cache(teacher)
 
     def _open_cache(self, teacher: Teacher) -> None:
-        object.__setattr__(self, "cached", open_cache(teacher, self._active_losses, self._datamodule))
+        object.__setattr__(self, "cached", open_cache(teacher, self.active_losses, self._datamodule))
         self._datamodule.views = teacher.spec.cache_views
 
     def _inherit(self, teacher: Teacher) -> None:
@@ -228,7 +228,7 @@ class DistillationModule(LightningModule):
         return total
 
     def _distillation_terms(self, batch: Batch, logits: Tensor) -> dict[str, tuple[float, Tensor]]:
-        active, target = self._active_losses, batch["target"]
+        active, target = self.active_losses, batch["target"]
         student_features = self._student_taps.pop()
         if not active or self.teacher is None:
             return {}

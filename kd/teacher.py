@@ -56,3 +56,8 @@ class Teacher:
             digest.update(tensor.detach().float().cpu().numpy().tobytes())
         self._identity = {"arch": self.spec.arch, "weights": digest.hexdigest()[:16]}
         return self._identity
+
+
+def dtype_for(precision: str) -> torch.dtype:
+    """What a teacher's weights are kept in beside a student that trains at Lightning's ``precision``."""
+    return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision, torch.float32)

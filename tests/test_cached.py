@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from kd.cached import CachedTeacher
-from kd.cli import train_main
+from kd.cli import cache_main, train_main
 from kd.data.cache import AnswerStore, DenseCodec
 from kd.data.sampler import TrainBatches
 from kd.errors import UserError
@@ -154,11 +154,56 @@ def test_resume_with_a_cache_equals_the_uninterrupted_run(recipe: Path, cache: l
     assert_same(student_of(part), student_of(whole))
 
 
+@pytest.mark.parametrize("items", [[], MIX], ids=["plain", "mixed"])
+def test_kd_cache_fills_what_training_reads(
+    recipe: Path, cache: list[str], items: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command = [f"recipe={recipe}", *cache, *items, "config=debug", "data.batch_size=10"]
+    assert cache_main(command) == 0
+    assert "cache: 96 answers computed in " in capsys.readouterr().out
+    assert not (tmp_path / "runs").exists()
+    view = tmp_path / "answers" / "view-0001.bin"
+    view.write_bytes(view.read_bytes()[:-100])  # torn: what is missing alone is computed
+    assert cache_main(command) == 0
+    assert int(capsys.readouterr().out.split("cache: ")[1].split()[0]) <= 50
+    folder = run(recipe, *cache, *items, "trainer.max_epochs=3", "model.teacher.cache=only")
+    assert (report(folder)["answers_read"], report(folder)["answers_computed"]) == (144, 0)
+
+
 def test_two_processes_fill_what_one_reads(recipe: Path, cache: list[str]) -> None:
-    done = run_cli(f"recipe={recipe}", "config=ddp_2cpu", "data.batch_size=4", *cache, *MIX)
+    two = ["config=ddp_2cpu", "data.batch_size=4", "trainer.limit_val_batches=0"]
+    done = run_cli(f"recipe={recipe}", *two, *cache, *MIX)
     assert done.returncode == 0, done.stderr
     one = run(recipe, *cache, *MIX, "model.teacher.cache=only")
     assert report(one)["answers_read"] == 96
+
+
+def test_kd_cache_over_two_processes(recipe: Path, cache: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "kd.fill", f"recipe={recipe}",
+         "config=ddp_2cpu", "data.batch_size=10", *cache],
+        cwd=ROOT, text=True, capture_output=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("cache: 96 answers computed") == 1
+    assert report(run(recipe, *cache, "model.teacher.cache=only"))["answers_read"] == 96
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["config=no_teacher"], "model.teacher: there is nothing to cache"),
+        (["what"], "what is 'what'?"),
+        (["data.batch_size=7", *MIX], "data.batch_size: must be even"),
+    ],
+)
+def test_wrong_use_of_kd_cache(
+    recipe: Path, cache: list[str], items: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = [] if "config=no_teacher" in items else cache
+    assert cache_main([f"recipe={recipe}", *taken, *items]) == 2
+    assert f"kd-cache: {message}" in capsys.readouterr().err
+    assert cache_main(["--help"]) == 0
 
 
 # -- auto --------

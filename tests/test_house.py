@@ -26,7 +26,7 @@ LAYERS = [
     },
     {"kd.module", "kd.evaluate"},
     {"kd.strategies", "kd.callbacks"},
-    {"kd._parser", "kd._teachers", "kd.cli", "kd.export", "kd.launch"},
+    {"kd._parser", "kd._teachers", "kd.cli", "kd.fill", "kd.export", "kd.launch"},
 ]
 FILES = sorted((ROOT / "kd").rglob("*.py"))
 

@@ -1,17 +1,18 @@
 """The LightningDataModule: a source's pictures as batches ``{"image", "target", "index"}``."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from kd.data.sampler import EvalBatches, Key, TrainBatches
+from kd.data.sampler import EvalBatches, Key, TrainBatches, ViewBatches
 from kd.data.scan import damaged
 from kd.data.sources import FoodTagMini, Source, Split, Subset, labelled_folder
 from kd.data.transforms import Augment, MixPairs, decode, eval_transform, seeded, train_transform
@@ -174,10 +175,22 @@ class DistillationDataModule(LightningDataModule):
         if self._resume_at:
             batches.skip(*self._resume_at)
         self._train_batches = batches
+        return self._train_loader(split, batches)
+
+    def _train_loader(self, split: Split, batches: TrainBatches | ViewBatches) -> DataLoader:
         collate = Collate(MixPairs(self.augment, len(self.source.classes), self.seed))
         return self._loader(
             PictureSet(split, train_transform(self.img_size, self.augment), self.seed), batches, collate
         )
+
+    def fill_dataloader(
+        self, view: int, present: Callable[[int, np.ndarray], np.ndarray], rank: int, world_size: int
+    ) -> DataLoader:
+        """Training batches of one view without those whose samples are all ``present(view, index)``."""
+        split = self.split("train")
+        batches = ViewBatches(len(split.targets), self.batch_size, self.seed, view, rank, world_size)
+        batches.leave_out(lambda index: bool(present(view, index).all()))
+        return self._train_loader(split, batches)
 
     def val_dataloader(self) -> DataLoader:
         """Validation batches of this process, in order."""
@@ -191,7 +204,9 @@ class DistillationDataModule(LightningDataModule):
         transform = eval_transform(self.img_size, self.crop_ratio)
         return self._loader(PictureSet(pictures, transform, self.seed), batches, Collate())
 
-    def _loader(self, data: PictureSet, batches: TrainBatches | EvalBatches, collate: Collate) -> DataLoader:
+    def _loader(
+        self, data: PictureSet, batches: TrainBatches | EvalBatches | ViewBatches, collate: Collate
+    ) -> DataLoader:
         return DataLoader(
             data,
             batch_sampler=batches,

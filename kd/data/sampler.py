@@ -1,6 +1,6 @@
 """The order of samples: a function of (seed, epoch) alone, the same for every number of processes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -81,6 +81,37 @@ class TrainBatches(Sampler[list[Key]]):
         for batch in range(first, len(self)):
             start = batch * step + self.rank * self.batch_size
             yield [(int(i), view) for i in order[start : start + self.batch_size]]
+
+
+class ViewBatches(Sampler[list[Key]]):
+    """Every sample of the set once, in one view, with the neighbours that training gives it.
+
+    Batches are dealt to the ranks in turn.
+
+    Args:
+        length: samples in the set.
+        batch_size: samples a batch of one process.
+        seed: of the run.
+        view: which.
+        rank: of this process.
+        world_size: number of processes.
+    """
+
+    def __init__(self, length: int, batch_size: int, seed: int, view: int, rank: int = 0, world_size: int = 1) -> None:
+        order = TrainBatches(length, batch_size, seed).order(view)
+        batches = [order[i : i + batch_size] for i in range(0, length, batch_size)]
+        self.batches, self.view = batches[rank::world_size], view
+
+    def leave_out(self, done: Callable[[np.ndarray], bool]) -> None:
+        """Drops the batches whose samples ``(N,)`` are all done."""
+        self.batches = [batch for batch in self.batches if not done(batch)]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        for batch in self.batches:
+            yield [(int(i), self.view) for i in batch]
 
 
 class EvalBatches(Sampler[list[Key]]):
