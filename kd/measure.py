@@ -1,6 +1,7 @@
 """What a step costs, measured before training, and what follows from it."""
 
 import copy
+import math
 import shutil
 import statistics
 import time
@@ -16,9 +17,11 @@ from kd.cached import cached_share, check_cacheable
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import cache_dir
 from kd.errors import UserError
+from kd.memory import HEAD_ROOM, Memory, available_bytes, cores
 from kd.teacher import Teacher
 
 WORTH = 1.1  # a predicted gain below this is within what the prediction can be wrong by
+TRIFLE = 0.1  # loading that takes less than this share of a step is not worth a process
 DISK_SHARE = 0.5  # of the free disk, at most
 
 
@@ -47,57 +50,118 @@ class StepTimes:
     Attributes:
         teacher_ms: the teacher's forward.
         student_ms: the student's forward and backward.
-        loading_ms: a batch's way from the disk, by all loader processes together.
-        overlapped: whether loading happens meanwhile (there are loader processes).
+        loading_ms: a batch's way from the disk, by one process.
+        num_workers: loader processes; with none, loading and computing take turns.
     """
 
     teacher_ms: float
     student_ms: float
     loading_ms: float
-    overlapped: bool
+    num_workers: int
 
     def step_ms(self, teacher: bool) -> float:
         """A step with or without the teacher's forward.
 
-        >>> StepTimes(60, 40, 50, overlapped=True).step_ms(teacher=False)
-        50
+        >>> StepTimes(60, 40, 100, num_workers=2).step_ms(teacher=False)
+        50.0
         """
         compute = self.student_ms + (self.teacher_ms if teacher else 0)
-        return max(compute, self.loading_ms) if self.overlapped else compute + self.loading_ms
+        return max(compute, self.loading_ms / self.num_workers) if self.num_workers else compute + self.loading_ms
 
     def gain(self, epochs: int, views: int, filled: float = 0.0) -> float:
         """How many times as fast a run is with a cache, of which a share ``filled`` is there already.
 
-        >>> round(StepTimes(60, 40, 0, overlapped=True).gain(epochs=8, views=2), 2)
+        >>> round(StepTimes(60, 40, 0, num_workers=1).gain(epochs=8, views=2), 2)
         1.82
         """
         live, cached = self.step_ms(True), self.step_ms(False)
         computed = min(epochs, views) * (1 - filled)
         return epochs * live / (computed * live + (epochs - computed) * cached)
 
+    def workers_needed(self, teacher: bool, most: int) -> int:
+        """As many loader processes as keep up with the step, and a quarter more; none where loading is a trifle.
 
-def step_times(module: Any, teacher: Teacher, data: DistillationDataModule) -> StepTimes:
+        >>> StepTimes(60, 40, 300, 0).workers_needed(teacher=True, most=8)
+        4
+        >>> StepTimes(60, 40, 5, 0).workers_needed(teacher=True, most=8)
+        0
+        """
+        compute = self.student_ms + (self.teacher_ms if teacher else 0)
+        if self.loading_ms < TRIFLE * compute:
+            return 0
+        return min(most, math.ceil(1.25 * self.loading_ms / compute))
+
+
+def step_times(module: Any, data: DistillationDataModule) -> StepTimes:
     """Times the parts of a step on a batch of the training set; leaves the student as it is."""
     device = module.trainer.strategy.root_device
     start = time.perf_counter()
     pictures = data.sample_pictures(min(data.batch_size, 32))
-    loading_ms = 1000 * (time.perf_counter() - start) * data.batch_size / len(pictures) / max(1, data.num_workers)
+    loading_ms = 1000 * (time.perf_counter() - start) * data.batch_size / len(pictures)
     images = pictures.repeat(-(-data.batch_size // len(pictures)), 1, 1, 1)[: data.batch_size].to(device)
-    student = copy.deepcopy(module.student).to(device)
+    student, teacher = copy.deepcopy(module.student).to(device), module.teacher
 
     def learn() -> None:
         with module.trainer.precision_plugin.forward_context():
             loss: Tensor = student(module.student_input(images)).float().square().mean()
         loss.backward()
 
-    times = StepTimes(
-        teacher_ms=median_ms(lambda: teacher(images), device),
-        student_ms=median_ms(learn, device),
-        loading_ms=loading_ms,
-        overlapped=data.num_workers > 0,
-    )
+    student_ms = median_ms(learn, device)
+    teacher_ms = median_ms(lambda: teacher(images), device) if teacher else 0.0
     module._student_taps.pop()
-    return times
+    return StepTimes(teacher_ms, student_ms, loading_ms, data.num_workers)
+
+
+def tune_batch_size(module: Any, data: DistillationDataModule) -> str:
+    """Sets ``data.batch_size`` to the largest that fits, and says so."""
+    trainer, device = module.trainer, module.trainer.strategy.root_device
+    memory = Memory(module)
+    available = available_bytes(device, trainer.num_devices)
+    size = min(memory.fits(available), data.info.train // trainer.world_size)
+    while device.type == "cuda" and not _fits(module, size, device):
+        size = max(1, int(0.8 * size))
+    data.batch_size = size
+    return (
+        f"batch size: {size} a process takes {memory.total(size) / 1e6:,.0f} MB of {available / 1e6:,.0f} MB free; "
+        f"at most {1 - HEAD_ROOM:.0%} of them, and the training set"
+    )
+
+
+def _fits(module: Any, size: int, device: torch.device) -> bool:
+    """Whether a step of teacher and student with ``size`` pictures goes through on the GPU."""
+    side = data_side(module)
+    student = copy.deepcopy(module.student).to(device)
+    try:
+        images = torch.zeros(size, 3, side, side, dtype=torch.uint8, device=device)
+        if module.teacher is not None:
+            module.teacher(images)
+        with module.trainer.precision_plugin.forward_context():
+            loss: Tensor = student(module.student_input(images)).float().square().mean()
+        loss.backward()
+        return True
+    except torch.cuda.OutOfMemoryError:
+        return False
+    finally:
+        module._student_taps.pop()
+        del student
+        torch.cuda.empty_cache()
+
+
+def data_side(module: Any) -> int:
+    """Side in pixels of the larger of both models' inputs."""
+    sides = [module.student_input.img_size]
+    return max(sides + [module.teacher.preprocess.img_size] if module.teacher else sides)
+
+
+def tune_num_workers(module: Any, data: DistillationDataModule) -> str:
+    """Sets ``data.num_workers`` to what keeps up with a step, within the cores, and says so."""
+    times = step_times(module, data)
+    most = max(0, cores() // module.trainer.num_devices - 1)
+    data.num_workers = times.workers_needed(module.teacher is not None, most)
+    return (
+        f"loader processes: {data.num_workers} (a batch takes {times.loading_ms:.0f} ms to load, "
+        f"{times.teacher_ms + times.student_ms:.0f} ms to learn from; at most {most} beside the training process)"
+    )
 
 
 def cache_pays(
@@ -117,7 +181,7 @@ def cache_pays(
     disk = f"{size / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free disk"
     if size * (1 - share) > DISK_SHARE * free:
         return False, f"off: it would take {disk}"
-    times = step_times(module, teacher, data)
+    times = step_times(module, data)
     gain = times.gain(epochs, views, share)
     found = f"teacher {times.teacher_ms:.0f}, student {times.student_ms:.0f}, loading {times.loading_ms:.0f} ms a step"
     said = f"{epochs} epochs of {views} views, {share:.0%} cached already, would be {gain:.2f} times as fast; {disk}"

@@ -31,6 +31,8 @@ class ModelSpec:
         pretrained: load timm's pre-trained weights (downloads them).
         checkpoint: a safetensors, ``.pth`` or ``.ckpt`` file, or a run folder of ours.
         kwargs: further arguments of ``timm.create_model`` (``patch_size``, ``depth``, ``drop_path_rate``, ...).
+        compile: a mode of ``torch.compile`` (true: ``default``; ``reduce-overhead`` uses CUDA graphs).
+        channels_last: keep pictures and weights in channels-last order, which convolutions on a GPU like.
     """
 
     arch: str
@@ -38,6 +40,13 @@ class ModelSpec:
     pretrained: bool = False
     checkpoint: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
+    compile: bool | Literal["default", "reduce-overhead", "max-autotune"] = False
+    channels_last: bool = False
+
+    def compile_in_place(self, model: nn.Module) -> None:
+        """Compiles ``model`` where it is asked for; its parameters keep their names."""
+        if self.compile:
+            model.compile(mode="default" if self.compile is True else self.compile)
 
 
 @dataclass
@@ -85,23 +94,25 @@ class Preprocess:
         img_size: side of the square input in pixels.
         mean: per channel, of values in 0..1.
         std: likewise.
+        channels_last: the memory order of the output.
     """
 
-    def __init__(self, img_size: int, mean: Sequence[float], std: Sequence[float]) -> None:
-        self.img_size = img_size
+    def __init__(self, img_size: int, mean: Sequence[float], std: Sequence[float], channels_last: bool = False) -> None:
+        self.img_size, self.channels_last = img_size, channels_last
         self.mean, self.std = tuple(mean), tuple(std)
 
     def __call__(self, images: Images) -> Tensor:
         """uint8 ``(N, 3, H, W)`` -> float32 ``(N, 3, img_size, img_size)``."""
         if images.shape[-2:] != (self.img_size, self.img_size):
             images = tvf.resize(images, [self.img_size, self.img_size], antialias=True)
-        return tvf.normalize(tvf.to_dtype(images, torch.float32, scale=True), self.mean, self.std)
+        pictures = tvf.normalize(tvf.to_dtype(images, torch.float32, scale=True), self.mean, self.std)
+        return pictures.contiguous(memory_format=torch.channels_last) if self.channels_last else pictures
 
 
-def preprocess_for(model: nn.Module, img_size: int | None) -> Preprocess:
+def preprocess_for(model: nn.Module, img_size: int | None, channels_last: bool = False) -> Preprocess:
     """The input that ``model`` wants, by its timm configuration, at ``img_size`` where given."""
     config = timm.data.resolve_model_data_config(model)
-    return Preprocess(img_size or config["input_size"][-1], config["mean"], config["std"])
+    return Preprocess(img_size or config["input_size"][-1], config["mean"], config["std"], channels_last)
 
 
 def build_model(
@@ -140,7 +151,7 @@ def build_model(
         raise UserError(f"{key}.pretrained: no weights for {spec.arch}: {str(error).splitlines()[0]}") from error
     if spec.checkpoint:
         load_checkpoint(model, Path(spec.checkpoint), f"{key}.checkpoint", classes, head)
-    return model
+    return model.to(memory_format=torch.channels_last) if spec.channels_last else model
 
 
 def check_arch(arch: str, key: str) -> None:

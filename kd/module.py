@@ -14,9 +14,9 @@ from kd.data.datamodule import Batch, DataInfo
 from kd.errors import UserError
 from kd.losses import DistillLoss, FeatureLoss
 from kd.losses.topk import TopKLogits
-from kd.measure import cache_pays
+from kd.measure import cache_pays, tune_batch_size, tune_num_workers
 from kd.models import StudentSpec, Taps, TapSpec, TeacherSpec, build_model, preprocess_for
-from kd.optim import OptimSpec, build_optimizer, build_schedule
+from kd.optim import OptimSpec, build_optimizer, build_schedule, scaled_to_batch
 from kd.tasks import Classification
 from kd.teacher import Teacher, dtype_for
 
@@ -70,13 +70,14 @@ class DistillationModule(LightningModule):
         if ema_decay is not None and not 0 < ema_decay < 1:
             raise ValueError(f"ema_decay must be > 0 and < 1, got {ema_decay}")
         self.data_info, self.student_spec, self.optim_spec = data, student, optim or OptimSpec()
+        self.lr = self.optim_spec.lr
         self.task_loss_weight = task_loss_weight
         self.task = task or Classification()
         self.task.build(len(data.classes))
 
         self.student = build_model(student, len(data.classes), "model.student", data.classes)
         self.student.train()  # Lightning leaves modes as it finds them
-        self.student_input = preprocess_for(self.student, student.img_size)
+        self.student_input = preprocess_for(self.student, student.img_size, student.channels_last)
         self.student_ema = ModelEmaV3(self.student, decay=ema_decay) if ema_decay else None
 
         object.__setattr__(self, "teacher", Teacher(teacher, len(data.classes), data.classes) if teacher else None)
@@ -132,16 +133,32 @@ class DistillationModule(LightningModule):
 
     def setup(self, stage: str) -> None:
         """Starts the student from the teacher's layers where asked; puts the teacher on its device."""
-        trainer = self.trainer
-        if self.teacher is None:
-            if self.student_spec.inherit:
-                raise UserError("model.student.inherit: needs a model.teacher")
-            return
-        if stage == "fit" and self.student_spec.inherit and not trainer.ckpt_path:
-            self._inherit(self.teacher)
-        self.teacher.to(trainer.strategy.root_device, dtype_for(str(trainer.precision)))
+        if self.student_spec.inherit and self.teacher is None:
+            raise UserError("model.student.inherit: needs a model.teacher")
+        if self.teacher is not None:
+            if stage == "fit" and self.student_spec.inherit and not self.trainer.ckpt_path:
+                self._inherit(self.teacher)
+            self.teacher.to(self.trainer.strategy.root_device, dtype_for(str(self.trainer.precision)))
         if stage == "fit":
-            self._choose_cache(self.teacher)
+            self._tune()
+            if self.teacher is not None:
+                self._choose_cache(self.teacher)
+            self.student_spec.compile_in_place(self.student)
+
+    def _tune(self) -> None:
+        """Finds by measuring what is left to it; rank 0 measures for all."""
+        data, trainer = self._datamodule, self.trainer
+        if "batch_size" in data.auto and self.optim_spec.lr_batch is None:
+            raise UserError(
+                f"optim.lr_batch: say which global batch optim.lr={self.optim_spec.lr:g} is meant for; "
+                "data.batch_size=auto changes the batch"
+            )
+        for name, tune in (("batch_size", tune_batch_size), ("num_workers", tune_num_workers)):
+            if name not in data.auto:
+                continue
+            if trainer.is_global_zero:
+                print(tune(self, data), flush=True)
+            setattr(data, name, trainer.strategy.broadcast(getattr(data, name)))
 
     @property
     def active_losses(self) -> dict[str, Any]:
@@ -180,7 +197,10 @@ class DistillationModule(LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW (or as asked), sharded where asked, with warm-up and cosine stepped every optimizer step."""
         scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
-        optimizer = build_optimizer([self.student, self.distill_losses], self.optim_spec, fused=not scaled)
+        per_step = self._datamodule.batch_size * self.trainer.world_size * self.trainer.accumulate_grad_batches
+        spec = scaled_to_batch(self.optim_spec, per_step)
+        self.lr = spec.lr
+        optimizer = build_optimizer([self.student, self.distill_losses], spec, fused=not scaled)
         self.trainer.fit_loop.setup_data()  # else a run bounded by steps alone does not know its epoch's length
         total = int(self.trainer.estimated_stepping_batches)
         per_epoch = self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
@@ -305,6 +325,7 @@ class DistillationModule(LightningModule):
         checkpoint["kd_teacher"] = self.teacher_identity
         checkpoint["kd_classes"] = list(self.data_info.classes)
         checkpoint["kd_cached"] = self.cached is not None
+        checkpoint["kd_batch_size"] = self._datamodule.batch_size
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuses to go on with another teacher or other classes."""
@@ -314,6 +335,8 @@ class DistillationModule(LightningModule):
                 raise UserError(
                     f"resume: the checkpoint was made with another {key.removeprefix('kd_')} ({before}, now {now})"
                 )
+        if "batch_size" in self._datamodule.auto:
+            self._datamodule.batch_size = checkpoint.get("kd_batch_size", self._datamodule.batch_size)
         if self.teacher is not None and self.teacher.spec.cache == "auto":
             self._cache_as_before(self.teacher, checkpoint.get("kd_cached", False))
 

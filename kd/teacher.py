@@ -28,7 +28,7 @@ class Teacher:
         self.spec = spec
         self.model: nn.Module = build_model(spec, num_classes, "model.teacher", classes, head=True)
         self.model.requires_grad_(False).eval()
-        self.preprocess = preprocess_for(self.model, spec.img_size)
+        self.preprocess = preprocess_for(self.model, spec.img_size, spec.channels_last)
         self.dtype = torch.float32
         self._identity: dict[str, str] = {}
 
@@ -37,6 +37,7 @@ class Teacher:
         self.identity()  # of the weights as loaded
         self.model.to(device=device, dtype=dtype)
         self.dtype = dtype
+        self.spec.compile_in_place(self.model)
         return self
 
     @torch.no_grad()
@@ -44,7 +45,9 @@ class Teacher:
         """uint8 ``(N, 3, H, W)`` -> float32 logits ``(N, C)``."""
         self.model.eval()  # whatever was called on it in between: its dropout and BatchNorm never wake
         with torch.autocast(images.device.type, enabled=False):
-            return self.model(self.preprocess(images).to(self.dtype)).float()
+            answers = self.model(self.preprocess(images).to(self.dtype))
+        # a copy in any case: CUDA graphs (compile=reduce-overhead) write the next answers into the same memory
+        return answers.to(torch.float32, copy=True)
 
     def identity(self) -> dict[str, str]:
         """Architecture and a hash of the weights, stored in checkpoints instead of the weights."""

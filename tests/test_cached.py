@@ -232,10 +232,10 @@ def test_auto_says_why(recipe: Path, cache: list[str], tmp_path: Path, capsys: p
 
 
 def test_the_predicted_gain_is_amdahls() -> None:
-    assert StepTimes(90, 10, 0, True).gain(epochs=10**6, views=1) == pytest.approx(10, rel=1e-3)
-    assert StepTimes(90, 10, 100, True).gain(epochs=100, views=1) == 1  # the input is the limit
-    assert StepTimes(90, 10, 100, False).gain(epochs=10**6, views=1) == pytest.approx(200 / 110, rel=1e-3)
-    assert StepTimes(90, 10, 0, True).gain(epochs=4, views=4, filled=1.0) == 10
+    assert StepTimes(90, 10, 0, 1).gain(epochs=10**6, views=1) == pytest.approx(10, rel=1e-3)
+    assert StepTimes(90, 10, 100, 1).gain(epochs=100, views=1) == 1  # the input is the limit
+    assert StepTimes(90, 10, 100, 0).gain(epochs=10**6, views=1) == pytest.approx(200 / 110, rel=1e-3)
+    assert StepTimes(90, 10, 0, 1).gain(epochs=4, views=4, filled=1.0) == 10
 
 
 # -- refused --------

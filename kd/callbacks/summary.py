@@ -17,6 +17,7 @@ import kd
 from kd.callbacks.preemption import Preempted
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
+from kd.memory import Memory
 from kd.models import count_parameters
 
 
@@ -44,6 +45,12 @@ class Summary(Callback):
     _started: float = field(default_factory=time.monotonic)
     _final: dict[str, float] = field(default_factory=dict)
     _best: dict[str, float] = field(default_factory=dict)
+    _memory: Memory | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Counts what a step will keep in memory."""
+        if trainer.is_global_zero:
+            self._memory = Memory(pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         """The first step of an epoch includes the loader's start."""
@@ -132,6 +139,10 @@ class Summary(Callback):
             "teacher": _model(pl_module.teacher.spec.arch, pl_module.teacher.model, self.preflight.teacher_val)
             if pl_module.teacher
             else None,
+            "memory_mb": self._memory.report(data.batch_size, trainer.optimizers) if self._memory else None,
+            "batch_size": data.batch_size,
+            "num_workers": data.num_workers,
+            "lr": pl_module.lr,
             "cache": pl_module.cached.report() if pl_module.cached else None,
             "student": _model(pl_module.student_spec.arch, pl_module.student, self._final) | {"best_val": self._best},
             "data": {

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from kd.data.scan import damaged
 from kd.data.sources import FoodTagMini, Source, Split, Subset, labelled_folder
 from kd.data.transforms import Augment, MixPairs, decode, eval_transform, seeded, train_transform
 from kd.errors import UserError
+from kd.memory import cores
 
 Batch = dict[str, Tensor]
 """``image``: uint8 (N, 3, H, W); ``target``: ids (N,) or probabilities (N, C); ``index``: (N,), -1 for padding."""
@@ -73,8 +74,9 @@ class DistillationDataModule(LightningDataModule):
         source: where pictures and labels come from, by class name: ``FoodTagMini``, ``ImageFolder``, ``Food101``,
             ``Manifest``, ``HuggingFace``.
         img_size: side of a view in pixels; teacher and student resize it to their own size on the device.
-        batch_size: pictures a step and process.
-        num_workers: loader processes of each training process; 0 loads in the training process.
+        batch_size: pictures a step and process; ``auto`` takes the largest that fits (see ``optim.lr_batch``).
+        num_workers: loader processes of each training process; 0 loads in the training process; ``auto`` measures how
+            many keep up, within the cores that the process was given.
         crop_ratio: validation crops the centre out of a picture whose shorter side is ``img_size / crop_ratio``.
         augment: the training views.
         on_bad_image: a picture that can't be decoded stops the run before training (``stop``), or is left out
@@ -86,18 +88,22 @@ class DistillationDataModule(LightningDataModule):
         self,
         source: Source | None = None,
         img_size: int = 224,
-        batch_size: int = 64,
-        num_workers: int = 1,
+        batch_size: int | Literal["auto"] = 64,
+        num_workers: int | Literal["auto"] = 1,
         crop_ratio: float = 0.875,
         augment: Augment | None = None,
         on_bad_image: str = "stop",
         seed: int = 0,
     ) -> None:
         super().__init__()
+        settings = {"batch_size": batch_size, "num_workers": num_workers}
+        self.auto = {name for name, value in settings.items() if value == "auto"}  # a run measures, others take these:
+        self.batch_size: int = 64 if isinstance(batch_size, str) else batch_size
+        self.num_workers: int = max(0, cores() - 1) if isinstance(num_workers, str) else num_workers
         for name, value, low in (
             ("img_size", img_size, 1),
-            ("batch_size", batch_size, 1),
-            ("num_workers", num_workers, 0),
+            ("batch_size", self.batch_size, 1),
+            ("num_workers", self.num_workers, 0),
         ):
             if value < low:
                 raise ValueError(f"{name} must be >= {low}, got {value}")
@@ -106,8 +112,7 @@ class DistillationDataModule(LightningDataModule):
         if on_bad_image not in ("stop", "skip"):
             raise ValueError(f"on_bad_image must be stop or skip, got '{on_bad_image}'")
         self.source = source or FoodTagMini()
-        self.img_size, self.batch_size, self.num_workers = img_size, batch_size, num_workers
-        self.crop_ratio, self.augment = crop_ratio, augment or Augment()
+        self.img_size, self.crop_ratio, self.augment = img_size, crop_ratio, augment or Augment()
         self.on_bad_image, self.seed = on_bad_image, seed
         self.views: int | None = None  # set where a teacher's answers are cached: view = epoch % views
         self.skipped: list[str] = []
