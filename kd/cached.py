@@ -182,6 +182,7 @@ def _layout(
         "transform": {
             "img_size": data.img_size,
             "seed": data.seed,
+            "engine": data.engine,
             **asdict(data.augment),
             "torch": torch.__version__.split("+")[0],
             "torchvision": torchvision.__version__.split("+")[0],

@@ -51,6 +51,7 @@ class Fill(LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Computes and stores one batch of answers."""
         assert self.cached is not None
+        batch = self.data.on_after_batch_transfer(batch, 0)
         self.cached(batch["image"], batch["index"], self.view, None)
         self._bar.update(len(batch["index"]) * self.trainer.world_size)
 

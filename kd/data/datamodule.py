@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,6 +80,8 @@ class DistillationDataModule(LightningDataModule):
             many keep up, within the cores that the process was given.
         crop_ratio: validation crops the centre out of a picture whose shorter side is ``img_size / crop_ratio``.
         augment: the training views.
+        engine: who makes the training views: ``torch`` (the loader's processes), ``device`` (all but decoding on the
+            device), ``dali`` (NVIDIA DALI decodes too; extra ``dali``). The views are the same up to rounding.
         on_bad_image: a picture that can't be decoded stops the run before training (``stop``), or is left out
             (``skip``).
         seed: orders and augments; follows the run's ``seed``.
@@ -92,6 +95,7 @@ class DistillationDataModule(LightningDataModule):
         num_workers: int | Literal["auto"] = 1,
         crop_ratio: float = 0.875,
         augment: Augment | None = None,
+        engine: Literal["torch", "device", "dali"] = "torch",
         on_bad_image: str = "stop",
         seed: int = 0,
     ) -> None:
@@ -113,7 +117,11 @@ class DistillationDataModule(LightningDataModule):
             raise ValueError(f"on_bad_image must be stop or skip, got '{on_bad_image}'")
         self.source = source or FoodTagMini()
         self.img_size, self.crop_ratio, self.augment = img_size, crop_ratio, augment or Augment()
-        self.on_bad_image, self.seed = on_bad_image, seed
+        self.on_bad_image, self.seed, self.engine = on_bad_image, seed, engine
+        if engine != "torch" and self.augment.rand_augment:
+            raise UserError(f"data.augment.rand_augment: needs data.engine=torch, got {engine}")
+        self._engine = None if engine == "torch" else import_module(f"kd.data.{engine}")
+        self._make_views: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # what is left to the device
         self.views: int | None = None  # set where a teacher's answers are cached: view = epoch % views
         self.skipped: list[str] = []
         self._splits: dict[str, Split] = {}
@@ -183,10 +191,17 @@ class DistillationDataModule(LightningDataModule):
         return self._train_loader(split, batches)
 
     def _train_loader(self, split: Split, batches: TrainBatches | ViewBatches) -> DataLoader:
-        collate = Collate(MixPairs(self.augment, len(self.source.classes), self.seed))
-        return self._loader(
-            PictureSet(split, train_transform(self.img_size, self.augment), self.seed), batches, collate
-        )
+        mix = MixPairs(self.augment, len(self.source.classes), self.seed)
+        if self._engine is None:
+            pictures = PictureSet(split, train_transform(self.img_size, self.augment), self.seed)
+            return self._loader(pictures, batches, Collate(mix))
+        self._make_views = self._engine.DeviceViews(self.img_size, self.augment, mix)
+        pictures = self._engine.CutSet(split, self.img_size, self.augment, self.seed)
+        return self._loader(pictures, batches, self._engine.pack)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Makes the views of a batch that came without them (``engine=device`` or ``dali``)."""
+        return self._make_views(batch) if self._make_views is not None and "plan" in batch else batch
 
     def fill_dataloader(
         self, view: int, present: Callable[[int, np.ndarray], np.ndarray], rank: int, world_size: int

@@ -94,7 +94,7 @@ def _decode_by_pillow(data: bytes, first_error: RuntimeError) -> Tensor:
         raise RuntimeError((str(first_error).splitlines() or ["not a picture"])[0]) from error
 
 
-def train_transform(img_size: int, augment: Augment) -> v2.Transform:
+def train_transform(img_size: int, augment: Augment) -> v2.Compose:
     """uint8 ``(3, H, W)`` -> uint8 ``(3, img_size, img_size)``: a random view."""
     steps: list[torch.nn.Module] = [
         v2.RandomResizedCrop(img_size, scale=(augment.scale, 1.0), antialias=True),
