@@ -118,9 +118,9 @@ class DistillationDataModule(LightningDataModule):
         self.source = source or FoodTagMini()
         self.img_size, self.crop_ratio, self.augment = img_size, crop_ratio, augment or Augment()
         self.on_bad_image, self.seed, self.engine = on_bad_image, seed, engine
-        if engine != "torch" and self.augment.rand_augment:
-            raise UserError(f"data.augment.rand_augment: needs data.engine=torch, got {engine}")
         self._engine = None if engine == "torch" else import_module(f"kd.data.{engine}")
+        if self._engine is not None:
+            self._engine.check(self.augment)
         self._make_views: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # what is left to the device
         self.views: int | None = None  # set where a teacher's answers are cached: view = epoch % views
         self.skipped: list[str] = []

@@ -16,6 +16,7 @@ from torchvision.transforms.v2 import functional as tvf
 from kd.data.sampler import Key
 from kd.data.sources import Split
 from kd.data.transforms import Augment, MixPairs, decode, seeded, train_transform
+from kd.errors import UserError
 
 Step = tuple[int, dict[str, Any]]
 """(number of a transform in the chain, its parameters): one that chance has chosen to apply."""
@@ -45,6 +46,17 @@ class Plan:
 
     recipes: list[Recipe]
     keys: list[Key]
+
+
+def check(augment: Augment) -> None:
+    """Raises a UserError where the engine can't make these views."""
+    check_views(augment, "device")
+
+
+def check_views(augment: Augment, engine: str) -> None:
+    """Raises a UserError: RandAugment draws while it computes, so its chance can't be told from its arithmetic."""
+    if augment.rand_augment:
+        raise UserError(f"data.augment.rand_augment: needs data.engine=torch, got {engine}")
 
 
 def draw(chain: Sequence[v2.Transform], height: int, width: int, img_size: int) -> Recipe:

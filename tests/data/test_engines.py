@@ -1,16 +1,19 @@
 """The engines: the same pictures from the same numbers."""
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from kd.cli import train_main
 from kd.data import DistillationDataModule
 from kd.data.sources import ImageFolder
 from kd.data.transforms import Augment
+from tests._helpers import draw_folder
 from tests.test_train import run
 
 PLAIN = Augment(scale=0.3)
@@ -35,6 +38,34 @@ def test_the_device_engine_gives_the_torch_engines_pictures(pictures: Path, augm
         assert set(a) == set(b)
         for key in a:
             assert torch.equal(a[key], b[key]), key
+
+
+def test_dali_gives_the_torch_engines_pictures_within_a_few_levels(tmp_path: Path) -> None:
+    """Upright and rotated JPEG, PNG, grey; the same crop boxes, flips and pairs."""
+    pytest.importorskip("nvidia.dali")
+    root = draw_folder(tmp_path / "data", size=80)
+    first = sorted((root / "train" / "apple").iterdir())
+    picture = Image.open(first[0]).resize((300, 200))
+    picture.save(first[1].with_suffix(".png"))
+    picture.convert("L").save(first[2])
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture.save(first[3], exif=exif)
+    for augment in (PLAIN, ALL):
+        wanted, found = (batches(root, engine, augment, num_workers=0) for engine in ("torch", "dali"))
+        for a, b in zip(wanted, found, strict=True):
+            difference = (a["image"].int() - b["image"].int()).abs()
+            assert difference.float().mean() < 1
+            assert difference.max() <= 16 if augment is PLAIN else True  # a jittered level can be any number of levels
+            assert torch.equal(a["target"], b["target"])
+            assert torch.equal(a["index"], b["index"])
+
+
+def test_a_missing_dali_is_one_line(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali"):
+        pytest.skip("DALI is installed")
+    assert train_main([f"recipe={recipe}", "data.engine=dali"]) == 2
+    assert "data.engine: dali needs the extra dali: pip install 'kd-train[dali]'" in capsys.readouterr().err
 
 
 def test_rand_augment_stays_with_torch(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
