@@ -66,6 +66,15 @@ kd-cache: computes the teacher's answers to a recipe's training pictures ahead, 
 What is there already is kept: a filling that was stopped goes on. config=ddp_8gpu shares the work.
 """
 
+PACK_HELP = """\
+kd-pack: writes a recipe's pictures as tar shards (WebDataset's layout), for data.source=Shards.
+
+  kd-pack recipe=NAME out=FOLDER_OR_URL [short_side=PIXELS] [data.source.key=value ...]
+
+  out=           a folder, or a URL that fsspec knows (s3://bucket/name; extra stream)
+  short_side=    pictures with a larger shorter side are resized once, here, instead of in every epoch
+"""
+
 
 @dataclass
 class Request:
@@ -461,6 +470,37 @@ def _cache(request: Request) -> int:
     if teacher:
         args.append(f"--model.teacher.checkpoint={teacher}")
     return fill(KDCLI(args))
+
+
+# -- kd-pack --------
+
+
+def pack_main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``kd-pack``; returns the exit status."""
+    return _guarded("kd-pack", _pack, sys.argv[1:] if argv is None else argv)
+
+
+def _pack(request: Request) -> int:
+    own = dict(item.split("=", 1) for item in request.overrides if item.startswith(("out=", "short_side=")))
+    if "help" in request.flags or not request.recipe or "out" not in own:
+        print(PACK_HELP, end="")
+        return 0 if "help" in request.flags else 2
+    side = own.get("short_side")
+    if side is not None and not (side.isdigit() and int(side) > 0):
+        raise UserError(f"short_side: must be a number of pixels, got '{side}'")
+    request.overrides = [item for item in request.overrides if item.split("=", 1)[0] not in own]
+    args = request.parser_args()
+    from kd._parser import KDCLI, build_data
+    from kd.data.shards import pack
+
+    _quiet_libraries()
+    source = build_data(KDCLI(args, instantiate=False).as_dict()["data"]).source
+    for name in ("train", "val"):
+        split = source.load(name)
+        size = pack(split, source.classes, own["out"].rstrip("/"), name, int(side) if side else None)
+        print(f"{name}: {len(split.targets)} pictures, {size / 1e6:,.1f} MB in {own['out']}", flush=True)
+    print(f"train with data.source=Shards data.source.root={own['out']}")
+    return 0
 
 
 if __name__ == "__main__":
