@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kd.cli import eval_main, train_main
+from kd.cli import cache_main, eval_main, pack_main, train_main
 from tests._helpers import ROOT, draw_folder, save_teacher
 
 README = (ROOT / "README.md").read_text()
@@ -19,7 +19,7 @@ def commands() -> list[str]:
     return [line.split(" #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
-OURS = [c for c in commands() if re.match(r"(\.venv/bin/)?kd-(train|eval) ", c)]
+OURS = [c for c in commands() if re.match(r"(\.venv/bin/)?kd-(train|eval|cache|pack) ", c)]
 SETUP = [c for c in commands() if "pip install" in c or c.endswith("pytest")]
 
 
@@ -34,7 +34,12 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What stands for the README's placeholders: tiny data, a tiny teacher, a finished run."""
     home = tmp_path_factory.mktemp("readme")
     data = draw_folder(home / "photos", train=8, val=4, size=64)
-    return {"DIR": str(data), "TEACHER": str(save_teacher(home / "t.safetensors")), "HOME": str(home)}
+    return {
+        "DIR": str(data),
+        "TEACHER": str(save_teacher(home / "t.safetensors")),
+        "PACK": str(home / "pack"),
+        "HOME": str(home),
+    }
 
 
 SMALL = [
@@ -47,7 +52,7 @@ SMALL = [
 def test_the_command_runs(
     command: str, filled: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("DIR", "TEACHER"):
+    for name in ("DIR", "TEACHER", "PACK"):
         command = re.sub(rf"\b{name}\b", filled[name], command)
     program, *items = shlex.split(command)
     monkeypatch.chdir(filled["HOME"])
@@ -55,6 +60,16 @@ def test_the_command_runs(
         if not Path("runs/foodtag_vit/latest").exists():
             assert train_main(["recipe=foodtag_vit", *SMALL, *TINY_FOOD]) == 0
         assert (eval_main if program.endswith("kd-eval") else train_main)(items) == 0
+        return
+    if program.endswith("kd-pack"):
+        assert pack_main(items) == 0
+        return
+    if filled["PACK"] in command and not Path(filled["PACK"]).exists():
+        assert pack_main(["recipe=grocery_vit", f"data.source.root={filled['DIR']}", f"out={filled['PACK']}"]) == 0
+    if "cache=only" in command:
+        assert cache_main([*items, *SMALL, *TINY_FOOD]) == 0
+    if program.endswith("kd-cache"):
+        assert cache_main([*items, *SMALL, *TINY_FOOD]) == 0
         return
     if {"--list", "--help"} & set(items):
         assert train_main(items) == 0
