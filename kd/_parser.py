@@ -2,10 +2,12 @@
 
 import difflib
 import inspect
+import json
 import logging
 import re
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -19,21 +21,27 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
+from kd.callbacks.predictions import Predictions
 from kd.callbacks.preemption import Preemption
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.progress import Progress
 from kd.callbacks.run_folder import RunFolder
+from kd.callbacks.students import StudentFolders
 from kd.callbacks.summary import Summary
 from kd.data.datamodule import DistillationDataModule
 from kd.data.shards import Shards  # noqa: F401 - so that data.source=Shards is found by its short name
 from kd.data.sources import ImageFolder, Source
 from kd.data.transforms import Augment
 from kd.errors import UserError
-from kd.losses import FeatureLoss, LogitLoss
-from kd.models import StudentSpec, TapSpec, TeacherSpec
+from kd.export import save_student
+from kd.joint import SeveralStudents
+from kd.losses import FeatureLoss, LayersLoss, LogitLoss, Projection
+from kd.models import StudentSpec, TeacherSpec
 from kd.module import DistillationModule
 from kd.optim import OptimSpec
-from kd.tasks import Classification
+from kd.taps import TapSpec
+from kd.tasks import Classification, Task
+from kd.teacher import shared_teachers
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "logger": False,  # RunFolder adds metrics.csv; others by trainer.logger
@@ -50,11 +58,11 @@ class CheckpointSpec:
     """Which epoch is the best one.
 
     Attributes:
-        monitor: the validation metric that decides.
+        monitor: the validation metric that decides (``val/acc1``); default: the task's main one.
         mode: whether more (``max``) or less (``min``) of it is better.
     """
 
-    monitor: str = "val/acc1"
+    monitor: str | None = None
     mode: Literal["max", "min"] = "max"
 
 
@@ -105,7 +113,7 @@ def one_line(message: str, keys: list[str]) -> str:
 
 
 def _our_classes() -> list[type]:
-    bases = (Source, ImageFolder, LogitLoss, FeatureLoss)
+    bases = (Source, ImageFolder, LogitLoss, FeatureLoss, LayersLoss, Task, Projection)
     return [c for base in bases for c in base.__subclasses__()]
 
 
@@ -120,6 +128,11 @@ def _near_class(name: str) -> str:
     return f"; did you mean '{near[0]}'?" if near else f" (ours: {', '.join(known)}; others by their class path)"
 
 
+def cpu_has_bfloat16() -> bool:
+    """Whether matrix products in bfloat16 run on this CPU's own instructions (AVX512 or Arm's)."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 class KDCLI(LightningCLI):
     """Parses recipe, overlays and overrides into one typed configuration, and builds the objects.
 
@@ -129,7 +142,8 @@ class KDCLI(LightningCLI):
     """
 
     def __init__(self, args: list[str], instantiate: bool = True) -> None:
-        self._instantiate = instantiate
+        self._instantiate, self._args = instantiate, args
+        self.student_configs: dict[str, str] = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             super().__init__(
@@ -158,6 +172,13 @@ class KDCLI(LightningCLI):
             help="What a teacher near chance does.",
         )
 
+        parser.add_argument(
+            "--students",
+            type=dict[str, dict[str, Any]] | None,
+            default=None,
+            help="Several students in one run: name -> the settings in which it differs (model.student.arch: ...).",
+        )
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Groups and links: what two parts share is typed once."""
         parser.add_class_arguments(OptimSpec, "optim")
@@ -181,7 +202,8 @@ class KDCLI(LightningCLI):
             return
         self.precision_note = self._choose_precision()
         try:
-            super().instantiate_classes()
+            with shared_teachers() if self.config.students else nullcontext():
+                super().instantiate_classes()
         except Exception as error:
             raise self._told_by_key(error) from error
 
@@ -208,35 +230,50 @@ class KDCLI(LightningCLI):
         return message.replace(name, found[0].replace(".init_args", "") + ":", 1) if found else message
 
     def _choose_precision(self) -> str | None:
-        """bf16 autocast unless asked otherwise; where the device has none: fp16, with a line that says so."""
+        """bf16 autocast unless asked otherwise; where the device has none: a line that says so, and what instead."""
         trainer = self.config.trainer
         if trainer.precision is not None:
             return None
-        wants_gpu = str(trainer.accelerator) in ("auto", "gpu", "cuda")
-        old = wants_gpu and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False)
-        trainer.precision = "16-mixed" if old else "bf16-mixed"
-        if not old:
-            return None
-        name = torch.cuda.get_device_name()
-        return f"{name} has no bfloat16: fp16 with loss scaling instead (trainer.precision=32-true for fp32)"
+        trainer.precision = "bf16-mixed"
+        on_gpu = str(trainer.accelerator) in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+        if on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
+            trainer.precision = "16-mixed"
+            name = torch.cuda.get_device_name()
+            return f"{name} has no bfloat16: fp16 with loss scaling instead (trainer.precision=32-true for fp32)"
+        if not on_gpu and str(trainer.accelerator) in ("auto", "cpu") and not cpu_has_bfloat16():
+            trainer.precision = "32-true"
+            return "this CPU has no bfloat16 arithmetic: float32 instead (emulated it takes 10 to 20 times as long)"
+        return None
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer with our callbacks and checkpoints."""
         config = self.config
-        known = [f"val/{name}" for name in self.model.task.metric_names(self.model.teacher is not None)]
-        if config.checkpoint.monitor not in known:
-            raise ValueError(f"monitor must be one of {', '.join(known)}, got '{config.checkpoint.monitor}'")
+        if config.students:
+            self.model = SeveralStudents({name: self._student(name) for name in config.students})
+        known = [
+            f"val/{name}"
+            for name in self.model.task.metric_names(bool(self.model.teacher and self.model.teacher.has_head))
+        ]
+        monitor = config.checkpoint.monitor or f"val/{self.model.task.primary}"
+        if monitor not in known:
+            raise ValueError(f"monitor must be one of {', '.join(known)}, got '{monitor}'")
         resume = Path(config.resume) if config.resume else None
         preflight = Preflight(config.preflight)
-        best = {"monitor": config.checkpoint.monitor, "mode": config.checkpoint.mode}
+        best = {"monitor": monitor, "mode": config.checkpoint.mode}
         where = resume.resolve() / "checkpoints" if resume else None
-        checkpoints = [
-            ModelCheckpoint(where, "best", save_weights_only=True, enable_version_counter=False, **best),
+        checkpoints = [] if config.students else [  # several students: each keeps its own best epoch
+            ModelCheckpoint(where, "best", save_weights_only=True, enable_version_counter=False, **best)
+        ]  # fmt: skip
+        checkpoints += [
             ModelCheckpoint(where, "last", save_on_train_epoch_end=True, enable_version_counter=False),
         ]
         self.folder = RunFolder(Path(config.runs_dir), config.recipe, self.as_yaml(), checkpoints, resume)
-        self.summary = Summary(self.folder, preflight, config.recipe, config.seed)
+        self.summary = Summary(self.folder, preflight, config.recipe, config.seed, monitor, config.checkpoint.mode)
         ours: list[Callback] = [preflight, self.folder, Preemption(), self.summary, *checkpoints]
+        if config.students:
+            ours.insert(4, StudentFolders(self.folder, self.summary, self.student_configs, save_student))
+        if self.model.task.dense:
+            ours.append(Predictions(self.folder))
         if config.trainer.enable_progress_bar is not False:
             ours.append(Progress())
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": ours}
@@ -244,6 +281,24 @@ class KDCLI(LightningCLI):
             return super().instantiate_trainer(enable_progress_bar=False, **kwargs)
         except (MisconfigurationException, TypeError, ValueError) as error:
             raise UserError(f"trainer: {' '.join(str(error).split())[:300]}") from error
+
+    def _student(self, name: str) -> DistillationModule:
+        """One of several students, built as it would be in a run of its own."""
+        own = self.config.students[name] or {}
+        foreign = [key for key in flatten(own) if key and not key.startswith(("model.", "optim."))]
+        foreign += [key for key in flatten(own) if key.startswith(("model.teacher.", "model.teachers.", "model.task."))]
+        if foreign:
+            raise UserError(
+                f"students.{name}: may differ in model.student, its losses and optim, not in '{foreign[0]}'"
+            )
+        if not re.fullmatch(r"[\w-]+", name):
+            raise UserError(f"students: a name is made of letters, digits, _ and -, got '{name}'")
+        items = [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in own.items()]
+        cli = KDCLI([*self._args, *items, "--students=null"], instantiate=False)
+        cli.config.trainer.precision = self.config.trainer.precision
+        self.student_configs[name] = cli.as_yaml()
+        seed_everything(self.config.seed, workers=True, verbose=False)
+        return cli.parser.instantiate_classes(cli.config).model
 
     def as_dict(self) -> dict[str, Any]:
         """The resolved configuration as plain values."""
@@ -275,3 +330,10 @@ def build_data(config: dict[str, Any]) -> DistillationDataModule:
     parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False)
     parser.add_class_arguments(DistillationDataModule, "data")
     return parser.instantiate_classes(parser.parse_object({"data": config})).data
+
+
+def build_task(config: dict[str, Any] | None) -> Task:
+    """The task alone, from ``model.task`` of a resolved configuration."""
+    parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--task", type=Task | None)
+    return parser.instantiate_classes(parser.parse_object({"task": config})).task or Classification()

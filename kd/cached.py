@@ -17,10 +17,10 @@ from kd.data.cache import AnswerStore, Codec, DenseCodec, TopKCodec
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import cache_dir, fingerprint
 from kd.errors import UserError
-from kd.losses import FeatureLoss
+from kd.losses import LogitLoss
 from kd.losses.topk import TopKLogits
 from kd.models import Images
-from kd.teacher import Teacher
+from kd.teacher import Ensemble, Teacher
 
 
 class CachedTeacher:
@@ -126,14 +126,18 @@ def open_cache(teacher: Teacher, losses: Mapping[str, Any], data: DistillationDa
     return CachedTeacher(teacher, store, codec, teacher.spec.cache == "only")
 
 
-def check_cacheable(teacher: Teacher, losses: Mapping[str, Any], data: DistillationDataModule) -> None:
+def check_cacheable(teacher: Teacher | Ensemble, losses: Mapping[str, Any], data: DistillationDataModule) -> None:
     """Raises a UserError where the losses or the data need more than a cache of logits can give."""
-    features = [name for name, loss in losses.items() if isinstance(loss, FeatureLoss)]
+    if not isinstance(teacher, Teacher):
+        raise UserError("model.teachers: a cache serves one model.teacher, not several")
+    if data.source.masks:
+        raise UserError("model.teacher.cache: keeps one answer a picture, not one a pixel (data.source has masks)")
+    features = [name for name, loss in losses.items() if not isinstance(loss, LogitLoss)]
     if features:
         raise UserError(
             f"model.teacher.cache: keeps logits alone, but {', '.join(features)} looks at the teacher's layers"
         )
-    dense = [name for name, loss in losses.items() if not hasattr(loss, "forward_topk")]
+    dense = [name for name, loss in losses.items() if _topk_temperature(loss) is None]
     classes, topk = len(data.info.classes), teacher.spec.cache_topk
     if topk is not None and topk >= classes:
         raise UserError(f"model.teacher.cache_topk: must be less than the {classes} classes, got {topk}")
@@ -146,6 +150,11 @@ def check_cacheable(teacher: Teacher, losses: Mapping[str, Any], data: Distillat
         raise UserError(
             f"data.batch_size: must be even where mixed pairs are cached (model.teacher.cache), got {data.batch_size}"
         )
+
+
+def _topk_temperature(loss: Any) -> float | None:
+    """The temperature at which a loss can do with the largest logits."""
+    return getattr(loss, "topk_temperature", None)
 
 
 def cached_share(teacher: Teacher, losses: Mapping[str, Any], data: DistillationDataModule) -> tuple[float, int]:
@@ -168,26 +177,32 @@ def _layout(
     teacher: Teacher, losses: Mapping[str, Any], data: DistillationDataModule
 ) -> tuple[Codec, dict[str, dict[str, Any]], Path]:
     classes, topk = len(data.info.classes), teacher.spec.cache_topk
-    temperatures = tuple(sorted({float(loss.temperature) for loss in losses.values() if hasattr(loss, "temperature")}))
+    temperatures = tuple(sorted({t for t in map(_topk_temperature, losses.values()) if t is not None}))
     codec: Codec = TopKCodec(classes, topk, temperatures) if topk else DenseCodec(classes)
     parts = {
         "teacher": {
             **teacher.identity(),
             "kwargs": teacher.spec.kwargs,
-            "img_size": teacher.preprocess.img_size,
+            "classes": teacher.spec.classes,
+            "class_map": teacher.spec.class_map,
+            "img_size": list(teacher.preprocess.size),
             "mean": list(teacher.preprocess.mean),
             "std": list(teacher.preprocess.std),
             "dtype": str(teacher.dtype).removeprefix("torch."),
         },
         "transform": {
-            "img_size": data.img_size,
+            "img_size": list(data.size),
             "seed": data.seed,
             "engine": data.engine,
             **asdict(data.augment),
             "torch": torch.__version__.split("+")[0],
             "torchvision": torchvision.__version__.split("+")[0],
         },
-        "data": {"pictures": data.info.train, "content": fingerprint(data.split("train"))},
+        "data": {
+            "pictures": data.info.train,
+            "classes": hashlib.sha256("\0".join(data.info.classes).encode()).hexdigest()[:16],
+            "content": fingerprint(data.split("train")),
+        },
         "answers": codec.describe(),
     }
     if teacher.spec.cache_dir:

@@ -286,7 +286,15 @@ def _fit(cli: Any, resume_from: Path | None) -> int:
     info = cli.datamodule.info
     say(f"data: {cli.datamodule.source.describe()}", flush=True)
     left_out = f", {len(cli.datamodule.skipped)} damaged left out" if cli.datamodule.skipped else ""
-    say(f"      {info.train} training and {info.val} validation pictures, {len(info.classes)} classes{left_out}")
+    without = f" ({info.unlabeled} without a label)" if info.unlabeled else ""
+    say(
+        f"      {info.train} training{without} and {info.val} validation pictures, "
+        f"{len(info.classes)} classes{left_out}"
+    )
+    if not info.labels:
+        say(
+            "      training on the unlabelled pictures alone: no task loss (beside labelled ones: data.unlabeled_ratio)"
+        )
     if cli.precision_note:
         say(cli.precision_note)
     try:
@@ -332,7 +340,10 @@ def _finish(cli: Any) -> None:
 
     best = best_checkpoint(cli.trainer)
     path = best.best_model_path if best else ""
-    save_student(cli.model, cli.folder.path / "student.safetensors", Path(path) if path else None)
+    for name, module in cli.model.named_students().items():
+        file = cli.folder.student_path(name) / "student.safetensors"
+        if not name or not file.is_file():  # of several students each wrote its best epoch already
+            save_student(module, file, Path(path) if path else None)
     _print_table(cli.summary.content, cli.folder.path)
 
 
@@ -341,22 +352,24 @@ def _print_table(summary: dict[str, Any], folder: Path) -> None:
     from rich.table import Table
 
     table = Table(title=f"{summary['recipe']}: {summary['epochs']} epochs in {_duration(summary['wall_s'])}")
-    for column in ("", "model", "parameters", "val acc1", "val acc5", "agreement"):
+    shown = [name for name in summary["student"]["val"] if not name.startswith("iou_")]
+    for column in ("", "model", "parameters", *(f"val {name}" if name != "agreement" else name for name in shown)):
         table.add_column(column, justify="left" if column in ("", "model") else "right")
-    student = summary["student"]
     teacher = summary["teacher"]
     rows: list[tuple[str, Any, Any]] = [("teacher", teacher, teacher["val"])] if teacher else []
-    best = student["best_val"]
-    rows += [("student, last epoch", student, student["val"])]
-    rows += [(f"student, best epoch ({best['epoch']})", student, best)] if best else []
+    for name, student in (summary.get("students") or {"student": summary["student"]}).items():
+        best = student["best_val"]
+        rows += [(f"{name}, last epoch", student, student["val"])]
+        rows += [(f"{name}, best epoch ({best['epoch']})", student, best)] if best else []
     for name, model, val in rows:
-        numbers = [f"{val[k]:.1%}" if k in val else "" for k in ("acc1", "acc5", "agreement")]
+        numbers = [f"{val[k]:.1%}" if k in val else "" for k in shown]
         table.add_row(name, model["arch"], f"{model['params'] / 1e6:.2f} M", *numbers)
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
     speed = f"{summary['images_per_s']:,.0f} images/s, " if summary["images_per_s"] else ""
     print(f"{speed}{summary['device']}, {summary['precision']}, {summary['world_size']} process(es)")
-    print(f"run folder: {folder} (student.safetensors holds the best epoch)", flush=True)
+    where = "students/NAME/student.safetensors" if summary.get("students") else "student.safetensors"
+    print(f"run folder: {folder} ({where} holds the best epoch)", flush=True)
 
 
 def _duration(seconds: float) -> str:
@@ -399,11 +412,10 @@ def _eval(request: Request) -> int:
 def _evaluate(run: Path, args: list[str], split: str, folder: str | None) -> dict[str, Any]:
     import torch
 
-    from kd._parser import KDCLI, build_data
+    from kd._parser import KDCLI, build_data, build_task
     from kd.evaluate import evaluate
     from kd.export import load_student
-    from kd.models import TeacherSpec, count_parameters
-    from kd.teacher import Teacher
+    from kd.models import count_parameters
 
     _quiet_libraries()
     config = KDCLI(args, instantiate=False).as_dict()
@@ -415,13 +427,11 @@ def _evaluate(run: Path, args: list[str], split: str, folder: str | None) -> dic
     pictures = data.split(split)
     if list(data.source.classes) != classes:
         raise UserError(f"data.source: its {len(data.source.classes)} classes are not the student's {len(classes)}")
-    spec = config["model"]["teacher"]
-    known = spec and spec["checkpoint"] and Path(spec["checkpoint"]).exists()
-    teacher = Teacher(TeacherSpec(**spec), len(classes), classes) if known else None
-    if spec and not known:
-        print(f"the teacher's checkpoint {spec['checkpoint']} is gone: the student alone", file=sys.stderr)
+    task = build_task(config["model"]["task"])
+    task.build(len(classes), data.source.ignore_index)
+    teacher = _teacher_of_run(config["model"], classes, task.dense)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = evaluate(student, student_input, data.eval_dataloader(split), len(classes), teacher, device)
+    found = evaluate(student, student_input, data.eval_dataloader(split), task, teacher, device)
     models = {"student": student} | ({"teacher": teacher.model} if teacher else {})
     rows = {name: {"params": count_parameters(model), **found[name]} for name, model in models.items()}
     return {
@@ -432,17 +442,33 @@ def _evaluate(run: Path, args: list[str], split: str, folder: str | None) -> dic
     }
 
 
+def _teacher_of_run(model: dict[str, Any], classes: list[str], dense: bool) -> Any:
+    """The run's teacher or teachers, if their checkpoints are still there."""
+    from kd.models import TeacherSpec
+    from kd.teacher import build_teachers
+
+    specs = {"": model["teacher"]} if model["teacher"] else model["teachers"] or {}
+    gone = [s["checkpoint"] for s in specs.values() if not (s["checkpoint"] and Path(s["checkpoint"]).exists())]
+    if gone:
+        print(f"the teacher's checkpoint {gone[0]} is gone: the student alone", file=sys.stderr)
+    if gone or not specs or not all(s["head"] for s in specs.values()):
+        return None
+    built = {name: TeacherSpec(**spec) for name, spec in specs.items()}
+    return build_teachers(built.get(""), {name: s for name, s in built.items() if name}, classes, dense)
+
+
 def _print_evaluation(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"{result['pictures']} pictures: {result['data']}")
-    for column in ("", "parameters", "acc1", "acc5", "agreement"):
+    shown = [name for name in result["student"] if name != "params" and not name.startswith("iou_")]
+    for column in ("", "parameters", *shown):
         table.add_column(column, justify="right" if column else "left")
     for name in ("teacher", "student"):
         if name in result:
             row = result[name]
-            numbers = [f"{row[k]:.1%}" if k in row else "" for k in ("acc1", "acc5", "agreement")]
+            numbers = [f"{row[k]:.1%}" if k in row else "" for k in shown]
             table.add_row(name, f"{row['params'] / 1e6:.2f} M", *numbers)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
@@ -495,6 +521,8 @@ def _pack(request: Request) -> int:
 
     _quiet_libraries()
     source = build_data(KDCLI(args, instantiate=False).as_dict()["data"]).source
+    if source.masks:
+        raise UserError("data.source: kd-pack packs pictures with labels, not with masks")
     for name in ("train", "val"):
         split = source.load(name)
         size = pack(split, source.classes, own["out"].rstrip("/"), name, int(side) if side else None)

@@ -1,5 +1,6 @@
 """Accuracy of finished models."""
 
+import copy
 from collections.abc import Iterable
 
 import torch
@@ -8,8 +9,8 @@ from torch import nn
 from kd._bar import bar
 from kd.data.datamodule import Batch
 from kd.models import Preprocess
-from kd.tasks import Classification
-from kd.teacher import Teacher
+from kd.tasks import Task
+from kd.teacher import Ensemble, Teacher
 
 
 @torch.inference_mode()
@@ -17,8 +18,8 @@ def evaluate(
     student: nn.Module,
     student_input: Preprocess,
     batches: Iterable[Batch],
-    num_classes: int,
-    teacher: Teacher | None = None,
+    task: Task,
+    teacher: Teacher | Ensemble | None = None,
     device: torch.device | None = None,
 ) -> dict[str, dict[str, float]]:
     """Runs a student (and its teacher) in float32 over batches.
@@ -27,29 +28,26 @@ def evaluate(
         student: the model, moved to ``device``.
         student_input: its preprocessing.
         batches: uint8 batches, see :data:`kd.data.datamodule.Batch`.
-        num_classes: C.
+        task: what the labels mean, built for the data's classes.
         teacher: its teacher.
         device: where to compute; default: the CPU.
 
     Returns:
-        ``{"student": {"acc1", "acc5", "agreement"}, "teacher": {...}}``, each in 0..1.
+        The task's metrics, ``{"student": {"acc1", ..., "agreement"}, "teacher": {...}}``, each in 0..1.
     """
     device = device or torch.device("cpu")
     student = student.to(device).eval()
-    tasks = {"student": Classification().to(device)}
+    tasks = {"student": task.to(device)}
     if teacher is not None:
         teacher.to(device)
-        tasks["teacher"] = Classification().to(device)
-    for task in tasks.values():
-        task.build(num_classes)
-        task.to(device)
+        tasks["teacher"] = copy.deepcopy(task)
     for batch in bar(batches, label="evaluating", unit=" batches"):
         real = batch["index"] >= 0
         images, target = batch["image"][real].to(device), batch["target"][real].to(device)
-        prediction = None
+        answer = None
         if teacher is not None:
-            logits = teacher(images)
-            prediction = logits.argmax(1)
+            logits = task.fit(teacher(images), target)
+            answer = task.decide(logits)
             tasks["teacher"].update(logits, target, None)
-        tasks["student"].update(student(student_input(images)), target, prediction)
-    return {name: {k: float(v) for k, v in task.compute().items()} for name, task in tasks.items()}
+        tasks["student"].update(task.fit(student(student_input(images)), target), target, answer)
+    return {name: {k: float(v) for k, v in found.compute().items()} for name, found in tasks.items()}

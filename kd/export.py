@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from kd.dense import DenseModel
 from kd.models import Preprocess
 from kd.module import DistillationModule
 
@@ -17,16 +18,16 @@ from kd.module import DistillationModule
 def student_metadata(module: DistillationModule) -> dict[str, str]:
     """What one needs to use the weights, as safetensors metadata: architecture, arguments, input, classes."""
     spec, want = module.student_spec, module.student_input
-    arguments: dict[str, Any] = {"num_classes": len(module.data_info.classes), **spec.kwargs}
-    if spec.img_size is not None:
-        arguments["img_size"] = spec.img_size
-    content = {
-        "kwargs": arguments,
-        "img_size": want.img_size,
+    made: Any = module.student.backbone if module.task.dense else module.student
+    content: dict[str, Any] = {
+        "kwargs": {**made.made_with, "num_classes": len(module.data_info.classes)},
+        "img_size": want.size,
         "mean": want.mean,
         "std": want.std,
         "classes": module.data_info.classes,
     }
+    if module.task.dense:
+        content["dense"] = True  # a timm backbone below kd.dense.DenseModel
     return {"arch": spec.arch, **{key: json.dumps(value) for key, value in content.items()}}
 
 
@@ -53,7 +54,12 @@ def load_student(path: Path) -> tuple[nn.Module, Preprocess, list[str]]:
     """Reads ``student.safetensors``: the model in eval mode, its input, its class names."""
     with safe_open(path, framework="pt") as opened:
         meta = opened.metadata()
-    model = timm.create_model(meta["arch"], **json.loads(meta["kwargs"]))
+    kwargs = json.loads(meta["kwargs"])
+    if "dense" in meta:
+        classes = kwargs.pop("num_classes")
+        model: nn.Module = DenseModel(timm.create_model(meta["arch"], num_classes=0, **kwargs), classes)
+    else:
+        model = timm.create_model(meta["arch"], **kwargs)
     model.load_state_dict(load_file(path))
     preprocess = Preprocess(json.loads(meta["img_size"]), json.loads(meta["mean"]), json.loads(meta["std"]))
     return model.eval(), preprocess, json.loads(meta["classes"])

@@ -71,6 +71,7 @@ def fill(cli: Any) -> int:
         raise UserError("model.teacher: there is nothing to cache, the recipe has no teacher or no distillation loss")
     module, trainer = Fill(teacher, losses, cli.datamodule), cli.trainer
     trainer.limit_val_batches = 1.0  # an overlay for short runs must not leave holes
+    trainer.callbacks = []  # the recipe's are for training
     start = time.monotonic()
     for module.view in range(teacher.spec.cache_views):
         trainer.validate(module, verbose=False)

@@ -50,7 +50,7 @@ def inherit(student: ViT, teacher: ViT, pictures: Images, student_input: Preproc
     modes = student.training, teacher.training
     student.eval(), teacher.eval()
     logits = torch.cat([teacher(teacher_input(part)) for part in pictures.split(64)])
-    as_student = Preprocess(student_input.img_size, teacher_input.mean, teacher_input.std)
+    as_student = Preprocess(student_input.size, teacher_input.mean, teacher_input.std)
     streams = _teacher_streams(teacher, _embedded_as(student, teacher, as_student(pictures)))
     projection = _projection(streams, student.embed_dim, teacher.num_prefix_tokens)
     _reset_norms(student)

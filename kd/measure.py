@@ -18,7 +18,6 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import cache_dir
 from kd.errors import UserError
 from kd.memory import HEAD_ROOM, Memory, available_bytes, cores
-from kd.teacher import Teacher
 
 WORTH = 1.1  # a predicted gain below this is within what the prediction can be wrong by
 TRIFLE = 0.1  # loading that takes less than this share of a step is not worth a process
@@ -103,12 +102,10 @@ def step_times(module: Any, data: DistillationDataModule) -> StepTimes:
 
     def learn() -> None:
         with module.trainer.precision_plugin.forward_context():
-            loss: Tensor = student(module.student_input(images)).float().square().mean()
-        loss.backward()
+            learn_from(student(module.student_input(images))).backward()
 
     student_ms = median_ms(learn, device)
     teacher_ms = median_ms(lambda: teacher(images), device) if teacher else 0.0
-    module._student_taps.pop()
     return StepTimes(teacher_ms, student_ms, loading_ms, data.num_workers)
 
 
@@ -118,7 +115,7 @@ def tune_batch_size(module: Any, data: DistillationDataModule) -> str:
     memory = Memory(module)
     available = available_bytes(device, trainer.num_devices)
     size = min(memory.fits(available), data.info.train // trainer.world_size)
-    while device.type == "cuda" and not _fits(module, size, device):
+    while device.type == "cuda" and not _fits(module, data, size, device):
         size = max(1, int(0.8 * size))
     data.batch_size = size
     return (
@@ -127,30 +124,27 @@ def tune_batch_size(module: Any, data: DistillationDataModule) -> str:
     )
 
 
-def _fits(module: Any, size: int, device: torch.device) -> bool:
+def _fits(module: Any, data: DistillationDataModule, size: int, device: torch.device) -> bool:
     """Whether a step of teacher and student with ``size`` pictures goes through on the GPU."""
-    side = data_side(module)
     student = copy.deepcopy(module.student).to(device)
     try:
-        images = torch.zeros(size, 3, side, side, dtype=torch.uint8, device=device)
+        images = torch.zeros(size, 3, *data.size, dtype=torch.uint8, device=device)
         if module.teacher is not None:
             module.teacher(images)
         with module.trainer.precision_plugin.forward_context():
-            loss: Tensor = student(module.student_input(images)).float().square().mean()
-        loss.backward()
+            learn_from(student(module.student_input(images))).backward()
         return True
     except torch.cuda.OutOfMemoryError:
         return False
     finally:
-        module._student_taps.pop()
         del student
         torch.cuda.empty_cache()
 
 
-def data_side(module: Any) -> int:
-    """Side in pixels of the larger of both models' inputs."""
-    sides = [module.student_input.img_size]
-    return max(sides + [module.teacher.preprocess.img_size] if module.teacher else sides)
+def learn_from(output: Any) -> Tensor:
+    """Any loss of a model's output (some give two in training): what its backward costs does not depend on which."""
+    outputs = output if isinstance(output, tuple) else (output,)
+    return torch.stack([x.float().square().mean() for x in outputs]).sum()
 
 
 def tune_num_workers(module: Any, data: DistillationDataModule) -> str:
@@ -164,9 +158,7 @@ def tune_num_workers(module: Any, data: DistillationDataModule) -> str:
     )
 
 
-def cache_pays(
-    module: Any, teacher: Teacher, losses: Mapping[str, Any], data: DistillationDataModule
-) -> tuple[bool, str]:
+def cache_pays(module: Any, teacher: Any, losses: Mapping[str, Any], data: DistillationDataModule) -> tuple[bool, str]:
     """Whether a cache of the teacher's answers is worth its disk, and why, in one line."""
     try:
         check_cacheable(teacher, losses, data)

@@ -78,7 +78,8 @@ class Memory:
 
     def report(self, batch_size: int, optimizers: Iterable[Any]) -> dict[str, float]:
         """Megabytes by part, with the state that the optimizers of this process really hold."""
-        states = [v for optimizer in optimizers for state in optimizer.state.values() for v in state.values()]
+        apart = [own for optimizer in optimizers for own in getattr(optimizer, "optimizers", [optimizer])]
+        states = [v for optimizer in apart for state in optimizer.state.values() for v in state.values()]
         parts = {
             "teacher": self.teacher,
             "student": self.student,
@@ -90,8 +91,7 @@ class Memory:
 
 
 def _input(module: Any, count: int, device: torch.device) -> Tensor:
-    size = module.student_input.img_size
-    return module.student_input(torch.zeros(count, 3, size, size, dtype=torch.uint8, device=device))
+    return module.student_input(torch.zeros(count, 3, *module.student_input.size, dtype=torch.uint8, device=device))
 
 
 def available_bytes(device: torch.device, local_processes: int) -> int:

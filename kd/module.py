@@ -1,5 +1,6 @@
 """The LightningModule: a frozen teacher, a trainable student, a task and distillation losses."""
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -9,22 +10,26 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kd.cached import CachedTeacher, open_cache
+from kd.cached import CachedTeacher, check_cacheable, open_cache
 from kd.data.datamodule import Batch, DataInfo
 from kd.errors import UserError
-from kd.losses import DistillLoss, FeatureLoss
+from kd.losses import DistillLoss, EachLayer, FeatureLoss, LayersLoss, LogitLoss, SimKDLoss
 from kd.losses.topk import TopKLogits
 from kd.measure import cache_pays, tune_batch_size, tune_num_workers
-from kd.models import StudentSpec, Taps, TapSpec, TeacherSpec, build_model, preprocess_for
+from kd.models import StudentSpec, TeacherSpec, build_model, preprocess_for
 from kd.optim import OptimSpec, build_optimizer, build_schedule, scaled_to_batch
-from kd.tasks import Classification
-from kd.teacher import Teacher, dtype_for
+from kd.taps import Taps, TapSpec, tap_shapes
+from kd.tasks import Classification, Task
+from kd.teacher import ALL, Ensemble, Teacher, build_teachers, dtype_for
 
 INHERIT_PICTURES = 256  # pictures whose activations guide kd.inherit: more changed nothing, fewer were noisier
 
+Answers = dict[str, Any]
+"""The teachers' logits by name; ``ALL`` is their mean (or the one teacher's). A cache may give :class:`TopKLogits`."""
+
 
 class DistillationModule(LightningModule):
-    """Trains a student from labels and from a teacher's answers.
+    """Trains a student from labels and from one or several teachers' answers.
 
     The total is ``task_loss_weight * task_loss + sum(loss.weight * loss)``; each term is logged unweighted under its
     own name (``train/task_loss``, ``train/<name>_loss``), the total as ``train/loss``.
@@ -33,16 +38,18 @@ class DistillationModule(LightningModule):
         data: classes and sizes of the data.
         student: the model to train.
         teacher: the model to learn from; without one the student learns from labels alone.
+        teachers: several of them by name, in place of ``teacher``; their mean counts by each one's ``weight``.
         task: what the labels mean.
-        task_loss_weight: weight of the task's own loss, >= 0.
+        task_loss_weight: weight of the task's own loss, >= 0. Without labels there is no such loss.
         distill_losses: distillation losses by name, each with its weight.
         taps: the layers that a feature loss of the same name looks at.
+        teacher_of: the one of ``teachers`` that a loss of that name listens to; default: the mean of all.
         ema_decay: keep an exponential moving average of the student, validate and export that.
         optim: optimizer and schedule.
 
     Raises:
         ValueError: weights that leave nothing to learn from.
-        UserError: models or checkpoints that do not fit.
+        UserError: models, losses, data or checkpoints that do not fit each other.
     """
 
     def __init__(
@@ -50,10 +57,12 @@ class DistillationModule(LightningModule):
         data: DataInfo,
         student: StudentSpec,
         teacher: TeacherSpec | None = None,
-        task: Classification | None = None,
+        teachers: dict[str, TeacherSpec] | None = None,
+        task: Task | None = None,
         task_loss_weight: float = 1.0,
         distill_losses: dict[str, DistillLoss] | None = None,
         taps: dict[str, TapSpec] | None = None,
+        teacher_of: dict[str, str] | None = None,
         ema_decay: float | None = None,
         optim: OptimSpec | None = None,
     ) -> None:
@@ -61,9 +70,11 @@ class DistillationModule(LightningModule):
         losses = distill_losses or {}
         if not task_loss_weight >= 0:
             raise ValueError(f"task_loss_weight must be >= 0, got {task_loss_weight}")
+        if not data.labels:
+            task_loss_weight = 0.0
         if task_loss_weight == 0 and not any(loss.weight for loss in losses.values()):
             raise UserError("model.task_loss_weight: all loss weights are 0, there is nothing to learn from")
-        if losses and teacher is None:
+        if losses and teacher is None and not teachers:
             raise UserError(
                 f"model.teacher: the distillation losses {', '.join(losses)} need one (or config=no_teacher)"
             )
@@ -73,57 +84,158 @@ class DistillationModule(LightningModule):
         self.lr = self.optim_spec.lr
         self.task_loss_weight = task_loss_weight
         self.task = task or Classification()
-        self.task.build(len(data.classes))
+        self._check_task(data)
+        self.task.build(len(data.classes), data.ignore_index)
 
-        self.student = build_model(student, len(data.classes), "model.student", data.classes)
+        self.student = build_model(student, len(data.classes), "model.student", data.classes, dense=self.task.dense)
         self.student.train()  # Lightning leaves modes as it finds them
-        self.student_input = preprocess_for(self.student, student.img_size, student.channels_last)
+        self.student_input = preprocess_for(self.student, student.img_size)
+        if student.grad_checkpointing:
+            self.student.set_grad_checkpointing(True)  # type: ignore[operator]
         self.student_ema = ModelEmaV3(self.student, decay=ema_decay) if ema_decay else None
 
-        object.__setattr__(self, "teacher", Teacher(teacher, len(data.classes), data.classes) if teacher else None)
-        self.teacher: Teacher | None
+        found = build_teachers(teacher, teachers or {}, data.classes, self.task.dense)
+        object.__setattr__(self, "teacher", found)
+        self.teacher: Teacher | Ensemble | None
         self.teacher_identity = self.teacher.identity() if self.teacher else {}
         object.__setattr__(self, "cached", None)
         self.cached: CachedTeacher | None
-        self.teacher_predictions: Tensor | None = None  # class ids by validation index, from the preflight
+        self.teacher_answers: Tensor | None = None  # by validation index, from the preflight
 
         self.distill_losses = nn.ModuleDict(losses)
-        self._build_feature_losses(taps or {})
+        self._teacher_of = self._checked_teacher_of(teacher_of or {})
+        self._bind_losses(data)
+        self._build_feature_losses(dict(taps or {}))
+        self._prepare_classifier()
 
-    # -- feature losses ----------------------------------------------------------------------------------------------
+    def named_students(self) -> "dict[str, DistillationModule]":
+        """Itself, under no name (several students: :class:`kd.joint.SeveralStudents`)."""
+        return {"": self}
+
+    # -- losses ------------------------------------------------------------------------------------------------------
+
+    def _check_task(self, data: DataInfo) -> None:
+        if self.task.dense != data.masks:
+            kind, needs = type(self.task).__name__, "masks" if self.task.dense else "one label a picture"
+            raise UserError(f"model.task: {kind} needs {needs}, data.source gives {data.kind}")
+        if self.task.multi_label != data.multi_label:
+            raise UserError(f"model.task: {type(self.task).__name__} does not fit data.source, which gives {data.kind}")
+
+    def _checked_teacher_of(self, teacher_of: dict[str, str]) -> dict[str, str]:
+        members = list(self.teacher.members) if self.teacher else []
+        for name, member in teacher_of.items():
+            if name not in self.distill_losses:
+                raise UserError(f"model.teacher_of.{name}: there is no loss '{name}'{self._among(self.distill_losses)}")
+            if member not in members or member == ALL:
+                raise UserError(f"model.teacher_of.{name}: there is no teacher '{member}' in model.teachers"
+                                f"{self._among([m for m in members if m])}")  # fmt: skip
+        return teacher_of
+
+    @staticmethod
+    def _among(names: Any) -> str:
+        return f" ({', '.join(names)})" if names else ""
+
+    def _bind_losses(self, data: DataInfo) -> None:
+        """Tells each loss of the data, and refuses what it is not defined for."""
+        for name, loss in self.distill_losses.items():
+            assert isinstance(loss, DistillLoss)
+            key = f"model.distill_losses.{name}"
+            if type(loss) is DistillLoss:  # only a weight was given
+                others = self._among(other for other in self.distill_losses if other != name)
+                raise UserError(f"{key}: there is no loss '{name}'{others}; to add one: {key}=KDLoss")
+            if loss.needs_class_ids and (data.soft_targets or not data.labels or data.unlabeled or data.multi_label):
+                reason = (
+                    "mixes labels (data.augment.mixup=0 data.augment.cutmix=0)" if data.soft_targets
+                    else "has several labels a picture" if data.multi_label else "has pictures without a label"
+                )  # fmt: skip
+                raise UserError(f"{key}: {type(loss).__name__} needs a class id for each picture, the data {reason}")
+            if isinstance(loss, LogitLoss) and self.teacher is not None and not self.teacher.has_head:
+                raise UserError(f"{key}: the teacher has no classifier (model.teacher.head=false), its features alone "
+                                "can teach")  # fmt: skip
+            try:
+                loss.bind(len(data.classes), data.train, data.ignore_index)
+            except ValueError as error:
+                raise UserError(f"{key}: {error}") from error
 
     def _build_feature_losses(self, taps: dict[str, TapSpec]) -> None:
-        wanted = [name for name, loss in self.distill_losses.items() if isinstance(loss, FeatureLoss)]
-        for name in wanted:
-            if name not in taps:
-                raise UserError(f"model.taps.{name}: the loss {name} needs the layers to look at (student, teacher)")
+        wanted = [n for n, loss in self.distill_losses.items() if isinstance(loss, (FeatureLoss, LayersLoss))]
         for name in taps:
             if name not in wanted:
-                raise UserError(f"model.taps.{name}: there is no feature loss '{name}'")
-        self._tap_paths = taps
-        self._student_taps = Taps(self.student, [t.student for t in taps.values()], "model.taps")
-        if self.teacher is None or not wanted:
-            return
-        self._teacher_taps = Taps(self.teacher.model, [t.teacher for t in taps.values()], "model.taps")
-        student_shapes, teacher_shapes = self._tap_shapes(self.teacher)
+                raise UserError(f"model.taps.{name}: there is no feature loss '{name}'{self._among(wanted)}")
         for name in wanted:
-            loss = self.distill_losses[name]
-            assert isinstance(loss, FeatureLoss)
-            try:
-                loss.build(student_shapes[taps[name].student], teacher_shapes[taps[name].teacher])
-            except ValueError as error:
-                raise UserError(f"model.taps.{name}: {error}") from error
+            default = getattr(self.distill_losses[name], "default_tap", None)
+            if name not in taps and default is None:
+                raise UserError(f"model.taps.{name}: the loss {name} needs the layers to look at (student, teacher)")
+            taps.setdefault(name, TapSpec(default or "", default or ""))
+        self._tap_specs = taps
+        patterns = [t.student for t in taps.values()]
+        self._student_taps = Taps(self.student, patterns, self.student_input.size, "model.taps")
+        self._teacher_taps: dict[str, Taps] = {}
+        for name in wanted:
+            self._build_feature_loss(name, taps[name])
+
+    def _build_feature_loss(self, name: str, spec: TapSpec) -> None:
+        assert self.teacher is not None
+        member = self._teacher_of.get(name, ALL)
+        if member not in self.teacher.members:
+            raise UserError(f"model.teacher_of.{name}: a feature loss looks at one teacher, say which"
+                            f"{self._among(self.teacher.members)}")  # fmt: skip
+        teacher = self.teacher.members[member]
+        if member not in self._teacher_taps:
+            patterns = [t.teacher for n, t in self._tap_specs.items() if self._teacher_of.get(n, ALL) == member]
+            self._teacher_taps[member] = Taps(teacher.model, patterns, teacher.preprocess.size, "model.taps")
+        pictures = torch.zeros(2, 3, *self.student_input.size, dtype=torch.uint8)
+        student_shapes = tap_shapes(
+            self.student, self._student_taps, spec.student, spec.tokens,
+            lambda: self.student(self.student_input(pictures)),
+        )  # fmt: skip
+        teacher_shapes = tap_shapes(
+            teacher.model, self._teacher_taps[member], spec.teacher, spec.tokens, lambda: teacher(pictures)
+        )
+        loss: Any = self.distill_losses[name]
+        try:
+            if isinstance(loss, LayersLoss):
+                loss.build(student_shapes, teacher_shapes)
+            elif len(student_shapes) == len(teacher_shapes) == 1:
+                loss.build(student_shapes[0], teacher_shapes[0])
+            else:
+                each = EachLayer(loss)
+                each.build(student_shapes, teacher_shapes)
+                self.distill_losses[name] = each
+        except ValueError as error:
+            raise UserError(f"model.taps.{name}: {error}") from error
+
+    def _prepare_classifier(self) -> None:
+        """DeiT: a distillation token answers to the logit losses. SimKD: the classifier is the teacher's, not trained.
+
+        Raises:
+            UserError: SimKD beside a loss that trains the classifier.
+        """
+        student: Any = self.student
+        self._two_heads = hasattr(student, "set_distilled_training") and any(
+            isinstance(loss, LogitLoss) and loss.weight for loss in self.distill_losses.values()
+        )
+        if self._two_heads:
+            student.set_distilled_training(True)
+        self._folded = next((loss for loss in self.distill_losses.values() if isinstance(loss, SimKDLoss)), None)
+        if self._folded is None:
+            return
+        if self.task_loss_weight or any(isinstance(loss, LogitLoss) for loss in self.distill_losses.values()):
+            raise UserError(
+                "model.distill_losses: SimKDLoss puts the teacher's classifier in place of the student's, so nothing "
+                "else may train it: set model.task_loss_weight=0 and leave out losses over logits"
+            )
+        student.get_classifier().requires_grad_(False)
 
     @torch.no_grad()
-    def _tap_shapes(self, teacher: Teacher) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-        size = self.student_input.img_size
-        pictures = torch.zeros(2, 3, size, size, dtype=torch.uint8)
-        self.student.eval()(self.student_input(pictures))
-        self.student.train()
-        teacher(pictures)
-        caught = self._student_taps.pop(), self._teacher_taps.pop()
-        student, teacher_ = ({k: tuple(v.shape) for k, v in taps.items()} for taps in caught)
-        return student, teacher_
+    def _fold_classifier(self) -> None:
+        if self._folded is None or not isinstance(self.teacher, Teacher):
+            return
+        weight, bias = self._folded.fold(*(x.to(self.device) for x in self.teacher.classifier()))
+        models: list[Any] = [self.student, *([self.student_ema.module] if self.student_ema is not None else [])]
+        for model in models:
+            model.get_classifier().weight.copy_(weight)
+            model.get_classifier().bias.copy_(bias)
 
     # -- life cycle --------------------------------------------------------------------------------------------------
 
@@ -165,12 +277,12 @@ class DistillationModule(LightningModule):
         """The distillation losses with a weight."""
         return {name: loss for name, loss in self.distill_losses.items() if loss.weight}
 
-    def _choose_cache(self, teacher: Teacher) -> None:
+    def _choose_cache(self, teacher: Teacher | Ensemble) -> None:
         """Opens the cache of the teacher's answers where it is asked for, or pays."""
-        mode, losses = teacher.spec.cache, self.active_losses
-        if mode == "off" or not losses:
+        modes, losses = {member.spec.cache for member in teacher.members.values()}, self.active_losses
+        if modes == {"off"} or not losses:
             return
-        if mode == "auto":
+        if modes == {"auto"}:
             answer = cache_pays(self, teacher, losses, self._datamodule) if self.trainer.is_global_zero else (False, "")
             pays, why = self.trainer.strategy.broadcast(answer)
             if self.trainer.is_global_zero:
@@ -179,13 +291,17 @@ class DistillationModule(LightningModule):
                 return
         self._open_cache(teacher)
 
-    def _open_cache(self, teacher: Teacher) -> None:
+    def _open_cache(self, teacher: Teacher | Ensemble) -> None:
+        check_cacheable(teacher, self.active_losses, self._datamodule)
+        assert isinstance(teacher, Teacher)
         object.__setattr__(self, "cached", open_cache(teacher, self.active_losses, self._datamodule))
         self._datamodule.views = teacher.spec.cache_views
 
-    def _inherit(self, teacher: Teacher) -> None:
+    def _inherit(self, teacher: Teacher | Ensemble) -> None:
         from kd.inherit import inherit
 
+        if not isinstance(teacher, Teacher):
+            raise UserError("model.student.inherit: needs one model.teacher, not model.teachers")
         pictures = self._datamodule.sample_pictures(INHERIT_PICTURES)
         try:
             inherit(self.student, teacher.model, pictures, self.student_input, teacher.preprocess)
@@ -208,12 +324,30 @@ class DistillationModule(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Seeds the step and tells the losses where training is."""
+        self.seed_step(batch_idx)
+        self.set_epoch(self.current_epoch, self.trainer.max_epochs or 1)
+
+    def seed_step(self, batch_idx: int) -> None:
         """Seeds dropout and the like by (seed, step, rank): a resumed run draws what the uninterrupted one drew."""
         seed = self._datamodule.seed
         step = self.current_epoch * 1_000_003 + batch_idx
         torch.manual_seed((seed * 7_919 + step) * 4_096 + self.global_rank)
 
+    def set_epoch(self, epoch: int, max_epochs: int) -> None:
+        """Tells the losses where training is: warm-ups and moving temperatures follow it."""
+        for loss in self.distill_losses.modules():
+            if isinstance(loss, DistillLoss):
+                loss.epoch, loss.max_epochs = float(epoch), max_epochs
+
     # -- training ----------------------------------------------------------------------------------------------------
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """One batch (see :data:`kd.data.datamodule.Batch`) -> the total loss, a scalar."""
+        total, terms = self.losses(batch, self.ask(batch["image"]) if self.cached is None else self._cached(batch))
+        for name, value in terms.items():
+            self.log(f"train/{name}", value)
+        return total
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Adds the teacher's cached answers while the batch is on the host: a look-up later would stop the device."""
@@ -226,45 +360,86 @@ class DistillationModule(LightningModule):
     def _view(self) -> int:
         return self.current_epoch % self._datamodule.views
 
-    def _answers(self, batch: Batch) -> Tensor | TopKLogits:
-        """The teacher's answers to a batch, cached or live."""
-        assert self.teacher is not None
-        if self.cached is None:
-            return self.teacher(batch["image"])
-        return self.cached(batch["image"], batch["index"], self._view, batch.get("answers"))
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """One batch (see :data:`kd.data.datamodule.Batch`) -> the total loss, a scalar."""
-        images, target = batch["image"], batch["target"]
-        logits = self.student(self.student_input(images))
-        terms = self._distillation_terms(batch, logits)
-        total = logits.new_zeros((), dtype=torch.float32)
-        if self.task_loss_weight:
-            terms["task"] = (self.task_loss_weight, self.task.loss(logits, target))
-        for name, (weight, value) in terms.items():
-            total = total + weight * value
-            self.log(f"train/{name}_loss", value.detach())
-        self.log("train/loss", total.detach())
-        return total
-
-    def _distillation_terms(self, batch: Batch, logits: Tensor) -> dict[str, tuple[float, Tensor]]:
-        active, target = self.active_losses, batch["target"]
-        student_features = self._student_taps.pop()
-        if not active or self.teacher is None:
+    def _cached(self, batch: Batch) -> Answers:
+        if self.cached is None or not self.listens:
             return {}
-        answers = self._answers(batch)
-        teacher_features = self._teacher_taps.pop() if self._tap_paths else {}
+        return {ALL: self.cached(batch["image"], batch["index"], self._view, batch.get("answers"))}
+
+    @property
+    def listens(self) -> bool:
+        """Whether a loss needs the teacher."""
+        return self.teacher is not None and any(loss.weight for loss in self.distill_losses.values())
+
+    def tapping_the_teacher(self) -> ExitStack:
+        """Inside, the teacher's features are caught for this module's losses."""
+        stack = ExitStack()
+        for taps in self._teacher_taps.values():
+            stack.enter_context(taps)
+        return stack
+
+    def ask(self, images: Tensor) -> Answers:
+        """The teachers' answers to a batch; their features wait in the taps. Empty where no loss needs them."""
+        if self.teacher is None or not self.listens:
+            return {}
+        with self.tapping_the_teacher():
+            return self.teacher.answers(images)
+
+    def losses(self, batch: Batch, answers: Answers) -> tuple[Tensor, dict[str, Tensor]]:
+        """The student's forward and its losses.
+
+        Args:
+            batch: see :data:`kd.data.datamodule.Batch`.
+            answers: of :meth:`ask`, for the same batch.
+
+        Returns:
+            The total, and what to log: each term unweighted (``<name>_loss``) and ``loss``, without gradients.
+        """
+        images, target = batch["image"], batch["target"]
+        with self._student_taps:
+            output = self.student(self.student_input(images))
+        own, distilled = output if isinstance(output, tuple) else (output, output)
+        own, distilled = self.task.fit(own, target), self.task.fit(distilled, target)
+        terms = self._distillation_terms(batch, distilled, answers)
+        if self.task_loss_weight:
+            terms["task"] = (self.task_loss_weight, self.task.loss(own, target))
+        total = own.new_zeros((), dtype=torch.float32)
+        for weight, value in terms.values():
+            total = total + weight * value
+        logged = {f"{name}_loss": value.detach() for name, (_, value) in terms.items()}
+        return total, {**logged, "loss": total.detach()}
+
+    def _distillation_terms(self, batch: Batch, logits: Tensor, answers: Answers) -> dict[str, tuple[float, Tensor]]:
+        target = batch["target"]
+        fitted = (
+            {name: self.task.fit(answer, target) for name, answer in answers.items()} if logits.ndim > 2 else answers
+        )
         terms = {}
-        for name, loss in active.items():
-            if isinstance(loss, FeatureLoss):
-                tap = self._tap_paths[name]
-                value = loss(student_features[tap.student], teacher_features[tap.teacher].float(), target)
-            elif isinstance(answers, TopKLogits):
-                value = loss.forward_topk(logits, answers, target)
+        for name, loss in self.distill_losses.items():
+            assert isinstance(loss, DistillLoss)
+            if not loss.weight:
+                continue
+            extra = {"index": batch["index"]} if loss.needs_index else {}
+            if isinstance(loss, LogitLoss) and isinstance(answers[ALL], TopKLogits):
+                value = loss.forward_topk(logits, answers[ALL], target)  # type: ignore[operator]
+            elif isinstance(loss, LogitLoss):
+                value = loss(logits, fitted[self._teacher_of.get(name, ALL)], target, **extra)
             else:
-                value = loss(logits, answers, target)
+                value = loss(*self._features(name, isinstance(loss, LayersLoss)), target, **extra)
             terms[name] = (loss.weight, value)
+        self._let_go()
         return terms
+
+    def _features(self, name: str, layers: bool) -> tuple[Any, Any]:
+        spec = self._tap_specs[name]
+        student = self._student_taps.read(spec.student, spec.tokens)
+        teacher = self._teacher_taps[self._teacher_of.get(name, ALL)].read(spec.teacher, spec.tokens)
+        teacher = [x.float() for x in teacher]
+        return (student, teacher) if layers else (student[0], teacher[0])
+
+    def _let_go(self) -> None:
+        self._student_taps.clear()
+        for taps in self._teacher_taps.values():
+            taps.clear()
 
     def configure_gradient_clipping(
         self,
@@ -283,6 +458,10 @@ class DistillationModule(LightningModule):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Steps, then moves the average."""
         super().optimizer_step(*args, **kwargs)
+        self.move_average()
+
+    def move_average(self) -> None:
+        """After an optimizer's step: takes the student into its moving average, where there is one."""
         if self.student_ema is not None:
             self.student_ema.update(self.student)
 
@@ -293,28 +472,32 @@ class DistillationModule(LightningModule):
         """The weights that are validated and exported: the average where there is one."""
         return self.student_ema.module if self.student_ema is not None else self.student
 
+    def keep_teacher_answers(self, answers: Tensor | None) -> None:
+        """Takes the teacher's answers on the validation set, by index: it need not be asked again."""
+        self.teacher_answers = answers
+
+    def on_validation_start(self) -> None:
+        """Brings a classifier that is made of the teacher's up to date."""
+        self._fold_classifier()
+
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Adds one batch to the task's metrics; padding (index -1) is left out."""
         real = batch["index"] >= 0
         images, target, index = (batch[k][real] for k in ("image", "target", "index"))
         if not len(images):
             return
-        logits = self.final_student(self.student_input(images))
-        self._student_taps.pop()
-        self.task.update(logits, target, self._teacher_prediction(images, index))
+        logits = self.task.fit(self.final_student(self.student_input(images)), target)
+        self.task.update(logits, target, self._teacher_answer(images, target, index))
 
-    def _teacher_prediction(self, images: Tensor, index: Tensor) -> Tensor | None:
-        if self.teacher is None:
+    def _teacher_answer(self, images: Tensor, target: Tensor, index: Tensor) -> Tensor | None:
+        if self.teacher is None or not self.teacher.has_head:
             return None
-        if self.teacher_predictions is not None:
-            return self.teacher_predictions[index]
-        prediction = self.teacher(images).argmax(1)
-        if self._tap_paths:
-            self._teacher_taps.pop()
-        return prediction
+        if self.teacher_answers is not None:
+            return self.teacher_answers[index.to(self.teacher_answers.device)].to(images.device)
+        return self.task.decide(self.task.fit(self.teacher.answers(images)[ALL], target))
 
     def on_validation_epoch_end(self) -> None:
-        """Logs ``val/acc1``, ``val/acc5`` and ``val/agreement`` over all processes."""
+        """Logs the task's metrics over all processes, as ``val/<name>``."""
         self.log_dict({f"val/{name}": value for name, value in self.task.compute().items()})
         self.task.reset()
 
@@ -337,7 +520,7 @@ class DistillationModule(LightningModule):
                 )
         if "batch_size" in self._datamodule.auto:
             self._datamodule.batch_size = checkpoint.get("kd_batch_size", self._datamodule.batch_size)
-        if self.teacher is not None and self.teacher.spec.cache == "auto":
+        if isinstance(self.teacher, Teacher) and self.teacher.spec.cache == "auto":
             self._cache_as_before(self.teacher, checkpoint.get("kd_cached", False))
 
     def _cache_as_before(self, teacher: Teacher, before: bool) -> None:

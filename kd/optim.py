@@ -1,7 +1,7 @@
 """Optimizer and learning-rate schedule."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -108,6 +108,38 @@ def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool =
         return ZeroRedundancyOptimizer(groups, optimizer_class=kind, parameters_as_bucket_view=True, **kwargs)
     except TypeError as error:
         raise UserError(f"optim.kwargs: {spec.name}: {error}") from error
+
+
+class Together(Optimizer):
+    """Several optimizers over different parameters, stepped as one.
+
+    Args:
+        optimizers: at least one. Their parameter groups are shared, so that a schedule of the whole reaches them.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self.optimizers = list(optimizers)
+        super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Evaluates the closure once and steps all."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all, in order."""
+        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes them back."""
+        for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
 
 def warmup_cosine(step: int, warmup_steps: int, total_steps: int, min_ratio: float) -> float:

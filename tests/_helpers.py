@@ -84,3 +84,105 @@ def run_cli(*items: str, program: str = "train", env: dict[str, str] | None = No
         cwd=ROOT, text=True, capture_output=True, timeout=240,
         env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
     )  # fmt: skip
+
+
+class LossTester:
+    """What every loss must stand: one instance a loss, one method a property.
+
+    Args:
+        function: ``(student, teacher, target) -> scalar``.
+        reference: the same in NumPy, float64, written from the definition.
+        make: ``(rng, n, scale) -> (student, teacher, target)`` in float64.
+        zero_at_teacher: the loss is 0 where both inputs are equal.
+        per_sample: the loss is a mean over samples, so that halves of a batch average to the whole.
+        differentiated: all of the value's dependence on the student has a gradient (else a test of its own).
+    """
+
+    def __init__(
+        self,
+        function,
+        reference,
+        make,
+        zero_at_teacher=True,
+        per_sample=True,
+        differentiated=True,
+    ) -> None:
+        self.function, self.reference, self.make = function, reference, make
+        self.zero_at_teacher, self.per_sample, self.differentiated = zero_at_teacher, per_sample, differentiated
+
+    def inputs(self, n: int = 6, scale: float = 2.0, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Float64 inputs of a batch of ``n``."""
+        return self.make(np.random.RandomState(seed), n, scale)
+
+    def check_reference(self) -> None:
+        """Equals the independent formula."""
+        for seed in range(3):
+            student, teacher, target = self.inputs(seed=seed)
+            ours = self.function(student, teacher, target).item()
+            theirs = self.reference(student.numpy(), teacher.numpy(), target.numpy())
+            np.testing.assert_allclose(ours, theirs, rtol=1e-7, atol=1e-10)
+
+    def check_gradient(self) -> None:
+        """Passes gradcheck in the student; the teacher's side is detached."""
+        student, teacher, target = self.inputs(n=4, scale=1.0)
+        student.requires_grad_()
+        if self.differentiated:
+            assert torch.autograd.gradcheck(lambda s: self.function(s, teacher, target), (student,), atol=1e-4)
+        theirs = teacher.clone().requires_grad_()
+        self.function(student, theirs, target).backward()
+        assert theirs.grad is None
+
+    def check_zero(self) -> None:
+        """Is 0 where student and teacher agree, and more elsewhere; or is not a divergence."""
+        student, teacher, target = self.inputs()
+        at_teacher = self.function(teacher.clone(), teacher, target).item()
+        if self.zero_at_teacher:
+            assert abs(at_teacher) < 1e-8
+        assert self.function(student, teacher, target).item() > at_teacher
+
+    def check_low_precision(self) -> None:
+        """In bf16 autocast on bf16 inputs: float32 out, near the float64 value."""
+        student, teacher, target = (x.bfloat16() if x.is_floating_point() and x.ndim else x for x in self.inputs())
+        with torch.autocast("cpu", torch.bfloat16):
+            value = self.function(student, teacher, target)
+        assert value.dtype == torch.float32
+        exact = self.function(student.double(), teacher.double(), target).item()
+        assert abs(value.item() - exact) <= 2e-2 * abs(exact) + 1e-4
+
+    def check_extreme(self) -> None:
+        """Inputs of +-60 give a finite value and gradient."""
+        student, teacher, target = self.inputs()
+        student = (60 * student.sign()).float().requires_grad_()
+        value = self.function(student, (-60 * teacher.sign()).float(), target)
+        value.backward()
+        assert torch.isfinite(value), value
+        assert torch.isfinite(student.grad).all()
+
+    def check_batch_of_one(self) -> None:
+        """A batch of one is finite, with a finite gradient."""
+        student, teacher, target = self.inputs(n=1)
+        student.requires_grad_()
+        value = self.function(student, teacher, target)
+        value.backward()
+        assert torch.isfinite(value), value
+        assert torch.isfinite(student.grad).all()
+
+    def check_halves(self) -> None:
+        """Two processes with half the batch each average to one with the whole (or the loss relates samples)."""
+        student, teacher, target = self.inputs(n=8)
+        whole = self.function(student, teacher, target).item()
+        halves = [self.function(student[i : i + 4], teacher[i : i + 4], target[i : i + 4]).item() for i in (0, 4)]
+        assert (abs(whole - sum(halves) / 2) < 1e-9 * abs(whole)) == self.per_sample
+
+    def check_compiled(self) -> None:
+        """Traces into one graph, with the value and the gradient of the plain call."""
+        torch.compiler.reset()
+        compiled = torch.compile(self.function, backend="aot_eager", fullgraph=True)
+        results = []
+        for function in (self.function, compiled):
+            student, teacher, target = self.inputs()
+            student.requires_grad_()
+            value = function(student, teacher, target)
+            value.backward()
+            results.append((value.detach(), student.grad))
+        torch.testing.assert_close(results[0], results[1])

@@ -264,13 +264,14 @@ def test_wrong_use_of_the_cache_is_one_line(
     [
         (["seed=1"], "was filled with other transforms: seed is 0 there, 1 here"),
         (["data.augment.hflip=0"], "was filled with other transforms: hflip is 0.5 there, 0.0 here"),
-        (["trainer.precision=32-true"], "was filled with other teacher: dtype is bfloat16 there, float32 here"),
+        (["trainer.precision=bf16-mixed"], "was filled with other teacher: dtype is float32 there, bfloat16 here"),
     ],
     ids=lambda x: str(x)[:30],
 )
 def test_a_stale_cache_is_refused(
     items: list[str], message: str, recipe: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    cache = [*cache, "trainer.precision=32-true"]
     run(recipe, *cache, "trainer.max_epochs=1")
     assert train_main([f"recipe={recipe}", *cache, *items]) == 2
     assert message in capsys.readouterr().err
@@ -279,7 +280,7 @@ def test_a_stale_cache_is_refused(
 def test_losses_that_look_at_layers_are_refused(
     tmp_path: Path, pictures: Path, teacher: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hint = {"class_path": "kd.losses.HintLoss", "init_args": {"class_token": True}}
+    hint = {"class_path": "kd.losses.HintLoss"}
     recipe = write_recipe(
         tmp_path / "tiny.yaml", pictures, teacher,
         model__distill_losses={"hint": hint}, model__taps={"hint": {"student": "norm", "teacher": "norm"}},
@@ -288,6 +289,41 @@ def test_losses_that_look_at_layers_are_refused(
     assert "model.teacher.cache: keeps logits alone, but hint looks at the teacher's layers" in capsys.readouterr().err
     run(recipe, *cache, "model.teacher.cache=auto", "trainer.max_epochs=1")
     assert "cache: off: model.teacher.cache: keeps logits alone" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("loss", ["DISTLoss", "HardKDLoss"])
+def test_losses_that_need_all_logits(
+    recipe: Path, cache: list[str], loss: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused with the largest alone; with all of them, the same as live."""
+    items = [f"model.distill_losses.other={loss}", "trainer.precision=32-true"]
+    assert train_main([f"recipe={recipe}", *cache, *items, "model.teacher.cache_topk=2"]) == 2
+    assert f"model.teacher.cache_topk: other ({loss}) needs all logits" in capsys.readouterr().err
+    live, cached = run(recipe, *items), run(recipe, *items, *cache)
+    for step, value in losses(live).items():
+        assert losses(cached)[step] == pytest.approx(value, abs=5e-3)
+
+
+def test_a_moving_temperature_needs_all_logits(
+    recipe: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    moving = "model.distill_losses.kd.final_temperature=1"
+    assert train_main([f"recipe={recipe}", *cache, moving, "model.teacher.cache_topk=2"]) == 2
+    assert "model.teacher.cache_topk: kd (KDLoss) needs all logits" in capsys.readouterr().err
+
+
+def test_several_teachers_are_refused(
+    tmp_path: Path, pictures: Path, teacher: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests._helpers import ARCH, TINY
+
+    spec = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(teacher), "cache": "on"}
+    recipe = write_recipe(tmp_path / "t.yaml", pictures, teacher, model__teacher=None)
+    recipe.write_text(
+        recipe.read_text().replace("  teacher: null", f"  teachers: {json.dumps({'a': spec, 'b': spec})}")
+    )
+    assert train_main([f"recipe={recipe}"]) == 2
+    assert "model.teachers: a cache serves one model.teacher, not several" in capsys.readouterr().err
 
 
 def test_yaml_reads_a_bare_on(tmp_path: Path, pictures: Path, teacher: Path) -> None:

@@ -16,6 +16,8 @@ LAYERS = [
     {
         "kd.losses",
         "kd.models",
+        "kd.dense",
+        "kd.taps",
         "kd.teacher",
         "kd.cached",
         "kd.measure",
@@ -23,8 +25,9 @@ LAYERS = [
         "kd.optim",
         "kd.tasks",
         "kd.data",
+        "kd.memory",
     },
-    {"kd.module", "kd.evaluate"},
+    {"kd.module", "kd.joint", "kd.evaluate"},
     {"kd.strategies", "kd.callbacks"},
     {"kd._parser", "kd._teachers", "kd.cli", "kd.fill", "kd.export", "kd.launch"},
 ]

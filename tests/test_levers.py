@@ -67,7 +67,7 @@ def test_batch_size_auto(recipe: Path, capsys: pytest.CaptureFixture[str]) -> No
     folder = run(recipe, *items)
     found = summary(folder)
     assert (found["batch_size"], found["steps"]) == (48, 2)
-    assert found["lr"] == pytest.approx(0.002)
+    assert found["student"]["lr"] == pytest.approx(0.002)
     assert "batch size: 48 a process takes" in capsys.readouterr().out
     assert train_main([f"resume={folder}", "trainer.max_epochs=3"]) == 0
     assert summary(folder)["batch_size"] == 48

@@ -15,7 +15,7 @@ from kd.data.transforms import Augment
 from kd.errors import UserError
 from kd.losses import KDLoss
 from kd.losses.functional import kd_loss
-from kd.models import ModelSpec, Preprocess, StudentSpec, Taps, TeacherSpec, build_model, load_checkpoint
+from kd.models import ModelSpec, Preprocess, StudentSpec, TeacherSpec, build_model, load_checkpoint
 from kd.module import DistillationModule
 from kd.optim import OptimSpec, build_optimizer, parameter_groups, warmup_cosine
 from kd.teacher import Teacher
@@ -113,16 +113,6 @@ def test_soft_targets(teacher: Path, batch: dict[str, torch.Tensor]) -> None:
     hard = logged(module, batch)
     soft = logged(module, {**batch, "target": torch.nn.functional.one_hot(batch["target"], 4).float()})
     assert soft == pytest.approx(hard)
-
-
-def test_taps_catch_and_let_go(teacher: Path) -> None:
-    model = tiny_vit()
-    taps = Taps(model, ["blocks.1", "norm"], "model.taps")
-    model(torch.zeros(2, 3, 32, 32))
-    assert {k: tuple(v.shape) for k, v in taps.pop().items()} == {"blocks.1": (2, 17, 32), "norm": (2, 17, 32)}
-    assert taps.pop() == {}
-    with pytest.raises(UserError, match=r"no layer 'block.1'; near: blocks.1"):
-        Taps(model, ["block.1"], "model.taps")
 
 
 # -- models and checkpoints --------

@@ -1,5 +1,6 @@
 """Looks at the teacher before the first step: a wrong one costs the whole run."""
 
+import copy
 import math
 from typing import Any
 
@@ -9,12 +10,15 @@ from torch import Tensor
 
 from kd._bar import bar
 from kd.errors import UserError
+from kd.tasks import Task
+from kd.tasks.base import TargetCounts
 
 
 class Preflight(Callback):
     """Measures the teacher on the validation set, and keeps its answers for the student's agreement.
 
-    A teacher within three standard errors of always naming the most frequent class stops the run.
+    A teacher that is no better than a guesser (:meth:`kd.tasks.Task.chance`) stops the run. Of several teachers each is
+    measured, and all together.
 
     Args:
         mode: ``stop``, or ``warn`` to go on with a weak teacher.
@@ -23,23 +27,35 @@ class Preflight(Callback):
     def __init__(self, mode: str = "stop") -> None:
         self.mode = mode
         self.teacher_val: dict[str, float] = {}
+        self.members: dict[str, dict[str, float]] = {}
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Runs the teacher over this process's share of the validation set."""
-        if pl_module.teacher is None or trainer.limit_val_batches == 0:
+        teacher = pl_module.teacher
+        if teacher is None or trainer.limit_val_batches == 0:
             return
-        predictions, counts, per_class = self._measure(trainer, pl_module)
-        pl_module.teacher_predictions = predictions.to(pl_module.device)
-        totals = torch.cat([counts, per_class]).to(pl_module.device)
-        totals = trainer.strategy.reduce(totals, reduce_op="sum").cpu()
-        right, in_top5, *classes = (int(n) for n in totals)
-        self._judge(trainer, str(pl_module.teacher.spec.arch), right, in_top5, classes)
+        if not teacher.has_head:
+            if trainer.is_global_zero:
+                print(
+                    f"preflight: teacher {teacher.arch} has no classifier: its features teach, unmeasured", flush=True
+                )
+            return
+        judges = {name: copy.deepcopy(pl_module.task) for name in {"": None, **teacher.members}}
+        for judge in judges.values():
+            judge.reset()
+        seen = TargetCounts(len(pl_module.data_info.classes)).to(pl_module.device)
+        pl_module.keep_teacher_answers(self._measure(trainer, pl_module, judges, seen))
+        counts, total = seen.compute()
+        found = {name: _rounded(judge.compute()) for name, judge in judges.items()}
+        self.teacher_val, self.members = found[""], {name: val for name, val in found.items() if name}
+        for name, val in found.items():
+            arch = teacher.members[name].arch if name in teacher.members else f"ensemble {teacher.arch}"
+            self._judge(trainer, pl_module.task, f"{name} ({arch})" if name else arch, val, counts, int(total))
 
     @torch.no_grad()
-    def _measure(self, trainer: Trainer, pl_module: Any) -> tuple[Tensor, Tensor, Tensor]:
-        data = pl_module.trainer.datamodule
-        predictions = torch.full((len(data.split("val").targets),), -1, dtype=torch.long)
-        counts, per_class = torch.zeros(2), torch.zeros(len(data.source.classes))
+    def _measure(self, trainer: Trainer, pl_module: Any, judges: dict[str, Task], seen: TargetCounts) -> Tensor | None:
+        """The teacher's answers by validation index."""
+        data, task, answers = pl_module.trainer.datamodule, pl_module.task, None
         loader = data.val_dataloader()
         limit = trainer.limit_val_batches
         batches = min(len(loader), limit if isinstance(limit, int) else math.ceil(limit * len(loader)))
@@ -50,27 +66,37 @@ class Preflight(Callback):
             real = batch["index"] >= 0
             if not real.any():
                 continue
-            logits = pl_module.teacher(batch["image"][real].to(pl_module.device)).cpu()
-            target, top = batch["target"][real], logits.topk(min(5, logits.shape[1]), dim=1).indices
-            predictions[batch["index"][real]] = top[:, 0]
-            hits = top == target[:, None]
-            counts += torch.stack([hits[:, 0].sum(), hits.sum()])
-            per_class += torch.bincount(target, minlength=len(per_class))
+            target = batch["target"][real].to(pl_module.device)
+            logits = pl_module.teacher.answers(batch["image"][real].to(pl_module.device))
+            logits = {name: task.fit(answer, target) for name, answer in logits.items()}
+            for name, judge in judges.items():
+                judge.update(logits[name], target, None)
+            seen.update(target)
+            answer = task.decide(logits[""]).cpu()
+            if answers is None:
+                answers = torch.zeros(len(data.split("val").targets), *answer.shape[1:], dtype=answer.dtype)
+            answers[batch["index"][real]] = answer
         shown.close()
-        return predictions, counts, per_class
+        return answers
 
-    def _judge(self, trainer: Trainer, arch: str, right: int, in_top5: int, per_class: list[int]) -> None:
-        total = sum(per_class)
-        self.teacher_val = {"acc1": round(right / total, 6), "acc5": round(in_top5 / total, 6)}
-        chance = max(per_class) / total
-        weak = right <= total * chance + 3 * math.sqrt(total * chance * (1 - chance))
+    def _judge(
+        self, trainer: Trainer, task: Task, name: str, val: dict[str, float], counts: Tensor, total: int
+    ) -> None:
+        value = val[task.primary]
+        weak = value <= task.chance(counts.cpu(), total)
+        if task.primary == "acc1":
+            found = f"is right on {round(value * total)} of {total} validation pictures"
+        else:
+            found = f"reaches {task.primary} {value:.1%} on the validation set"
         if weak and self.mode == "stop":
             raise UserError(
-                f"model.teacher: {arch} is right on {right} of {total} validation pictures, no better than guessing "
+                f"model.teacher: {name} {found}, no better than guessing "
                 "(wrong class order, size or weights?); preflight=warn distils from it all the same"
             )
         if trainer.is_global_zero:
-            found = (
-                f"preflight: teacher {arch} is right on {right} of {total} validation pictures ({right / total:.1%})"
-            )
-            print(found + (", no better than guessing" if weak else ""), flush=True)
+            share = f" ({value:.1%})" if task.primary == "acc1" else ""
+            print(f"preflight: teacher {name} {found}{share}{', no better than guessing' if weak else ''}", flush=True)
+
+
+def _rounded(metrics: dict[str, Tensor]) -> dict[str, float]:
+    return {name: round(float(value), 6) for name, value in metrics.items()}

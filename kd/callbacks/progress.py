@@ -53,7 +53,7 @@ class Progress(Callback):
         if self._bar is None or trainer.sanity_checking:
             return
         metrics = trainer.callback_metrics
-        values = [f"{k} {v:.3f}" for k, v in metrics.items() if k.startswith("val/")]
+        values = [f"{k} {v:.3f}" for k, v in metrics.items() if "val/" in k and "/iou_" not in k]
         loss = f"train/loss {metrics['train/loss']:.3f}  " if "train/loss" in metrics else ""
         self._bar.write(f"epoch {trainer.current_epoch + 1:>3}  {loss}{'  '.join(values)}", file=sys.stderr)
 

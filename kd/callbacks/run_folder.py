@@ -39,6 +39,20 @@ class MetricsCSV(CSVLogger):
         """Nothing: ``config.yaml`` holds the settings."""
 
 
+class StudentCSV(MetricsCSV):
+    """``metrics.csv`` of one of several students."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        super().__init__(path)
+        self._student = f"{name}/"
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Its own metrics, under the names that a single student's have."""
+        own = {k.removeprefix(self._student): v for k, v in metrics.items() if k.startswith(self._student)}
+        if own:
+            super().log_metrics(own | ({"epoch": metrics["epoch"]} if "epoch" in metrics else {}), step)
+
+
 class RunFolder(Callback):
     """Claims the run's folder once the preflight has passed, and sends metrics and checkpoints there.
 
@@ -78,6 +92,13 @@ class RunFolder(Callback):
         for checkpoint in self.checkpoints:  # their own setup has taken Lightning's default folder
             checkpoint.dirpath = os.path.realpath(self.path / "checkpoints")
         trainer.loggers = [*trainer.loggers, MetricsCSV(self.path)]
+        for name in filter(None, pl_module.named_students()):
+            trainer.loggers.append(StudentCSV(self.student_path(name), name))
+
+    def student_path(self, name: str) -> Path:
+        """The folder of one of several students; of a single one (no name) the run's own."""
+        assert self.path is not None
+        return self.path / "students" / name if name else self.path
 
     def _claim(self) -> Path:
         """The next free number; ``mkdir`` decides between two runs that start at once."""

@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,24 +34,28 @@ class Summary(Callback):
         preflight: what was measured of the teacher.
         recipe: the recipe's name.
         seed: of the run.
+        monitor: the metric that decides which epoch is a student's best (``val/acc1``).
+        mode: whether more (``max``) or less (``min``) of it is better.
     """
 
     folder: RunFolder
     preflight: Preflight
     recipe: str
     seed: int
+    monitor: str
+    mode: str
     content: dict[str, Any] = field(default_factory=dict)
     _steps_ms: list[float] = field(default_factory=list)
     _last_step: float | None = None
     _started: float = field(default_factory=time.monotonic)
-    _final: dict[str, float] = field(default_factory=dict)
-    _best: dict[str, float] = field(default_factory=dict)
-    _memory: Memory | None = None
+    _final: dict[str, dict[str, float]] = field(default_factory=dict)
+    _best: dict[str, dict[str, float]] = field(default_factory=dict)
+    _memory: dict[str, Memory] = field(default_factory=dict)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Counts what a step will keep in memory."""
         if trainer.is_global_zero:
-            self._memory = Memory(pl_module)
+            self._memory = {name: Memory(module) for name, module in pl_module.named_students().items()}
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         """The first step of an epoch includes the loader's start."""
@@ -67,23 +72,24 @@ class Summary(Callback):
         """Keeps the newest and the best validation metrics."""
         if trainer.sanity_checking:
             return
-        self._final = {
-            k.removeprefix("val/"): round(float(v), 6)
-            for k, v in trainer.callback_metrics.items()
-            if k.startswith("val/")
-        }
+        for name in pl_module.named_students():
+            prefix = f"{name}/val/" if name else "val/"
+            found = {k: v for k, v in trainer.callback_metrics.items() if k.startswith(prefix)}
+            self._final[name] = {k.removeprefix(prefix): round(float(v), 6) for k, v in found.items()}
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Remembers the best epoch's metrics, by the metric that the best checkpoint goes by."""
-        best = best_checkpoint(trainer)
-        name = str(best.monitor).removeprefix("val/") if best else ""
-        if name not in self._final or best is None:
-            return
-        better = self._final[name] > self._best.get(name, -float("inf"))
-        if best.mode == "min":
-            better = self._final[name] < self._best.get(name, float("inf"))
-        if better:
-            self._best = {**self._final, "epoch": trainer.current_epoch + 1}
+        """Remembers each student's best epoch."""
+        metric = self.monitor.removeprefix("val/")
+        for name, final in self._final.items():
+            before = self._best.get(name, {}).get(metric)
+            if metric not in final:
+                continue
+            if before is None or (final[metric] < before if self.mode == "min" else final[metric] > before):
+                self._best[name] = {**final, "epoch": trainer.current_epoch + 1}
+
+    def is_best(self, name: str, epoch: int) -> bool:
+        """Whether ``epoch`` (from 1) is the best one of a student so far."""
+        return self._best.get(name, {}).get("epoch") == epoch
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Writes the summary of a run that ended well."""
@@ -116,7 +122,33 @@ class Summary(Callback):
         self.content = self._content(trainer, pl_module, status)
         if error is not None:
             self.content["error"] = f"{type(error).__name__}: {error}"
-        (self.folder.path / "summary.json").write_text(json.dumps(self.content, indent=2) + "\n")
+        _write(self.folder.path / "summary.json", self.content)
+        for name, own in self.content.get("students", {}).items():
+            _write(self.folder.student_path(name) / "summary.json", {**self.content, "student": own, "students": None})
+
+    def _students(self, modules: dict[str, Any]) -> dict[str, Any]:
+        """``student`` (the first of several), and of several ``students`` by name."""
+        each = {
+            name: _model(m.student_spec.arch, m.student, self._final.get(name, {}))
+            | {"best_val": self._best.get(name, {}), "lr": m.lr}
+            for name, m in modules.items()
+        }
+        return {"student": next(iter(each.values()))} | ({"students": each} if "" not in each else {})
+
+    def _memory_mb(self, pl_module: Any, batch_size: int) -> dict[str, float] | None:
+        """By part, for the first of several students."""
+        if not self._memory:
+            return None
+        return next(iter(self._memory.values())).report(batch_size, pl_module.trainer.optimizers)
+
+    def _teacher(self, teacher: Any) -> dict[str, Any] | None:
+        if teacher is None:
+            return None
+        whole = _model(teacher.arch, teacher.model, self.preflight.teacher_val)
+        each = {
+            name: _model(t.arch, t.model, self.preflight.members.get(name, {})) for name, t in teacher.members.items()
+        }
+        return whole | ({"members": each} if len(each) > 1 else {})
 
     def _content(self, trainer: Trainer, pl_module: Any, status: str) -> dict[str, Any]:
         info, data = pl_module.data_info, pl_module.trainer.datamodule
@@ -136,24 +168,27 @@ class Summary(Callback):
             "images_per_s": round(1000 * per_step / step_ms, 1) if step_ms else None,
             "step_ms_median": round(step_ms, 2) if step_ms else None,
             "peak_memory_mb": round(_peak_memory_mb(pl_module.device)),
-            "teacher": _model(pl_module.teacher.spec.arch, pl_module.teacher.model, self.preflight.teacher_val)
-            if pl_module.teacher
-            else None,
-            "memory_mb": self._memory.report(data.batch_size, trainer.optimizers) if self._memory else None,
+            "memory_mb": self._memory_mb(pl_module, data.batch_size),
             "batch_size": data.batch_size,
             "num_workers": data.num_workers,
-            "lr": pl_module.lr,
-            "cache": pl_module.cached.report() if pl_module.cached else None,
-            "student": _model(pl_module.student_spec.arch, pl_module.student, self._final) | {"best_val": self._best},
+            "cache": pl_module.cached.report() if getattr(pl_module, "cached", None) else None,
+            "teacher": self._teacher(pl_module.teacher),
+            **self._students(pl_module.named_students()),
             "data": {
                 "source": data.source.describe(),
                 "train": info.train,
                 "val": info.val,
                 "classes": len(info.classes),
+                "unlabeled": info.unlabeled,
                 "skipped": len(data.skipped),
             },
             "seed": self.seed,
         }
+
+
+def _write(file: Path, content: dict[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def best_checkpoint(trainer: Trainer) -> ModelCheckpoint | None:

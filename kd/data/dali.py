@@ -6,7 +6,7 @@ otherwise: views differ by a third of a level in the mean, by a few levels in si
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from torchvision.io import encode_png
 from kd.data.device import DeviceViews as _DeviceViews
 from kd.data.device import Plan, Recipe, chain_of, check_views, draw
 from kd.data.sampler import Key
-from kd.data.sources import Split
+from kd.data.sources import Source, Split
 from kd.data.transforms import Augment, decode, seeded
 from kd.errors import UserError
 from kd.memory import cores
@@ -27,9 +27,9 @@ from kd.memory import cores
 ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
 
 
-def check(augment: Augment) -> None:
+def check(augment: Augment, source: Source) -> None:
     """Raises a UserError where DALI is missing, or the engine can't make these views."""
-    check_views(augment, "dali")
+    check_views(augment, source, "dali")
     try:
         import nvidia.dali  # noqa: F401
     except ImportError as error:
@@ -43,32 +43,32 @@ class EncodedPlan(Plan):
     encoded: list[np.ndarray]
 
 
-class CutSet(torch.utils.data.Dataset[tuple[np.ndarray, Recipe, int, Key]]):
+class CutSet(torch.utils.data.Dataset[tuple[np.ndarray, Recipe, Any, Key]]):
     """One split, encoded, with the plan of each view. Only a picture's header is read here.
 
     Args:
         split: the pictures.
-        img_size: side of a view in pixels.
+        size: height and width of a view in pixels.
         augment: the views.
         seed: of the run.
     """
 
-    def __init__(self, split: Split, img_size: int, augment: Augment, seed: int) -> None:
-        self.split, self.img_size, self.seed = split, img_size, seed
-        self.chain = chain_of(img_size, augment)
+    def __init__(self, split: Split, size: tuple[int, int], augment: Augment, seed: int) -> None:
+        self.split, self.size, self.seed = split, size, seed
+        self.chain = chain_of(size, augment)
 
     def __len__(self) -> int:
         return len(self.split.targets)
 
-    def __getitem__(self, key: Key) -> tuple[np.ndarray, Recipe, int, Key]:
+    def __getitem__(self, key: Key) -> tuple[np.ndarray, Recipe, Any, Key]:
         index, view = key
         try:
             data, height, width = plain(self.split.read(index))
         except (RuntimeError, OSError) as error:
             raise RuntimeError(f"{self.split.name(index)} can't be read: {error}") from error
         with seeded(self.seed, index, view):
-            recipe = draw(self.chain, height, width, self.img_size)
-        return np.frombuffer(data, np.uint8), recipe, self.split.targets[index], key
+            recipe = draw(self.chain, height, width, self.size)
+        return np.frombuffer(data, np.uint8), recipe, self.split.target(index), key
 
 
 def plain(data: bytes) -> tuple[bytes, int, int]:
@@ -84,12 +84,12 @@ def plain(data: bytes) -> tuple[bytes, int, int]:
     return encode_png(picture, compression_level=0).numpy().tobytes(), picture.shape[1], picture.shape[2]
 
 
-def pack(samples: Sequence[tuple[np.ndarray, Recipe, int, Key]]) -> dict[str, Any]:
-    """Samples -> a batch whose pictures stay on the host until DALI takes them."""
+def pack(stack: Callable[..., Tensor], samples: Sequence[tuple[np.ndarray, Recipe, Any, Key]]) -> dict[str, Any]:
+    """Samples -> a batch whose pictures stay on the host until DALI takes them. ``stack`` makes its targets."""
     encoded, recipes, targets, keys = zip(*samples, strict=True)
     return {
         "plan": EncodedPlan(list(recipes), list(keys), list(encoded)),
-        "target": torch.tensor(targets),
+        "target": stack(targets),
         "index": torch.tensor([index for index, _ in keys]),
     }
 
@@ -131,8 +131,7 @@ class DeviceViews(_DeviceViews):
             cut = fn.decoders.image_slice(
                 encoded, start, shape, device="mixed" if gpu else "cpu", axis_names="HW", output_type=types.RGB
             )
-            size = [self.img_size, self.img_size]
-            return fn.resize(cut, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
+            return fn.resize(cut, size=list(self.size), interp_type=types.INTERP_LINEAR, antialias=True)
 
         pipeline = views()
         pipeline.build()

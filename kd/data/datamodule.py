@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -16,56 +17,106 @@ from torchvision.transforms import v2
 from kd.data.sampler import EvalBatches, Key, TrainBatches, ViewBatches
 from kd.data.scan import damaged
 from kd.data.sources import FoodTagMini, Source, Split, Subset, labelled_folder
-from kd.data.transforms import Augment, MixPairs, decode, eval_transform, seeded, train_transform
+from kd.data.transforms import Augment, MixPairs, decode, eval_transform, height_width, seeded, train_transform
+from kd.data.unlabeled import Joined, unlabelled_folder, unlabelled_mask
 from kd.errors import UserError
 from kd.memory import cores
 
 Batch = dict[str, Tensor]
-"""``image``: uint8 (N, 3, H, W); ``target``: ids (N,) or probabilities (N, C); ``index``: (N,), -1 for padding."""
+"""``image``: uint8 (N, 3, H, W); ``target``: ids (N,), probabilities or labels (N, C), or masks (N, H, W), uint8;
+``index``: (N,), -1 for padding."""
+
+Sample = tuple[Tensor, Any, Key]
+"""Picture, target (id, ids, or mask), (index, epoch)."""
 
 
 @dataclass
 class DataInfo:
-    """What a model needs to know of the data."""
+    """What a model needs to know of the data.
+
+    Attributes:
+        classes: names by class id.
+        train: training pictures, with and without a label.
+        val: validation pictures.
+        unlabeled: how many of ``train`` have no label.
+        labels: whether training sees any labels.
+        soft_targets: labels are mixed (mixup, cutmix).
+        masks: targets are masks.
+        multi_label: targets are any number of labels.
+        ignore_index: the value of a mask's pixels that take no part.
+    """
 
     classes: list[str]
     train: int
     val: int
+    unlabeled: int = 0
+    labels: bool = True
+    soft_targets: bool = False
+    masks: bool = False
+    multi_label: bool = False
+    ignore_index: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """What the targets are, for people."""
+        if self.masks:
+            return "masks"
+        return "any number of labels a picture" if self.multi_label else "one label a picture"
 
 
-class PictureSet(Dataset[tuple[Tensor, int, Key]]):
+class PictureSet(Dataset[Sample]):
     """One split, decoded and transformed; a view depends on (seed, index, epoch) alone."""
 
-    def __init__(self, split: Split, transform: v2.Transform, seed: int) -> None:
+    def __init__(self, split: Split, transform: v2.Transform, seed: int, source: Source | None = None) -> None:
         self.split, self.transform, self.seed = split, transform, seed
+        self.masks = source is not None and source.masks
+        self.ignore_index = source.ignore_index if source else None
 
     def __len__(self) -> int:
         return len(self.split.targets)
 
-    def __getitem__(self, key: Key) -> tuple[Tensor, int, Key]:
+    def __getitem__(self, key: Key) -> Sample:
         index, epoch = key
         try:
-            picture = decode(self.split.read(index))
+            picture, target = decode(self.split.read(index)), self.split.target(index)
         except (RuntimeError, OSError) as error:
             raise RuntimeError(f"{self.split.name(index)} can't be read: {error}") from error
         with seeded(self.seed, index, epoch):
-            return self.transform(picture), self.split.targets[index], key
+            if not self.masks:
+                return self.transform(picture), target, key
+            if isinstance(target, int):
+                target = unlabelled_mask(picture.shape[1], picture.shape[2], self.ignore_index)
+            return (*self.transform(picture, target), key)
 
 
 class Collate:
     """Samples -> a batch; mixes pairs where the augmentation says so. Runs in the loader's workers."""
 
-    def __init__(self, mix: MixPairs | None = None) -> None:
-        self.mix = mix
+    def __init__(self, mix: MixPairs | None = None, labels: int = 0) -> None:
+        self.mix, self.labels = mix, labels
 
-    def __call__(self, samples: Sequence[tuple[Tensor, int, Key]]) -> Batch:
+    def __call__(self, samples: Sequence[Sample]) -> Batch:
         images = torch.stack([image for image, _, _ in samples])
-        targets = torch.tensor([target for _, target, _ in samples])
+        targets = self.targets([target for _, target, _ in samples])
         keys = [key for _, _, key in samples]
         index = torch.tensor([-1 if epoch < 0 else i for i, epoch in keys])
         if self.mix:
             images, targets = self.mix(images, targets, keys)
         return {"image": images, "target": targets, "index": index}
+
+    def targets(self, targets: Sequence[Any]) -> Tensor:
+        """Targets of samples -> the batch's."""
+        if isinstance(targets[0], Tensor):
+            return torch.cat([t.as_subclass(Tensor) for t in targets])
+        if not self.labels:
+            return torch.tensor(targets)
+        rows = torch.zeros(len(targets), self.labels)
+        for row, ids in zip(rows, targets, strict=True):
+            if isinstance(ids, list):
+                row[ids] = 1.0
+            else:  # the -1 of a picture without labels
+                row.fill_(float("nan"))
+        return rows
 
 
 class DistillationDataModule(LightningDataModule):
@@ -73,8 +124,9 @@ class DistillationDataModule(LightningDataModule):
 
     Args:
         source: where pictures and labels come from, by class name: ``FoodTagMini``, ``ImageFolder``, ``Food101``,
-            ``Manifest``, ``HuggingFace``, ``Shards``.
-        img_size: side of a view in pixels; teacher and student resize it to their own size on the device.
+            ``Manifest``, ``HuggingFace``, ``SegmentationFolder``, ``Shards``.
+        img_size: side of a view in pixels, or height and width; teacher and student resize it to their own size on the
+            device.
         batch_size: pictures a step and process; ``auto`` takes the largest that fits (see ``optim.lr_batch``).
         num_workers: loader processes of each training process; 0 loads in the training process; ``auto`` measures how
             many keep up, within the cores that the process was given.
@@ -84,19 +136,24 @@ class DistillationDataModule(LightningDataModule):
             device), ``dali`` (NVIDIA DALI decodes too; extra ``dali``). The views are the same up to rounding.
         on_bad_image: a picture that can't be decoded stops the run before training (``stop``), or is left out
             (``skip``).
+        unlabeled: a folder of pictures without labels (at any depth), to learn from the teacher's answers alone.
+        unlabeled_ratio: that many unlabelled pictures to each labelled one in an epoch; without it the unlabelled
+            ones are all that is trained on.
         seed: orders and augments; follows the run's ``seed``.
     """
 
     def __init__(
         self,
         source: Source | None = None,
-        img_size: int = 224,
+        img_size: int | tuple[int, int] = 224,
         batch_size: int | Literal["auto"] = 64,
         num_workers: int | Literal["auto"] = 1,
         crop_ratio: float = 0.875,
         augment: Augment | None = None,
         engine: Literal["torch", "device", "dali"] = "torch",
         on_bad_image: str = "stop",
+        unlabeled: str | None = None,
+        unlabeled_ratio: float | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -105,7 +162,7 @@ class DistillationDataModule(LightningDataModule):
         self.batch_size: int = 64 if isinstance(batch_size, str) else batch_size
         self.num_workers: int = max(0, cores() - 1) if isinstance(num_workers, str) else num_workers
         for name, value, low in (
-            ("img_size", img_size, 1),
+            ("img_size", min(height_width(img_size)), 1),
             ("batch_size", self.batch_size, 1),
             ("num_workers", self.num_workers, 0),
         ):
@@ -115,12 +172,17 @@ class DistillationDataModule(LightningDataModule):
             raise ValueError(f"crop_ratio must be > 0 and <= 1, got {crop_ratio}")
         if on_bad_image not in ("stop", "skip"):
             raise ValueError(f"on_bad_image must be stop or skip, got '{on_bad_image}'")
+        if unlabeled_ratio is not None and not unlabeled_ratio > 0:
+            raise ValueError(f"unlabeled_ratio must be > 0, got {unlabeled_ratio}")
+        if unlabeled_ratio is not None and unlabeled is None:
+            raise ValueError(f"unlabeled_ratio must come with data.unlabeled, got {unlabeled_ratio} alone")
         self.source = source or FoodTagMini()
-        self.img_size, self.crop_ratio, self.augment = img_size, crop_ratio, augment or Augment()
+        self.unlabeled, self.unlabeled_ratio = unlabeled, unlabeled_ratio
+        self.size, self.crop_ratio, self.augment = height_width(img_size), crop_ratio, augment or Augment()
         self.on_bad_image, self.seed, self.engine = on_bad_image, seed, engine
         self._engine = None if engine == "torch" else import_module(f"kd.data.{engine}")
         if self._engine is not None:
-            self._engine.check(self.augment)
+            self._engine.check(self.augment, self.source)
         self._make_views: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # what is left to the device
         self.views: int | None = None  # set where a teacher's answers are cached: view = epoch % views
         self.skipped: list[str] = []
@@ -136,12 +198,35 @@ class DistillationDataModule(LightningDataModule):
             UserError: missing data, damaged pictures (unless skipped), or a batch larger than the set.
         """
         sizes = {split: len(self.split(split).targets) for split in ("train", "val")}
-        return DataInfo(list(self.source.classes), sizes["train"], sizes["val"])
+        self._check_augment()
+        source, augment = self.source, self.augment
+        return DataInfo(
+            list(source.classes), sizes["train"], sizes["val"],
+            unlabeled=self._unlabelled_count(), labels=not self.unlabeled or self.unlabeled_ratio is not None,
+            soft_targets=bool(augment.mixup or augment.cutmix), masks=source.masks, multi_label=source.multi_label,
+            ignore_index=source.ignore_index,
+        )  # fmt: skip
+
+    def _check_augment(self) -> None:
+        undefined: tuple[str, ...] = ("mixup", "cutmix") if self.source.masks or self.source.multi_label else ()
+        if self.source.masks:
+            undefined += ("rand_augment", "random_erasing")
+        for name in undefined:
+            if getattr(self.augment, name):
+                kind = "masks" if self.source.masks else "several labels a picture"
+                raise UserError(f"data.augment.{name}: is not defined for {kind}, set it to 0")
+
+    def _unlabelled_count(self) -> int:
+        train = self.split("train")
+        return len(train.targets) - train.border if isinstance(train, Joined) else 0
 
     def split(self, name: str) -> Split:
         """A split without its damaged pictures."""
         if name not in self._splits:
-            self._splits[name] = self._checked(self.source.load(name), name)
+            split = self._checked(self.source.load(name), name)
+            if name == "train" and self.unlabeled:
+                split = Joined(split, self._checked(unlabelled_folder(self.unlabeled), "unlabeled"))
+            self._splits[name] = split
         return self._splits[name]
 
     def _checked(self, split: Split, name: str) -> Split:
@@ -184,22 +269,31 @@ class DistillationDataModule(LightningDataModule):
         rank, world_size = self._rank()
         self.check_batch_size(world_size)
         split = self.split("train")
-        batches = TrainBatches(
-            len(split.targets), self.batch_size, self.seed, rank, world_size, self.views, self.augment.mixes
-        )
+        batches = self._batches(rank, world_size)
+        if not len(batches):
+            raise UserError(f"data.batch_size: {self.batch_size} x {world_size} process(es) is more than an epoch's "
+                            f"{batches.epoch_length()} pictures")  # fmt: skip
         if self._resume_at:
             batches.skip(*self._resume_at)
         self._train_batches = batches
         return self._train_loader(split, batches)
 
+    def _batches(self, rank: int, world_size: int) -> TrainBatches:
+        split, unlabelled = self.split("train"), self._unlabelled_count()
+        return TrainBatches(
+            len(split.targets) - unlabelled, self.batch_size, self.seed, rank, world_size, unlabelled,
+            self.unlabeled_ratio, self.views, self.augment.mixes,
+        )  # fmt: skip
+
     def _train_loader(self, split: Split, batches: TrainBatches | ViewBatches) -> DataLoader:
         mix = MixPairs(self.augment, len(self.source.classes), self.seed)
+        collate = self._collate(mix)
         if self._engine is None:
-            pictures = PictureSet(split, train_transform(self.img_size, self.augment), self.seed)
-            return self._loader(pictures, batches, Collate(mix))
-        self._make_views = self._engine.DeviceViews(self.img_size, self.augment, mix)
-        pictures = self._engine.CutSet(split, self.img_size, self.augment, self.seed)
-        return self._loader(pictures, batches, self._engine.pack)
+            transform = train_transform(self.size, self.augment)
+            return self._loader(PictureSet(split, transform, self.seed, self.source), batches, collate)
+        self._make_views = self._engine.DeviceViews(self.size, self.augment, mix)
+        pictures = self._engine.CutSet(split, self.size, self.augment, self.seed)
+        return self._loader(pictures, batches, partial(self._engine.pack, collate.targets))
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Makes the views of a batch that came without them (``engine=device`` or ``dali``)."""
@@ -210,9 +304,13 @@ class DistillationDataModule(LightningDataModule):
     ) -> DataLoader:
         """Training batches of one view without those whose samples are all ``present(view, index)``."""
         split = self.split("train")
-        batches = ViewBatches(len(split.targets), self.batch_size, self.seed, view, rank, world_size)
+        order = self._batches(0, 1).order(view) if self.augment.mixes else np.arange(len(split.targets))
+        batches = ViewBatches(order, self.batch_size, view, rank, world_size)
         batches.leave_out(lambda index: bool(present(view, index).all()))
         return self._train_loader(split, batches)
+
+    def _collate(self, mix: MixPairs | None = None) -> Collate:
+        return Collate(mix, len(self.source.classes) if self.source.multi_label else 0)
 
     def val_dataloader(self) -> DataLoader:
         """Validation batches of this process, in order."""
@@ -223,11 +321,11 @@ class DistillationDataModule(LightningDataModule):
         rank, world_size = self._rank()
         pictures = self.split(split)
         batches = EvalBatches(len(pictures.targets), self.batch_size, rank, world_size)
-        transform = eval_transform(self.img_size, self.crop_ratio)
-        return self._loader(PictureSet(pictures, transform, self.seed), batches, Collate())
+        transform = eval_transform(self.size, self.crop_ratio)
+        return self._loader(PictureSet(pictures, transform, self.seed, self.source), batches, self._collate())
 
     def _loader(
-        self, data: PictureSet, batches: TrainBatches | EvalBatches | ViewBatches, collate: Collate
+        self, data: Dataset[Any], batches: TrainBatches | EvalBatches | ViewBatches, collate: Callable[..., Any]
     ) -> DataLoader:
         return DataLoader(
             data,
@@ -241,7 +339,7 @@ class DistillationDataModule(LightningDataModule):
     def sample_pictures(self, count: int) -> Tensor:
         """The first ``count`` training pictures of a fixed shuffle, as validation sees them: uint8 ``(N, 3, H, W)``."""
         split = self.split("train")
-        data = PictureSet(split, eval_transform(self.img_size, self.crop_ratio), self.seed)
+        data = PictureSet(split, eval_transform(self.size, self.crop_ratio), self.seed, self.source)
         order = TrainBatches(len(split.targets), 1, self.seed).order(0)[:count]
         return torch.stack([data[int(i), 0][0] for i in order])
 

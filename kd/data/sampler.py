@@ -16,12 +16,18 @@ class TrainBatches(Sampler[list[Key]]):
     The order of an epoch is a permutation seeded by (seed, epoch). Global batch ``b`` is its slice
     ``[b * G, (b + 1) * G)`` with ``G = batch_size * world_size``; each rank takes its contiguous share.
 
+    Unlabelled samples stand behind the labelled ones. Either an epoch is a permutation of them alone, or it holds all
+    labelled samples and ``ratio`` times as many unlabelled ones in one shuffled order; the unlabelled ones come from an
+    endless row of permutations, so that all of them are seen equally often.
+
     Args:
-        length: samples in the set.
+        length: labelled samples in the set.
         batch_size: samples a batch of one process.
         seed: of the run.
         rank: of this process.
         world_size: number of processes.
+        unlabelled: unlabelled samples, numbered from ``length`` on.
+        ratio: unlabelled samples to each labelled one in an epoch; None: the unlabelled ones alone.
         views: after this many epochs the views of the pictures come again (cached answers); default: never.
         paired: neighbours stay together whenever a view comes again, for they are mixed with each other. Needs an even
             batch size.
@@ -34,11 +40,14 @@ class TrainBatches(Sampler[list[Key]]):
         seed: int,
         rank: int = 0,
         world_size: int = 1,
+        unlabelled: int = 0,
+        ratio: float | None = None,
         views: int | None = None,
         paired: bool = False,
     ) -> None:
         self.length, self.batch_size, self.seed = length, batch_size, seed
         self.rank, self.world_size = rank, world_size
+        self.unlabelled, self.ratio = unlabelled, ratio
         self.views, self.paired = views, paired
         self.epoch = 0
         self.resume_at: tuple[int, int] | None = None
@@ -57,22 +66,37 @@ class TrainBatches(Sampler[list[Key]]):
         self.resume_at = (epoch, samples)
 
     def order(self, epoch: int) -> np.ndarray:
-        """The permutation of an epoch, ``(length,)``."""
-        view = self.view(epoch)
-        if not self.paired or view == epoch:
-            return np.random.default_rng([self.seed, epoch]).permutation(self.length)
-        first = self.order(view)
-        even = self.length - self.length % 2
-        pairs = first[:even].reshape(-1, 2)
-        shuffled = np.random.default_rng([self.seed, epoch]).permutation(pairs)
-        return np.concatenate([shuffled.reshape(-1), first[even:]])
+        """The samples of an epoch in order."""
+        rng, view = np.random.default_rng([self.seed, epoch]), self.view(epoch)
+        if self.paired and view != epoch:
+            first = self.order(view)
+            even = len(first) - len(first) % 2
+            return np.concatenate([rng.permutation(first[:even].reshape(-1, 2)).reshape(-1), first[even:]])
+        if not self.unlabelled:
+            return rng.permutation(self.length)
+        if self.ratio is None:
+            return self.length + rng.permutation(self.unlabelled)
+        more = self.epoch_length() - self.length
+        return rng.permutation(np.concatenate([np.arange(self.length), self._from_the_row(epoch * more, more)]))
 
     def view(self, epoch: int) -> int:
         """Which view of its pictures an epoch shows."""
         return epoch % self.views if self.views else epoch
 
+    def _from_the_row(self, first: int, count: int) -> np.ndarray:
+        passes = range(first // self.unlabelled, (first + count - 1) // self.unlabelled + 1)
+        row = [np.random.default_rng([self.seed, i, 1]).permutation(self.unlabelled) for i in passes]
+        start = first % self.unlabelled
+        return self.length + np.concatenate([*row, np.empty(0, int)])[start : start + count]
+
+    def epoch_length(self) -> int:
+        """Samples of an epoch, before an incomplete global batch is dropped."""
+        if not self.unlabelled:
+            return self.length
+        return self.unlabelled if self.ratio is None else self.length + round(self.ratio * self.length)
+
     def __len__(self) -> int:
-        return self.length // (self.batch_size * self.world_size)
+        return self.epoch_length() // (self.batch_size * self.world_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
         order, epoch, view = self.order(self.epoch), self.epoch, self.view(self.epoch)
@@ -84,22 +108,18 @@ class TrainBatches(Sampler[list[Key]]):
 
 
 class ViewBatches(Sampler[list[Key]]):
-    """Every sample of the set once, in one view, with the neighbours that training gives it.
-
-    Batches are dealt to the ranks in turn.
+    """The samples of one view once, dealt to the ranks in turn, a batch each.
 
     Args:
-        length: samples in the set.
+        order: the samples, ``(length,)``, neighbours that are mixed beside each other.
         batch_size: samples a batch of one process.
-        seed: of the run.
         view: which.
         rank: of this process.
         world_size: number of processes.
     """
 
-    def __init__(self, length: int, batch_size: int, seed: int, view: int, rank: int = 0, world_size: int = 1) -> None:
-        order = TrainBatches(length, batch_size, seed).order(view)
-        batches = [order[i : i + batch_size] for i in range(0, length, batch_size)]
+    def __init__(self, order: np.ndarray, batch_size: int, view: int, rank: int = 0, world_size: int = 1) -> None:
+        batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
         self.batches, self.view = batches[rank::world_size], view
 
     def leave_out(self, done: Callable[[np.ndarray], bool]) -> None:

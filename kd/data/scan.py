@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kd._bar import bar
+from kd.data.masks import MaskSplit
 from kd.data.sources import Split, cache_dir, fingerprint
 from kd.data.transforms import decode
 
@@ -35,7 +36,9 @@ def damaged(split: Split, label: str) -> dict[int, str]:
 
 def _reason(split: Split, i: int) -> str | None:
     try:
-        decode(split.read(i))
+        picture = decode(split.read(i))
+        if isinstance(split, MaskSplit):
+            split.check(i, *picture.shape[1:])
     except (RuntimeError, OSError) as error:
         return (str(error).splitlines() or [type(error).__name__])[0][:160]
     return None

@@ -108,6 +108,10 @@ class ShardSplit:
             raise OSError("the shard is truncated")
         return data
 
+    def target(self, i: int) -> Any:
+        """The target of the picture ``i``."""
+        return self.targets[i]
+
     def name(self, i: int) -> str:
         """Shard and place; differs between packs."""
         shard, offset, size = self.samples[i]

@@ -27,8 +27,8 @@ class Split(Protocol):
     """One split of a source: targets, and a picture's bytes and name by its number."""
 
     @property
-    def targets(self) -> Sequence[int]:
-        """Class ids."""
+    def targets(self) -> Sequence[Any]:
+        """Class ids, or lists of them."""
 
     def read(self, i: int) -> bytes:
         """The encoded picture ``i``."""
@@ -36,11 +36,14 @@ class Split(Protocol):
     def name(self, i: int) -> str:
         """Its path, or another name that a person can find it by."""
 
+    def target(self, i: int) -> Any:
+        """A class id, a list of ids (several labels), or a mask (uint8, ``(1, H, W)``)."""
+
 
 class FileSplit:
     """A split of picture files."""
 
-    def __init__(self, paths: Sequence[PathLike], targets: Sequence[int]) -> None:
+    def __init__(self, paths: Sequence[PathLike], targets: Sequence[Any]) -> None:
         self.paths = [str(p) for p in paths]  # strings: thousands of Path objects make workers slow to start
         self.targets = list(targets)
 
@@ -52,15 +55,28 @@ class FileSplit:
         """The file's path."""
         return self.paths[i]
 
+    def target(self, i: int) -> Any:
+        """Its target."""
+        return self.targets[i]
+
 
 class Source:
     """Base of all sources. Subclasses fill ``classes`` and the two splits in :meth:`load`.
 
     Arguments of two sources share a name only where they mean the same: replacing a recipe's source on the command line
     carries over the ones that both have.
+
+    Attributes:
+        classes: names by class id.
+        masks: targets are masks.
+        multi_label: targets are lists of class ids.
+        ignore_index: the value of a mask's pixels that take no part.
     """
 
     classes: list[str]
+    masks = False
+    multi_label = False
+    ignore_index: int | None = None
 
     def load(self, split: str) -> Split:
         """The split ``"train"`` or ``"val"``; sets ``classes`` too. Downloads or draws what is missing.
@@ -202,26 +218,34 @@ class Manifest(Source):
         train: the training list (``.csv``, ``.jsonl``).
         val: the validation list.
         image_dir: folder that relative paths start at; default: the list's own folder.
+        multi_label: a picture has any number of labels, separated by ``;`` (or a JSON list).
     """
 
-    def __init__(self, train: str, val: str, image_dir: str | None = None) -> None:
+    def __init__(self, train: str, val: str, image_dir: str | None = None, multi_label: bool = False) -> None:
         self.lists = {"train": train, "val": val}
-        self.image_dir = image_dir
+        self.image_dir, self.multi_label = image_dir, multi_label
 
     def load(self, split: str) -> FileSplit:
         """See :meth:`Source.load`."""
         train = self._rows("train")
-        self.classes = sorted({label for _, label in train})
+        self.classes = sorted({label for _, labels in train for label in labels})
         ids = {label: i for i, label in enumerate(self.classes)}
         rows = train if split == "train" else self._rows(split)
-        unknown = next((row for row in rows if row[1] not in ids), None)
+        unknown = next(((path, label) for path, labels in rows for label in labels if label not in ids), None)
         if unknown:
             raise UserError(
                 f"data.source.{split}: label '{unknown[1]}' of {unknown[0]} is not in {self.lists['train']}"
             )
-        return FileSplit([path for path, _ in rows], [ids[label] for _, label in rows])
+        targets = [[ids[label] for label in labels] for _, labels in rows]
+        return FileSplit([path for path, _ in rows], targets if self.multi_label else [t[0] for t in targets])
 
-    def _rows(self, split: str) -> list[tuple[str, str]]:
+    def _labels(self, given: Any) -> list[str]:
+        if not self.multi_label:
+            return [str(given)]
+        parts = given if isinstance(given, list) else str(given or "").split(";")
+        return [str(part).strip() for part in parts if str(part).strip()]
+
+    def _rows(self, split: str) -> list[tuple[str, list[str]]]:
         key = f"data.source.{split}"
         if split not in self.lists:
             raise UserError(f"data.source: a manifest has the splits train and val, not '{split}'")
@@ -235,7 +259,7 @@ class Manifest(Source):
                     records: list[dict[str, Any]] = list(csv.DictReader(lines))
                 else:
                     records = [json.loads(line) for line in lines if line.strip()]
-            rows = [(str(root / r["path"]), str(r["label"])) for r in records]
+            rows = [(str(root / r["path"]), self._labels(r["label"])) for r in records]
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{key}: {file} needs the columns path and label ({type(error).__name__}: {error})"
@@ -306,6 +330,9 @@ class _HuggingFaceSplit:
     def name(self, i: int) -> str:
         return f"{self.path}[{i}]"
 
+    def target(self, i: int) -> int:
+        return self.targets[i]
+
 
 class Subset:
     """Some pictures of a split, under new numbers."""
@@ -322,14 +349,19 @@ class Subset:
         """Its name in the whole split."""
         return self.split.name(self.keep[i])
 
+    def target(self, i: int) -> Any:
+        """Its target."""
+        return self.split.target(self.keep[i])
+
 
 def fingerprint(split: Split) -> str:
     """A hash of a split's names, labels and (for files) sizes and times of change."""
     digest = hashlib.sha256()
     for i, target in enumerate(split.targets):
         digest.update(f"{split.name(i)}\0{target}\0".encode())
-        if isinstance(split, FileSplit):
+        files = [split.paths[i]] if isinstance(split, FileSplit) else []
+        for file in [*files, *([split.masks[i]] if hasattr(split, "masks") else [])]:
             with suppress(OSError):  # a missing file is named by the check that decodes it
-                stat = Path(split.paths[i]).stat()
+                stat = Path(file).stat()
                 digest.update(f"{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
     return digest.hexdigest()[:16]

@@ -52,6 +52,15 @@ class Augment:
         return bool(self.mixup or self.cutmix)
 
 
+def height_width(img_size: int | Sequence[int]) -> tuple[int, int]:
+    """A side, or height and width -> ``(height, width)``.
+
+    >>> height_width(224), height_width([168, 224])
+    ((224, 224), (168, 224))
+    """
+    return (img_size, img_size) if isinstance(img_size, int) else (int(img_size[0]), int(img_size[1]))
+
+
 @contextmanager
 def seeded(*numbers: int) -> Iterator[None]:
     """Runs a block under torch's CPU generator seeded by ``numbers``, and puts the generator back afterwards.
@@ -94,10 +103,11 @@ def _decode_by_pillow(data: bytes, first_error: RuntimeError) -> Tensor:
         raise RuntimeError((str(first_error).splitlines() or ["not a picture"])[0]) from error
 
 
-def train_transform(img_size: int, augment: Augment) -> v2.Compose:
-    """uint8 ``(3, H, W)`` -> uint8 ``(3, img_size, img_size)``: a random view."""
+def train_transform(size: tuple[int, int], augment: Augment) -> v2.Compose:
+    """uint8 ``(3, H, W)`` -> uint8 ``(3, *size)``: a random view; of a mask beside it the same (nearest pixel)."""
+    shape = size[1] / size[0]
     steps: list[torch.nn.Module] = [
-        v2.RandomResizedCrop(img_size, scale=(augment.scale, 1.0), antialias=True),
+        v2.RandomResizedCrop(size, scale=(augment.scale, 1.0), ratio=(3 / 4 * shape, 4 / 3 * shape), antialias=True),
         v2.RandomHorizontalFlip(augment.hflip),
     ]
     if augment.rand_augment:
@@ -110,14 +120,11 @@ def train_transform(img_size: int, augment: Augment) -> v2.Compose:
     return v2.Compose(steps)
 
 
-def eval_transform(img_size: int, crop_ratio: float) -> v2.Transform:
-    """uint8 ``(3, H, W)`` -> uint8 ``(3, img_size, img_size)``: scaled so that the centre crop keeps ``crop_ratio``."""
-    return v2.Compose(
-        [
-            v2.Resize(round(img_size / crop_ratio), antialias=True),  # bilinear
-            v2.CenterCrop(img_size),
-        ]
-    )
+def eval_transform(size: tuple[int, int], crop_ratio: float) -> v2.Transform:
+    """uint8 ``(3, H, W)`` -> uint8 ``(3, *size)``: scaled so that the centre crop keeps ``crop_ratio``."""
+    height, width = (round(side / crop_ratio) for side in size)
+    scaled = [height] if height == width else [height, width]  # a square keeps the picture's shape
+    return v2.Compose([v2.Resize(scaled, antialias=True), v2.CenterCrop(size)])  # bilinear
 
 
 class MixPairs:
@@ -142,14 +149,20 @@ class MixPairs:
         self.num_classes, self.seed = num_classes, seed
 
     def __call__(self, images: Tensor, targets: Tensor, keys: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        """uint8 ``(N, 3, H, W)``, ids ``(N,)``, (index, epoch) each -> mixed uint8, probabilities ``(N, C)``."""
+        """uint8 ``(N, 3, H, W)``, ids ``(N,)``, (index, epoch) each -> mixed uint8, probabilities ``(N, C)``.
+
+        A picture that has no label (id -1), or is mixed with one, has no label after: all 0.
+        """
         if self.mix is None:
             return images, targets
-        soft = torch.nn.functional.one_hot(targets, self.num_classes).float()
+        known = targets >= 0
+        targets = targets.clamp_min(0)
+        soft = torch.nn.functional.one_hot(targets, self.num_classes).float() * known[:, None]
         mixed = images.clone()
         for i in range(0, len(images) - 1, 2):
             with seeded(self.seed, *keys[i], 1):
                 pair, labels = self.mix(tvf.to_dtype(images[i : i + 2], torch.float32), targets[i : i + 2])
             mixed[i : i + 2] = pair.round().clamp(0, 255).to(torch.uint8)
-            soft[i : i + 2] = labels if labels.ndim == 2 else soft[i : i + 2]
+            if labels.ndim == 2:
+                soft[i : i + 2] = labels * known[i : i + 2].all()
         return mixed, soft

@@ -1,22 +1,51 @@
 """What a distillation loss is: a weight, and a forward over the student's and the teacher's tensors."""
 
+import copy
 import math
 
-from torch import nn
+from torch import Tensor, nn
+
+Shape = tuple[int, ...]
 
 
 class DistillLoss(nn.Module):
     """Base of all distillation losses. A loss takes tensors, never a model or a layer's name.
 
+    Its parameters (projections) are trained, sharded and checkpointed with the run, and never part of the exported
+    student.
+
     Args:
         weight: factor of this loss in the total, >= 0. With 0 the loss is not computed.
+
+    Attributes:
+        needs_class_ids: not defined for the mixed targets of mixup and cutmix.
+        needs_index: ``forward`` also takes ``index``, the samples' numbers ``(N,)``.
+        epoch: where training is, in epochs, from 0; may be fractional.
+        max_epochs: where it will end.
     """
+
+    needs_class_ids = False
+    needs_index = False
+    epoch = 0.0
+    max_epochs = 1
 
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
         if not (weight >= 0 and math.isfinite(weight)):
             raise ValueError(f"weight must be >= 0, got {weight}")
         self.weight = weight
+
+    def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
+        """Tells the loss of the data, once, before ``build``.
+
+        Args:
+            num_classes: classes of the data.
+            num_samples: size of the training set.
+            ignore_index: target of pixels that take no part (dense tasks).
+
+        Raises:
+            ValueError: data that the loss is not defined for.
+        """
 
 
 class LogitLoss(DistillLoss):
@@ -26,9 +55,55 @@ class LogitLoss(DistillLoss):
 class FeatureLoss(DistillLoss):
     """A loss over one feature tensor of each model: ``forward(student_features, teacher_features, target)``.
 
-    Which layers the features come from is the module's affair (``model.taps.<name>``). ``build`` is called once,
-    with the shapes that those layers give, before the optimizer is made: a loss with a projection makes it there.
+    Features are maps ``(N, C, H, W)`` (patch tokens too, on their grid), tokens ``(N, L, D)`` or vectors ``(N, D)``.
+    Which layers they come from is the module's affair (``model.taps.<name>``). ``build`` is called once, with the
+    shapes that those layers give, before the optimizer is made: a loss with a projection makes it there.
+
+    Attributes:
+        default_tap: the layer of both models where none is named; ``prelogits`` is the classifier's input.
     """
 
-    def build(self, student_shape: tuple[int, ...], teacher_shape: tuple[int, ...]) -> None:
+    default_tap: str | None = None
+
+    def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
         """Makes the parameters that depend on the two feature shapes (batch axis included)."""
+
+
+class LayersLoss(DistillLoss):
+    """A loss over the features of several layers at once: ``forward([student ...], [teacher ...], target)``."""
+
+    def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
+        """Makes the parameters that depend on the layers' shapes (batch axis included)."""
+
+
+class EachLayer(LayersLoss):
+    """One feature loss for several pairs of layers: a copy with parameters of its own for each; the mean of all.
+
+    Args:
+        loss: the loss of one pair; its weight is taken over.
+    """
+
+    def __init__(self, loss: FeatureLoss) -> None:
+        super().__init__(loss.weight)
+        self.losses = nn.ModuleList([loss])
+        self.needs_index = loss.needs_index
+
+    def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
+        """Makes the copies and builds each.
+
+        Raises:
+            ValueError: another number of layers on each side, or a pair that does not fit.
+        """
+        if len(student_shapes) != len(teacher_shapes):
+            raise ValueError(
+                f"layers are compared in pairs, got {len(student_shapes)} of the student and {len(teacher_shapes)} "
+                "of the teacher"
+            )
+        self.losses = nn.ModuleList([copy.deepcopy(self.losses[0]) for _ in student_shapes])
+        for loss, student, teacher in zip(self.losses, student_shapes, teacher_shapes, strict=True):
+            loss.build(student, teacher)  # type: ignore[operator]
+
+    def forward(self, student: list[Tensor], teacher: list[Tensor], target: Tensor, **extra: Tensor) -> Tensor:
+        """The mean over the pairs."""
+        values = [loss(s, t, target, **extra) for loss, s, t in zip(self.losses, student, teacher, strict=True)]
+        return sum(values[1:], values[0]) / len(values)

@@ -1,50 +1,302 @@
-"""Losses over features."""
+"""Losses over features. See kd/losses/README.md for when each one helps."""
 
+from typing import Any
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kd.losses.base import FeatureLoss
-from kd.losses.functional import hint_loss
+from kd.losses.base import FeatureLoss, LayersLoss, Shape
+from kd.losses.functional import at_loss, hcl_loss, hint_loss, masked_hint_loss, pkd_loss
+from kd.losses.functional._checks import positive
+from kd.losses.projections import Projection, resize
+
+
+def _check_maps(name: str, *shapes: Shape) -> None:
+    for shape in shapes:
+        if len(shape) != 4:
+            raise ValueError(f"{name} compares maps, got {shape[1:]} a sample (of a ViT: patch tokens)")
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 < value < 1:
+        raise ValueError(f"{name} must be > 0 and < 1, got {value}")
 
 
 class HintLoss(FeatureLoss):
-    """FitNet's hint after a learned linear projection to the teacher's width (arXiv 1412.6550).
+    """FitNet's hint after a projection to the teacher's shape (arXiv 1412.6550).
 
-    Takes tokens ``(N, L, D)`` or vectors ``(N, D)``; the last axis is projected. With ``class_token`` only the first
-    token of each model is compared, which also fits models with another number of patches.
+    Takes maps, tokens or vectors. The class token alone is compared with ``model.taps.<name>.tokens=class``.
 
     Args:
+        projection: from the student's features to the teacher's shape; default: linear.
         weight: factor in the total loss.
-        class_token: compare the first token alone.
 
     >>> import torch
-    >>> loss = HintLoss(class_token=True)
-    >>> loss.build((2, 50, 192), (2, 65, 384))
-    >>> loss(torch.randn(2, 50, 192), torch.randn(2, 65, 384), torch.zeros(2)).shape
+    >>> loss = HintLoss()
+    >>> loss.build((2, 192, 7, 7), (2, 384, 8, 8))
+    >>> loss(torch.randn(2, 192, 7, 7), torch.randn(2, 384, 8, 8), torch.zeros(2)).shape
     torch.Size([])
     """
 
-    def __init__(self, weight: float = 1.0, class_token: bool = False) -> None:
+    def __init__(self, projection: Projection | None = None, weight: float = 1.0) -> None:
         super().__init__(weight)
-        self.class_token = class_token
-        self.projection: nn.Module = nn.Identity()
+        self.projection = projection or Projection()
 
-    def build(self, student_shape: tuple[int, ...], teacher_shape: tuple[int, ...]) -> None:
+    def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
         """Makes the projection.
 
         Raises:
-            ValueError: the features differ in more than their width.
+            ValueError: none leads from the one shape to the other.
         """
-        same = student_shape[1:-1] == teacher_shape[1:-1]
-        tokens = len(student_shape) == len(teacher_shape) == 3
-        if not (same or (tokens and self.class_token)):
-            raise ValueError(
-                f"HintLoss compares features that differ in width alone, got {student_shape[1:]} and "
-                f"{teacher_shape[1:]} a sample; class_token=true compares the first token only"
-            )
-        self.projection = nn.Linear(student_shape[-1], teacher_shape[-1])
+        self.projection.build(student_shape, teacher_shape)
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """``(N, L, D_student)``, ``(N, L, D_teacher)``, unused -> scalar."""
-        if self.class_token:
-            student_features, teacher_features = student_features[:, 0], teacher_features[:, 0]
+        """The student's features, the teacher's, unused -> scalar."""
+        return hint_loss(self.projection(student_features), teacher_features)
+
+
+class ATLoss(FeatureLoss):
+    """Attention transfer, see :func:`kd.losses.functional.at_loss`. No parameters.
+
+    The student's attention map is resized to the teacher's grid.
+
+    Args:
+        p: power, > 0.
+        weight: factor in the total loss; the paper uses 500 to 1,000 (beta / 2 with beta 1,000).
+
+    >>> import torch
+    >>> ATLoss()(torch.ones(1, 8, 4, 4), torch.ones(1, 4, 2, 2), torch.zeros(1))
+    tensor(0.)
+    """
+
+    def __init__(self, p: float = 2.0, weight: float = 1.0) -> None:
+        super().__init__(weight)
+        positive("p", p)
+        self.p = p
+
+    def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
+        """Checks that both are maps."""
+        _check_maps("ATLoss", student_shape, teacher_shape)
+
+    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
+        """``(N, C_s, H, W)``, ``(N, C_t, H', W')``, unused -> scalar."""
+        return at_loss(resize(student_features, teacher_features.shape[2:]), teacher_features, self.p)
+
+
+class PKDLoss(FeatureLoss):
+    """Pearson correlation of feature maps, see :func:`kd.losses.functional.pkd_loss`.
+
+    Args:
+        projection: from the student's features to the teacher's shape; default: linear.
+        weight: factor in the total loss.
+    """
+
+    def __init__(self, projection: Projection | None = None, weight: float = 1.0) -> None:
+        super().__init__(weight)
+        self.projection = projection or Projection()
+
+    def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
+        """Makes the projection; two maps of one shape need none, as in the paper."""
+        _check_maps("PKDLoss", student_shape, teacher_shape)
+        self.projection.build(student_shape, teacher_shape)
+
+    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
+        """``(N, C_s, H, W)``, ``(N, C_t, H', W')``, unused -> scalar."""
+        return pkd_loss(self.projection(student_features), teacher_features)
+
+
+class _Generator(nn.Sequential):
+    """3x3 convolution, ReLU, 3x3 convolution: fills hidden positions from their neighbours."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1))
+
+
+class MGDLoss(FeatureLoss):
+    """Masked generative distillation: the teacher's whole map from the student's with positions hidden.
+
+    Mean squared error over all positions. Source: Yang et al., Masked Generative Distillation, arXiv 2205.01529,
+    equation 4 (there the sum over features divided by N, with a weight of 2e-5 to 7e-5; here the mean).
+
+    Args:
+        mask_ratio: share of hidden positions, in (0, 1); the paper uses 0.5 (0.15 for classification).
+        projection: from the student's features to the teacher's shape; default: linear.
+        weight: factor in the total loss.
+    """
+
+    def __init__(self, mask_ratio: float = 0.5, projection: Projection | None = None, weight: float = 1.0) -> None:
+        super().__init__(weight)
+        _check_share("mask_ratio", mask_ratio)
+        self.mask_ratio, self.projection = mask_ratio, projection or Projection()
+
+    def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
+        """Makes projection and generator."""
+        _check_maps("MGDLoss", student_shape, teacher_shape)
+        self.projection.build(student_shape, teacher_shape)
+        self.generator = _Generator(teacher_shape[1])
+
+    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
+        """``(N, C_s, H, W)``, ``(N, C_t, H', W')``, unused -> scalar."""
+        projected = self.projection(student_features)
+        hidden = torch.rand_like(projected[:, :1]) < self.mask_ratio
+        return hint_loss(self.generator(projected * ~hidden), teacher_features)
+
+
+class ViTKDLoss(LayersLoss):
+    """ViTKD: shallow layers mimicked, the last one generated from masked tokens.
+
+    All layers but the last of ``model.taps.<name>`` are shallow ones, compared after a linear projection each; of the
+    last, ``mask_ratio`` of the positions are replaced by a learned token and generated anew. Patch tokens alone.
+    Source: Yang et al., ViTKD, arXiv 2209.02432, equations 2 to 5 (the paper: the first two layers and the last; sums
+    over features with weights 3e-5 and 3e-6, here means).
+
+    Args:
+        mask_ratio: share of hidden positions, in (0, 1).
+        generation_weight: of the last layer's term; the paper's ratio of the two is 0.1.
+        weight: factor in the total loss.
+    """
+
+    def __init__(self, mask_ratio: float = 0.5, generation_weight: float = 0.1, weight: float = 1.0) -> None:
+        super().__init__(weight)
+        _check_share("mask_ratio", mask_ratio)
+        self.mask_ratio, self.generation_weight = mask_ratio, generation_weight
+
+    def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
+        """Makes projections, mask token and generator.
+
+        Raises:
+            ValueError: fewer than two layers, unequal numbers, or features that are no maps.
+        """
+        if len(student_shapes) != len(teacher_shapes) or len(student_shapes) < 2:
+            raise ValueError(
+                "ViTKDLoss needs as many layers of both models, at least one shallow and a last one, got "
+                f"{len(student_shapes)} of the student and {len(teacher_shapes)} of the teacher"
+            )
+        _check_maps("ViTKDLoss", *student_shapes, *teacher_shapes)
+        pairs = zip(student_shapes, teacher_shapes, strict=True)
+        self.projections = nn.ModuleList([Projection().build(s, t) for s, t in pairs])
+        self.mask_token = nn.Parameter(torch.zeros(1, teacher_shapes[-1][1], 1, 1))
+        self.generator = _Generator(teacher_shapes[-1][1])
+
+    def forward(self, student: list[Tensor], teacher: list[Tensor], target: Tensor) -> Tensor:
+        """Maps of the student's layers, of the teacher's, unused -> scalar."""
+        *shallow, last = (project(x) for project, x in zip(self.projections, student, strict=True))
+        mimic = sum(hint_loss(s, t) for s, t in zip(shallow, teacher[:-1], strict=True)) / len(shallow)
+        hidden = torch.rand_like(last[:, :1]) < self.mask_ratio
+        generated = self.generator(torch.where(hidden, self.mask_token.to(last.dtype), last))
+        return mimic + self.generation_weight * masked_hint_loss(generated, teacher[-1], hidden)
+
+
+class ReviewKDLoss(LayersLoss):
+    """ReviewKD: from the deepest layer up, each student layer, fused with the deeper ones, reviews the teacher's.
+
+    Attention-based fusion and the hierarchical context loss (:func:`kd.losses.functional.hcl_loss`), summed over the
+    layers. Layers are named from shallow to deep. Source: Chen et al., Distilling Knowledge via Knowledge Review, arXiv
+    2104.09044, and its code.
+
+    Args:
+        width: channels of the fused maps (the code: 64 to 512 by student).
+        warmup_epochs: the loss grows linearly over that many epochs (the code: 20), 0 for none.
+        weight: factor in the total loss; the code uses 0.6 to 8.
+    """
+
+    def __init__(self, width: int = 128, warmup_epochs: int = 0, weight: float = 1.0) -> None:
+        super().__init__(weight)
+        positive("width", width)
+        if warmup_epochs < 0:
+            raise ValueError(f"warmup_epochs must be >= 0, got {warmup_epochs}")
+        self.width, self.warmup_epochs = width, warmup_epochs
+
+    def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
+        """Makes the fusion blocks, from deep to shallow.
+
+        Raises:
+            ValueError: unequal numbers of layers, or features that are no maps.
+        """
+        if len(student_shapes) != len(teacher_shapes):
+            raise ValueError(
+                f"ReviewKDLoss needs as many layers of both models, got {len(student_shapes)} of the student and "
+                f"{len(teacher_shapes)} of the teacher"
+            )
+        _check_maps("ReviewKDLoss", *student_shapes, *teacher_shapes)
+        pairs = list(zip(student_shapes, teacher_shapes, strict=True))[::-1]
+        self.blocks = nn.ModuleList(
+            [_Fusion(s[1], self.width, t[1], fuse=depth > 0) for depth, (s, t) in enumerate(pairs)]
+        )
+
+    def forward(self, student: list[Tensor], teacher: list[Tensor], target: Tensor) -> Tensor:
+        """Maps of the student's layers, of the teacher's, unused -> scalar."""
+        loss, deeper = student[0].new_zeros((), dtype=torch.float32), None
+        for block, own, theirs in zip(self.blocks, student[::-1], teacher[::-1], strict=True):
+            answer, deeper = block(own, deeper, theirs.shape[2:])
+            loss = loss + hcl_loss(answer, theirs)
+        return loss * min((int(self.epoch) + 1) / self.warmup_epochs, 1) if self.warmup_epochs else loss
+
+
+class _Fusion(nn.Module):
+    """ReviewKD's attention-based fusion of one layer with the deeper ones."""
+
+    def __init__(self, width_in: int, width: int, width_out: int, fuse: bool) -> None:
+        super().__init__()
+        self.narrow = nn.Sequential(nn.Conv2d(width_in, width, 1, bias=False), nn.BatchNorm2d(width))
+        self.widen = nn.Sequential(nn.Conv2d(width, width_out, 3, padding=1, bias=False), nn.BatchNorm2d(width_out))
+        self.attend = nn.Sequential(nn.Conv2d(2 * width, 2, 1), nn.Sigmoid()) if fuse else None
+
+    def forward(self, own: Tensor, deeper: Tensor | None, size: torch.Size) -> tuple[Tensor, Tensor]:
+        """The layer's map, the fused deeper one, the teacher's grid -> (answer, fused map)."""
+        x = self.narrow(own)
+        if self.attend is not None and deeper is not None:
+            deeper = F.interpolate(deeper, x.shape[2:], mode="nearest")
+            attention = self.attend(torch.cat([x, deeper], dim=1))
+            x = x * attention[:, :1] + deeper * attention[:, 1:]
+        return self.widen(resize(x, size)), x
+
+
+class SimKDLoss(FeatureLoss):
+    """SimKD: the student learns the teacher's pre-logits and takes over the teacher's classifier.
+
+    Mean squared error after a linear projection ``P``. The student's own classifier is not trained: before each
+    validation it is set to teacher classifier x ``P``, one linear layer, so the exported student stays a plain timm
+    model. Use it with ``model.task_loss_weight=0``. Source: Chen et al., Knowledge Distillation with the Reused Teacher
+    Classifier, arXiv 2203.14001 (there ``P`` is a stack of convolutions, which cannot be folded and stays part of the
+    student).
+
+    Args:
+        weight: factor in the total loss.
+
+    >>> import torch
+    >>> loss = SimKDLoss()
+    >>> loss.build((2, 8), (2, 16))
+    >>> weight, bias = loss.fold(torch.randn(5, 16), torch.zeros(5))
+    >>> weight.shape, bias.shape
+    (torch.Size([5, 8]), torch.Size([5]))
+    """
+
+    default_tap = "prelogits"
+
+    def __init__(self, weight: float = 1.0) -> None:
+        super().__init__(weight)
+        self.projection = Projection()
+
+    def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
+        """Makes the projection.
+
+        Raises:
+            ValueError: the features are no vectors.
+        """
+        if len(student_shape) != 2 or len(teacher_shape) != 2:
+            raise ValueError(
+                f"SimKDLoss compares the classifiers' inputs, got {student_shape[1:]} and {teacher_shape[1:]} a sample"
+            )
+        self.projection.build(student_shape, teacher_shape)
+
+    @torch.no_grad()
+    def fold(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """The teacher's classifier ``(C, D_t)``, ``(C,)`` -> the student's ``(C, D_s)``, ``(C,)``."""
+        linear: Any = self.projection.layers
+        return weight @ linear.weight, weight @ linear.bias + bias
+
+    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
+        """``(N, D_s)``, ``(N, D_t)``, unused -> scalar."""
         return hint_loss(self.projection(student_features), teacher_features)

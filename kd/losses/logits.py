@@ -1,17 +1,33 @@
-"""Losses over logits."""
+"""Losses over logits. See kd/losses/README.md for when each one helps."""
 
 from torch import Tensor
 
 from kd.losses.base import LogitLoss
-from kd.losses.functional import kd_loss, topk_kd_loss
+from kd.losses.functional import (
+    binary_kd_loss,
+    dist_loss,
+    dkd_loss,
+    hard_kd_loss,
+    kd_loss,
+    mlkd_loss,
+    nkd_loss,
+    standardize_logits,
+    topk_kd_loss,
+    wsld_loss,
+)
+from kd.losses.functional._checks import positive
 from kd.losses.topk import TopKLogits
 
 
 class KDLoss(LogitLoss):
     """Hinton's knowledge distillation, see :func:`kd.losses.functional.kd_loss`.
 
+    On a student with a distillation token (timm's ``deit_*_distilled_*``) this is DeiT's soft distillation.
+
     Args:
         temperature: softens both distributions, > 0. The paper uses 1 to 20.
+        teacher_temperature: another one for the teacher's side; default: the same.
+        final_temperature: the temperature moves from ``temperature`` to this one, in equal steps over the epochs.
         weight: factor in the total loss.
 
     >>> import torch
@@ -19,17 +35,254 @@ class KDLoss(LogitLoss):
     tensor(0.)
     """
 
-    def __init__(self, temperature: float = 4.0, weight: float = 1.0) -> None:
+    def __init__(
+        self,
+        temperature: float = 4.0,
+        weight: float = 1.0,
+        teacher_temperature: float | None = None,
+        final_temperature: float | None = None,
+    ) -> None:
         super().__init__(weight)
-        if not temperature > 0:
-            raise ValueError(f"temperature must be > 0, got {temperature}")
+        positive("temperature", temperature)
+        if teacher_temperature is not None:
+            positive("teacher_temperature", teacher_temperature)
+        if final_temperature is not None:
+            positive("final_temperature", final_temperature)
+        self.temperature, self.teacher_temperature = temperature, teacher_temperature
+        self.final_temperature = final_temperature
+
+    def temperature_now(self) -> float:
+        """The temperature of the present epoch."""
+        if self.final_temperature is None or self.max_epochs < 2:
+            return self.temperature
+        share = min(int(self.epoch) / (self.max_epochs - 1), 1)
+        return self.temperature + share * (self.final_temperature - self.temperature)
+
+    def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
+        """``(N, C)``, ``(N, C)``, unused -> scalar."""
+        return kd_loss(student_logits, teacher_logits, self.temperature_now(), self.teacher_temperature)
+
+    @property
+    def topk_temperature(self) -> float | None:
+        """The one temperature of the teacher's side, where there is one: then its largest logits are enough."""
+        one = self.final_temperature is None and self.teacher_temperature in (None, self.temperature)
+        return float(self.temperature) if one else None
+
+    def forward_topk(self, student_logits: Tensor, teacher: TopKLogits, target: Tensor) -> Tensor:
+        """As :meth:`forward`, from a cache of the largest logits: see :func:`kd.losses.functional.topk_kd_loss`."""
+        tail = teacher.tails[float(self.temperature)]
+        return topk_kd_loss(student_logits, teacher.values, teacher.indices, tail, self.temperature)
+
+
+class HardKDLoss(LogitLoss):
+    """Cross-entropy with the teacher's decision, see :func:`kd.losses.functional.hard_kd_loss`.
+
+    On a student with a distillation token (timm's ``deit_*_distilled_*``) this is DeiT's hard distillation.
+
+    Args:
+        weight: factor in the total loss.
+
+    >>> import torch
+    >>> HardKDLoss()(torch.zeros(2, 4), torch.randn(2, 4), torch.zeros(2, dtype=torch.long))
+    tensor(1.3863)
+    """
+
+    def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
+        """``(N, C)``, ``(N, C)``, unused -> scalar."""
+        return hard_kd_loss(student_logits, teacher_logits)
+
+
+class DKDLoss(LogitLoss):
+    """Decoupled KD, see :func:`kd.losses.functional.dkd_loss`.
+
+    Args:
+        alpha: weight of the target against all others.
+        beta: weight of the others among themselves.
+        temperature: > 0.
+        warmup_epochs: the loss grows linearly over that many epochs (the paper: 20 of 240), 0 for none.
+        weight: factor in the total loss.
+
+    >>> import torch
+    >>> DKDLoss()(torch.zeros(2, 4), torch.zeros(2, 4), torch.tensor([0, 1]))
+    tensor(0.)
+    """
+
+    needs_class_ids = True
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        beta: float = 8.0,
+        temperature: float = 4.0,
+        warmup_epochs: int = 0,
+        weight: float = 1.0,
+    ) -> None:
+        super().__init__(weight)
+        positive("temperature", temperature)
+        for name, value in (("alpha", alpha), ("beta", beta), ("warmup_epochs", warmup_epochs)):
+            if not value >= 0:
+                raise ValueError(f"{name} must be >= 0, got {value}")
+        self.alpha, self.beta, self.temperature, self.warmup_epochs = alpha, beta, temperature, warmup_epochs
+
+    def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
+        """Refuses two classes: nothing is left beside the target."""
+        if num_classes < 3:
+            raise ValueError(f"DKDLoss needs >= 3 classes, the data has {num_classes}; KDLoss takes two")
+
+    def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
+        """``(N, C)``, ``(N, C)``, class ids ``(N,)`` -> scalar."""
+        loss = dkd_loss(student_logits, teacher_logits, target, self.alpha, self.beta, self.temperature)
+        return loss * min((int(self.epoch) + 1) / self.warmup_epochs, 1) if self.warmup_epochs else loss
+
+
+class DISTLoss(LogitLoss):
+    """Correlations in place of a divergence, see :func:`kd.losses.functional.dist_loss`.
+
+    Args:
+        beta: weight of the relation between classes.
+        gamma: weight of the relation within a class, over the batch.
+        temperature: > 0.
+        weight: factor in the total loss.
+
+    >>> import torch
+    >>> x = torch.tensor([[1.0, 2.0, 4.0], [3.0, 1.0, 5.0]])
+    >>> bool(DISTLoss()(x, x, torch.tensor([0, 1])) < 1e-6)
+    True
+    """
+
+    def __init__(self, beta: float = 1.0, gamma: float = 1.0, temperature: float = 1.0, weight: float = 1.0) -> None:
+        super().__init__(weight)
+        positive("temperature", temperature)
+        self.beta, self.gamma, self.temperature = beta, gamma, temperature
+
+    def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
+        """``(N, C)``, ``(N, C)``, unused -> scalar."""
+        return dist_loss(student_logits, teacher_logits, self.beta, self.gamma, self.temperature)
+
+
+class NKDLoss(LogitLoss):
+    """Normalised KD, see :func:`kd.losses.functional.nkd_loss`.
+
+    Args:
+        gamma: weight of the other classes.
+        temperature: > 0, of the other classes alone.
+        weight: factor in the total loss.
+
+    >>> import torch
+    >>> NKDLoss()(torch.zeros(2, 4), torch.zeros(2, 4), torch.tensor([0, 1]))
+    tensor(1.9945)
+    """
+
+    needs_class_ids = True
+
+    def __init__(self, gamma: float = 1.5, temperature: float = 1.0, weight: float = 1.0) -> None:
+        super().__init__(weight)
+        positive("temperature", temperature)
+        self.gamma, self.temperature = gamma, temperature
+
+    def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
+        """Refuses two classes: nothing is left beside the target."""
+        if num_classes < 3:
+            raise ValueError(f"NKDLoss needs >= 3 classes, the data has {num_classes}; KDLoss takes two")
+
+    def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
+        """``(N, C)``, ``(N, C)``, class ids ``(N,)`` -> scalar."""
+        return nkd_loss(student_logits, teacher_logits, target, self.gamma, self.temperature)
+
+
+class WSLDLoss(LogitLoss):
+    """Weighted soft labels, see :func:`kd.losses.functional.wsld_loss`.
+
+    Args:
+        temperature: > 0.
+        weight: factor in the total loss; the paper uses 2.25 to 2.5.
+
+    >>> import torch
+    >>> WSLDLoss()(torch.zeros(2, 4), torch.zeros(2, 4), torch.tensor([0, 1]))
+    tensor(0.)
+    """
+
+    def __init__(self, temperature: float = 2.0, weight: float = 1.0) -> None:
+        super().__init__(weight)
+        positive("temperature", temperature)
+        self.temperature = temperature
+
+    def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
+        """``(N, C)``, ``(N, C)``, ids ``(N,)`` or probabilities ``(N, C)`` -> scalar."""
+        return wsld_loss(student_logits, teacher_logits, target, self.temperature)
+
+
+class MLKDLoss(LogitLoss):
+    """Multi-level logit distillation, see :func:`kd.losses.functional.mlkd_loss`.
+
+    Args:
+        temperatures: each > 0.
+        weight: factor in the total loss.
+
+    >>> import torch
+    >>> MLKDLoss()(torch.zeros(2, 4), torch.zeros(2, 4), torch.tensor([0, 1]))
+    tensor(0.)
+    """
+
+    def __init__(self, temperatures: tuple[float, ...] = (2.0, 3.0, 4.0, 5.0, 6.0), weight: float = 1.0) -> None:
+        super().__init__(weight)
+        if not temperatures:
+            raise ValueError("temperatures must hold at least one, got none")
+        for temperature in temperatures:
+            positive("temperatures", temperature)
+        self.temperatures = tuple(temperatures)
+
+    def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
+        """``(N, C)``, ``(N, C)``, unused -> scalar."""
+        return mlkd_loss(student_logits, teacher_logits, self.temperatures)
+
+
+class BinaryKDLoss(LogitLoss):
+    """KD for labels that do not exclude each other, see :func:`kd.losses.functional.binary_kd_loss`.
+
+    Args:
+        temperature: > 0.
+        weight: factor in the total loss.
+
+    >>> import torch
+    >>> BinaryKDLoss()(torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2, 4))
+    tensor(0.)
+    """
+
+    def __init__(self, temperature: float = 1.0, weight: float = 1.0) -> None:
+        super().__init__(weight)
+        positive("temperature", temperature)
         self.temperature = temperature
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar."""
-        return kd_loss(student_logits, teacher_logits, self.temperature)
+        return binary_kd_loss(student_logits, teacher_logits, self.temperature)
 
-    def forward_topk(self, student_logits: Tensor, teacher: TopKLogits, target: Tensor) -> Tensor:
-        """As :meth:`forward`, from a cache of the largest logits: see :func:`kd.losses.functional.topk_kd_loss`."""
-        tail = teacher.tails[self.temperature]
-        return topk_kd_loss(student_logits, teacher.values, teacher.indices, tail, self.temperature)
+
+class StandardizedLoss(LogitLoss):
+    """Any logit loss over standardised logits, see :func:`kd.losses.functional.standardize_logits`.
+
+    Args:
+        loss: the loss; its own weight must be 1.
+        weight: factor in the total loss; the paper uses 9 with KD at temperature 2.
+
+    >>> import torch
+    >>> bool(StandardizedLoss(KDLoss(2.0))(torch.eye(3), 5 * torch.eye(3), torch.arange(3)) < 1e-6)
+    True
+    """
+
+    def __init__(self, loss: LogitLoss, weight: float = 1.0) -> None:
+        super().__init__(weight)
+        if loss.weight != 1:
+            raise ValueError(f"weight must be given to StandardizedLoss, the loss inside it got {loss.weight}")
+        self.loss = loss
+        self.needs_class_ids, self.needs_index = loss.needs_class_ids, loss.needs_index
+
+    def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
+        """See :meth:`DistillLoss.bind`."""
+        self.loss.bind(num_classes, num_samples, ignore_index)
+
+    def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor, **extra: Tensor) -> Tensor:
+        """``(N, C)``, ``(N, C)``, the target of the loss inside -> scalar."""
+        self.loss.epoch, self.loss.max_epochs = self.epoch, self.max_epochs
+        return self.loss(standardize_logits(student_logits), standardize_logits(teacher_logits), target, **extra)

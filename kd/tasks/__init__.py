@@ -1,5 +1,8 @@
 """Tasks: what the labels mean, their loss and their metrics."""
 
+from kd.tasks.base import Task
 from kd.tasks.classification import Classification
+from kd.tasks.multilabel import MultiLabel
+from kd.tasks.segmentation import Segmentation
 
-__all__ = ["Classification"]
+__all__ = ["Classification", "MultiLabel", "Segmentation", "Task"]

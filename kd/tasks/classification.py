@@ -1,11 +1,15 @@
 """Classification: one label a picture."""
 
+import math
+
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics.classification import MulticlassAccuracy
 
+from kd.tasks.base import Task
 
-class Classification(nn.Module):
+
+class Classification(Task):
     """Cross-entropy and the metrics of a classifier: top-1, top-5, agreement with the teacher.
 
     Args:
@@ -18,46 +22,41 @@ class Classification(nn.Module):
             raise ValueError(f"label_smoothing must be >= 0 and < 1, got {label_smoothing}")
         self.label_smoothing = label_smoothing
 
-    def build(self, num_classes: int) -> None:
+    def build(self, num_classes: int, ignore_index: int | None = None) -> None:
         """Makes the metrics for ``num_classes`` classes."""
         self.acc1 = MulticlassAccuracy(num_classes, average="micro")
         self.acc5 = MulticlassAccuracy(num_classes, top_k=min(5, num_classes), average="micro")
         self.agreement = MulticlassAccuracy(num_classes, average="micro")
 
-    @staticmethod
-    def metric_names(teacher: bool) -> list[str]:
-        """What :meth:`compute` gives, with or without a teacher."""
+    def metric_names(self, teacher: bool) -> list[str]:
+        """See :meth:`Task.metric_names`."""
         return ["acc1", "acc5", *(["agreement"] if teacher else [])]
 
-    @property
-    def _metrics(self) -> dict[str, MulticlassAccuracy]:
-        return {"acc1": self.acc1, "acc5": self.acc5, "agreement": self.agreement}
-
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Cross-entropy.
+        """Cross-entropy over the pictures that have a label.
 
         Args:
             logits: ``(N, C)``.
-            target: class ids ``(N,)``, or probabilities ``(N, C)`` (mixup, cutmix).
+            target: class ids ``(N,)``, -1 for a picture without a label; or probabilities ``(N, C)`` (mixup, cutmix),
+                all 0 for one without.
 
         Returns:
-            A scalar: the mean over the batch.
+            A scalar: the mean over the labelled pictures; 0, with a gradient of 0, where there are none.
         """
-        return F.cross_entropy(logits.float(), target, label_smoothing=self.label_smoothing)
+        known = target.sum(1) > 0 if target.is_floating_point() else target >= 0
+        safe = target if target.is_floating_point() else target.clamp_min(0)
+        losses = F.cross_entropy(logits.float(), safe, label_smoothing=self.label_smoothing, reduction="none")
+        return (losses * known).sum() / known.sum().clamp_min(1)
 
-    def update(self, logits: Tensor, target: Tensor, teacher_prediction: Tensor | None) -> None:
+    def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
         """Adds a batch to the metrics: ``(N, C)``, ``(N,)``, and the teacher's class ids ``(N,)``."""
         logits = logits.float()
         self.acc1.update(logits, target)
         self.acc5.update(logits, target)
-        if teacher_prediction is not None:
-            self.agreement.update(logits, teacher_prediction)
+        if teacher_answer is not None:
+            self.agreement.update(logits, teacher_answer)
 
-    def compute(self) -> dict[str, Tensor]:
-        """The metrics over all batches (and processes) since the last reset, in 0..1."""
-        return {name: metric.compute() for name, metric in self._metrics.items() if metric.update_called}
-
-    def reset(self) -> None:
-        """Forgets all batches."""
-        for metric in self._metrics.values():
-            metric.reset()
+    def chance(self, counts: Tensor, total: int) -> float:
+        """Always naming the most frequent class, three standard errors above."""
+        share = counts.max().item() / total
+        return share + 3 * math.sqrt(share * (1 - share) / total)

@@ -1,0 +1,66 @@
+"""Pictures without labels, alone or beside labelled ones."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchvision import tv_tensors
+
+from kd.data.sources import IMAGE_SUFFIXES, FileSplit, Split
+from kd.errors import UserError
+
+UNLABELLED = -1
+
+
+def unlabelled_folder(root: str) -> FileSplit:
+    """All pictures below ``root``, at any depth, sorted by path; their target is -1.
+
+    Raises:
+        UserError: no such folder, or no pictures in it.
+    """
+    if not Path(root).is_dir():
+        raise UserError(f"data.unlabeled: there is no folder {root}")
+    paths = sorted(
+        f"{folder}{os.sep}{name}"
+        for folder, _, names in os.walk(root)
+        for name in names
+        if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
+    )
+    if not paths:
+        raise UserError(f"data.unlabeled: no pictures below {root} ({', '.join(IMAGE_SUFFIXES)})")
+    return FileSplit(paths, [UNLABELLED] * len(paths))
+
+
+class Joined:
+    """A labelled split, and behind it the pictures of an unlabelled one."""
+
+    def __init__(self, labelled: Split, unlabelled: Split) -> None:
+        self.parts = (labelled, unlabelled)
+        self.border = len(labelled.targets)
+        self.targets: Sequence[Any] = [*labelled.targets, *unlabelled.targets]
+
+    def _at(self, i: int) -> tuple[Split, int]:
+        return (self.parts[0], i) if i < self.border else (self.parts[1], i - self.border)
+
+    def read(self, i: int) -> bytes:
+        """The encoded picture ``i``."""
+        split, j = self._at(i)
+        return split.read(j)
+
+    def name(self, i: int) -> str:
+        """Its name in its own split."""
+        split, j = self._at(i)
+        return split.name(j)
+
+    def target(self, i: int) -> Any:
+        """Its target; -1 without a label."""
+        split, j = self._at(i)
+        return split.target(j)
+
+
+def unlabelled_mask(height: int, width: int, ignore: int | None) -> tv_tensors.Mask:
+    """The mask of a picture without one: no class, so the task skips it; not ``ignore``, so distillation does not."""
+    value = 254 if ignore == 255 else 255
+    return tv_tensors.Mask(torch.full((1, height, width), value, dtype=torch.uint8))

@@ -1,0 +1,86 @@
+"""Dense prediction: a timm backbone with a classifier for every pixel."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kd.errors import UserError
+
+HEAD_STRIDE = 4  # the head works on a grid of a quarter of the picture: finer costs much and gains little
+LEVELS = 4
+
+
+class DenseModel(nn.Module):
+    """A timm model's intermediate features, fused on one grid, classified and resized to the picture.
+
+    Works on any timm model with ``forward_intermediates``: the last four stages of a convolutional or windowed model,
+    four evenly spaced blocks of a ViT (its final norm applied). Each level goes through a 1x1 convolution to ``width``
+    channels and is resized to a quarter of the picture; their sum through a 3x3 convolution, batch norm and ReLU to the
+    classifier. This is the fusion of a feature pyramid (arXiv 1612.03144) in its simplest form.
+
+    Args:
+        backbone: a timm model built with ``num_classes=0``.
+        num_classes: C.
+        width: channels of the fused map.
+
+    Raises:
+        UserError: a model that gives no intermediate features.
+    """
+
+    def __init__(self, backbone: nn.Module, num_classes: int, width: int = 96) -> None:
+        super().__init__()
+        self.backbone = backbone
+        if not hasattr(backbone, "forward_intermediates"):
+            raise UserError(f"arch: {type(backbone).__name__} gives no intermediate features for dense prediction")
+        info: Any = backbone.feature_info
+        count = len(info)
+        is_vit = len({level["reduction"] for level in info}) == 1
+        last = min(LEVELS, count)
+        self.indices = [count * (i + 1) // last - 1 for i in range(last)] if is_vit else [*range(count - last, count)]
+        backbone.prune_intermediate_layers(self.indices, prune_norm=not is_vit, prune_head=True)  # type: ignore[operator]
+        self.norm = is_vit
+        self.head = DenseHead([info[i]["num_chs"] for i in self.indices], width, num_classes)
+        self.num_classes = num_classes
+        self.pretrained_cfg = {**backbone.pretrained_cfg, "classifier": "head"}  # type: ignore[dict-item]
+        self.num_prefix_tokens = getattr(backbone, "num_prefix_tokens", 0)
+
+    def get_classifier(self) -> nn.Module:
+        """The last layer, as timm models have it."""
+        return self.head.classifier
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """As timm models have it."""
+        self.backbone.set_grad_checkpointing(enable)  # type: ignore[operator]
+
+    def no_weight_decay(self) -> set[str]:
+        """As timm models have it."""
+        own: Any = getattr(self.backbone, "no_weight_decay", set)
+        return {f"backbone.{name}" for name in own()}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(N, 3, H, W)`` -> logits ``(N, C, H, W)``."""
+        features = self.backbone.forward_intermediates(  # type: ignore[operator]
+            x, indices=self.indices, norm=self.norm, output_fmt="NCHW", intermediates_only=True
+        )
+        height, width = x.shape[2:]
+        logits = self.head(features, (height // HEAD_STRIDE, width // HEAD_STRIDE))
+        return F.interpolate(logits, (height, width), mode="bilinear")
+
+
+class DenseHead(nn.Module):
+    """Levels of features -> logits on one grid, see :class:`DenseModel`."""
+
+    def __init__(self, widths: list[int], width: int, num_classes: int) -> None:
+        super().__init__()
+        self.levels = nn.ModuleList([nn.Conv2d(w, width, 1) for w in widths])
+        self.fuse = nn.Sequential(
+            nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+        )
+        self.classifier = nn.Conv2d(width, num_classes, 1)
+
+    def forward(self, features: list[Tensor], size: tuple[int, int]) -> Tensor:
+        """``(N, C_i, H_i, W_i)`` each, height and width -> ``(N, C, *size)``."""
+        levels = zip(self.levels, features, strict=True)
+        maps = [F.interpolate(level(x), size, mode="bilinear") for level, x in levels]
+        return self.classifier(self.fuse(sum(maps[1:], maps[0])))

@@ -1,0 +1,115 @@
+"""Losses for dense prediction."""
+
+from torch import Tensor
+
+from kd.losses.base import FeatureLoss, LogitLoss, Shape
+from kd.losses.functional import cwd_loss, pairwise_loss, pixel_kd_loss
+from kd.losses.functional._checks import positive
+from kd.losses.projections import Projection
+
+
+class PixelKDLoss(LogitLoss):
+    """Per-pixel KD, see :func:`kd.losses.functional.pixel_kd_loss`.
+
+    Args:
+        temperature: > 0.
+        weight: factor in the total loss.
+
+    >>> import torch
+    >>> PixelKDLoss()(torch.zeros(1, 3, 2, 2), torch.zeros(1, 3, 2, 2), torch.zeros(1, 2, 2, dtype=torch.long))
+    tensor(0.)
+    """
+
+    def __init__(self, temperature: float = 1.0, weight: float = 1.0) -> None:
+        super().__init__(weight)
+        positive("temperature", temperature)
+        self.temperature = temperature
+        self.ignore_index: int | None = None
+
+    def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
+        """Takes over the task's ``ignore_index``."""
+        self.ignore_index = ignore_index
+
+    def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
+        """``(N, C, H, W)``, ``(N, C, H, W)``, class ids ``(N, H, W)`` -> scalar."""
+        return pixel_kd_loss(student_logits, teacher_logits, target, self.temperature, self.ignore_index)
+
+
+class CWDLoss(LogitLoss):
+    """Channel-wise distillation of logit maps, see :func:`kd.losses.functional.cwd_loss`.
+
+    Args:
+        temperature: > 0.
+        weight: factor in the total loss; the paper uses 3 on logits.
+
+    >>> import torch
+    >>> CWDLoss()(torch.zeros(1, 3, 2, 2), torch.zeros(1, 3, 2, 2), torch.zeros(1, 2, 2, dtype=torch.long))
+    tensor(0.)
+    """
+
+    def __init__(self, temperature: float = 4.0, weight: float = 1.0) -> None:
+        super().__init__(weight)
+        positive("temperature", temperature)
+        self.temperature = temperature
+        self.ignore_index: int | None = None
+
+    def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
+        """Takes over the task's ``ignore_index``."""
+        self.ignore_index = ignore_index
+
+    def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
+        """``(N, C, H, W)``, ``(N, C, H, W)``, class ids ``(N, H, W)`` -> scalar."""
+        return cwd_loss(student_logits, teacher_logits, target, self.temperature, self.ignore_index)
+
+
+class CWDFeatureLoss(FeatureLoss):
+    """Channel-wise distillation of feature maps after a projection, see :func:`kd.losses.functional.cwd_loss`.
+
+    Args:
+        temperature: > 0.
+        projection: from the student's features to the teacher's shape; default: linear.
+        weight: factor in the total loss; the paper uses 50 on features.
+    """
+
+    def __init__(self, temperature: float = 1.0, projection: Projection | None = None, weight: float = 1.0) -> None:
+        super().__init__(weight)
+        positive("temperature", temperature)
+        self.temperature, self.projection = temperature, projection or Projection()
+
+    def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
+        """Makes the projection."""
+        if len(teacher_shape) != 4:
+            raise ValueError(f"CWDFeatureLoss compares maps, got {teacher_shape[1:]} a sample of the teacher")
+        self.projection.build(student_shape, teacher_shape)
+
+    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
+        """``(N, C_s, H, W)``, ``(N, C_t, H, W)``, unused -> scalar."""
+        return cwd_loss(self.projection(student_features), teacher_features, temperature=self.temperature)
+
+
+class PairwiseLoss(FeatureLoss):
+    """Pair-wise structure of a map's positions, see :func:`kd.losses.functional.pairwise_loss`. No parameters.
+
+    Args:
+        grid: positions a side that the maps are pooled to, > 0.
+        weight: factor in the total loss.
+
+    >>> import torch
+    >>> PairwiseLoss(grid=2)(torch.ones(1, 3, 4, 4), torch.ones(1, 5, 8, 8), torch.zeros(1)).round(decimals=4)
+    tensor(0.)
+    """
+
+    def __init__(self, grid: int = 8, weight: float = 1.0) -> None:
+        super().__init__(weight)
+        positive("grid", grid)
+        self.grid = grid
+
+    def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
+        """Checks that both are maps."""
+        for name, shape in (("student", student_shape), ("teacher", teacher_shape)):
+            if len(shape) != 4:
+                raise ValueError(f"PairwiseLoss compares maps, got {shape[1:]} a sample of the {name}")
+
+    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
+        """``(N, C_s, H, W)``, ``(N, C_t, H', W')``, unused -> scalar."""
+        return pairwise_loss(student_features, teacher_features, self.grid)

@@ -1,0 +1,367 @@
+"""Losses over logits.
+
+All take ``(student_logits, teacher_logits, target)``, cast to float32 (float64 stays), detach the teacher's side, sum
+over classes and average over all other positions.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kd.losses.functional._checks import class_ids, matmul, positive, same_shape, wide
+
+
+def kd_loss(
+    student_logits: Tensor, teacher_logits: Tensor, temperature: float, teacher_temperature: float | None = None
+) -> Tensor:
+    """Hinton's knowledge distillation: ``T^2 * mean_b sum_c p_t (log p_t - log p_s)``, both at temperature ``T``.
+
+    Source: Hinton et al., Distilling the Knowledge in a Neural Network, arXiv 1503.02531. The factor ``T^2`` keeps
+    the size of the gradient when ``T`` changes. With two temperatures the factor is their product.
+
+    Args:
+        student_logits: ``(N, C)``, or ``(N, C, ...)`` with one distribution a position.
+        teacher_logits: the same shape.
+        temperature: ``T`` > 0.
+        teacher_temperature: another one for the teacher's side; default: the same.
+
+    Returns:
+        A scalar: the mean over all positions.
+
+    Raises:
+        ValueError: the shapes differ, or a temperature is not positive.
+
+    >>> student = torch.tensor([[2.0, 1, 0, -1], [0, 1, 2, 3], [1, -1, 0.5, 0]])
+    >>> teacher = torch.tensor([[3.0, 1, -1, 0], [1, 0, 2, 4], [-1, 2, 1, 0]])
+    >>> kd_loss(student, teacher, temperature=4.0)
+    tensor(0.7156)
+    """
+    same_shape(student_logits, teacher_logits, "logits")
+    positive("temperature", temperature)
+    if teacher_temperature is None:
+        teacher_temperature = temperature
+    positive("teacher_temperature", teacher_temperature)
+    return temperature * teacher_temperature * kl_per_position(
+        student_logits, teacher_logits, temperature, teacher_temperature
+    ).mean()  # fmt: skip
+
+
+def topk_kd_loss(student_logits: Tensor, values: Tensor, indices: Tensor, tail: Tensor, temperature: float) -> Tensor:
+    """Hinton's loss where only the teacher's k largest logits are known: all other classes count as one.
+
+    With ``r`` the teacher's probability of all other classes together (at ``T``), against :func:`kd_loss`:
+
+    - the gradient on the k classes is the same; on the others it differs by at most ``T * r`` in a class and
+      ``2 * T * r`` in sum, a sample;
+    - the value is smaller by ``T^2 * r * KL(teacher || student, both within the other classes)``, so never larger.
+
+    Source: the log-sum inequality; keeping k answers is TinyViT's (arXiv 2207.10666), which spreads the rest evenly
+    instead.
+
+    Args:
+        student_logits: ``(N, C)``.
+        values: ``(N, k)`` with k < C: the teacher's largest logits, up to a constant a sample.
+        indices: ``(N, k)``: their classes.
+        tail: ``(N,)``: ``log sum exp(z_c / T)`` over the teacher's other logits, up to the same constant (over T).
+        temperature: ``T`` > 0.
+
+    Returns:
+        A scalar: the mean over the batch.
+
+    >>> teacher = torch.tensor([[3.0, 1, -1, 0]])
+    >>> values, indices = teacher.topk(3)
+    >>> topk_kd_loss(torch.zeros(1, 4), values, indices, teacher[:, 2], 1.0)  # one class left over: exact
+    tensor(0.7912)
+    >>> kd_loss(torch.zeros(1, 4), teacher, 1.0)
+    tensor(0.7912)
+    """
+    log_student = F.log_softmax(wide(student_logits) / temperature, dim=1)
+    rest = log_student.scatter(1, indices, -torch.inf).logsumexp(1, keepdim=True)
+    log_p_student = torch.cat([log_student.gather(1, indices), rest], 1)
+    log_p_teacher = F.log_softmax(torch.cat([wide(values) / temperature, tail[:, None]], 1).detach(), dim=1)
+    divergence = F.kl_div(log_p_student, log_p_teacher, reduction="none", log_target=True).sum(dim=1)
+    return temperature**2 * divergence.mean()
+
+
+def kl_per_position(
+    student_logits: Tensor, teacher_logits: Tensor, temperature: float, teacher_temperature: float
+) -> Tensor:
+    """``KL(teacher || student)`` over axis 1: ``(N, C, ...)`` twice -> ``(N, ...)``."""
+    log_p_student = F.log_softmax(wide(student_logits) / temperature, dim=1)
+    log_p_teacher = F.log_softmax(wide(teacher_logits.detach()) / teacher_temperature, dim=1)
+    return F.kl_div(log_p_student, log_p_teacher, reduction="none", log_target=True).sum(dim=1)
+
+
+def hard_kd_loss(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
+    """DeiT's hard distillation: cross-entropy with the teacher's decision, ``-mean_b log p_s(argmax_c teacher)``.
+
+    Source: Touvron et al., Training data-efficient image transformers, arXiv 2012.12877, equation 3.
+
+    Args:
+        student_logits: ``(N, C)`` or ``(N, C, ...)``.
+        teacher_logits: the same shape.
+
+    Returns:
+        A scalar: the mean over all positions. It is not zero where student and teacher agree.
+
+    >>> hard_kd_loss(torch.zeros(1, 4), torch.tensor([[0.0, 9, 0, 0]]))
+    tensor(1.3863)
+    """
+    same_shape(student_logits, teacher_logits, "logits")
+    return F.cross_entropy(wide(student_logits), teacher_logits.detach().argmax(dim=1))
+
+
+def dkd_loss(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    target: Tensor,
+    alpha: float = 1.0,
+    beta: float = 8.0,
+    temperature: float = 4.0,
+) -> Tensor:
+    """Decoupled KD: ``T^2 * mean_b (alpha * TCKD + beta * NCKD)``.
+
+    TCKD is the divergence of (target, all others), NCKD that among the others, renormalised. Source: Zhao et al.,
+    Decoupled Knowledge Distillation, arXiv 2203.08679, equation 7. The others' mass is a logsumexp over the true rest;
+    masking by a large negative number, as in the released code, overflows on strong logits.
+
+    Args:
+        student_logits: ``(N, C)``, C >= 3: with two classes nothing is left among the others.
+        teacher_logits: the same shape.
+        target: class ids ``(N,)``.
+        alpha: weight of TCKD.
+        beta: weight of NCKD; the paper uses 0.5 to 8.
+        temperature: ``T`` > 0.
+
+    Returns:
+        A scalar: the mean over the batch.
+
+    Raises:
+        ValueError: unequal shapes, two classes, probabilities as target, or a temperature that is not positive.
+
+    >>> student = torch.tensor([[2.0, 1, 0, -1], [0, 1, 2, 3], [1, -1, 0.5, 0]])
+    >>> teacher = torch.tensor([[3.0, 1, -1, 0], [1, 0, 2, 4], [-1, 2, 1, 0]])
+    >>> dkd_loss(student, teacher, torch.tensor([0, 3, 1]), alpha=1.0, beta=8.0, temperature=4.0)
+    tensor(3.5043)
+    """
+    same_shape(student_logits, teacher_logits, "logits")
+    positive("temperature", temperature)
+    if student_logits.shape[1] < 3:
+        raise ValueError(f"student_logits must have >= 3 classes for DKD, got {student_logits.shape[1]}")
+    is_target = _one_hot(class_ids(target, "DKD"), student_logits)
+    in_s, rest_s, among_s = _decouple(wide(student_logits) / temperature, is_target)
+    in_t, rest_t, among_t = _decouple(wide(teacher_logits.detach()) / temperature, is_target)
+    tckd = in_t.exp() * (in_t - in_s) + rest_t.exp() * (rest_t - rest_s)
+    nckd = (among_t.exp() * (among_t - among_s)).masked_fill(is_target, 0).sum(dim=1)
+    return temperature**2 * (alpha * tckd + beta * nckd).mean()
+
+
+def _one_hot(target: Tensor, logits: Tensor) -> Tensor:
+    return torch.zeros_like(logits, dtype=torch.bool).scatter(1, target[:, None], True)
+
+
+def _decouple(logits: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """log p(target) ``(N,)``, log p(others) ``(N,)``, log p(c | not target) ``(N, C)``, 0 at the target."""
+    log_p = F.log_softmax(logits, dim=1)
+    inside = log_p.masked_fill(~is_target, 0).sum(dim=1)
+    rest = log_p.masked_fill(is_target, -torch.inf).logsumexp(dim=1)
+    return inside, rest, (log_p - rest[:, None]).masked_fill(is_target, 0)
+
+
+def dist_loss(
+    student_logits: Tensor, teacher_logits: Tensor, beta: float = 1.0, gamma: float = 1.0, temperature: float = 1.0
+) -> Tensor:
+    """DIST: ``T^2 * (beta * (1 - mean row correlation) + gamma * (1 - mean column correlation))``.
+
+    Pearson correlations of the two softmax matrices: rows compare classes within a picture, columns pictures within a
+    class. Source: Huang et al., Knowledge Distillation from A Stronger Teacher, arXiv 2205.10536, equations 9 to 11.
+    A constant row or column has no correlation and counts as 0.
+
+    Args:
+        student_logits: ``(N, C)``.
+        teacher_logits: the same shape.
+        beta: weight of the relation between classes.
+        gamma: weight of the relation within a class, over the batch.
+        temperature: ``T`` > 0.
+
+    Returns:
+        A scalar. The column term depends on the batch as a whole.
+
+    >>> student = torch.tensor([[2.0, 1, 0, -1], [0, 1, 2, 3], [1, -1, 0.5, 0]])
+    >>> teacher = torch.tensor([[3.0, 1, -1, 0], [1, 0, 2, 4], [-1, 2, 1, 0]])
+    >>> dist_loss(student, teacher, beta=1.0, gamma=1.0, temperature=1.0)
+    tensor(1.0667)
+    """
+    same_shape(student_logits, teacher_logits, "logits")
+    positive("temperature", temperature)
+    p_student = F.softmax(wide(student_logits) / temperature, dim=1)
+    p_teacher = F.softmax(wide(teacher_logits.detach()) / temperature, dim=1)
+    between = 1 - _correlation(p_student, p_teacher, dim=1).mean()
+    within = 1 - _correlation(p_student, p_teacher, dim=0).mean()
+    return temperature**2 * (beta * between + gamma * within)
+
+
+def _correlation(a: Tensor, b: Tensor, dim: int) -> Tensor:
+    a, b = (F.normalize(x - x.mean(dim=dim, keepdim=True), dim=dim, eps=1e-8) for x in (a, b))
+    return (a * b).sum(dim=dim)
+
+
+def standardize_logits(logits: Tensor) -> Tensor:
+    """Logit standardisation: ``(x - mean) / (std + 1e-7)`` over the classes, with the unbiased deviation.
+
+    Source: Sun et al., Logit Standardization in Knowledge Distillation, arXiv 2403.01427. Applied to both models'
+    logits ahead of any logit loss; cross-entropy keeps the raw ones.
+
+    Args:
+        logits: ``(N, C)`` or ``(N, C, ...)``, C >= 2.
+
+    Returns:
+        The same shape, float32 at least.
+
+    >>> standardize_logits(torch.tensor([[1.0, 2.0, 3.0]])).round(decimals=4)
+    tensor([[-1.,  0.,  1.]])
+    """
+    if logits.shape[1] < 2:
+        raise ValueError(f"logits must have >= 2 classes to standardize, got {logits.shape[1]}")
+    x = wide(logits)
+    centred = x - x.mean(dim=1, keepdim=True)
+    variance = centred.square().sum(dim=1, keepdim=True) / (logits.shape[1] - 1)
+    # the root's slope at 0 is infinite: equal logits would have a gradient of NaN
+    deviation = torch.where(variance > 0, variance, torch.ones_like(variance)).sqrt() * (variance > 0)
+    return centred / (deviation + 1e-7)
+
+
+def nkd_loss(
+    student_logits: Tensor, teacher_logits: Tensor, target: Tensor, gamma: float = 1.5, temperature: float = 1.0
+) -> Tensor:
+    """Normalised KD: ``-mean_b [p_t(y) log p_s(y) + gamma T^2 sum_{c != y} q_t(c) log q_s(c)]``.
+
+    ``p`` at temperature 1; ``q`` are the probabilities of the other classes at ``T``, renormalised. Source: Yang et
+    al., From Knowledge Distillation to Self-Knowledge Distillation, arXiv 2303.13005. Both terms are cross-entropies:
+    the loss is not zero at its optimum.
+
+    Args:
+        student_logits: ``(N, C)``, C >= 3.
+        teacher_logits: the same shape.
+        target: class ids ``(N,)``.
+        gamma: weight of the other classes.
+        temperature: ``T`` > 0, of the other classes alone.
+
+    Returns:
+        A scalar: the mean over the batch.
+
+    >>> student = torch.tensor([[2.0, 1, 0, -1], [0, 1, 2, 3], [1, -1, 0.5, 0]])
+    >>> teacher = torch.tensor([[3.0, 1, -1, 0], [1, 0, 2, 4], [-1, 2, 1, 0]])
+    >>> nkd_loss(student, teacher, torch.tensor([0, 3, 1]), gamma=1.5, temperature=1.0)
+    tensor(2.4493)
+    """
+    same_shape(student_logits, teacher_logits, "logits")
+    positive("temperature", temperature)
+    if student_logits.shape[1] < 3:
+        raise ValueError(f"student_logits must have >= 3 classes for NKD, got {student_logits.shape[1]}")
+    is_target = _one_hot(class_ids(target, "NKD"), student_logits)
+    student, teacher = wide(student_logits), wide(teacher_logits.detach())
+    in_s, in_t = (_decouple(x, is_target)[0] for x in (student, teacher))
+    among_s, among_t = (_decouple(x / temperature, is_target)[2] for x in (student, teacher))
+    others = (among_t.exp() * among_s).masked_fill(is_target, 0).sum(dim=1)
+    return -(in_t.exp() * in_s + gamma * temperature**2 * others).mean()
+
+
+def wsld_loss(student_logits: Tensor, teacher_logits: Tensor, target: Tensor, temperature: float = 2.0) -> Tensor:
+    """Weighted soft labels: ``T^2 * mean_b w_b KL_b`` with ``w_b = 1 - exp(-CE_s / CE_t)``.
+
+    The weight, without gradient and at temperature 1, trusts the teacher less on pictures that the student already
+    knows better. Source: Zhou et al., Rethinking Soft Labels for Knowledge Distillation, arXiv 2102.00650. The paper
+    writes the cross-entropy in place of the divergence; the gradient is the same, and this form is 0 at its optimum.
+
+    Args:
+        student_logits: ``(N, C)``.
+        teacher_logits: the same shape.
+        target: class ids ``(N,)``, or probabilities ``(N, C)``.
+        temperature: ``T`` > 0.
+
+    Returns:
+        A scalar: the mean over the batch.
+
+    >>> wsld_loss(torch.zeros(1, 3), torch.tensor([[2.0, 0, 0]]), torch.tensor([0])).round(decimals=4)
+    tensor(0.4881)
+    """
+    same_shape(student_logits, teacher_logits, "logits")
+    positive("temperature", temperature)
+    student, teacher = wide(student_logits), wide(teacher_logits.detach())
+    own = F.cross_entropy(student.detach(), target, reduction="none")
+    theirs = F.cross_entropy(teacher, target, reduction="none")
+    trust = -torch.expm1(-own / theirs.clamp_min(1e-7))
+    return temperature**2 * (trust * kl_per_position(student, teacher, temperature, temperature)).mean()
+
+
+def mlkd_loss(
+    student_logits: Tensor, teacher_logits: Tensor, temperatures: Sequence[float] = (2.0, 3.0, 4.0, 5.0, 6.0)
+) -> Tensor:
+    """Multi-level logit distillation: the mean over temperatures of an instance, a batch and a class term.
+
+    With ``P`` the ``(N, C)`` softmax matrix at a temperature: instance ``T^2 * KL`` (mean over the batch), batch
+    ``|P_s P_s' - P_t P_t'|^2 / N``, class ``|P_s' P_s - P_t' P_t|^2 / C``. Source: Jin et al., Multi-level Logit
+    Distillation, CVPR 2023, equations 3 to 8. This is the paper's form; the released code also masks the batch and
+    class terms by the teacher's confidence and compares two augmentations.
+
+    Args:
+        student_logits: ``(N, C)``.
+        teacher_logits: the same shape.
+        temperatures: each > 0, at least one.
+
+    Returns:
+        A scalar. The batch and class terms depend on the batch as a whole.
+
+    >>> mlkd_loss(torch.zeros(2, 3), torch.zeros(2, 3))
+    tensor(0.)
+    """
+    same_shape(student_logits, teacher_logits, "logits")
+    if not temperatures:
+        raise ValueError("temperatures must hold at least one, got none")
+    for temperature in temperatures:
+        positive("temperatures", temperature)
+    student, teacher = wide(student_logits), wide(teacher_logits.detach())
+    count, classes = student.shape
+    levels = []
+    for temperature in temperatures:
+        p, q = (F.softmax(x / temperature, dim=1) for x in (student, teacher))
+        batch = (matmul(p, p.T) - matmul(q, q.T)).square().sum() / count
+        across = _squared_norm(p, q) / classes
+        levels.append(kd_loss(student, teacher, temperature) + batch + across)
+    return torch.stack(levels).mean()
+
+
+def _squared_norm(p: Tensor, q: Tensor) -> Tensor:
+    """``|p' p - q' q|^2`` without a ``(C, C)`` matrix: with ``d = p - q`` it is ``|d' p + q' d|^2``, by N x N products."""
+    d = p - q
+    own, other = matmul(d, p.T), matmul(d, q.T)
+    squares = matmul(d, d.T) * (matmul(p, p.T) + matmul(q, q.T))
+    return (squares + 2 * own * other.T).sum()
+
+
+def binary_kd_loss(student_logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """KD of independent yes/no answers: ``T^2 * mean_b sum_c KL(Bernoulli(t/T) || Bernoulli(s/T))``.
+
+    For labels that do not exclude each other. Source: Yang et al., Multi-Label Knowledge Distillation, arXiv
+    2308.06453, equation 2 (there the mean over labels; here their sum, as for classes everywhere).
+
+    Args:
+        student_logits: ``(N, C)``, one logit a label.
+        teacher_logits: the same shape.
+        temperature: ``T`` > 0.
+
+    Returns:
+        A scalar: the mean over the batch of the sum over labels.
+
+    >>> binary_kd_loss(torch.zeros(1, 2), torch.full((1, 2), 2.0)).round(decimals=4)
+    tensor(0.6556)
+    """
+    same_shape(student_logits, teacher_logits, "logits")
+    positive("temperature", temperature)
+    student, teacher = wide(student_logits) / temperature, wide(teacher_logits.detach()) / temperature
+    yes = teacher.sigmoid() * (F.logsigmoid(teacher) - F.logsigmoid(student))
+    no = (-teacher).sigmoid() * (F.logsigmoid(-teacher) - F.logsigmoid(-student))
+    return temperature**2 * (yes + no).flatten(1).sum(dim=1).mean()

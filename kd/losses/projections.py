@@ -1,0 +1,81 @@
+"""From the student's features to the teacher's shape."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kd.losses.base import Shape
+
+
+class Projection(nn.Module):
+    """A learned linear map to the teacher's width, and its grid: what a loss takes unless told otherwise.
+
+    Chosen from the two shapes: maps by a 1x1 convolution, then resized (bilinear) to the teacher's height and width;
+    tokens and vectors by a linear layer; a map is averaged over its positions where the teacher has a vector.
+    Subclasses change :meth:`make`.
+    """
+
+    def build(self, student_shape: Shape, teacher_shape: Shape) -> "Projection":
+        """Makes the layers for features of these shapes (batch axis included).
+
+        Raises:
+            ValueError: nothing leads from the one to the other.
+        """
+        self.pooled = len(student_shape) == 4 and len(teacher_shape) == 2
+        fits = self.pooled or len(student_shape) == len(teacher_shape)
+        if len(student_shape) == len(teacher_shape) == 3:
+            fits = student_shape[1] == teacher_shape[1]
+        if not fits:
+            raise ValueError(
+                f"no projection leads from the student's {student_shape[1:]} a sample to the teacher's "
+                f"{teacher_shape[1:]} (maps, tokens of one number, and vectors do)"
+            )
+        self.size = tuple(teacher_shape[2:]) if len(teacher_shape) == 4 else None
+        is_map = self.size is not None
+        width, teacher_width = (s[1] if len(s) == 4 else s[-1] for s in (student_shape, teacher_shape))
+        self.layers = self.make(width, teacher_width, is_map)
+        return self
+
+    def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
+        """The layers from the student's width to the teacher's, over maps or over the last axis."""
+        return nn.Conv2d(width, teacher_width, 1) if is_map else nn.Linear(width, teacher_width)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The student's features -> the teacher's shape."""
+        projected = self.layers(features.mean(dim=(2, 3)) if self.pooled else features)
+        return resize(projected, self.size) if self.size else projected
+
+
+class ConvProjection(Projection):
+    """3x3 convolution, batch norm, ReLU, 1x1 convolution: for maps, where one linear layer is too weak."""
+
+    def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
+        """See :meth:`Projection.make`.
+
+        Raises:
+            ValueError: the features are no maps.
+        """
+        if not is_map:
+            raise ValueError("projection must be Projection or MLPProjection for features without a grid, "
+                             "got ConvProjection")  # fmt: skip
+        hidden = max(width, teacher_width)
+        return nn.Sequential(
+            nn.Conv2d(width, hidden, 3, padding=1, bias=False), nn.BatchNorm2d(hidden), nn.ReLU(),
+            nn.Conv2d(hidden, teacher_width, 1),
+        )  # fmt: skip
+
+
+class MLPProjection(Projection):
+    """Two layers with a GELU between, at every position."""
+
+    def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
+        """See :meth:`Projection.make`."""
+        hidden = max(width, teacher_width)
+        first, second = super().make(width, hidden, is_map), super().make(hidden, teacher_width, is_map)
+        return nn.Sequential(first, nn.GELU(), second)
+
+
+def resize(features: Tensor, size: tuple[int, ...]) -> Tensor:
+    """``(N, C, H, W)`` -> ``(N, C, *size)``, bilinear, with averaging where it gets smaller."""
+    if features.shape[2:] == size:
+        return features
+    return F.interpolate(features, size, mode="bilinear", antialias=True)

@@ -1,0 +1,98 @@
+"""What a task is: its loss on the labels, its metrics, and what a guesser would reach."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+
+class Task(nn.Module):
+    """Base of all tasks.
+
+    Attributes:
+        dense: targets are maps, and the models classify every pixel.
+        multi_label: targets are several labels a picture.
+        primary: the metric that tells best how good a model is.
+    """
+
+    dense = False
+    multi_label = False
+    primary = "acc1"
+
+    def build(self, num_classes: int, ignore_index: int | None = None) -> None:
+        """Makes the metrics for ``num_classes`` classes."""
+        raise NotImplementedError
+
+    def metric_names(self, teacher: bool) -> list[str]:
+        """What :meth:`compute` gives of single numbers, with or without a teacher."""
+        raise NotImplementedError
+
+    def fit(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Brings logits to the target's size, where targets have one."""
+        return logits
+
+    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The loss on the labels, a scalar."""
+        raise NotImplementedError
+
+    def decide(self, logits: Tensor) -> Tensor:
+        """The model's answer, as :meth:`update` takes a teacher's."""
+        return logits.argmax(1)
+
+    def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
+        """Adds a batch to the metrics."""
+        raise NotImplementedError
+
+    @property
+    def _metrics(self) -> dict[str, Any]:
+        return {name: metric for name, metric in self.named_children() if isinstance(metric, Metric)}
+
+    def compute(self) -> dict[str, Tensor]:
+        """The metrics over all batches (and processes) since the last reset, in 0..1."""
+        return {name: metric.compute() for name, metric in self._metrics.items() if metric.update_called}
+
+    def reset(self) -> None:
+        """Forgets all batches."""
+        for metric in self._metrics.values():
+            metric.reset()
+
+    def chance(self, counts: Tensor, total: int) -> float:
+        """What a guesser reaches in the primary metric, with three standard errors on top where they are known.
+
+        Args:
+            counts: how often each class was the target, ``(C,)``.
+            total: number of targets.
+        """
+        raise NotImplementedError
+
+
+class TargetCounts(Metric):
+    """How often each class is the target, over all batches and processes.
+
+    Args:
+        num_classes: C.
+    """
+
+    counts: Tensor
+    total: Tensor
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.add_state("counts", torch.zeros(num_classes), dist_reduce_fx="sum")
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+
+    def update(self, target: Tensor) -> None:
+        """Ids of any shape (others than 0..C-1 are left out), or labels ``(N, C)`` of 0 and 1."""
+        if target.is_floating_point():
+            self.counts += target.sum(0)
+            self.total += len(target)
+            return
+        known = target[(target >= 0) & (target < self.num_classes)]
+        self.counts += torch.bincount(known.flatten().long(), minlength=self.num_classes)
+        self.total += known.numel()
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """Counts ``(C,)`` and the number of targets."""
+        return self.counts, self.total

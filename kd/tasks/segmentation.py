@@ -1,0 +1,71 @@
+"""Semantic segmentation: a class for every pixel."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
+
+from kd.tasks.base import Task
+
+
+class Segmentation(Task):
+    """Per-pixel cross-entropy; mean intersection over union, pixel accuracy, agreement with the teacher.
+
+    Metrics are over all pixels of the validation set that are not ignored, at the size of the targets
+    (``data.img_size``); the mean is over the classes that occur. Each class's IoU goes to ``summary.json``.
+    """
+
+    dense = True
+    primary = "miou"
+
+    def build(self, num_classes: int, ignore_index: int | None = None) -> None:
+        """Makes the metrics."""
+        self.num_classes, self.ignore_index = num_classes, ignore_index
+        self.iou = MulticlassJaccardIndex(
+            num_classes, average="none", ignore_index=ignore_index, zero_division=math.nan
+        )
+        self.pixel_acc = MulticlassAccuracy(num_classes, average="micro", ignore_index=ignore_index)
+        self.agreement = MulticlassAccuracy(num_classes, average="micro")
+
+    def metric_names(self, teacher: bool) -> list[str]:
+        """See :meth:`Task.metric_names`."""
+        return ["miou", "pixel_acc", *(["agreement"] if teacher else [])]
+
+    def fit(self, logits: Tensor, target: Tensor) -> Tensor:
+        """``(N, C, h, w)`` -> ``(N, C, H, W)`` of the target, bilinear."""
+        if logits.shape[2:] == target.shape[1:]:
+            return logits
+        return F.interpolate(logits, target.shape[1:], mode="bilinear")
+
+    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Cross-entropy: ``(N, C, H, W)``, ids ``(N, H, W)`` -> the mean over valid pixels; 0 where all are ignored."""
+        target = target.long()
+        valid = (target >= 0) & (target < self.num_classes)
+        losses = F.cross_entropy(logits.float(), torch.where(valid, target, 0), reduction="none")
+        return (losses * valid).sum() / valid.sum().clamp_min(1)
+
+    def decide(self, logits: Tensor) -> Tensor:
+        """The class of each pixel, uint8 ``(N, H, W)`` (int16 beyond 255 classes)."""
+        return logits.argmax(1).to(torch.uint8 if self.num_classes <= 255 else torch.int16)
+
+    def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
+        """Adds a batch: ``(N, C, H, W)``, ids ``(N, H, W)``, and the teacher's classes ``(N, H, W)``."""
+        prediction, target = logits.argmax(1), target.long()
+        self.iou.update(prediction, target)
+        self.pixel_acc.update(prediction, target)
+        if teacher_answer is not None:
+            valid = target != self.ignore_index
+            self.agreement.update(prediction[valid], teacher_answer.long()[valid])
+
+    def compute(self) -> dict[str, Tensor]:
+        """``miou``, ``pixel_acc``, ``agreement``, and ``iou_<class id>`` for the classes that occur."""
+        found = super().compute()
+        per_class = found.pop("iou")  # NaN where a class occurs neither in targets nor in predictions
+        each = {f"iou_{i:02d}": value for i, value in enumerate(per_class) if not value.isnan()}
+        return {"miou": per_class.nanmean(), **found, **each}
+
+    def chance(self, counts: Tensor, total: int) -> float:
+        """Always naming the most frequent class: its share is its IoU, all others have 0."""
+        return counts.max().item() / total / max(1, int((counts > 0).sum()))

@@ -1,0 +1,109 @@
+"""Pictures without labels, alone and beside labelled ones."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kd.cli import train_main
+from kd.data.datamodule import DistillationDataModule
+from kd.data.sampler import TrainBatches
+from kd.data.sources import ImageFolder
+from kd.data.transforms import Augment
+from kd.tasks import Classification
+from tests._helpers import draw_folder
+from tests.test_train import run_folders
+
+
+@pytest.fixture(scope="module")
+def unlabelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """64 pictures at some depth."""
+    return draw_folder(tmp_path_factory.mktemp("more") / "a" / "b") / ".."
+
+
+@pytest.mark.parametrize(("ratio", "per_epoch"), [(0.5, 30), (1.0, 40), (2.0, 60)])
+def test_the_ratio_holds_and_every_picture_comes_equally_often(ratio: float, per_epoch: int) -> None:
+    batches = TrainBatches(20, 1, 0, unlabelled=15, ratio=ratio)
+    seen: Counter[int] = Counter()
+    for epoch in range(6):
+        order = batches.order(epoch)
+        assert len(order) == len(batches) == per_epoch
+        assert sorted(i for i in order if i < 20) == list(range(20))
+        seen.update(int(i) for i in order if i >= 20)
+    assert sum(seen.values()) == 6 * (per_epoch - 20)
+    assert max(seen.values()) - min(seen[i] for i in range(20, 35)) <= 1
+
+
+def test_alone_only_they_are_seen_once_each() -> None:
+    batches = TrainBatches(20, 1, 0, unlabelled=15)
+    assert sorted(batches.order(3)) == list(range(20, 35))
+
+
+def test_the_order_is_the_same_for_every_number_of_processes() -> None:
+    one = [key for batch in TrainBatches(20, 4, 0, unlabelled=15, ratio=1.0) for key in batch]
+    ranks = [list(TrainBatches(20, 2, 0, rank, 2, 15, 1.0)) for rank in (0, 1)]
+    assert one == [key for pair in zip(*ranks, strict=True) for batch in pair for key in batch]
+
+
+def test_mixed_batches_and_their_task_loss(pictures: Path, unlabelled: Path) -> None:
+    data = DistillationDataModule(
+        ImageFolder(str(pictures)), img_size=32, batch_size=32, num_workers=0, unlabeled=str(unlabelled),
+        unlabeled_ratio=1.0,
+    )  # fmt: skip
+    assert data.info.train == 48 + 64
+    assert data.info.unlabeled == 64
+    batch = next(iter(data.train_dataloader()))
+    known = batch["target"] >= 0
+    assert torch.equal(known, batch["index"] < 48)
+    assert 0 < known.sum() < 32
+    task, logits = Classification(), torch.randn(32, 4, requires_grad=True)
+    wanted = torch.nn.functional.cross_entropy(logits[known], batch["target"][known])
+    torch.testing.assert_close(task.loss(logits, batch["target"]), wanted)
+    nothing = task.loss(logits, torch.full((32,), -1))
+    nothing.backward()
+    assert nothing.item() == 0
+
+
+def test_a_picture_mixed_with_an_unlabelled_one_has_no_label(pictures: Path, unlabelled: Path) -> None:
+    data = DistillationDataModule(
+        ImageFolder(str(pictures)), img_size=32, batch_size=32, num_workers=0, unlabeled=str(unlabelled),
+        unlabeled_ratio=1.0, augment=Augment(mixup=1.0),
+    )  # fmt: skip
+    batch = next(iter(data.train_dataloader()))
+    sums = batch["target"].sum(1)
+    for i in range(0, 32, 2):
+        both = bool((batch["index"][i : i + 2] < 48).all())
+        np.testing.assert_allclose(sums[i : i + 2], float(both), atol=1e-6)
+
+
+def test_runs(recipe: Path, unlabelled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main([f"recipe={recipe}", f"data.unlabeled={unlabelled}", "trainer.max_epochs=1"]) == 0
+    assert "training on the unlabelled pictures alone: no task loss" in capsys.readouterr().out
+    alone = run_folders(recipe)[-1]
+    header = (alone / "metrics.csv").read_text().splitlines()[0]
+    assert "train/kd_loss" in header
+    assert "task_loss" not in header
+    assert json.loads((alone / "summary.json").read_text())["steps"] == 8
+    beside = [f"recipe={recipe}", f"data.unlabeled={unlabelled}", "data.unlabeled_ratio=1", "data.num_workers=1"]
+    assert train_main([*beside, "trainer.max_epochs=1"]) == 0
+    both = run_folders(recipe)[-1]
+    summary = json.loads((both / "summary.json").read_text())
+    assert summary["steps"] == 12
+    assert summary["data"]["unlabeled"] == 64
+    assert "train/task_loss" in (both / "metrics.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["data.unlabeled=/nowhere"], "data.unlabeled: there is no folder /nowhere"),
+        (["data.unlabeled_ratio=1"], "data.unlabeled_ratio: must come with data.unlabeled"),
+        (["data.unlabeled_ratio=0"], "data.unlabeled_ratio: must be > 0, got 0"),
+    ],
+)
+def test_mistakes(items: list[str], message: str, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main([f"recipe={recipe}", *items]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""Several labels a picture."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from kd.cli import eval_main, train_main
+from kd.data.sources import Manifest
+from kd.tasks import MultiLabel
+from tests._helpers import ARCH, TINY, write_recipe
+from tests.test_train import run_folders
+
+LABELS = ("blue", "green", "red")
+
+
+def draw(root: Path) -> Path:
+    """Pictures with a bright band for each of their labels, and lists of them."""
+    rng = np.random.RandomState(0)
+    root.mkdir()
+    for split, count in (("train", 48), ("val", 24)):
+        rows = ["path,label"]
+        for i in range(count):
+            chosen = [c for c in range(3) if rng.rand() < 0.5]
+            pixels = rng.normal(60, 15, (32, 32, 3))
+            for c in chosen:
+                pixels[10 * c : 10 * c + 10, :, 2 - c] += 150
+            Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(root / f"{split}{i}.png")
+            rows.append(f"{split}{i}.png,{';'.join(LABELS[c] for c in chosen)}")
+        (root / f"{split}.csv").write_text("\n".join(rows))
+    return root
+
+
+def test_a_run_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = draw(tmp_path / "foods")
+    recipe = write_recipe(tmp_path / "tiny.yaml", root, None, model__task={"class_path": "MultiLabel"})
+    source = {"class_path": "Manifest", "init_args": {
+        "train": str(root / "train.csv"), "val": str(root / "val.csv"), "multi_label": True}}  # fmt: skip
+    items = [f"recipe={recipe}", f"data.source={json.dumps(source)}", "data.augment.scale=0.9", "data.augment.hflip=0"]
+    assert train_main([*items, "optim.lr=0.003", "trainer.max_epochs=12", "data.crop_ratio=1"]) == 0
+    (first,) = run_folders(recipe)
+    assert json.loads((first / "summary.json").read_text())["student"]["best_val"]["map"] > 0.8
+    teacher = {"arch": ARCH, "img_size": 32, "kwargs": {**TINY, "depth": 1}, "checkpoint": str(first)}
+    loss = '{"kd": {"class_path": "BinaryKDLoss"}}'
+    taught = [*items, f"model.teacher={json.dumps(teacher)}", f"model.distill_losses={loss}", "preflight=stop"]
+    assert train_main(taught) == 0
+    assert "reaches map" in capsys.readouterr().out
+    folder = run_folders(recipe)[-1]
+    assert set(json.loads((folder / "summary.json").read_text())["student"]["val"]) == {"map", "f1", "agreement"}
+    assert eval_main([str(folder)]) == 0
+    assert train_main([*taught, "data.augment.mixup=1"]) == 2
+    assert "data.augment.mixup: is not defined for several labels a picture" in capsys.readouterr().err
+    assert train_main([*taught, "model.task=Classification"]) == 2
+    assert "Classification does not fit data.source, which gives any number of labels" in capsys.readouterr().err
+
+
+def test_labels_of_a_manifest(tmp_path: Path) -> None:
+    root = draw(tmp_path / "foods")
+    (root / "list.jsonl").write_text(
+        '{"path": "a.png", "label": ["red", "blue"]}\n{"path": "b.png", "label": []}\n'
+        '{"path": "c.png", "label": "green"}'
+    )
+    source = Manifest(str(root / "list.jsonl"), str(root / "val.csv"), multi_label=True)
+    assert source.load("train").targets == [[2, 0], [], [1]]
+    assert source.classes == list(LABELS)
+
+
+def test_loss_and_metrics_against_their_formulas() -> None:
+    task = MultiLabel()
+    task.build(3)
+    logits, target = torch.randn(5, 3), torch.randint(0, 2, (5, 3)).float()
+    p = logits.sigmoid()
+    rows = -(target * p.log() + (1 - target) * (1 - p).log()).sum(1)
+    torch.testing.assert_close(task.loss(logits, target), rows.mean())
+    target[2] = float("nan")  # a picture without labels
+    torch.testing.assert_close(task.loss(logits, target), rows[[0, 1, 3, 4]].mean())
+    task.update(torch.tensor([[3.0, -2, 1], [-1, 4, -3]]), torch.tensor([[1.0, 0, 0], [0, 1, 1]]), None)
+    assert task.compute()["map"].item() == pytest.approx((1 + 1 + 0.5) / 3)

@@ -1,0 +1,243 @@
+"""Semantic segmentation: masks, joint views, metrics against NumPy, a run end to end."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from kd.cli import eval_main, train_main
+from kd.data.datamodule import DistillationDataModule
+from kd.data.masks import SegmentationFolder
+from kd.data.transforms import Augment
+from kd.dense import DenseModel
+from kd.errors import UserError
+from kd.export import load_student
+from kd.models import ModelSpec, build_model
+from kd.tasks import Segmentation
+from tests._helpers import ARCH, TINY, save_teacher
+from tests.test_train import run_folders
+
+NAMES = ["left", "right", "never"]
+
+
+def draw(root: Path, train: int = 8, val: int = 4, height: int = 30, width: int = 40) -> Path:
+    """Pictures whose halves differ in colour; the mask says which half; a stripe between is 9, ignored."""
+    rng = np.random.RandomState(0)
+    for split, count in (("train", train), ("val", val)):
+        for kind in ("images", "masks"):
+            (root / kind / split).mkdir(parents=True)
+        for i in range(count):
+            border = rng.randint(10, 30)
+            mask = np.zeros((height, width), np.uint8)
+            mask[:, border:] = 1
+            mask[:, border] = 9
+            pixels = np.where((mask == 0)[..., None], [200, 60, 40], [30, 80, 190]) + rng.normal(
+                0, 10, (height, width, 3)
+            )
+            Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(root / f"images/{split}/{i}.jpg", quality=95)
+            Image.fromarray(mask).save(root / f"masks/{split}/{i}.png")
+    return root
+
+
+@pytest.fixture()
+def root(tmp_path: Path) -> Path:
+    return draw(tmp_path / "scenes")
+
+
+def recipe_of(tmp_path: Path, root: Path, **changes: object) -> Path:
+    model = {"arch": ARCH, "img_size": [24, 32], "kwargs": TINY}
+    config = {
+        "recipe": "tiny",
+        "data": {
+            "source": {"class_path": "SegmentationFolder",
+                       "init_args": {"root": str(root), "class_names": NAMES, "ignore_index": 9}},
+            "img_size": [24, 32], "batch_size": 4, "num_workers": 0, "crop_ratio": 1.0,
+        },
+        "model": {
+            "task": {"class_path": "Segmentation"}, "teacher": None, "distill_losses": {},
+            "student": {**model, "kwargs": {**TINY, "depth": 4}},
+        },
+        "optim": {"lr": 0.005, "warmup_epochs": 0},
+        "trainer": {"max_epochs": 6, "log_every_n_steps": 1, "accelerator": "cpu"},
+        "runs_dir": str(tmp_path / "runs"),
+    }  # fmt: skip
+    for key, value in changes.items():
+        config["model"][key] = value
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(config))
+    return file
+
+
+def test_a_teacher_is_trained_and_teaches_a_convolutional_student(
+    tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A dense ViT learns from masks, then teaches by CWD and per-pixel KD; then kd-eval, then pictures."""
+    recipe = recipe_of(tmp_path, root)
+    assert train_main([f"recipe={recipe}"]) == 0
+    (first,) = run_folders(recipe)
+    taught = json.loads((first / "summary.json").read_text())["student"]["best_val"]
+    assert taught["miou"] > 0.7
+    assert "iou_00" in taught
+    assert "iou_02" not in taught  # the class that never occurs counts for nothing
+    teacher = {"arch": ARCH, "img_size": [24, 32], "kwargs": {**TINY, "depth": 4}, "checkpoint": str(first)}
+    recipe = recipe_of(
+        tmp_path, root, teacher=teacher, student={"arch": "resnet10t", "img_size": [24, 32]},
+        distill_losses={"cwd": {"class_path": "CWDLoss"}, "pixel": {"class_path": "PixelKDLoss"}},
+    )  # fmt: skip
+    capsys.readouterr()
+    assert train_main([f"recipe={recipe}", "trainer.max_epochs=3"]) == 0
+    out = capsys.readouterr().out
+    assert "reaches miou" in out
+    folder = run_folders(recipe)[-1]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["teacher"]["val"]["miou"] == pytest.approx(taught["miou"], abs=0.02)
+    assert set(summary["student"]["val"]) >= {"miou", "pixel_acc", "agreement"}
+    shown = sorted((folder / "predictions").iterdir())
+    assert len(shown) == 4
+    sheet = np.asarray(Image.open(shown[0]))
+    assert sheet.shape[1] == 4 * 32 + 3 * 4  # picture, truth, student, teacher
+    assert eval_main([str(folder)]) == 0
+    found = json.loads((folder / "eval_val.json").read_text())["student"]
+    assert found["miou"] == pytest.approx(summary["student"]["best_val"]["miou"], abs=0.02)
+    model, preprocess, classes = load_student(folder / "student.safetensors")
+    assert model(torch.zeros(1, 3, *preprocess.size)).shape == (1, 3, 24, 32)
+    assert classes == NAMES
+
+
+def test_picture_and_mask_are_cropped_and_flipped_together(root: Path) -> None:
+    source = SegmentationFolder(str(root), NAMES, 9)
+    data = DistillationDataModule(
+        source, img_size=(24, 32), batch_size=8, num_workers=0, augment=Augment(scale=0.3, hflip=0.5)
+    )
+    batch = next(iter(data.train_dataloader()))
+    assert batch["target"].shape == (8, 24, 32)
+    assert batch["target"].dtype == torch.uint8
+    red = batch["image"][:, 0] > 115
+    valid = batch["target"] != 9
+    agree = (red == (batch["target"] == 0))[valid].float().mean()
+    assert agree > 0.97
+    assert len({tuple(t.flatten().tolist()) for t in batch["target"]}) == 8
+
+
+def test_metrics_against_numpy() -> None:
+    rng = np.random.RandomState(0)
+    task = Segmentation()
+    task.build(4, ignore_index=255)
+    logits, target = rng.normal(size=(2, 3, 4, 5, 6)), rng.choice([0, 1, 3, 255], (2, 3, 5, 6))
+    logits[:, :, 2] = -99  # class 2 occurs nowhere
+    for x, y in zip(logits, target, strict=True):
+        task.update(torch.tensor(x), torch.tensor(y), torch.tensor(x).argmax(1).to(torch.uint8))
+    found = task.compute()
+    prediction, valid = logits.argmax(2), target != 255
+    ious = []
+    for c in (0, 1, 3):
+        a, b = (prediction == c) & valid, (target == c) & valid
+        ious.append((a & b).sum() / (a | b).sum())
+    assert found["miou"].item() == pytest.approx(np.mean(ious))
+    assert found["iou_03"].item() == pytest.approx(ious[2])
+    assert found["pixel_acc"].item() == pytest.approx((prediction == target)[valid].mean())
+    assert found["agreement"].item() == 1
+    assert "iou_02" not in found
+
+
+def test_the_loss_leaves_out_ignored_and_foreign_pixels() -> None:
+    task = Segmentation()
+    task.build(3, ignore_index=9)
+    logits = torch.randn(2, 3, 4, 4, requires_grad=True)
+    target = torch.randint(0, 3, (2, 4, 4))
+    target[0, :2] = 9
+    target[1, 0] = 255
+    known = target < 3
+    wanted = torch.nn.functional.cross_entropy(logits.permute(0, 2, 3, 1)[known], target[known])
+    torch.testing.assert_close(task.loss(logits, target.to(torch.uint8)), wanted)
+    nothing = task.loss(logits, torch.full((2, 4, 4), 9, dtype=torch.uint8))
+    nothing.backward()
+    assert nothing.item() == 0
+    assert logits.grad.abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("arch", "kwargs"),
+    [(ARCH, TINY), ("resnet10t", {}), ("mobilenetv3_small_050", {}), ("convnext_atto", {}),
+     ("swin_tiny_patch4_window7_224", {"embed_dim": 24, "depths": (1, 1, 1, 1), "num_heads": (2, 2, 2, 2)})],
+)  # fmt: skip
+def test_dense_models_of_many_kinds_use_all_their_parameters(arch: str, kwargs: dict) -> None:
+    model = build_model(ModelSpec(arch, 64, kwargs=kwargs), 5, "model.student", dense=True)
+    assert isinstance(model, DenseModel)
+    logits = model(torch.randn(2, 3, 64, 64))
+    assert logits.shape == (2, 5, 64, 64)
+    logits.sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []  # DDP would stop at one
+
+
+def test_a_backbone_from_a_classifiers_checkpoint(tmp_path: Path) -> None:
+    file = save_teacher(tmp_path / "classifier.safetensors")
+    model = build_model(ModelSpec(ARCH, (24, 40), checkpoint=str(file), kwargs=TINY), 3, "model.student", dense=True)
+    again = build_model(ModelSpec(ARCH, (24, 40), kwargs=TINY), 3, "model.student", dense=True)
+    from safetensors.torch import load_file
+
+    weights = load_file(file)
+    assert torch.equal(model.backbone.blocks[1].mlp.fc1.weight, weights["blocks.1.mlp.fc1.weight"])
+    assert not torch.equal(again.backbone.blocks[1].mlp.fc1.weight, weights["blocks.1.mlp.fc1.weight"])
+    assert model.backbone.pos_embed.shape[1] == 3 * 5 + 1
+    with pytest.raises(UserError, match="head.levels.0.weight is missing"):
+        build_model(ModelSpec(ARCH, 32, checkpoint=str(file), kwargs=TINY), 3, "model.teacher", head=True, dense=True)
+
+
+# -- damaged data ----------------------------------------------------------------------------------------------------
+
+
+def save(path: Path, array: np.ndarray) -> None:
+    Image.fromarray(array.astype(np.uint8)).save(path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda p: save(p, np.zeros((30, 39))), "has 39x30 pixels, not 40x30"),
+        (lambda p: save(p, np.full((30, 40), 7)), r"holds the value 7, not one of 0..2 and 9 \(ignored\)"),
+        (lambda p: save(p, np.zeros((30, 40, 3))), "must hold one byte a pixel, not colours"),
+        (lambda p: p.write_bytes(p.read_bytes()[:40]), "can't be read"),
+    ],
+)
+def test_damaged_masks_are_named_by_path(damage, message: str, root: Path) -> None:
+    mask = root / "masks/train/3.png"
+    damage(mask)
+    data = DistillationDataModule(SegmentationFolder(str(root), NAMES, 9), img_size=(24, 32), batch_size=4)
+    with pytest.raises(UserError, match=rf"1 damaged picture: .*3.jpg \(its mask .*3.png.* ?{message}"):
+        data.info  # noqa: B018
+    skipping = DistillationDataModule(
+        SegmentationFolder(str(root), NAMES, 9), img_size=(24, 32), batch_size=4, on_bad_image="skip"
+    )
+    assert skipping.info.train == 7
+
+
+def test_a_missing_mask_and_a_missing_folder(root: Path) -> None:
+    (root / "masks/val/2.png").unlink()
+    with pytest.raises(UserError, match=r"data.source.root: there is no mask .*masks/val/2.png"):
+        SegmentationFolder(str(root), NAMES, 9).load("val")
+    with pytest.raises(UserError, match=r"data.source.root: there is no folder .*images/test"):
+        SegmentationFolder(str(root), NAMES, 9).load("test")
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["data.augment.mixup=0.5"], "data.augment.mixup: is not defined for masks"),
+        (["data.augment.rand_augment=9"], "data.augment.rand_augment: is not defined for masks"),
+        (
+            ["model.task=Classification"],
+            "model.task: Classification needs one label a picture, data.source gives masks",
+        ),
+        (["model.student.arch=vgg11x"], "model.student.arch: timm has no model 'vgg11x'"),
+    ],
+)
+def test_mistakes_end_in_one_line(
+    items: list[str], message: str, tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_main([f"recipe={recipe_of(tmp_path, root)}", *items]) == 2
+    assert message in capsys.readouterr().err

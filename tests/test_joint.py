@@ -1,0 +1,91 @@
+"""Several students in one run."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from kd.cli import eval_main, train_main
+from tests.test_train import assert_same, run_folders, student_of
+
+STUDENTS: dict[str, dict[str, Any]] = {
+    "base": {},
+    "labels": {"model.distill_losses.kd.weight": 0, "model.task_loss_weight": 1.0, "optim.lr": 0.003},
+    "dropped": {"model.student.kwargs.proj_drop_rate": 0.5, "model.ema_decay": 0.9, "optim.name": "sgd"},
+}
+AS = f"students={json.dumps(STUDENTS)}"
+
+
+def columns(file: Path, name: str) -> list[str]:
+    with file.open() as opened:
+        return [row[name] for row in csv.DictReader(opened) if row.get(name)]
+
+
+def test_each_student_comes_out_as_if_trained_alone(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main([f"recipe={recipe}", AS]) == 0
+    out = capsys.readouterr().out
+    (joint,) = run_folders(recipe)
+    summary = json.loads((joint / "summary.json").read_text())
+    assert list(summary["students"]) == list(STUDENTS)
+    for name in STUDENTS:
+        own = joint / "students" / name
+        assert f"{name}, best epoch" in out
+        assert train_main([str(own / "config.yaml")]) == 0  # its own settings: the same run without the others
+        alone = run_folders(recipe)[-1]
+        assert_same(student_of(own), student_of(alone))
+        for metric in ("train/loss", "val/acc1"):
+            assert columns(own / "metrics.csv", metric) == columns(alone / "metrics.csv", metric), (name, metric)
+        theirs = json.loads((alone / "summary.json").read_text())["student"]
+        assert summary["students"][name] == theirs
+        assert json.loads((own / "summary.json").read_text())["student"] == theirs
+    assert eval_main([str(joint / "students" / "labels")]) == 0
+
+
+def test_it_resumes_bit_for_bit(recipe: Path) -> None:
+    assert train_main([f"recipe={recipe}", AS]) == 0
+    stop = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 8}})
+    assert train_main([f"recipe={recipe}", AS, f"trainer.callbacks+={stop}"]) == 1
+    whole, part = run_folders(recipe)
+    assert train_main([f"resume={part}", "trainer.callbacks=null"]) == 0
+    for name in STUDENTS:
+        assert_same(student_of(part / "students" / name), student_of(whole / "students" / name))
+
+
+def test_the_teacher_is_asked_once_a_batch(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kd.teacher import Teacher
+
+    asked = []
+    whole = Teacher.answers
+    monkeypatch.setattr(Teacher, "answers", lambda self, images: asked.append(len(images)) or whole(self, images))
+    assert train_main([f"recipe={recipe}", AS, "trainer.max_epochs=1"]) == 0
+    preflight, steps = 2, 6
+    assert len(asked) == preflight + steps
+
+
+@pytest.mark.parametrize(
+    ("students", "message"),
+    [
+        ({"a": {"data.batch_size": 3}}, "students.a: may differ in model.student, its losses and optim, not in"),
+        ({"a": {"model.teacher.arch": "resnet10t"}}, "students.a: may differ"),
+        ({"a": {"optim.zero": True}}, "optim.zero: is not available with several students"),
+        ({"a/b": {}}, "students: a name is made of letters"),
+        ({"a": {"optim.rl": 1}}, "no key 'optim.rl'"),
+    ],
+)
+def test_mistakes_end_in_one_line(
+    students: dict, message: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_main([f"recipe={recipe}", f"students={json.dumps(students)}"]) == 2
+    assert message in capsys.readouterr().err
+    assert not run_folders(recipe)
+
+
+def test_the_saved_configuration_holds_the_students(recipe: Path) -> None:
+    assert train_main([f"recipe={recipe}", AS, "trainer.max_epochs=1"]) == 0
+    (joint,) = run_folders(recipe)
+    assert yaml.safe_load((joint / "config.yaml").read_text())["students"] == STUDENTS
+    assert torch.load(joint / "checkpoints" / "last.ckpt", weights_only=True)["kd_classes"]

@@ -1,0 +1,231 @@
+"""Every loss in a real run: trained, logged, checkpointed, resumed, left out of the student; and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+
+from kd.cli import train_main
+from kd.data.datamodule import DataInfo
+from kd.errors import UserError
+from kd.losses import (
+    CRDLoss,
+    DistillLoss,
+    DKDLoss,
+    HardKDLoss,
+    KDLoss,
+    NKDLoss,
+    SimKDLoss,
+    StandardizedLoss,
+)
+from kd.losses.functional import hard_kd_loss, kd_loss
+from kd.models import StudentSpec, TeacherSpec
+from kd.module import DistillationModule
+from kd.taps import TapSpec
+from tests._helpers import ARCH, CLASSES, TINY, write_recipe
+from tests.test_train import assert_same, losses, run_folders, student_of
+
+INFO = DataInfo(list(CLASSES), 48, 16)
+PICTURES = torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+BATCH = {"image": PICTURES, "target": torch.tensor([0, 1, 2, 3, 0, 1]), "index": torch.arange(6)}
+
+
+def module(teacher: Path, info: DataInfo = INFO, arch: str = ARCH, **kwargs: Any) -> DistillationModule:
+    torch.manual_seed(0)
+    return DistillationModule(
+        info, StudentSpec(arch, 32, kwargs=TINY), TeacherSpec(ARCH, 32, checkpoint=str(teacher), kwargs=TINY), **kwargs
+    )
+
+
+LOGIT = ["HardKDLoss", "DKDLoss", "DISTLoss", "NKDLoss", "WSLDLoss", "MLKDLoss", "BinaryKDLoss"]
+BLOCKS = {"student": "blocks.0", "teacher": "blocks.1"}
+FEATURE: dict[str, dict | None] = {
+    "ATLoss": BLOCKS, "PKDLoss": BLOCKS, "MGDLoss": BLOCKS, "CWDFeatureLoss": BLOCKS, "PairwiseLoss": BLOCKS,
+    "ReviewKDLoss": {"student": "blocks.*", "teacher": "blocks.*"},
+    "ViTKDLoss": {"student": "blocks.*", "teacher": "blocks.*"},
+    "RKDLoss": None, "SPLoss": None, "CKALoss": None, "CRDLoss": None,
+}  # fmt: skip
+
+
+def test_all_losses_together_train_and_resume_bit_for_bit(tmp_path: Path, pictures: Path, teacher: Path) -> None:
+    """Each in one recipe under its class's name; killed at a step in the second epoch, it goes on as if nothing was."""
+    chosen: dict[str, Any] = {name: {"class_path": f"kd.losses.{name}"} for name in [*LOGIT, *FEATURE]}
+    chosen["std"] = {
+        "class_path": "kd.losses.StandardizedLoss",
+        "init_args": {"loss": {"class_path": "kd.losses.KDLoss", "init_args": {"temperature": 2.0}}, "weight": 2.0},
+    }
+    chosen["CRDLoss"]["init_args"] = {"negatives": 16}
+    chosen["DKDLoss"]["init_args"] = {"warmup_epochs": 2}
+    taps = {name: tap for name, tap in FEATURE.items() if tap}
+    recipe = write_recipe(
+        tmp_path / "tiny.yaml", pictures, teacher, model__distill_losses=chosen, model__taps=taps, model__ema_decay=0.9
+    )
+    depth = "model.student.kwargs.depth=2"
+    assert train_main([f"recipe={recipe}", depth]) == 0
+    stop = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 8}})
+    assert train_main([f"recipe={recipe}", depth, f"trainer.callbacks+={stop}"]) == 1
+    whole, part = run_folders(recipe)
+    header = (whole / "metrics.csv").read_text().splitlines()[0]
+    assert all(f"train/{name}_loss" in header for name in chosen)
+    assert train_main([f"resume={part}", "trainer.callbacks=null"]) == 0
+    assert losses(part) == losses(whole)
+    assert_same(student_of(part), student_of(whole))
+    saved = torch.load(whole / "checkpoints" / "last.ckpt", weights_only=True)
+    for key in ("ViTKDLoss.mask_token", "CRDLoss.memory_student", "MGDLoss.generator.0.weight"):
+        assert f"distill_losses.{key}" in saved["state_dict"]
+    trained = sum(len(group["params"]) for group in saved["optimizer_states"][0]["param_groups"])
+    assert trained > len(load_file(whole / "student.safetensors"))
+    plain = timm.create_model(ARCH, num_classes=4, img_size=32, **TINY)
+    assert set(student_of(whole)) == set(plain.state_dict())
+
+
+def test_losses_with_parameters_on_two_processes_with_sharded_state(
+    tmp_path: Path, pictures: Path, teacher: Path
+) -> None:
+    from tests._helpers import run_cli
+
+    chosen = {"hint": {"class_path": "kd.losses.HintLoss"}, "crd": {"class_path": "kd.losses.CRDLoss"}}
+    recipe = write_recipe(
+        tmp_path / "tiny.yaml", pictures, teacher, model__distill_losses=chosen, model__taps={"hint": BLOCKS}
+    )
+    done = run_cli(f"recipe={recipe}", "config=ddp_2cpu", "config=zero", "data.batch_size=4", "trainer.max_epochs=1")
+    assert done.returncode == 0, done.stderr
+    (folder,) = run_folders(recipe)
+    state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    memory = state["distill_losses.crd.memory_student"]
+    assert memory.shape == (48, 128)
+    torch.testing.assert_close(memory.norm(dim=1), torch.ones(48))
+
+
+# -- single losses ---------------------------------------------------------------------------------------------------
+
+
+def test_crd_remembers_what_it_saw() -> None:
+    torch.manual_seed(0)
+    loss = CRDLoss(embed_dim=8, negatives=5, momentum=0.0)
+    loss.bind(4, 12)
+    loss.build((2, 16), (2, 24))
+    before = loss.memory_student.clone()
+    index = torch.tensor([3, 7])
+    student, teacher = torch.randn(2, 16), torch.randn(2, 24)
+    value = loss(student, teacher, torch.zeros(2), index)
+    value.backward()
+    seen = torch.nn.functional.normalize(loss.project_student(student), dim=1)
+    torch.testing.assert_close(loss.memory_student[index], seen)
+    others = [i for i in range(12) if i not in (3, 7)]
+    assert torch.equal(loss.memory_student[others], before[others])
+    assert loss.project_teacher.weight.grad.abs().sum() > 0
+    with pytest.raises(ValueError, match="index must hold the samples' numbers"):
+        loss(student, teacher, torch.zeros(2))
+
+
+def test_a_temperature_moves_over_the_epochs() -> None:
+    loss = KDLoss(temperature=8.0, final_temperature=2.0)
+    student, teacher = torch.randn(2, 4, 5)
+    for epoch, temperature in ((0, 8.0), (1, 6.0), (3, 2.0), (9, 2.0)):
+        loss.epoch, loss.max_epochs = float(epoch), 4
+        torch.testing.assert_close(loss(student, teacher, None), kd_loss(student, teacher, temperature))
+
+
+def test_dkd_warms_up() -> None:
+    loss, full = DKDLoss(warmup_epochs=4), DKDLoss()
+    student, teacher, target = torch.randn(3, 5), torch.randn(3, 5), torch.tensor([0, 1, 2])
+    for epoch, share in ((0, 0.25), (1, 0.5), (3, 1.0), (7, 1.0)):
+        loss.epoch = float(epoch)
+        torch.testing.assert_close(loss(student, teacher, target), share * full(student, teacher, target))
+
+
+def test_the_module_tells_losses_the_epoch(teacher: Path) -> None:
+    built = module(teacher, distill_losses={"std": StandardizedLoss(KDLoss(4.0, final_temperature=2.0))})
+    built.set_epoch(3, 10)
+    inner = built.distill_losses["std"].loss
+    assert (inner.epoch, inner.max_epochs) == (3.0, 10)
+
+
+def test_a_distillation_token_answers_to_the_logit_losses(teacher: Path) -> None:
+    """DeiT: the class head learns from labels, the distillation head from the teacher; inference averages them."""
+    for loss, reference in ((HardKDLoss(), hard_kd_loss), (KDLoss(3.0), lambda s, t: kd_loss(s, t, 3.0))):
+        built = module(teacher, arch="deit_tiny_distilled_patch16_224", distill_losses={"token": loss})
+        own, distilled = built.student(built.student_input(PICTURES))
+        total, terms = built.losses(BATCH, built.ask(PICTURES))
+        answers = built.teacher(PICTURES)
+        torch.testing.assert_close(terms["token_loss"], reference(distilled, answers).detach())
+        torch.testing.assert_close(terms["task_loss"], torch.nn.functional.cross_entropy(own, BATCH["target"]).detach())
+        total.backward()
+        assert all(p.grad is not None for p in built.student.parameters())
+        average = built.student.eval()(built.student_input(PICTURES))
+        torch.testing.assert_close(average, (own + distilled) / 2)
+
+
+def test_simkd_takes_over_the_teachers_classifier(teacher: Path) -> None:
+    built = module(teacher, task_loss_weight=0.0, distill_losses={"simkd": SimKDLoss()})
+    assert not built.student.head.weight.requires_grad
+    built.on_validation_start()
+    built.student.eval()
+    features = built.student.forward_head(
+        built.student.forward_features(built.student_input(PICTURES)), pre_logits=True
+    )
+    projected = built.distill_losses["simkd"].projection(features)
+    torch.testing.assert_close(
+        built.student(built.student_input(PICTURES)), built.teacher.model.head(projected), rtol=1e-4, atol=1e-5
+    )
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("losses", "info", "extra", "message"),
+    [
+        ({"dkd": DKDLoss()}, DataInfo(["a", "b"], 48, 16), {}, "distill_losses.dkd: DKDLoss needs >= 3 classes"),
+        ({"nkd": NKDLoss()}, DataInfo(list(CLASSES), 48, 16, soft_targets=True), {},
+         "distill_losses.nkd: NKDLoss needs a class id for each picture, the data mixes labels"),
+        ({"dkd": DKDLoss()}, DataInfo(list(CLASSES), 48, 16, unlabeled=8), {}, "has pictures without a label"),
+        ({"std": StandardizedLoss(DKDLoss())}, DataInfo(list(CLASSES), 48, 16, soft_targets=True), {},
+         "StandardizedLoss needs a class id"),
+        ({"kd": KDLoss()}, INFO, {"taps": {"at": TapSpec("norm", "norm")}},
+         r"model.taps.at: there is no feature loss 'at'"),
+        ({"kd": KDLoss()}, INFO, {"teacher_of": {"x": "a"}}, r"teacher_of.x: there is no loss 'x' \(kd\)"),
+        ({"kd": KDLoss()}, INFO, {"teacher_of": {"kd": "a"}}, "there is no teacher 'a' in model.teachers"),
+        ({"simkd": SimKDLoss()}, INFO, {}, "set model.task_loss_weight=0"),
+    ],
+)  # fmt: skip
+def test_what_a_loss_is_not_defined_for_is_refused(
+    losses: dict[str, DistillLoss], info: DataInfo, extra: dict, message: str, teacher: Path, tmp_path: Path
+) -> None:
+    from tests._helpers import save_teacher
+
+    if len(info.classes) == 2:
+        teacher = save_teacher(tmp_path / "two.safetensors", 2)
+    with pytest.raises(UserError, match=message):
+        module(teacher, info, distill_losses=losses, **extra)
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["model.distill_losses.dkd.weight=0.5"], "model.distill_losses.dkd: there is no loss 'dkd' (kd)"),
+        (["model.distill_losses.h=ATLoss", "model.taps.h={student: blocks.9, teacher: norm}"],
+         "model.taps: no layer 'blocks.9'; near: blocks.0"),
+        (["model.distill_losses.h=ATLoss", "model.taps.h={student: 'bloks.*', teacher: norm}"],
+         "model.taps: no layer 'bloks.*'; near: blocks.0"),
+        (["model.distill_losses.h=HintLoss", "model.taps.h={student: prelogits, teacher: norm}"],
+         "model.taps.h: no projection leads from the student's (32,) a sample to the teacher's (32, 4, 4)"),
+        (["model.distill_losses.h=RKDLoss", "model.taps.h={student: norm, teacher: norm, tokens: cls}"],
+         "tokens: Expected a typing.Literal"),
+        (["model.distill_losses.d=DKDLoss", "data.augment.mixup=0.2"], "DKDLoss needs a class id for each picture"),
+        (["model.distill_losses.kd.temperature=0"], "temperature: must be > 0, got 0"),
+        (["model.distill_losses.h=HintLos"], "did you mean 'HintLoss'"),
+    ],
+)  # fmt: skip
+def test_users_mistakes_with_losses_end_in_one_line(
+    items: list[str], message: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_main([f"recipe={recipe}", *items]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message in error, error
+    assert not run_folders(recipe)

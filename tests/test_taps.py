@@ -1,0 +1,157 @@
+"""Feature taps on models of every layout, under compilation, checkpointing, and without a trace behind them."""
+
+import gc
+import weakref
+
+import pytest
+import timm
+import torch
+
+from kd.errors import UserError
+from kd.losses import ConvProjection, EachLayer, HintLoss, MLPProjection, Projection
+from kd.taps import Taps
+from tests._helpers import tiny_vit
+
+PICTURES = torch.zeros(2, 3, 32, 32)
+
+
+def shapes(model: torch.nn.Module, pattern: str | list[str], tokens: str = "patch", size: int = 32) -> list[tuple]:
+    taps = Taps(model, [pattern], (size, size), "model.taps")
+    with taps:
+        model.eval()(torch.zeros(2, 3, size, size))
+    return [tuple(x.shape) for x in taps.read(pattern, tokens)]
+
+
+def test_patch_tokens_are_a_map_the_class_token_a_vector() -> None:
+    assert shapes(tiny_vit(), "blocks.1") == [(2, 32, 4, 4)]
+    assert shapes(tiny_vit(), "blocks.1", "class") == [(2, 32)]
+    assert shapes(tiny_vit(), "blocks.1", "all") == [(2, 17, 32)]
+    assert shapes(tiny_vit(), "prelogits") == [(2, 32)]
+
+
+def test_patch_tokens_stand_where_their_patches_are() -> None:
+    model = tiny_vit(class_token=True).eval()
+    taps = Taps(model, ["patch_embed", "pos_drop"], (32, 32), "model.taps")
+    with taps:
+        model(torch.rand(1, 3, 32, 32))
+    tokens = taps.read("pos_drop", "all")[0]
+    grid = taps.read("pos_drop", "patch")[0]
+    assert torch.equal(grid[0, :, 2, 1], tokens[0, 1 + 2 * 4 + 1])
+
+
+def test_register_tokens_are_left_out() -> None:
+    model = timm.create_model(
+        "vit_small_patch14_reg4_dinov2", img_size=28, embed_dim=32, depth=2, num_heads=2, num_classes=4
+    )
+    assert shapes(model, "blocks.1", size=28) == [(2, 32, 2, 2)]
+
+
+def test_pictures_that_are_not_square() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=(32, 64), patch_size=8, depth=1, num_classes=4)
+    taps = Taps(model, ["blocks.0"], (32, 64), "model.taps")
+    with taps:
+        model(torch.zeros(1, 3, 32, 64))
+    assert taps.read("blocks.0", "patch")[0].shape == (1, 192, 4, 8)
+
+
+def test_convolutional_and_windowed_models_give_maps() -> None:
+    assert shapes(timm.create_model("resnet10t", num_classes=4), "layer[34]") == [(2, 256, 2, 2), (2, 512, 1, 1)]
+    swin = timm.create_model(
+        "swin_tiny_patch4_window7_224", img_size=64, embed_dim=24, depths=(1, 1), num_heads=(2, 2), window_size=4,
+        num_classes=4,
+    )  # fmt: skip
+    assert shapes(swin, "layers.*", size=64) == [(2, 24, 16, 16), (2, 48, 8, 8)]
+
+
+def test_patterns_name_layers_in_the_models_order() -> None:
+    taps = Taps(tiny_vit(depth=12), [["blocks.[!2]", "norm"]], (32, 32), "model.taps")
+    assert taps.paths(["norm", "blocks.?"]) == ["norm", *(f"blocks.{i}" for i in range(10))]
+    assert taps.paths("blocks.*")[-1] == "blocks.11"  # a star does not cross a dot
+    with pytest.raises(UserError, match=r"model.taps: no layer 'block.\*'; near: blocks.0"):
+        taps.paths("block.*")
+
+
+def test_a_model_without_a_class_token_says_so() -> None:
+    with pytest.raises(UserError, match="no class token"):
+        shapes(tiny_vit(class_token=False, global_pool="avg"), "blocks.1", "class")
+
+
+def test_nothing_is_kept_longer_than_the_step() -> None:
+    model = tiny_vit().train()
+    taps = Taps(model, ["blocks.*"], (32, 32), "model.taps")
+    model(PICTURES)
+    assert not taps._caught  # not open, not caught
+    with taps:
+        output = model(PICTURES)
+    features = taps.read("blocks.*", "patch")
+    watched = [weakref.ref(x) for x in (*features, *taps._caught.values())]
+    (output.sum() + sum(x.sum() for x in features)).backward()
+    taps.clear()
+    del features, output
+    gc.collect()
+    assert not any(ref() is not None for ref in watched)
+
+
+def test_gradient_checkpointing_changes_nothing_and_keeps_nothing() -> None:
+    results = []
+    for checkpointing in (False, True):
+        model = tiny_vit(seed=1).train()
+        model.set_grad_checkpointing(checkpointing)
+        taps = Taps(model, ["blocks.0"], (32, 32), "model.taps")
+        with taps:
+            output = model(PICTURES)
+        loss = output.square().sum() + taps.read("blocks.0", "patch")[0].square().sum()
+        taps.clear()
+        loss.backward()
+        assert not taps._caught  # the second forward, during backward, is not caught
+        results.append([loss.detach(), *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_a_compiled_model_is_tapped_too() -> None:
+    torch.compiler.reset()
+    model = tiny_vit(seed=1).eval()
+    taps = Taps(model, ["blocks.*"], (32, 32), "model.taps")
+    found = []
+    for run in (model, torch.compile(model, backend="aot_eager")):
+        with taps:
+            run(torch.ones(2, 3, 32, 32))
+        found.append(taps.read("blocks.*", "patch"))
+        taps.clear()
+    torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize(
+    ("student", "teacher"),
+    [
+        ((2, 8, 7, 7), (2, 16, 4, 4)),
+        ((2, 8, 4, 4), (2, 16, 7, 9)),
+        ((2, 8, 4, 4), (2, 16)),
+        ((2, 8), (2, 16)),
+        ((2, 5, 8), (2, 5, 16)),
+    ],
+)
+@pytest.mark.parametrize("kind", [Projection, MLPProjection])
+def test_projections_lead_from_any_shape_to_the_teachers(
+    kind: type[Projection], student: tuple, teacher: tuple
+) -> None:
+    assert kind().build(student, teacher)(torch.zeros(student)).shape == teacher
+
+
+def test_projections_that_do_not_fit_say_what_they_got() -> None:
+    assert ConvProjection().build((2, 8, 7, 7), (2, 16, 4, 4))(torch.zeros(2, 8, 7, 7)).shape == (2, 16, 4, 4)
+    with pytest.raises(ValueError, match="projection must be"):
+        ConvProjection().build((2, 8), (2, 16))
+    with pytest.raises(ValueError, match=r"\(5, 8\) a sample to the teacher's \(9, 16\)"):
+        Projection().build((2, 5, 8), (2, 9, 16))
+
+
+def test_several_pairs_of_layers_have_a_projection_each() -> None:
+    each = EachLayer(HintLoss(weight=0.5))
+    each.build([(2, 8), (2, 6)], [(2, 4), (2, 4)])
+    assert each.weight == 0.5
+    student, teacher = [torch.randn(2, 8), torch.randn(2, 6)], [torch.randn(2, 4), torch.randn(2, 4)]
+    own = [loss(s, t, None) for loss, s, t in zip(each.losses, student, teacher, strict=True)]
+    torch.testing.assert_close(each(student, teacher, None), (own[0] + own[1]) / 2)
+    with pytest.raises(ValueError, match="in pairs, got 2 of the student and 1"):
+        EachLayer(HintLoss()).build([(2, 8), (2, 6)], [(2, 4)])
