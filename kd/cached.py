@@ -67,28 +67,32 @@ class CachedTeacher:
             self.read += len(index)
             return self.codec.decode(records)
         numbers = index.cpu().numpy()
+        missing = ~self.store.present(view, numbers)
         if self.only:
-            missing = int((~self.store.present(view, numbers)).sum())
             raise UserError(
-                f"model.teacher.cache: only, but {missing} of {len(numbers)} answers of a batch are missing in "
+                f"model.teacher.cache: only, but {missing.sum()} of {len(numbers)} answers of a batch are missing in "
                 f"{self.store.folder}; kd-cache fills it"
             )
-        self.computed += len(index)
-        logits = self.teacher(images)
+        self.computed += int(missing.sum())
+        self.read += int((~missing).sum())
+        places = torch.from_numpy(np.flatnonzero(missing)).to(images.device)
+        logits = self.teacher(images if missing.all() else images[places])
         if logits.ndim != 2:
             raise UserError(f"model.teacher.cache: holds one answer a picture, the teacher gives {tuple(logits.shape)}")
         finite = logits.isfinite().all(1).cpu()
         if not finite.all():
-            raise UserError(f"model.teacher: its answer to training picture {numbers[~finite][0]} is not finite")
-        encoded = self.codec.encode(logits)
-        return self.codec.decode(self._kept(view, numbers, encoded.cpu().numpy(), encoded))
+            wrong = numbers[missing][~finite.numpy()][0]
+            raise UserError(f"model.teacher: its answer to training picture {wrong} is not finite")
+        whole = torch.from_numpy(self.store.get(view, numbers)).to(images.device)
+        whole[places] = self._kept(view, numbers[missing], self.codec.encode(logits))
+        return self.codec.decode(whole)
 
-    def _kept(self, view: int, numbers: np.ndarray, records: np.ndarray, encoded: Tensor) -> Tensor:
+    def _kept(self, view: int, numbers: np.ndarray, encoded: Tensor) -> Tensor:
         """Stores; gives what is stored now, which for some samples may be another process's answer."""
         if self._full:
             return encoded
         try:
-            self.store.put(view, numbers, records)
+            self.store.put(view, numbers, encoded.cpu().numpy())
         except OSError as error:
             self._full = True
             print(
