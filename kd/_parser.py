@@ -19,8 +19,12 @@ from lightning_fabric.utilities.seed import seed_everything
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
+from pytorch_lightning.plugins.io import AsyncCheckpointIO
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
+from kd.callbacks.finite import Finite
+from kd.callbacks.last_checkpoint import LastCheckpoint
+from kd.callbacks.nodes import Nodes
 from kd.callbacks.predictions import Predictions
 from kd.callbacks.preemption import Preemption
 from kd.callbacks.preflight import Preflight
@@ -39,6 +43,7 @@ from kd.losses import FeatureLoss, LayersLoss, LogitLoss, Projection
 from kd.models import StudentSpec, TeacherSpec
 from kd.module import DistillationModule
 from kd.optim import OptimSpec
+from kd.strategies.checkpoint_files import CheckpointFiles
 from kd.taps import TapSpec
 from kd.tasks import Classification, Task
 from kd.teacher import shared_teachers
@@ -55,15 +60,27 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 
 @dataclass
 class CheckpointSpec:
-    """Which epoch is the best one.
+    """Which epoch is the best one, and how often the run is saved.
 
     Attributes:
         monitor: the validation metric that decides (``val/acc1``); default: the task's main one.
         mode: whether more (``max``) or less (``min``) of it is better.
+        every_n_steps: save ``last.ckpt`` after so many optimizer steps, not only at an epoch's end.
+        every_n_minutes: save it after so many minutes.
+        asynchronous: training goes on, with a copy of its state in memory, while the file is written.
     """
 
     monitor: str | None = None
     mode: Literal["max", "min"] = "max"
+    every_n_steps: int | None = None
+    every_n_minutes: float | None = None
+    asynchronous: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("every_n_steps", "every_n_minutes"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be > 0, got {value}")
 
 
 class Parser(LightningArgumentParser):
@@ -139,10 +156,15 @@ class KDCLI(LightningCLI):
     Args:
         args: ``--config=FILE`` and ``--key=value`` items, in order of rising priority.
         instantiate: build data, module and trainer; else only parse.
+        launcher: who started the processes, where there are several.
+        marker: the file by which a restarted job finds its run folder.
     """
 
-    def __init__(self, args: list[str], instantiate: bool = True) -> None:
-        self._instantiate, self._args = instantiate, args
+    def __init__(
+        self, args: list[str], instantiate: bool = True, launcher: str | None = None, marker: Path | None = None
+    ) -> None:
+        self._instantiate, self._launcher, self._marker = instantiate, launcher, marker
+        self._args = args
         self.student_configs: dict[str, str] = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -183,6 +205,7 @@ class KDCLI(LightningCLI):
         """Groups and links: what two parts share is typed once."""
         parser.add_class_arguments(OptimSpec, "optim")
         parser.add_class_arguments(CheckpointSpec, "checkpoint")
+        parser.set_defaults({"model.task": {"class_path": "kd.tasks.Classification"}})
         parser.link_arguments("optim", "model.optim", apply_on="instantiate")
         parser.link_arguments("seed", "data.seed")
         parser.link_arguments("data", "model.data", compute_fn=lambda data: data.info, apply_on="instantiate")
@@ -261,26 +284,31 @@ class KDCLI(LightningCLI):
         preflight = Preflight(config.preflight)
         best = {"monitor": monitor, "mode": config.checkpoint.mode}
         where = resume.resolve() / "checkpoints" if resume else None
-        checkpoints = [] if config.students else [  # several students: each keeps its own best epoch
-            ModelCheckpoint(where, "best", save_weights_only=True, enable_version_counter=False, **best)
-        ]  # fmt: skip
-        checkpoints += [
-            ModelCheckpoint(where, "last", save_on_train_epoch_end=True, enable_version_counter=False),
+        checkpoints: list[ModelCheckpoint | LastCheckpoint] = [
+            LastCheckpoint(where, config.checkpoint.every_n_steps, config.checkpoint.every_n_minutes)
         ]
-        self.folder = RunFolder(Path(config.runs_dir), config.recipe, self.as_yaml(), checkpoints, resume)
+        if not config.students:  # of several students each keeps its own best epoch
+            checkpoints.insert(
+                0, ModelCheckpoint(where, "best", save_weights_only=True, enable_version_counter=False, **best)
+            )
+        self.folder = RunFolder(Path(config.runs_dir), config.recipe, self.as_yaml(), checkpoints, resume, self._marker)
         self.summary = Summary(self.folder, preflight, config.recipe, config.seed, monitor, config.checkpoint.mode)
-        ours: list[Callback] = [preflight, self.folder, Preemption(), self.summary, *checkpoints]
+        ours: list[Callback] = [Nodes(self._launcher), preflight, self.folder, Finite(), Preemption(), self.summary]
         if config.students:
-            ours.insert(4, StudentFolders(self.folder, self.summary, self.student_configs, save_student))
+            ours.append(StudentFolders(self.folder, self.summary, self.student_configs, save_student))
+        ours += checkpoints
         if self.model.task.dense:
             ours.append(Predictions(self.folder))
         if config.trainer.enable_progress_bar is not False:
             ours.append(Progress())
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": ours}
         try:
-            return super().instantiate_trainer(enable_progress_bar=False, **kwargs)
+            trainer = super().instantiate_trainer(enable_progress_bar=False, **kwargs)
         except (MisconfigurationException, TypeError, ValueError) as error:
             raise UserError(f"trainer: {' '.join(str(error).split())[:300]}") from error
+        files = CheckpointFiles()
+        trainer.strategy.checkpoint_io = AsyncCheckpointIO(files) if config.checkpoint.asynchronous else files
+        return trainer
 
     def _student(self, name: str) -> DistillationModule:
         """One of several students, built as it would be in a run of its own."""

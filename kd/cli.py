@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from kd._find import find, names, run_folder
-from kd.errors import UserError
+from kd.checkpoints import LAST, newest_whole
+from kd.errors import UserError, reason
+from kd.launch.cluster import Cluster, recognise
+from kd.launch.cluster import marker as job_marker
 
 KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.]*\+?)=(.*)$", re.S)
 
@@ -85,6 +88,7 @@ class Request:
         overlays: names or paths, in order.
         overrides: ``key=value`` items, in order.
         resume: a run folder.
+        cluster: what the launcher's environment says of the trainer; beaten by overrides.
         flags: ``help``, ``list``, ``print_config``, ``version``.
         rest: what is none of these.
     """
@@ -93,6 +97,7 @@ class Request:
     overlays: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
     resume: str | None = None
+    cluster: list[str] = field(default_factory=list)
     flags: set[str] = field(default_factory=set)
     rest: list[str] = field(default_factory=list)
 
@@ -105,7 +110,7 @@ class Request:
         args = [f"--config={file}" for file in files]
         if self.recipe and not re.search(r"^recipe:", files[0].read_text(encoding="utf-8"), re.M):
             args.append(f"--recipe={files[0].stem}")
-        return args + [f"--{item}" for item in self.overrides]
+        return args + self.cluster + [f"--{item}" for item in self.overrides]
 
 
 def _check_yaml(file: Path) -> None:
@@ -204,6 +209,7 @@ def _train(request: Request) -> int:
     if "help" in request.flags or not (request.recipe or request.resume):
         print(HELP.format(recipes=listing("recipes", "recipe=")), end="")
         return 0 if "help" in request.flags else 2
+    cluster = _join_cluster(request)
     resume_from = _check_resume(request)
     args = request.parser_args()  # a wrong recipe's name is told before anything heavy is imported
     from kd._parser import KDCLI
@@ -216,10 +222,39 @@ def _train(request: Request) -> int:
     if "print_config" in request.flags:
         print(parsed.as_yaml(), end="")
         return 0
+    runs = Path(parsed.config.runs_dir) / parsed.config.recipe
+    marker = job_marker(cluster, runs, request.overrides) if cluster else None
+    if marker and resume_from is None and _was_here_before(marker, request):
+        resume_from = _check_resume(request)
+        args.append(f"--resume={request.resume}")
     teacher = _teacher_checkpoint(parsed.as_dict())
     if teacher:
         args.append(f"--model.teacher.checkpoint={teacher}")
-    return _fit(KDCLI(args), resume_from)
+    return _fit(KDCLI(args, launcher=cluster.launcher if cluster else None, marker=marker), resume_from)
+
+
+def _join_cluster(request: Request) -> Cluster | None:
+    """The launcher's job, unless the command line says itself how many machines there are."""
+    cluster = recognise()
+    if cluster is None or any(item.startswith("trainer.num_nodes=") for item in request.overrides):
+        return None
+    request.cluster = cluster.arguments()
+    for name, value in cluster.variables.items():
+        os.environ.setdefault(name, value)
+    return cluster
+
+
+def _was_here_before(marker: Path, request: Request) -> bool:
+    """Whether the launcher has started this command again, with something to go on from; then it is a resume."""
+    if not marker.is_file():
+        return False
+    run = marker.parent / marker.read_text(encoding="utf-8").strip()
+    if newest_whole(run / "checkpoints")[0] is None:
+        return False
+    request.resume = str(run)
+    if _is_rank_zero():
+        print(f"kd-train: this job was here before: going on with {run}", flush=True)
+    return True
 
 
 def listing(kind: str, prefix: str) -> str:
@@ -233,9 +268,14 @@ def _check_resume(request: Request) -> Path | None:
         return None
     run = run_folder(Path(request.resume))
     request.resume = str(run)
-    checkpoint = run / "checkpoints" / "last.ckpt"
-    if not checkpoint.is_file():
-        raise UserError(f"resume: {run} has no checkpoints/last.ckpt" if run.is_dir() else f"resume: there is no {run}")
+    if not run.is_dir():
+        raise UserError(f"resume: there is no {run}")
+    checkpoint, damaged = newest_whole(run / "checkpoints")
+    told = "; ".join(f"{file} can't be loaded: {problem}" for file, problem in damaged.items())
+    if checkpoint is None:
+        raise UserError(f"resume: {told or f'{run} has no checkpoints/last.ckpt'}")
+    if _is_rank_zero() and (damaged or checkpoint.name != LAST):
+        print(f"kd-train: warning: {told or 'last.ckpt is gone'}; going on from {checkpoint}", file=sys.stderr)
     if request.recipe is None:
         request.recipe = str(run / "config.yaml")
     return checkpoint.resolve()
@@ -316,15 +356,22 @@ def _fit(cli: Any, resume_from: Path | None) -> int:
             ) from error
         if cli.folder.path is None:
             raise
-        say(
-            f"kd-train: failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-            file=sys.stderr,
-        )
-        say(f"kd-train: the traceback is in {cli.folder.path / 'error.txt'}", file=sys.stderr)
+        _tell_failure(cli, error)
         return 1
     if cli.trainer.is_global_zero:
         _finish(cli)
     return 0
+
+
+def _tell_failure(cli: Any, error: Exception) -> None:
+    """Each rank tells its own: rank 0 may be the one that is gone."""
+    rank = cli.trainer.global_rank
+    who = f"kd-train: rank {rank}" if rank else "kd-train"
+    folder, file = cli.folder.path, f"error.rank{rank}.txt" if rank else "error.txt"
+    print(f"{who}: failed: {reason(error)}", file=sys.stderr)
+    print(f"{who}: the traceback is in {folder / file}", file=sys.stderr)
+    if rank == 0 and (folder / "checkpoints" / LAST).is_file():
+        print(f"{who}: go on from the last checkpoint with: kd-train resume={folder}", file=sys.stderr, flush=True)
 
 
 def _status_of_stop(signal_number: int) -> int:

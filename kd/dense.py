@@ -58,13 +58,16 @@ class DenseModel(nn.Module):
         own: Any = getattr(self.backbone, "no_weight_decay", set)
         return {f"backbone.{name}" for name in own()}
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``(N, 3, H, W)`` -> logits ``(N, C, H, W)``."""
-        features = self.backbone.forward_intermediates(  # type: ignore[operator]
+    def levels(self, x: Tensor) -> list[Tensor]:
+        """``(N, 3, H, W)`` -> the backbone's features that the head takes, ``(N, C_i, H_i, W_i)`` each."""
+        return self.backbone.forward_intermediates(  # type: ignore[operator]
             x, indices=self.indices, norm=self.norm, output_fmt="NCHW", intermediates_only=True
         )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(N, 3, H, W)`` -> logits ``(N, C, H, W)``."""
         height, width = x.shape[2:]
-        logits = self.head(features, (height // HEAD_STRIDE, width // HEAD_STRIDE))
+        logits = self.head(self.levels(x), (height // HEAD_STRIDE, width // HEAD_STRIDE))
         return F.interpolate(logits, (height, width), mode="bilinear")
 
 

@@ -1,4 +1,6 @@
-"""The one exception that means: the user can mend this."""
+"""Exceptions that the commands tell in one line."""
+
+import re
 
 
 class UserError(ValueError):
@@ -6,3 +8,37 @@ class UserError(ValueError):
 
     The commands print the message without a traceback and exit with status 2.
     """
+
+
+class RunError(RuntimeError):
+    """A run that can't go on for a reason that one line tells (a full disk, a loss that is no number).
+
+    The commands print the message and exit with status 1; the traceback goes to the run's ``error.txt``.
+    """
+
+
+LOST = re.compile(  # what gloo, nccl and the rendezvous store say when the other side is gone or silent
+    r"Connection (reset|closed|refused)|peer closed|Broken pipe|[Tt]imed out|remote process|DistNetworkError|"
+    r"DistBackendError|NCCL|[Ww]ait timeout|No route to host|Socket Timeout"
+)
+KILLED_WORKER = re.compile(r"DataLoader worker \(pid.*? [\d, ]+\) (is killed by signal: \w+|exited unexpectedly)")
+
+
+def reason(error: BaseException) -> str:
+    """Why a run failed, in one line; what libraries say in a paragraph is put into plain words.
+
+    >>> reason(RuntimeError("[gloo/tcp/pair.cc:545] Read error [10.0.0.2]:485: Connection reset by peer. GLHF!"))
+    'lost the connection to another process (killed, or its machine is gone): [10.0.0.2]:485: Connection reset by peer'
+    >>> reason(KeyError("a"))
+    "KeyError: 'a'"
+    """
+    first = (str(error).splitlines() or [""])[0]
+    if isinstance(error, RunError):
+        return first
+    worker = KILLED_WORKER.search(str(error))
+    if worker:
+        return f"a loader worker {worker[1].replace('is killed', 'was killed')} (out of memory? data.num_workers)"
+    if isinstance(error, RuntimeError) and LOST.search(str(error)):
+        detail = re.sub(r"^.*?(Read|Write) error |^\[\S*\.cc:\d+\] ", "", first).split(". ")[0]
+        return f"lost the connection to another process (killed, or its machine is gone): {detail[:160]}"
+    return f"{type(error).__name__}: {first}"

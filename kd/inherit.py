@@ -22,6 +22,7 @@ from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from kd.dense import DenseModel
 from kd.models import Images, Preprocess
 
 ViT: TypeAlias = Any
@@ -61,6 +62,43 @@ def inherit(student: ViT, teacher: ViT, pictures: Images, student_input: Preproc
         stream = _inherit_block(block, teacher.blocks[number], stream, streams[number], streams[number + 1], projection)
     _inherit_head(student, teacher, stream, streams[-1], projection, logits)
     student.train(modes[0]), teacher.train(modes[1])
+
+
+@torch.no_grad()
+def inherit_dense(
+    student: DenseModel, teacher: DenseModel, pictures: Images, student_input: Preprocess, teacher_input: Preprocess
+) -> None:
+    """As :func:`inherit`, for dense models: the backbone, then each level's 1x1 convolution, fitted; the rest copied.
+
+    Args:
+        student: a dense model over a ViT, changed in place.
+        teacher: likewise, with the same head width and classes.
+        pictures: a sample, uint8 (N, 3, H, W).
+        student_input: the student's preprocessing.
+        teacher_input: the teacher's preprocessing.
+
+    Raises:
+        ValueError: the pair does not fit; one line says what differs.
+    """
+    inherit(student.backbone, teacher.backbone, pictures, student_input, teacher_input)
+    training = student.training
+    student.eval(), teacher.eval()
+    ours = [student.levels(student_input(part)) for part in pictures.split(64)]
+    theirs = [teacher.levels(teacher_input(part)) for part in pictures.split(64)]
+    pairs = zip(student.head.levels, teacher.head.levels, strict=True)
+    for i, (own, other) in enumerate(pairs):
+        assert isinstance(own, nn.Conv2d)
+        features = torch.cat([part[i] for part in ours])
+        wanted = nn.functional.interpolate(
+            torch.cat([other(part[i]) for part in theirs]), features.shape[2:], mode="bilinear"
+        )
+        linear = nn.Linear(own.in_channels, own.out_channels)
+        _fit(linear, features.movedim(1, -1), wanted.movedim(1, -1), torch.zeros_like(linear.weight))
+        own.weight.copy_(linear.weight[:, :, None, None])
+        own.bias.copy_(linear.bias)  # type: ignore[union-attr]
+    for name in ("fuse", "classifier"):
+        getattr(student.head, name).load_state_dict(getattr(teacher.head, name).state_dict())
+    student.train(training)
 
 
 def _check(student: ViT, teacher: ViT) -> None:

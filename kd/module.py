@@ -16,6 +16,7 @@ from kd.errors import UserError
 from kd.losses import DistillLoss, EachLayer, FeatureLoss, LayersLoss, LogitLoss, SimKDLoss
 from kd.losses.topk import TopKLogits
 from kd.measure import cache_pays, tune_batch_size, tune_num_workers
+from kd.memory import Memory
 from kd.models import StudentSpec, TeacherSpec, build_model, preprocess_for
 from kd.optim import OptimSpec, build_optimizer, build_schedule, scaled_to_batch
 from kd.taps import Taps, TapSpec, tap_shapes
@@ -82,6 +83,7 @@ class DistillationModule(LightningModule):
             raise ValueError(f"ema_decay must be > 0 and < 1, got {ema_decay}")
         self.data_info, self.student_spec, self.optim_spec = data, student, optim or OptimSpec()
         self.lr = self.optim_spec.lr
+        self.memory: Memory | None = None
         self.task_loss_weight = task_loss_weight
         self.task = task or Classification()
         self._check_task(data)
@@ -255,6 +257,8 @@ class DistillationModule(LightningModule):
             self._tune()
             if self.teacher is not None:
                 self._choose_cache(self.teacher)
+            if self.trainer.is_global_zero:
+                self.memory = Memory(self)  # now: later its layers may be sharded
             self.student_spec.compile_in_place(self.student)
 
     def _tune(self) -> None:
@@ -297,14 +301,21 @@ class DistillationModule(LightningModule):
         object.__setattr__(self, "cached", open_cache(teacher, self.active_losses, self._datamodule))
         self._datamodule.views = teacher.spec.cache_views
 
+    def configure_model(self) -> None:
+        """Lets a strategy that shards the student do so (:mod:`kd.strategies.fsdp`)."""
+        shard = getattr(self.trainer.strategy, "shard", None)
+        if shard is not None:
+            shard(self)
+
     def _inherit(self, teacher: Teacher | Ensemble) -> None:
-        from kd.inherit import inherit
+        from kd.inherit import inherit, inherit_dense
 
         if not isinstance(teacher, Teacher):
             raise UserError("model.student.inherit: needs one model.teacher, not model.teachers")
         pictures = self._datamodule.sample_pictures(INHERIT_PICTURES)
         try:
-            inherit(self.student, teacher.model, pictures, self.student_input, teacher.preprocess)
+            start: Any = inherit_dense if self.task.dense else inherit
+            start(self.student, teacher.in_the_datas_classes(), pictures, self.student_input, teacher.preprocess)
         except ValueError as error:
             raise UserError(f"model.student.inherit: {error}") from error
         if self.student_ema is not None:
@@ -485,6 +496,8 @@ class DistillationModule(LightningModule):
         real = batch["index"] >= 0
         images, target, index = (batch[k][real] for k in ("image", "target", "index"))
         if not len(images):
+            if hasattr(self.trainer.strategy, "shard"):  # the other ranks wait for this one's shards
+                self.final_student(self.student_input(batch["image"]))
             return
         logits = self.task.fit(self.final_student(self.student_input(images)), target)
         self.task.update(logits, target, self._teacher_answer(images, target, index))

@@ -1,5 +1,6 @@
 """The frozen teacher, or several."""
 
+import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -95,6 +96,17 @@ class Teacher:
         layer: Any = self.model.get_classifier()  # type: ignore[operator]
         weight, bias = layer.weight.float(), layer.bias.float()
         return (weight, bias) if self.columns is None else (weight[self.columns], bias[self.columns])
+
+    def in_the_datas_classes(self) -> nn.Module:
+        """The model itself, or a copy whose classifier has the data's classes where the two differ."""
+        if self.columns is None:
+            return self.model
+        model: Any = copy.deepcopy(self.model)
+        layer = model.get_classifier()
+        weight, bias = self.classifier()
+        layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(bias)
+        model.num_classes = len(weight)
+        return model
 
     def identity(self) -> dict[str, Any]:
         """Architecture and a hash of the weights, stored in checkpoints instead of the weights."""

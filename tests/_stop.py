@@ -1,5 +1,6 @@
 """Callbacks that disturb a run, for tests."""
 
+import multiprocessing
 import os
 import signal
 import time
@@ -38,3 +39,65 @@ class Slow(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         time.sleep(self.seconds)
+
+
+class KillAtStep(Callback):
+    """SIGKILL to its own process before a step, on every rank or on one."""
+
+    def __init__(self, step: int, rank: int | None = None) -> None:
+        self.step, self.rank = step, rank
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == self.step and self.rank in (None, trainer.global_rank):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class BreakWeights(Callback):
+    """Makes a weight NaN before a step, on one rank: what a broken picture or a bug does."""
+
+    def __init__(self, step: int, rank: int = 0, gradient: bool = False) -> None:
+        self.step, self.rank, self.gradient = step, rank, gradient
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == self.step and trainer.global_rank == self.rank and not self.gradient:
+            next(pl_module.student.parameters()).data.fill_(float("nan"))
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
+        if trainer.global_step == self.step and self.gradient:
+            next(pl_module.student.parameters()).grad.fill_(float("nan"))
+
+
+class KillWorker(Callback):
+    """SIGKILL to a loader worker, as the kernel does where memory runs out."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: object) -> None:
+        if trainer.global_step == 2:
+            os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+
+
+class Interrupt(Callback):
+    """SIGINT twice within one step."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+class KillOnce(KillAtStep):
+    """As KillAtStep, in the job's first life alone."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+
+
+class Terminate(Callback):
+    """SIGTERM to its own process before a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -12,7 +12,7 @@ import kd
 from tests._helpers import ROOT
 
 LAYERS = [
-    {"kd", "kd.errors", "kd._bar", "kd._find", "kd.losses.functional", "kd.report"},
+    {"kd", "kd.errors", "kd._bar", "kd._find", "kd.checkpoints", "kd.losses.functional", "kd.report"},
     {
         "kd.losses",
         "kd.models",

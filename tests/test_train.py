@@ -54,7 +54,7 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
 def test_a_run_leaves_a_folder_that_explains_itself(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run(recipe)
     assert {p.name for p in folder.iterdir()} == RUN_FILES
-    assert {p.name for p in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    assert {p.name for p in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt", "previous.ckpt"}
     assert (folder.parent / "latest").resolve() == folder.resolve()
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "done"

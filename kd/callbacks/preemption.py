@@ -3,11 +3,12 @@
 import signal
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from pytorch_lightning import Callback, Trainer
 
-SYNC_EVERY = 10  # batches between two agreements of the ranks: each costs a collective
+from kd.callbacks.last_checkpoint import LastCheckpoint
+from kd.callbacks.steps import ranks_meet
 
 
 class Preempted(Exception):
@@ -47,24 +48,29 @@ class Preemption(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Saves and stops where a signal has come."""
-        if trainer.world_size > 1 and (batch_idx + 1) % SYNC_EVERY and not trainer.is_last_batch:
+        if not ranks_meet(trainer, batch_idx):
             return
         if not trainer.strategy.reduce_boolean_decision(self._received is not None, all=False):
             return
         if trainer.is_last_batch:
             self._stop_after_epoch = True
             return
-        trainer.save_checkpoint(self._last(trainer))
-        raise Preempted(self._received or signal.SIGTERM, self._last(trainer))
+        self._last(trainer).save(trainer)
+        self._stop(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Stops between two epochs."""
         if self._stop_after_epoch:
-            raise Preempted(self._received or signal.SIGTERM, self._last(trainer))
+            self._stop(trainer)
 
-    def _last(self, trainer: Trainer) -> Path:
-        last: Any = next(c for c in trainer.checkpoint_callbacks if getattr(c, "filename", "") == "last")
-        return Path(last.dirpath) / "last.ckpt"
+    def _stop(self, trainer: Trainer) -> NoReturn:
+        """Ends the run once the file is on the disk: a launcher kills the rest when the first process ends."""
+        trainer.strategy.checkpoint_io.teardown()
+        trainer.strategy.barrier()
+        raise Preempted(self._received or signal.SIGTERM, self._last(trainer).path)
+
+    def _last(self, trainer: Trainer) -> LastCheckpoint:
+        return next(c for c in trainer.checkpoint_callbacks if isinstance(c, LastCheckpoint))
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Gives the signals back."""

@@ -12,6 +12,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 
+from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.errors import UserError
 
 
@@ -19,7 +20,7 @@ class MetricsCSV(CSVLogger):
     """``metrics.csv`` in the run folder; a resumed run appends to it (Lightning's own logger begins anew)."""
 
     def __init__(self, run_dir: Path) -> None:
-        super().__init__(save_dir=run_dir, name="", version="", flush_logs_every_n_steps=20)
+        super().__init__(save_dir=run_dir, name="", version="", flush_logs_every_n_steps=1)  # a kill loses none
 
     @property
     @rank_zero_experiment
@@ -34,6 +35,16 @@ class MetricsCSV(CSVLogger):
                 file.write_text(earlier)
                 self._experiment.metrics_keys = earlier.splitlines()[0].split(",")
         return self._experiment
+
+    def drop_from(self, step: int) -> None:
+        """Drops the rows of ``step`` and later: a resumed run makes these steps again."""
+        file = Path(self.log_dir, _ExperimentWriter.NAME_METRICS_FILE)
+        if not file.is_file():
+            return
+        header, *rows = file.read_bytes().decode().splitlines(keepends=True)
+        column = header.strip().split(",").index("step")
+        kept = [row for row in rows if row.endswith("\n") and int(row.split(",")[column]) < step]
+        file.write_bytes("".join([header, *kept]).encode())
 
     def log_hyperparams(self, params: object = None, *args: object, **kwargs: object) -> None:
         """Nothing: ``config.yaml`` holds the settings."""
@@ -62,6 +73,7 @@ class RunFolder(Callback):
         config: the resolved configuration, YAML.
         checkpoints: the callbacks that write below it.
         resume: the folder of the run to go on with.
+        marker: a file to write the folder's name into.
     """
 
     def __init__(
@@ -69,11 +81,13 @@ class RunFolder(Callback):
         runs_dir: Path,
         recipe: str,
         config: str,
-        checkpoints: Sequence[ModelCheckpoint],
+        checkpoints: Sequence[ModelCheckpoint | LastCheckpoint],
         resume: Path | None = None,
+        marker: Path | None = None,
     ) -> None:
         self.parent, self.config, self.checkpoints, self.resume = runs_dir / recipe, config, checkpoints, resume
         self.path: Path | None = None
+        self.marker = marker
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Rank 0 makes the folder, all ranks learn its name."""
@@ -83,6 +97,8 @@ class RunFolder(Callback):
                 self.path = self.resume or self._claim()
                 (self.path / "config.yaml").write_text(self.config)
                 self._point_latest()
+                if self.marker:
+                    self.marker.write_text(self.path.name + "\n")
             except OSError as error:
                 problem = f"runs_dir: {self.parent} can't be written: {error.strerror or error}"
         self.path, problem = trainer.strategy.broadcast((self.path, problem))
@@ -91,14 +107,20 @@ class RunFolder(Callback):
         assert self.path is not None
         for checkpoint in self.checkpoints:  # their own setup has taken Lightning's default folder
             checkpoint.dirpath = os.path.realpath(self.path / "checkpoints")
-        trainer.loggers = [*trainer.loggers, MetricsCSV(self.path)]
-        for name in filter(None, pl_module.named_students()):
-            trainer.loggers.append(StudentCSV(self.student_path(name), name))
+        self.metrics = [MetricsCSV(self.path)]
+        self.metrics += [StudentCSV(self.student_path(name), name) for name in pl_module.named_students() if name]
+        trainer.loggers = [*trainer.loggers, *self.metrics]
 
     def student_path(self, name: str) -> Path:
         """The folder of one of several students; of a single one (no name) the run's own."""
         assert self.path is not None
         return self.path / "students" / name if name else self.path
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """A killed run has written down steps that its checkpoint does not know."""
+        if self.resume and trainer.is_global_zero:
+            for metrics in self.metrics:
+                metrics.drop_from(trainer.global_step)
 
     def _claim(self) -> Path:
         """The next free number; ``mkdir`` decides between two runs that start at once."""

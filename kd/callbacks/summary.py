@@ -6,6 +6,7 @@ import statistics
 import sys
 import time
 import traceback
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from typing import Any
 import torch
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 import kd
 from kd.callbacks.preemption import Preempted
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
-from kd.memory import Memory
+from kd.checkpoints import write_whole
 from kd.models import count_parameters
 
 
@@ -50,12 +54,7 @@ class Summary(Callback):
     _started: float = field(default_factory=time.monotonic)
     _final: dict[str, dict[str, float]] = field(default_factory=dict)
     _best: dict[str, dict[str, float]] = field(default_factory=dict)
-    _memory: dict[str, Memory] = field(default_factory=dict)
-
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Counts what a step will keep in memory."""
-        if trainer.is_global_zero:
-            self._memory = {name: Memory(module) for name, module in pl_module.named_students().items()}
+    _optimizer_state: dict[str, float] = field(default_factory=dict)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         """The first step of an epoch includes the loader's start."""
@@ -79,6 +78,7 @@ class Summary(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Remembers each student's best epoch."""
+        self._optimizer_state = optimizer_state(trainer)
         metric = self.monitor.removeprefix("val/")
         for name, final in self._final.items():
             before = self._best.get(name, {}).get(metric)
@@ -101,7 +101,8 @@ class Summary(Callback):
         self.write(trainer, pl_module, "interrupted" if stopped else "failed", exception)
         if self.folder.path is not None and not stopped:
             name = "error.txt" if trainer.is_global_zero else f"error.rank{trainer.global_rank}.txt"
-            (self.folder.path / name).write_text("".join(traceback.format_exception(exception)))
+            with suppress(OSError):  # a full disk is one of the reasons
+                (self.folder.path / name).write_text("".join(traceback.format_exception(exception)))
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on with: the best and the last epoch's metrics, and the time spent so far."""
@@ -122,9 +123,11 @@ class Summary(Callback):
         self.content = self._content(trainer, pl_module, status)
         if error is not None:
             self.content["error"] = f"{type(error).__name__}: {error}"
-        _write(self.folder.path / "summary.json", self.content)
-        for name, own in self.content.get("students", {}).items():
-            _write(self.folder.student_path(name) / "summary.json", {**self.content, "student": own, "students": None})
+        with suppress(OSError) if error else nullcontext():
+            _write(self.folder.path / "summary.json", self.content)
+            for name, own in self.content.get("students", {}).items():
+                alone = {**self.content, "student": own, "students": None}
+                _write(self.folder.student_path(name) / "summary.json", alone)
 
     def _students(self, modules: dict[str, Any]) -> dict[str, Any]:
         """``student`` (the first of several), and of several ``students`` by name."""
@@ -134,12 +137,6 @@ class Summary(Callback):
             for name, m in modules.items()
         }
         return {"student": next(iter(each.values()))} | ({"students": each} if "" not in each else {})
-
-    def _memory_mb(self, pl_module: Any, batch_size: int) -> dict[str, float] | None:
-        """By part, for the first of several students."""
-        if not self._memory:
-            return None
-        return next(iter(self._memory.values())).report(batch_size, pl_module.trainer.optimizers)
 
     def _teacher(self, teacher: Any) -> dict[str, Any] | None:
         if teacher is None:
@@ -168,10 +165,11 @@ class Summary(Callback):
             "images_per_s": round(1000 * per_step / step_ms, 1) if step_ms else None,
             "step_ms_median": round(step_ms, 2) if step_ms else None,
             "peak_memory_mb": round(_peak_memory_mb(pl_module.device)),
-            "memory_mb": self._memory_mb(pl_module, data.batch_size),
+            "memory_mb": _memory_mb(pl_module, data.batch_size),
             "batch_size": data.batch_size,
             "num_workers": data.num_workers,
             "cache": pl_module.cached.report() if getattr(pl_module, "cached", None) else None,
+            "optimizer_state": self._optimizer_state,
             "teacher": self._teacher(pl_module.teacher),
             **self._students(pl_module.named_students()),
             "data": {
@@ -188,13 +186,45 @@ class Summary(Callback):
 
 def _write(file: Path, content: dict[str, Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content, indent=2) + "\n")
+    text = json.dumps(content, indent=2) + "\n"
+    write_whole(file, lambda opened: opened.write(text.encode()))
+
+
+def _memory_mb(pl_module: Any, batch_size: int) -> dict[str, float] | None:
+    """By part, for the first of several students."""
+    first = next(iter(pl_module.named_students().values()))
+    return first.memory.report(batch_size, pl_module.trainer.optimizers) if first.memory else None
 
 
 def best_checkpoint(trainer: Trainer) -> ModelCheckpoint | None:
     """The checkpoint callback that keeps the best epoch."""
     found = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.monitor]
     return found[0] if found else None
+
+
+def optimizer_state(trainer: Trainer) -> dict[str, float]:
+    """What the optimizers' state takes on this rank and on all together, in MB; all ranks must call it.
+
+    Without sharding every rank holds the whole.
+    """
+    sharded = any(
+        isinstance(optimizer, ZeroRedundancyOptimizer)
+        or any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"])
+        for optimizer in trainer.optimizers
+    )
+    mine = sum(_state_bytes(optimizer) for optimizer in trainer.optimizers) / 1e6
+    whole = torch.tensor(mine, device=trainer.strategy.root_device)
+    if sharded:
+        whole = trainer.strategy.reduce(whole, reduce_op="sum")
+    shards = trainer.world_size if sharded else 1
+    return {"rank0_mb": round(mine, 3), "whole_mb": round(float(whole), 3), "sharded_over": shards}
+
+
+def _state_bytes(optimizer: Optimizer) -> int:
+    local = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+    values = [value for state in local.state.values() for value in state.values()]
+    tensors = [v.to_local() if isinstance(v, DTensor) else v for v in values if isinstance(v, torch.Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _model(arch: str, model: torch.nn.Module, val: dict[str, float]) -> dict[str, Any]:

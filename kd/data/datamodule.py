@@ -347,13 +347,20 @@ class DistillationDataModule(LightningDataModule):
         """Where the run is in its epoch, counted in samples of all processes."""
         if self.trainer is None or self._train_batches is None:
             return {}
-        done = self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        return {
-            "epoch": self.trainer.current_epoch,
-            "samples": done * self.batch_size * self.trainer.world_size,
-        }
+        epoch, done = self.trainer.current_epoch, self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        if done >= self.trainer.num_training_batches:
+            return {"epoch": epoch + 1, "samples": 0}
+        return {"epoch": epoch, "samples": self._train_batches.samples_after(epoch, done)}
+
+    def batches_before(self, samples: int) -> int:
+        """How many of this run's batches count as done after ``samples`` samples of an epoch."""
+        batches = TrainBatches(len(self.split("train").targets), self.batch_size, self.seed, *self._rank())
+        return batches.batches_before(samples)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on behind the samples that a checkpoint's run had seen."""
         if state:
             self._resume_at = (state["epoch"], state["samples"])
+        if state and self.trainer and self._train_batches is not None:
+            # a sharded strategy reads the checkpoint after the loader was made: it must be made again
+            self.trainer.fit_loop._combined_loader = None

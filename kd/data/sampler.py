@@ -62,8 +62,24 @@ class TrainBatches(Sampler[list[Key]]):
         self.epoch = epoch
 
     def skip(self, epoch: int, samples: int) -> None:
-        """Makes the iteration of ``epoch`` begin after ``samples`` samples (of all processes): a resumed run."""
+        """Makes the iteration of ``epoch`` begin after ``samples`` samples (of all processes): a resumed run.
+
+        Loader workers ask for the first batches before the trainer names the epoch, so the epoch is set here too.
+        """
         self.resume_at = (epoch, samples)
+        self.epoch = epoch
+
+    def batches_before(self, samples: int) -> int:
+        """How many batches count as done after ``samples`` samples, such that those left make the epoch complete."""
+        step = self.batch_size * self.world_size
+        return len(self) - (self.length - samples) // step
+
+    def samples_after(self, epoch: int, batches: int) -> int:
+        """How many samples of ``epoch`` (of all processes) are done after ``batches`` batches."""
+        step = self.batch_size * self.world_size
+        if self.resume_at is None or self.resume_at[0] != epoch:
+            return batches * step
+        return self.resume_at[1] + (batches - self.batches_before(self.resume_at[1])) * step
 
     def order(self, epoch: int) -> np.ndarray:
         """The samples of an epoch in order."""
@@ -101,10 +117,10 @@ class TrainBatches(Sampler[list[Key]]):
     def __iter__(self) -> Iterator[list[Key]]:
         order, epoch, view = self.order(self.epoch), self.epoch, self.view(self.epoch)
         step = self.batch_size * self.world_size
-        first = self.resume_at[1] // step if self.resume_at and self.resume_at[0] == epoch else 0
-        for batch in range(first, len(self)):
-            start = batch * step + self.rank * self.batch_size
-            yield [(int(i), view) for i in order[start : start + self.batch_size]]
+        done = self.resume_at[1] if self.resume_at and self.resume_at[0] == epoch else 0
+        for start in range(done, self.epoch_length() - step + 1, step):
+            mine = start + self.rank * self.batch_size
+            yield [(int(i), view) for i in order[mine : mine + self.batch_size]]
 
 
 class ViewBatches(Sampler[list[Key]]):

@@ -1,34 +1,61 @@
 """SageMaker's data-parallel collectives (smddp) under Lightning's DDP."""
 
-from importlib import import_module
 from typing import Any
 
-from pytorch_lightning.strategies import DDPStrategy
+import pytorch_lightning as pl
+import torch
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from kd.errors import UserError
+from kd.strategies.ddp import DDP
 
 HOOK = "smdistributed.dataparallel.torch.torch_smddp"  # importing it registers the backend with torch.distributed
 
 
-class SMDDPStrategy(DDPStrategy):
+class SMDDPStrategy(DDP):
     """DDP over the ``smddp`` process-group backend.
 
     The library exists only inside SageMaker's training images; it has no ``new_group`` and can't share a job with
-    nccl or gloo groups, so ``optim.zero`` and sharded strategies don't go with it.
+    nccl or gloo groups, so ``optim.zero``, compressed gradients and sharded strategies don't go with it.
 
     Args:
         **kwargs: as for Lightning's ``DDPStrategy``.
 
     Raises:
-        UserError: the library is not installed.
+        UserError: the library is not installed, or gradients should be compressed.
     """
 
     def __init__(self, **kwargs: Any) -> None:
+        if kwargs.get("compression"):
+            raise UserError(f"trainer.strategy.compression: smddp reduces by itself, not '{kwargs['compression']}'")
         try:
-            import_module(HOOK)
-        except ImportError as error:
+            super().__init__(backend="smddp", module=HOOK, **kwargs)
+        except UserError as error:
             raise UserError(
                 f"trainer.strategy: smddp needs the module {HOOK}, which only SageMaker's training images have; "
                 "elsewhere use config=nodes_4x8"
             ) from error
-        super().__init__(process_group_backend="smddp", **kwargs)
+
+    def setup_distributed(self) -> None:
+        """Joins the process group.
+
+        Raises:
+            UserError: there is a group of another backend already.
+        """
+        if torch.distributed.is_initialized() and torch.distributed.get_backend() != "smddp":
+            raise UserError(
+                f"trainer.strategy: smddp can't share a job with {torch.distributed.get_backend()}: start it alone"
+            )
+        super().setup_distributed()
+
+    def setup_optimizers(self, trainer: "pl.Trainer") -> None:
+        """Builds the optimizers.
+
+        Raises:
+            UserError: a sharded one, which needs what smddp lacks.
+        """
+        super().setup_optimizers(trainer)
+        if any(isinstance(optimizer, ZeroRedundancyOptimizer) for optimizer in trainer.optimizers):
+            raise UserError(
+                "optim.zero: smddp can't shard the optimizer; leave config=zero out, or use config=nodes_4x8"
+            )

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-ARCH = {"patch_size": 16, "embed_dim": 128, "depth": 6, "num_heads": 2}
+ARCH = {"patch_size": 16, "embed_dim": 64, "depth": 6, "num_heads": 1}
 KD: dict[str, Any] = {"class_path": "KDLoss", "init_args": {"temperature": 2.0, "weight": 0.9}}
 BLOCKS = {"student": "blocks.[135]", "teacher": ["blocks.3", "blocks.7", "blocks.11"]}
 LAST = {"student": "blocks.5", "teacher": "blocks.11"}
@@ -206,8 +206,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="the grocery folder")
     parser.add_argument("--teacher", type=Path, help="its teacher's weights")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--lr", default="3e-4")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--lr", default="5e-4")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--runs", type=Path, default=Path("runs/bench"))

@@ -2,14 +2,13 @@
 backend over gloo; everything else (import hook, process group, DDP) is real."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from kd.errors import UserError
 from kd.strategies.smddp import HOOK, SMDDPStrategy
-from tests._helpers import run_cli
+from tests._forks import start_ranks, status_of
 
 STAND_IN = """
 import torch.distributed as dist
@@ -26,7 +25,8 @@ def test_without_the_library_one_clear_line() -> None:
         SMDDPStrategy()
 
 
-def test_two_processes_over_the_backend(recipe: Path, tmp_path: Path) -> None:
+@pytest.fixture()
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     *packages, module = HOOK.split(".")
     folder = tmp_path / "site"
     for package in packages:
@@ -34,12 +34,35 @@ def test_two_processes_over_the_backend(recipe: Path, tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "__init__.py").touch()
     (folder / f"{module}.py").write_text(STAND_IN)
-    done = run_cli(
+    monkeypatch.syspath_prepend(tmp_path / "site")
+
+
+def train(recipe: Path, *items: str) -> tuple[list[int], str]:
+    """Two ranks over the backend: their exit statuses, and what rank 0 said."""
+    shared = [
         f"recipe={recipe}", "config=smddp_4x8", "trainer.accelerator=cpu", "trainer.devices=2", "trainer.num_nodes=1",
         "trainer.max_epochs=1", "data.batch_size=4", "data.num_workers=0",
-        env={"PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    ]  # fmt: skip
+    pids = start_ranks([*shared, *items], recipe.parent / "log.txt")
+    return [status_of(pid) for pid in pids], (recipe.parent / "log.0").read_text()
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_two_processes_over_the_backend(recipe: Path) -> None:
+    statuses, said = train(recipe)
+    assert statuses == [0, 0], said
     summary = json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
     assert summary["strategy"] == "SMDDPStrategy"
     assert summary["world_size"] == 2
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_what_smddp_can_not_do_is_refused(recipe: Path) -> None:
+    statuses, said = train(recipe, "config=zero")
+    assert statuses == [2, 2]
+    assert said.strip().endswith(
+        "kd-train: optim.zero: smddp can't shard the optimizer; leave config=zero out, or use config=nodes_4x8"
+    )
+    statuses, said = train(recipe, "trainer.strategy.compression=powersgd")
+    assert statuses == [2, 2]
+    assert "kd-train: trainer.strategy.compression: smddp reduces by itself" in said

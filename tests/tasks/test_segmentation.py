@@ -16,7 +16,8 @@ from kd.data.transforms import Augment
 from kd.dense import DenseModel
 from kd.errors import UserError
 from kd.export import load_student
-from kd.models import ModelSpec, build_model
+from kd.inherit import inherit_dense
+from kd.models import ModelSpec, build_model, preprocess_for
 from kd.tasks import Segmentation
 from tests._helpers import ARCH, TINY, save_teacher
 from tests.test_train import run_folders
@@ -106,6 +107,19 @@ def test_a_teacher_is_trained_and_teaches_a_convolutional_student(
     model, preprocess, classes = load_student(folder / "student.safetensors")
     assert model(torch.zeros(1, 3, *preprocess.size)).shape == (1, 3, 24, 32)
     assert classes == NAMES
+
+
+def test_a_dense_student_as_large_as_its_teacher_starts_as_its_equal() -> None:
+    """Nothing is cut, so what is fitted must be what the teacher computes."""
+    torch.manual_seed(0)
+    spec = ModelSpec(ARCH, (24, 32), kwargs={**TINY, "depth": 4})
+    teacher, student = (build_model(spec, 3, "model.student", dense=True).eval() for _ in range(2))
+    pictures = torch.randint(0, 256, (64, 3, 24, 32), dtype=torch.uint8)
+    as_input = preprocess_for(student, (24, 32))
+    before = (student(as_input(pictures)).argmax(1) == teacher(as_input(pictures)).argmax(1)).float().mean()
+    inherit_dense(student, teacher, pictures, as_input, as_input)
+    after = (student(as_input(pictures)).argmax(1) == teacher(as_input(pictures)).argmax(1)).float().mean()
+    assert after > max(0.9, before + 0.1)
 
 
 def test_picture_and_mask_are_cropped_and_flipped_together(root: Path) -> None:

@@ -335,7 +335,7 @@ def mlkd_loss(
 
 
 def _squared_norm(p: Tensor, q: Tensor) -> Tensor:
-    """``|p' p - q' q|^2`` without a ``(C, C)`` matrix: with ``d = p - q`` it is ``|d' p + q' d|^2``, by N x N products."""
+    """``|p' p - q' q|^2`` without a ``(C, C)`` matrix: ``|d' p + q' d|^2`` with ``d = p - q``, by N x N products."""
     d = p - q
     own, other = matmul(d, p.T), matmul(d, q.T)
     squares = matmul(d, d.T) * (matmul(p, p.T) + matmul(q, q.T))

@@ -1,0 +1,74 @@
+"""``last.ckpt``: where the run can go on."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import Checkpoint
+
+from kd.callbacks.steps import after_step, ranks_meet
+from kd.checkpoints import LAST
+
+
+class LastCheckpoint(Checkpoint):
+    """Saves the whole state of training at each epoch's end and, where asked, in between.
+
+    Args:
+        dirpath: the folder; set later where it is not known yet.
+        every_n_steps: save after so many optimizer steps, too.
+        every_n_minutes: save after so many minutes, too (by the first process's clock).
+    """
+
+    def __init__(
+        self, dirpath: str | Path | None = None, every_n_steps: int | None = None, every_n_minutes: float | None = None
+    ) -> None:
+        self.dirpath = dirpath
+        self.every_n_steps, self.every_n_minutes = every_n_steps, every_n_minutes
+        self._saved_at_step, self._saved_at = 0, time.monotonic()
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        assert self.dirpath is not None
+        return Path(self.dirpath) / LAST
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Puts the batch counter right where the checkpoint's run had batches of another size, or other ranks."""
+        data = pl_module.trainer.datamodule
+        state = checkpoint.get(type(data).__qualname__, {})
+        if not state.get("samples"):
+            return
+        done = data.batches_before(state["samples"])
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
+        # saved at the end of a batch: Lightning counts that one as completed after it has saved
+        progress.update(ready=done, started=done, processed=done, completed=max(done - 1, 0))
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """What was resumed from counts as saved."""
+        self._saved_at_step, self._saved_at = trainer.global_step, time.monotonic()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Saves where it is time; the epoch's last batch is left to the epoch's end."""
+        if trainer.is_last_batch or not after_step(trainer, batch_idx):
+            return
+        if self._steps_are_up(trainer) or self._time_is_up(trainer, batch_idx):
+            self.save(trainer)
+
+    def _steps_are_up(self, trainer: Trainer) -> bool:
+        return self.every_n_steps is not None and trainer.global_step - self._saved_at_step >= self.every_n_steps
+
+    def _time_is_up(self, trainer: Trainer, batch_idx: int) -> bool:
+        if self.every_n_minutes is None or not ranks_meet(trainer, batch_idx):
+            return False
+        up = time.monotonic() - self._saved_at >= 60 * self.every_n_minutes
+        return trainer.strategy.reduce_boolean_decision(up and trainer.is_global_zero, all=False)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Saves each epoch."""
+        self.save(trainer)
+
+    def save(self, trainer: Trainer) -> None:
+        """Saves now; all ranks must call it."""
+        trainer.save_checkpoint(self.path)
+        self._saved_at_step, self._saved_at = trainer.global_step, time.monotonic()

@@ -1,0 +1,56 @@
+"""Says once which processes take part, and where they run."""
+
+import os
+import socket
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, Trainer
+
+
+class Nodes(Callback):
+    """One line by rank 0 where there are several processes: their number, machines, addresses and ranks.
+
+    Args:
+        launcher: who started them, for the line.
+    """
+
+    def __init__(self, launcher: str | None = None) -> None:
+        self.launcher = launcher
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Gathers the addresses of all ranks."""
+        if trainer.world_size == 1:
+            return
+        found: list[Any] = [None] * trainer.world_size
+        torch.distributed.all_gather_object(found, own_address())
+        if not trainer.is_global_zero:
+            return
+        machines: dict[str, list[int]] = {}
+        for rank, address in enumerate(found):
+            machines.setdefault(address, []).append(rank)
+        where = "; ".join(f"{address}: rank {_span(ranks)}" for address, ranks in machines.items())
+        by = f" (started by {self.launcher})" if self.launcher else ""
+        main = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        backend = torch.distributed.get_backend()
+        print(
+            f"processes: {trainer.world_size} on {len(machines)} machine{'s' * (len(machines) > 1)}{by}, {backend}, "
+            f"meeting at {main}; {where}",
+            flush=True,
+        )
+
+
+def own_address() -> str:
+    """This machine's name, and the address by which it reaches the main one (nothing is sent)."""
+    main = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    try:
+        family, _, _, _, target = socket.getaddrinfo(main, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)
+            return f"{socket.gethostname()} ({probe.getsockname()[0]})"
+    except OSError:
+        return socket.gethostname()
+
+
+def _span(ranks: list[int]) -> str:
+    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"

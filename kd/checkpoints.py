@@ -1,0 +1,99 @@
+"""Checkpoint files that survive: written whole or not at all, the one before is kept, damage is recognised.
+
+A training checkpoint is torch's own format, a zip archive that holds a CRC-32 of each of its records: that is the
+checksum looked at here. It finds accidents (a torn write, a flipped bit), not malice; loading is ``weights_only``.
+"""
+
+import os
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], object], keep: Path | None = None) -> None:
+    """Writes a file so that ``path`` is at any moment either the old one or the whole new one, even after a power cut.
+
+    Args:
+        path: the file.
+        write: writes the content into an open binary file.
+        keep: the name under which the old file is kept.
+
+    Raises:
+        OSError: the disk is full, or the folder can't be written; the old file is as it was.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+    if keep is not None and path.exists():
+        _keep(path, keep)
+    part.replace(path)
+    _sync_folder(path.parent)
+
+
+def _keep(path: Path, keep: Path) -> None:
+    """A second name for the old file: ``path`` never goes missing. Where the file system has no links, it moves."""
+    fresh = keep.with_name(f"{keep.name}.part")
+    try:
+        fresh.unlink(missing_ok=True)
+        os.link(path, fresh)
+    except OSError:
+        path.replace(keep)
+    else:
+        fresh.replace(keep)
+
+
+def _sync_folder(folder: Path) -> None:
+    with suppress(OSError):  # some network file systems have no folders to sync
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def damage(path: Path) -> str:
+    """What is wrong with a checkpoint's file, in a few words; empty for a whole one. Reads it all."""
+    import torch  # resuming needs it anyway; the command line's other answers should not wait for it
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if not any(name.endswith("/data.pkl") for name in archive.namelist()):
+                return "no checkpoint of torch"
+            record = archive.testzip()
+        if record:
+            return f"wrong checksum of {record}"
+        torch.load(path, map_location="meta", mmap=True, weights_only=True)
+    except Exception as error:  # there are many ways to say that bytes make no sense
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    return ""
+
+
+def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
+    """The checkpoint to go on from, and what was wrong with newer ones.
+
+    Args:
+        folder: a run's ``checkpoints``.
+
+    Returns:
+        The newest whole file (None: there is none), and the damage by file.
+    """
+    damaged: dict[Path, str] = {}
+    for file in (folder / LAST, folder / PREVIOUS):
+        if not file.is_file():
+            continue
+        problem = damage(file)
+        if not problem:
+            return file, damaged
+        damaged[file] = problem
+    return None, damaged

@@ -1,0 +1,1 @@
+"""How a job on several machines is recognised."""

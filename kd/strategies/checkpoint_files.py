@@ -1,0 +1,43 @@
+"""How Lightning's strategies write and read checkpoints here: atomically, with the one before kept."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning.plugins.io import TorchCheckpointIO
+
+from kd.checkpoints import LAST, PREVIOUS, write_whole
+from kd.errors import RunError
+
+
+class CheckpointFiles(TorchCheckpointIO):
+    """Whole files only. Before ``last.ckpt`` is replaced, the old one becomes ``previous.ckpt``."""
+
+    def __init__(self) -> None:
+        self._last_is_damaged = False
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        """Writes one file; by the time it returns the file is on the disk.
+
+        Raises:
+            RunError: it can't be written; older checkpoints are as they were.
+        """
+        path = Path(path)
+        keep = path.with_name(PREVIOUS) if path.name == LAST and not self._last_is_damaged else None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, lambda file: torch.save(checkpoint, file), keep)
+        except OSError as error:
+            raise RunError(
+                f"the checkpoint {path} can't be written: {error.strerror or error}; the one before is as it was"
+            ) from error
+        if path.name == LAST:
+            self._last_is_damaged = False
+
+    def load_checkpoint(
+        self, path: Any, map_location: Callable | None = lambda storage, loc: storage, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Reads one file. Never runs code from it: what is no tensor or plain value is refused."""
+        self._last_is_damaged = Path(path).name == PREVIOUS  # then it must not push out the good one
+        return super().load_checkpoint(path, map_location, weights_only=True)

@@ -1,0 +1,79 @@
+"""Lightning's DDP over any process-group backend, with compressed gradients."""
+
+from importlib import import_module
+from typing import Any, Literal
+
+from lightning_fabric.utilities.distributed import _init_dist_connection
+from lightning_fabric.utilities.seed import reset_seed
+from pytorch_lightning.strategies import DDPStrategy
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from kd.errors import UserError
+
+
+class DDP(DDPStrategy):
+    """DDP over a backend that a module registers, or with gradients that are compressed before they travel.
+
+    Args:
+        backend: name of the process-group backend; default: nccl on GPUs, gloo on CPUs.
+        module: imported first; importing it registers the backend with ``torch.distributed``.
+        compression: ``bf16`` halves what travels and rounds; ``powersgd`` sends factors of a low rank (arXiv
+            1905.13727). What its error feedback has gathered is in no checkpoint: a resumed run starts it anew.
+        powersgd_rank: rank of the factors: more is closer to the gradient, and more to send.
+        powersgd_start_step: uncompressed steps before it begins.
+        **kwargs: as for Lightning's ``DDPStrategy`` and torch's ``DistributedDataParallel`` (``static_graph``,
+            ``timeout``, ``gradient_as_bucket_view``, ...).
+
+    Raises:
+        UserError: the module is not installed, or it does not register the backend.
+    """
+
+    def __init__(
+        self,
+        backend: str | None = None,
+        module: str | None = None,
+        compression: Literal["bf16", "powersgd"] | None = None,
+        powersgd_rank: int = 2,
+        powersgd_start_step: int = 1000,
+        **kwargs: Any,
+    ) -> None:
+        if module is not None:
+            _import(module, backend)
+        super().__init__(process_group_backend=backend, **kwargs)
+        self._third_party = module is not None
+        self._compression, self._powersgd = compression, (powersgd_rank, powersgd_start_step)
+
+    def setup_distributed(self) -> None:
+        """Joins the process group. Backends from elsewhere need not know Lightning's ``device_id``: they get none."""
+        if not self._third_party:
+            super().setup_distributed()
+            return
+        reset_seed()
+        self.set_world_ranks()
+        assert self.cluster_environment is not None
+        _init_dist_connection(self.cluster_environment, self._get_process_group_backend(), timeout=self._timeout)
+
+    def _register_ddp_hooks(self) -> None:
+        """Lightning's own registers on GPUs alone; torch's hooks also run over gloo."""
+        if self._compression is None:
+            super()._register_ddp_hooks()
+            return
+        assert isinstance(self.model, DistributedDataParallel)
+        if self._compression == "bf16":
+            self.model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+            return
+        rank, start = self._powersgd
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=start)
+        self.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+def _import(module: str, backend: str | None) -> None:
+    import torch
+
+    try:
+        import_module(module)
+    except ImportError as error:
+        raise UserError(f"trainer.strategy: the backend {backend} needs the module {module}: {error}") from error
+    if backend is None or backend.lower() not in torch.distributed.Backend.backend_list:
+        raise UserError(f"trainer.strategy.backend: {module} registers no backend '{backend}'")

@@ -1,0 +1,84 @@
+"""FSDP2 for the student: weights, gradients and optimizer state in shards over the processes."""
+
+from typing import Any
+
+from pytorch_lightning.strategies import ModelParallelStrategy
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import fully_shard
+from torch.optim import Optimizer
+
+from kd.errors import UserError
+
+
+class FSDP(ModelParallelStrategy):
+    """Every block of the student, what is left of it, and every loss with parameters is sharded over all processes.
+
+    Its checkpoints are those of the other strategies (whole tensors, the optimizer's state by number): a run goes on
+    with either.
+
+    Args:
+        **kwargs: ``process_group_backend`` and ``timeout``, as for Lightning's ``ModelParallelStrategy``.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False, **kwargs)
+
+    def setup_environment(self) -> None:
+        """Joins the process group; the mesh has one axis of length world size."""
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        super().setup_environment()
+
+    def shard(self, module: Any) -> None:
+        """Shards the student and the losses in place; called by the module before the optimizer is made.
+
+        Raises:
+            UserError: what does not go with it.
+        """
+        if module.student_ema is not None:
+            raise UserError("model.ema_decay: the average of a sharded student is not kept; leave it out with FSDP")
+        if module.optim_spec.zero:
+            raise UserError("optim.zero: FSDP shards the optimizer's state already; leave config=zero out")
+        mesh = self.device_mesh["data_parallel"]
+        blocks = [m for m in module.student.modules() if isinstance(m, nn.ModuleList)]
+        losses = [m for m in module.distill_losses.values() if any(p.requires_grad for p in m.parameters())]
+        for part in [*(b for many in blocks for b in many), module.student, *losses]:
+            fully_shard(part, mesh=mesh)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The whole state on rank 0, numbered in the order of the optimizer's groups, as a plain optimizer has it."""
+        assert self.model is not None
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_optimizer_state_dict(self.model, getattr(optimizer, "_optimizer", optimizer), options=options)
+        if not state.get("param_groups"):
+            return state  # another rank
+        return _renamed(state, {name: i for i, name in enumerate(_names(state))})
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Loads weights and optimizer state of any strategy's checkpoint into the shards."""
+        assert self.model is not None
+        checkpoint = self.checkpoint_io.load_checkpoint(checkpoint_path)
+        options = StateDictOptions(full_state_dict=True)
+        set_model_state_dict(self.model, checkpoint["state_dict"], options=options)
+        by_parameter = {parameter: name for name, parameter in self.model.named_parameters()}
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            order = [by_parameter[p] for group in optimizer.param_groups for p in group["params"]]
+            named = _renamed(state, dict(zip(_names(state), order, strict=True)))
+            set_optimizer_state_dict(self.model, optimizer, named, options=options)
+        return checkpoint
+
+
+def _names(state: dict[str, Any]) -> list[Any]:
+    return [name for group in state["param_groups"] for name in group["params"]]
+
+
+def _renamed(state: dict[str, Any], new: dict[Any, Any]) -> dict[str, Any]:
+    return {
+        "state": {new[name]: value for name, value in state["state"].items()},
+        "param_groups": [{**group, "params": [new[n] for n in group["params"]]} for group in state["param_groups"]],
+    }

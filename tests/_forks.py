@@ -1,0 +1,86 @@
+"""Runs as forked processes: what the tests have imported already is not imported again."""
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from kd.cli import train_main
+from tests._helpers import ROOT
+
+
+def start(items: list[str], log: Path, *first: Any, **env: str) -> int:
+    """A forked run in a session of its own, its output in ``log``; the process id. ``first``: a call made before."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 99
+    try:
+        os.setsid()
+        os.chdir(ROOT)
+        os.environ.update(env)
+        if first:
+            first[0](*first[1:])
+        with log.open("ab") as file:
+            for stream in (1, 2):
+                os.dup2(file.fileno(), stream)
+        with open(1, "w", closefd=False) as out, open(2, "w", closefd=False) as err:
+            import sys
+
+            sys.stdout, sys.stderr = out, err
+            status = train_main(items)
+            out.flush()
+            err.flush()
+    except BaseException:
+        import traceback
+
+        log.write_text(log.read_text() + traceback.format_exc())
+    finally:
+        os._exit(status)
+
+
+def start_ranks(items: list[str], log: Path, world_size: int = 2) -> list[int]:
+    """One run of several processes on this machine, as a launcher would start them; rank ``r`` logs to ``log.r``."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world_size), "NODE_RANK": "0"}
+    return [
+        start(items, log.with_suffix(f".{rank}"), LOCAL_RANK=str(rank), **job) for rank in range(world_size)
+    ]  # fmt: skip
+
+
+def status_of(pid: int, timeout_s: float = 120) -> int:
+    """Waits for the end of a process; its exit status, negative for a signal."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.killpg(pid, 9)
+    os.waitpid(pid, 0)
+    raise TimeoutError(f"process {pid} did not end within {timeout_s} s")
+
+
+def survivors(session: int, timeout_s: float = 15) -> list[int]:
+    """Processes of a session that still live after a while; loader workers look for their parent every 5 s."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        alive = [pid for pid, its_session, state in processes() if its_session == session and state != "Z"]
+        if not alive or time.monotonic() > deadline:
+            return alive
+        time.sleep(0.1)
+
+
+def processes() -> list[tuple[int, int, str]]:
+    """(process id, session, state) of all processes of the machine."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+        except (OSError, ValueError):
+            continue
+        found.append((int(stat.parent.name), int(session), state))
+    return found

@@ -1,0 +1,120 @@
+"""Two machines, as two network namespaces with a wire between them: gloo, one process each, found by SageMaker-style
+variables without a flag."""
+
+import ctypes
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kd.checkpoints import newest_whole
+from tests._forks import start, start_ranks, status_of, survivors
+
+HOSTS = {"kd-test-a": "10.77.0.1", "kd-test-b": "10.77.0.2"}
+TIMEOUT_S = 8
+
+
+def ip(*arguments: str) -> bool:
+    try:
+        return subprocess.run(["ip", *arguments], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture()
+def wire() -> Iterator[None]:
+    """Two namespaces, a pair of virtual cards between them."""
+    if not all(ip("netns", "add", name) for name in HOSTS):
+        _remove()
+        pytest.skip("needs network namespaces (root, iproute2)")
+    a, b = HOSTS
+    ip("link", "add", "kd-wire", "netns", a, "type", "veth", "peer", "name", "kd-wire", "netns", b)
+    for name, address in HOSTS.items():
+        for item in (["addr", "add", f"{address}/24", "dev", "kd-wire"], ["link", "set", "kd-wire", "up"],
+                     ["link", "set", "lo", "up"]):  # fmt: skip
+            assert ip("-n", name, *item)
+    yield
+    _remove()
+
+
+def _remove() -> None:
+    for name in HOSTS:
+        ip("netns", "del", name)
+
+
+def enter(namespace: str) -> None:
+    """Moves this process, with the children to come, into a network namespace."""
+    handle = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+    assert ctypes.CDLL(None, use_errno=True).setns(handle, 0x40000000) == 0
+    os.close(handle)
+
+
+def start_on(host: str, items: list[str], log: Path) -> int:
+    env = {
+        "SM_HOSTS": '["10.77.0.1", "10.77.0.2"]', "SM_CURRENT_HOST": HOSTS[host],
+        "SM_NETWORK_INTERFACE_NAME": "kd-wire",
+    }  # fmt: skip
+    return start(items, log, enter, host, **env)
+
+
+def items_for(recipe: Path, *more: str) -> list[str]:
+    return [
+        f"recipe={recipe}", "data.batch_size=4", "trainer.devices=1", "trainer.strategy=kd.strategies.ddp.DDP",
+        f"trainer.strategy.timeout=0:00:{TIMEOUT_S:02d}", "checkpoint.every_n_steps=1", *more,
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("wire")
+def test_two_machines_learn_what_one_learns(recipe: Path) -> None:
+    log = recipe.parent / "log"
+    pids = [start_on(host, items_for(recipe), log.with_suffix(f".{host}")) for host in HOSTS]
+    assert [status_of(pid) for pid in pids] == [0, 0], log.with_suffix(".kd-test-a").read_text()
+    said = log.with_suffix(".kd-test-a").read_text()
+    (line,) = [text for text in said.splitlines() if text.startswith("processes:")]
+    assert line.startswith("processes: 2 on 2 machines (started by SageMaker), gloo, meeting at 10.77.0.1:29500; ")
+    assert "(10.77.0.1): rank 0; " in line
+    assert line.endswith("(10.77.0.2): rank 1")
+    assert "processes:" not in log.with_suffix(".kd-test-b").read_text()
+    pids = start_ranks([*items_for(recipe), "trainer.devices=2"], log.with_suffix(".txt"))
+    assert [status_of(pid) for pid in pids] == [0, 0]
+    a, b = (load_file(recipe.parent / "runs" / "tiny" / n / "student.safetensors") for n in ("000", "001"))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.usefixtures("wire")
+@pytest.mark.parametrize("how", ["link down", "kill -9"])
+def test_a_machine_that_is_cut_off(recipe: Path, how: str) -> None:
+    """The other one ends within the timeout, in one line, with a checkpoint that one machine alone goes on from."""
+    log = recipe.parent / "log"
+    slow = 'trainer.callbacks+={"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.1}}'
+    items = items_for(recipe, "trainer.max_epochs=50", slow)
+    mine, other = (start_on(host, items, log.with_suffix(f".{host}")) for host in HOSTS)
+    folder = recipe.parent / "runs" / "tiny" / "000"
+    deadline = time.monotonic() + 60
+    while not (folder / "checkpoints" / "previous.ckpt").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    cut = time.monotonic()
+    if how == "kill -9":
+        os.kill(other, 9)
+    else:
+        assert ip("-n", "kd-test-b", "link", "set", "kd-wire", "down")
+    assert status_of(mine, timeout_s=60) == 1
+    assert time.monotonic() - cut < 2 * TIMEOUT_S + 4  # the wait of the step under way, then that of the last words
+    said = log.with_suffix(".kd-test-a").read_text()
+    assert said.count("failed: lost the connection to another process (killed, or its machine is gone)") == 1, said
+    assert f"kd-train resume={folder}" in said
+    assert status_of(other, timeout_s=60) == (-9 if how == "kill -9" else 1)
+    assert [survivors(pid) for pid in (mine, other)] == [[], []]
+    checkpoint, damaged = newest_whole(folder / "checkpoints")
+    assert checkpoint is not None
+    assert not damaged
+    alone = start(
+        [f"resume={folder}", "data.batch_size=8", "trainer.strategy=auto", "trainer.max_epochs=2",
+         "trainer.callbacks=null", "trainer.num_nodes=1"], log,
+    )  # fmt: skip
+    assert status_of(alone) == 0, log.read_text()

@@ -1,0 +1,92 @@
+"""Any backend by name and import, compressed gradients, a static graph, the sharded optimizer's account."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kd.errors import UserError
+from kd.strategies.ddp import DDP
+from tests._forks import start_ranks, status_of
+
+ELSEWHERE = """
+import torch.distributed as dist
+
+def create(options, group):  # the extended form, which other libraries use
+    return dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, options.timeout)
+
+dist.Backend.register_backend("elsewhere", create, extended_api=True, devices=["cpu"])
+"""
+
+
+def train(recipe: Path, *items: str, expect: int = 0, resume: Path | None = None) -> Path:
+    """Two ranks over one epoch; the run folder."""
+    runs = recipe.parent / "runs" / "tiny"
+    number = len(list(runs.glob("[0-9]*")))
+    log = recipe.parent / f"log{number}.txt"
+    source = [f"resume={resume}"] if resume else [f"recipe={recipe}", "config=audit"]
+    shared = [*source, "trainer.devices=2", "data.batch_size=4", "trainer.max_epochs=1",
+              "trainer.precision=32-true"]  # fmt: skip
+    pids = start_ranks([*shared, *items], log)
+    assert {status_of(pid) for pid in pids} == {expect}, log.with_suffix(".0").read_text()
+    return resume or runs / f"{number:03d}"
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "records" / "samples.rank0.jsonl").read_text().splitlines()]
+
+
+def test_a_missing_module_is_one_clear_line() -> None:
+    with pytest.raises(UserError, match=r"trainer.strategy: the backend gone needs the module no_such_module"):
+        DDP(backend="gone", module="no_such_module")
+
+
+def test_a_module_without_the_backend_is_named() -> None:
+    with pytest.raises(UserError, match=r"trainer.strategy.backend: json registers no backend 'gone'"):
+        DDP(backend="gone", module="json")
+
+
+def test_a_backend_from_elsewhere_by_name_and_import(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere_backend.py").write_text(ELSEWHERE)
+    monkeypatch.syspath_prepend(tmp_path)
+    plain = train(recipe, "trainer.strategy=ddp")
+    folder = train(
+        recipe, "trainer.strategy=kd.strategies.ddp.DDP", "trainer.strategy.backend=elsewhere",
+        "trainer.strategy.module=elsewhere_backend",
+    )  # fmt: skip
+    assert losses(folder) == losses(plain)
+    assert json.loads((folder / "summary.json").read_text())["strategy"] == "DDP"
+
+
+def test_compressed_gradients_learn_nearly_the_same(recipe: Path) -> None:
+    plain = train(recipe, "trainer.strategy=ddp")
+    by_bf16 = train(recipe, "config=bf16_gradients")
+    by_factors = train(recipe, "config=powersgd", "trainer.strategy.powersgd_start_step=2")
+    for folder, tolerance in ((by_bf16, 0.01), (by_factors, 0.1)):
+        assert losses(folder) != losses(plain)
+        assert losses(folder) == pytest.approx(losses(plain), rel=tolerance)
+
+
+def test_a_static_graph(recipe: Path) -> None:
+    plain = train(recipe, "trainer.strategy=ddp")
+    static = train(recipe, "trainer.strategy=kd.strategies.ddp.DDP", "trainer.strategy.static_graph=true")
+    a, b = (load_file(folder / "student.safetensors") for folder in (plain, static))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_the_summary_says_what_the_sharded_optimizer_saves(recipe: Path) -> None:
+    wide = ["model.student.kwargs={patch_size: 8, embed_dim: 64, depth: 4, num_heads: 2}"]
+    whole = train(recipe, "trainer.strategy=ddp", *wide)
+    shared = train(recipe, "trainer.strategy=ddp", "config=zero", *wide)
+    account = json.loads((shared / "summary.json").read_text())["optimizer_state"]
+    plain = json.loads((whole / "summary.json").read_text())["optimizer_state"]
+    assert plain == {"rank0_mb": plain["whole_mb"], "whole_mb": plain["whole_mb"], "sharded_over": 1}
+    assert account["sharded_over"] == 2
+    assert account["whole_mb"] == pytest.approx(plain["whole_mb"], rel=0.001)
+    assert account["rank0_mb"] == pytest.approx(plain["whole_mb"] / 2, rel=0.05)
+    assert losses(shared) == losses(whole)
+    assert (shared / "checkpoints" / "last.ckpt").stat().st_size > 1e6 * plain["whole_mb"]  # consolidated

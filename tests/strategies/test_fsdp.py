@@ -1,0 +1,60 @@
+"""FSDP2 over two gloo processes: learns what DDP learns, and each goes on from the other's checkpoints."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests._forks import start_ranks, status_of
+from tests.strategies.test_ddp import losses, train
+
+SHARDED, PLAIN = "config=fsdp", "trainer.strategy=ddp"
+HINT = [
+    'model.distill_losses={"kd": {"class_path": "KDLoss"}, "hint": {"class_path": "HintLoss"}}',
+    'model.taps={"hint": {"student": "norm", "teacher": "norm"}}',
+]
+
+
+@pytest.mark.parametrize("more", [[], HINT], ids=["logits", "a loss with parameters"])
+def test_shards_learn_what_whole_copies_learn(recipe: Path, more: list[str]) -> None:
+    plain, sharded = (train(recipe, strategy, *more) for strategy in (PLAIN, SHARDED))
+    assert losses(sharded) == pytest.approx(losses(plain), rel=1e-4)
+    a, b = (load_file(folder / "student.safetensors") for folder in (plain, sharded))
+    for key in a:
+        torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-5)
+    account = json.loads((sharded / "summary.json").read_text())["optimizer_state"]
+    assert account["sharded_over"] == 2
+    assert account["rank0_mb"] == pytest.approx(account["whole_mb"] / 2, rel=0.05)
+
+
+@pytest.mark.parametrize(("first", "then"), [(PLAIN, SHARDED), (SHARDED, PLAIN)], ids=["to shards", "from shards"])
+def test_checkpoints_load_in_the_other(recipe: Path, first: str, then: str) -> None:
+    kill = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 4}})
+    audit = json.dumps([{"class_path": "kd.callbacks.audit.Audit"}])
+    whole = train(recipe, first)
+    folder = train(recipe, first, "checkpoint.every_n_steps=1", f"trainer.callbacks+={kill}", expect=1)
+    again = train(recipe, then, f"trainer.callbacks={audit}", resume=folder)
+    assert again == folder
+    assert losses(folder)[:4] == losses(whole)[:4]
+    assert losses(folder) == pytest.approx(losses(whole), rel=1e-4)
+
+
+def test_what_does_not_go_together_is_refused(recipe: Path) -> None:
+    train(recipe, SHARDED, "model.ema_decay=0.9", expect=2)
+    assert "kd-train: model.ema_decay: the average of a sharded student is not kept" in said(recipe)
+
+
+def test_ranks_whose_last_validation_batch_is_padding_alone(recipe: Path) -> None:
+    """16 pictures over three ranks in batches of 5: two ranks have nothing real in the last one, and must not wait.
+    In the default bf16, with accumulation."""
+    items = [f"recipe={recipe}", "config=fsdp", "trainer.devices=3", "data.batch_size=5", "trainer.max_epochs=1"]
+    pids = start_ranks([*items, "trainer.accumulate_grad_batches=2"], recipe.parent / "log.txt", 3)
+    assert {status_of(pid, timeout_s=60) for pid in pids} == {0}, (recipe.parent / "log.0").read_text()
+    summary = json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
+    assert (summary["status"], summary["strategy"], summary["precision"]) == ("done", "FSDP", "bf16-mixed")
+
+
+def said(recipe: Path) -> str:
+    return max(recipe.parent.glob("log*.0")).read_text()

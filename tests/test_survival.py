@@ -1,0 +1,120 @@
+"""What goes wrong in a long run ends in one clear line, a good checkpoint, and no process left over."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kd.checkpoints import newest_whole
+from tests._forks import start, start_ranks, status_of, survivors
+from tests._helpers import ROOT
+
+
+def disturb(name: str, **arguments: Any) -> str:
+    return f"trainer.callbacks+={json.dumps({'class_path': f'tests._stop.{name}', 'init_args': arguments})}"
+
+
+def fails(recipe: Path, *items: str) -> tuple[int, str, Path]:
+    """Exit status, output and folder of a run; nothing of it is left over."""
+    log = recipe.parent / "log"
+    pid = start([f"recipe={recipe}", "checkpoint.every_n_steps=1", "trainer.enable_progress_bar=false", *items], log)
+    status = status_of(pid)
+    assert survivors(pid) == []
+    return status, log.read_text(), recipe.parent / "runs" / "tiny" / "000"
+
+
+def assert_good(folder: Path, step: int) -> None:
+    """The newest checkpoint is of this step, and of numbers."""
+    file, damaged = newest_whole(folder / "checkpoints")
+    assert file is not None
+    assert not damaged
+    content = torch.load(file, weights_only=True)
+    assert content["global_step"] == step
+    assert all(math.isfinite(float(v.float().sum())) for v in content["state_dict"].values())
+
+
+def test_a_loss_that_is_no_number_names_step_and_pictures(recipe: Path) -> None:
+    status, log, folder = fails(recipe, disturb("BreakWeights", step=3), "config=audit")
+    assert status == 1
+    (line,) = [text for text in log.splitlines() if "the loss is" in text]
+    assert "kd-train: failed: the loss is nan in batch 3 of the run (step 3, epoch 1, rank 0)" in line
+    records = (folder / "records" / "samples.rank0.jsonl").read_text().splitlines()
+    batch = json.loads(records[3])["index"]
+    assert line.endswith(f"training pictures: {', '.join(map(str, batch))}")
+    assert_good(folder, 3)
+    assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
+
+
+def test_a_gradient_that_is_no_number_spoils_no_checkpoint(recipe: Path) -> None:
+    status, log, folder = fails(recipe, disturb("BreakWeights", step=3, gradient=True))
+    assert status == 1
+    assert "the student's weights are no numbers after step 4" in log
+    assert_good(folder, 3)
+
+
+def test_a_loader_worker_killed_by_the_kernel(recipe: Path) -> None:
+    status, log, folder = fails(recipe, disturb("KillWorker"), "data.num_workers=2", "data.batch_size=2")
+    assert status == 1
+    assert "kd-train: failed: a loader worker" in log
+    assert "was killed by signal: Killed" in log
+    assert_good(folder, 2)
+
+
+def test_a_second_ctrl_c_stops_at_once_and_leaves_the_checkpoint(recipe: Path) -> None:
+    status, log, folder = fails(recipe, disturb("Interrupt"))
+    assert status == 130
+    assert "kd-train: interrupted" in log
+    assert "Traceback" not in log
+    assert_good(folder, 2)
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+
+
+TWO = ["trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=4", "checkpoint.every_n_steps=1"]
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_rank_takes_the_other_down(recipe: Path, killed: int) -> None:
+    log = recipe.parent / "log.txt"
+    pids = start_ranks([f"recipe={recipe}", *TWO, disturb("KillAtStep", step=3, rank=killed)], log)
+    statuses = [status_of(pid, timeout_s=60) for pid in pids]
+    assert statuses[killed] == -9
+    assert statuses[1 - killed] == 1
+    text = log.with_suffix(f".{1 - killed}").read_text()
+    assert "failed: lost the connection to another process" in text
+    assert_good(recipe.parent / "runs" / "tiny" / "000", 3)
+    assert [survivors(pid) for pid in pids] == [[], []]
+
+
+def test_a_bad_loss_on_one_rank_stops_both(recipe: Path) -> None:
+    log = recipe.parent / "log.txt"
+    pids = start_ranks([f"recipe={recipe}", *TWO, disturb("BreakWeights", step=3, rank=1)], log)
+    assert [status_of(pid, timeout_s=60) for pid in pids] == [1, 1]
+    assert "the loss is nan in batch 3 of the run (step 3, epoch 1, rank 1)" in log.with_suffix(".1").read_text()
+    assert_good(recipe.parent / "runs" / "tiny" / "000", 3)
+
+
+def test_ranks_that_kd_train_started_itself_leave_no_orphan(recipe: Path) -> None:
+    """The process that started the other is killed: the other ends by itself."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kd.cli", f"recipe={recipe}", *TWO, disturb("KillAtStep", step=3, rank=0)],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == -9, err
+    assert survivors(process.pid) == []
+    assert "kd-train: rank 1: failed: lost the connection to another process" in err, out + err
+
+
+def test_sigterm_waits_for_a_checkpoint_that_is_being_written(recipe: Path) -> None:
+    items = ["checkpoint.asynchronous=true", "data.batch_size=4", "trainer.devices=2", "trainer.strategy=ddp"]
+    log = recipe.parent / "log.txt"
+    pids = start_ranks([f"recipe={recipe}", *items, disturb("Terminate", step=2)], log)
+    assert status_of(pids[0], timeout_s=60) == 143
+    status_of(pids[1], timeout_s=60)
+    assert "kd-train: stopped by SIGTERM" in log.with_suffix(".0").read_text()
+    assert_good(recipe.parent / "runs" / "tiny" / "000", 6)  # ranks agree at the epoch's last batch here
