@@ -35,6 +35,7 @@ from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.students import StudentFolders
 from kd.callbacks.summary import Summary
 from kd.data.datamodule import DistillationDataModule
+from kd.data.shards import Shards  # noqa: F401 - so that data.source=Shards is found by its short name
 from kd.data.sources import ImageFolder, Source
 from kd.data.transforms import Augment
 from kd.errors import UserError

@@ -65,6 +65,28 @@ kd-report: what limits a run, as one page.
 Needs neither torch nor a network.
 """
 
+CACHE_HELP = """\
+kd-cache: computes the teacher's answers to a recipe's training pictures ahead, for model.teacher.cache=on or only.
+
+  kd-cache recipe=NAME [config=OVERLAY ...] [key=value ...]
+
+  The same line as for kd-train: data, augmentation, seed, teacher and precision must be those of the run to come.
+  model.teacher.cache_views=N   views of a picture (default 4)
+  model.teacher.cache_topk=K    keep the K largest logits and the mass of the rest, instead of all
+  model.teacher.cache_dir=DIR   where; default: a folder of its own in the user's cache folder
+
+What is there already is kept: a filling that was stopped goes on. config=ddp_8gpu shares the work.
+"""
+
+PACK_HELP = """\
+kd-pack: writes a recipe's pictures as tar shards (WebDataset's layout), for data.source=Shards.
+
+  kd-pack recipe=NAME out=FOLDER_OR_URL [short_side=PIXELS] [data.source.key=value ...]
+
+  out=           a folder, or a URL that fsspec knows (s3://bucket/name; extra stream)
+  short_side=    pictures with a larger shorter side are resized once, here, instead of in every epoch
+"""
+
 
 @dataclass
 class Request:
@@ -286,6 +308,8 @@ def _quiet_libraries() -> None:
         ".*lr_scheduler.step.*before.*optimizer.step.*",
         ".*in eval mode at the start of training.*",
         ".*It is recommended to use `self.log.*sync_dist=True.*",
+        ".*Total length of `DataLoader` across ranks is zero.*",
+        ".*You have overridden `on_before_batch_transfer`.*",
     ):
         warnings.filterwarnings("ignore", message=message)
 
@@ -322,6 +346,8 @@ def _fit(cli: Any, resume_from: Path | None) -> int:
         )
     if cli.precision_note:
         say(cli.precision_note)
+    for module in cli.model.named_students().values():
+        module.resumed = resume_from is not None
     try:
         cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=resume_from, weights_only=True)
     except Preempted as stop:
@@ -541,6 +567,64 @@ def _report(request: Request) -> int:
         import webbrowser
 
         webbrowser.open(file.resolve().as_uri())
+    return 0
+
+
+# -- kd-cache --------
+
+
+def cache_main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``kd-cache``; returns the exit status."""
+    return _guarded("kd-cache", _cache, sys.argv[1:] if argv is None else argv)
+
+
+def _cache(request: Request) -> int:
+    if "help" in request.flags or not request.recipe:
+        print(CACHE_HELP, end="")
+        return 0 if "help" in request.flags else 2
+    if request.rest:
+        raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, recipes recipe=NAME")
+    args = request.parser_args()
+    from kd._parser import KDCLI
+    from kd.fill import fill
+
+    _quiet_libraries()
+    teacher = _teacher_checkpoint(KDCLI(args, instantiate=False).as_dict())
+    if teacher:
+        args.append(f"--model.teacher.checkpoint={teacher}")
+    return fill(KDCLI(args))
+
+
+# -- kd-pack --------
+
+
+def pack_main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``kd-pack``; returns the exit status."""
+    return _guarded("kd-pack", _pack, sys.argv[1:] if argv is None else argv)
+
+
+def _pack(request: Request) -> int:
+    own = dict(item.split("=", 1) for item in request.overrides if item.startswith(("out=", "short_side=")))
+    if "help" in request.flags or not request.recipe or "out" not in own:
+        print(PACK_HELP, end="")
+        return 0 if "help" in request.flags else 2
+    side = own.get("short_side")
+    if side is not None and not (side.isdigit() and int(side) > 0):
+        raise UserError(f"short_side: must be a number of pixels, got '{side}'")
+    request.overrides = [item for item in request.overrides if item.split("=", 1)[0] not in own]
+    args = request.parser_args()
+    from kd._parser import KDCLI, build_data
+    from kd.data.shards import pack
+
+    _quiet_libraries()
+    source = build_data(KDCLI(args, instantiate=False).as_dict()["data"]).source
+    if source.masks:
+        raise UserError("data.source: kd-pack packs pictures with labels, not with masks")
+    for name in ("train", "val"):
+        split = source.load(name)
+        size = pack(split, source.classes, own["out"].rstrip("/"), name, int(side) if side else None)
+        print(f"{name}: {len(split.targets)} pictures, {size / 1e6:,.1f} MB in {own['out']}", flush=True)
+    print(f"train with data.source=Shards data.source.root={own['out']}")
     return 0
 
 

@@ -70,7 +70,17 @@ class SeveralStudents(LightningModule):
     # -- life cycle --------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Each student's own."""
+        """Each student's own.
+
+        Raises:
+            UserError: a lever that knows one student alone.
+        """
+        if self.teacher is not None and any(t.spec.cache != "off" for t in self.teacher.members.values()):
+            raise UserError(
+                "model.teacher.cache: is not available with several students, who share one answer as it is"
+            )
+        if "batch_size" in self.trainer.datamodule.auto:  # type: ignore[attr-defined]
+            raise UserError("data.batch_size: auto is not available with several students")
         for module in self.named_students().values():
             module.trainer = self.trainer
             module.setup(stage)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import timm
 import torch
@@ -32,6 +32,8 @@ class ModelSpec:
         pretrained: load timm's pre-trained weights (downloads them).
         checkpoint: a safetensors, ``.pth`` or ``.ckpt`` file, or a run folder of ours.
         kwargs: further arguments of ``timm.create_model`` (``patch_size``, ``depth``, ``drop_path_rate``, ...).
+        compile: a mode of ``torch.compile`` (true: ``default``; ``reduce-overhead`` uses CUDA graphs).
+        channels_last: keep pictures and weights in channels-last order, which convolutions on a GPU like.
     """
 
     arch: str
@@ -39,6 +41,13 @@ class ModelSpec:
     pretrained: bool = False
     checkpoint: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
+    compile: bool | Literal["default", "reduce-overhead", "max-autotune"] = False
+    channels_last: bool = False
+
+    def compile_in_place(self, model: nn.Module) -> None:
+        """Compiles ``model`` where it is asked for; its parameters keep their names."""
+        if self.compile:
+            model.compile(mode="default" if self.compile is True else self.compile)
 
 
 @dataclass
@@ -52,6 +61,11 @@ class TeacherSpec(ModelSpec):
         classes: names of the classes it knows, in its order, or a file with one a line (or a JSON list), where they
             are not the data's; a checkpoint of ours and timm's ImageNet models bring their own.
         class_map: the teacher's name of a class of the data, where the two differ.
+        cache: ``on`` keeps the teacher's logits on disk and reads them when a view comes again; ``only`` never runs the
+            teacher in training (``kd-cache`` has filled the cache); ``auto`` measures whether it pays.
+        cache_dir: folder of the cache; default: one of its own in the user's cache folder.
+        cache_views: views of a picture before they come again. Few save more, many overfit less.
+        cache_topk: keep only so many logits and the mass of the rest; default: all.
     """
 
     recipe: str | None = None
@@ -59,8 +73,17 @@ class TeacherSpec(ModelSpec):
     weight: float = 1.0
     classes: list[str] | str | None = None
     class_map: dict[str, str] = field(default_factory=dict)
+    cache: bool | Literal["off", "on", "auto", "only"] = "off"
+    cache_dir: str | None = None
+    cache_views: int = 4
+    cache_topk: int | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.cache, bool):  # YAML 1.1 reads a bare on and off as truth values
+            self.cache = "on" if self.cache else "off"
+        for name in ("cache_views", "cache_topk"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         if not self.weight > 0:
             raise ValueError(f"weight must be > 0, got {self.weight}")
 
@@ -85,23 +108,31 @@ class Preprocess:
         img_size: side of the square input in pixels, or height and width.
         mean: per channel, of values in 0..1.
         std: likewise.
+        channels_last: the memory order of the output.
     """
 
-    def __init__(self, img_size: int | Sequence[int], mean: Sequence[float], std: Sequence[float]) -> None:
-        self.size = height_width(img_size)
+    def __init__(
+        self,
+        img_size: int | Sequence[int],
+        mean: Sequence[float],
+        std: Sequence[float],
+        channels_last: bool = False,
+    ) -> None:
+        self.size, self.channels_last = height_width(img_size), channels_last
         self.mean, self.std = tuple(mean), tuple(std)
 
     def __call__(self, images: Images) -> Tensor:
         """uint8 ``(N, 3, H, W)`` -> float32 ``(N, 3, *size)``."""
         if images.shape[-2:] != self.size:
             images = tvf.resize(images, list(self.size), antialias=True)
-        return tvf.normalize(tvf.to_dtype(images, torch.float32, scale=True), self.mean, self.std)
+        pictures = tvf.normalize(tvf.to_dtype(images, torch.float32, scale=True), self.mean, self.std)
+        return pictures.contiguous(memory_format=torch.channels_last) if self.channels_last else pictures
 
 
-def preprocess_for(model: nn.Module, img_size: int | Sequence[int] | None) -> Preprocess:
+def preprocess_for(model: nn.Module, img_size: int | Sequence[int] | None, channels_last: bool = False) -> Preprocess:
     """The input that ``model`` wants, by its timm configuration, at ``img_size`` where given."""
     config = timm.data.resolve_model_data_config(model)
-    return Preprocess(img_size or config["input_size"][-2:], config["mean"], config["std"])
+    return Preprocess(img_size or config["input_size"][-2:], config["mean"], config["std"], channels_last)
 
 
 def build_model(
@@ -135,7 +166,7 @@ def build_model(
         model = DenseModel(model, num_classes)
     if spec.checkpoint:
         load_checkpoint(model, Path(spec.checkpoint), f"{key}.checkpoint", classes, head)
-    return model
+    return model.to(memory_format=torch.channels_last) if spec.channels_last else model
 
 
 def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:

@@ -10,20 +10,24 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from kd.cached import CachedTeacher, check_cacheable, open_cache
 from kd.clock import annotate
 from kd.data.datamodule import Batch, DataInfo
 from kd.errors import UserError
 from kd.losses import DistillLoss, EachLayer, FeatureLoss, LayersLoss, LogitLoss, SimKDLoss
+from kd.losses.topk import TopKLogits
+from kd.measure import cache_pays, tune_batch_size, tune_num_workers
+from kd.memory import Memory
 from kd.models import StudentSpec, TeacherSpec, build_model, preprocess_for
-from kd.optim import OptimSpec, build_optimizer, build_schedule
+from kd.optim import OptimSpec, build_optimizer, build_schedule, scaled_to_batch
 from kd.taps import Taps, TapSpec, tap_shapes
 from kd.tasks import Classification, Task
-from kd.teacher import ALL, Ensemble, Teacher, build_teachers
+from kd.teacher import ALL, Ensemble, Teacher, build_teachers, dtype_for
 
 INHERIT_PICTURES = 256  # pictures whose activations guide kd.inherit: more changed nothing, fewer were noisier
 
-Answers = dict[str, Tensor]
-"""The teachers' logits by name; ``ALL`` is their mean (or the one teacher's)."""
+Answers = dict[str, Any]
+"""The teachers' logits by name; ``ALL`` is their mean (or the one teacher's). A cache may give :class:`TopKLogits`."""
 
 
 class DistillationModule(LightningModule):
@@ -79,6 +83,8 @@ class DistillationModule(LightningModule):
         if ema_decay is not None and not 0 < ema_decay < 1:
             raise ValueError(f"ema_decay must be > 0 and < 1, got {ema_decay}")
         self.data_info, self.student_spec, self.optim_spec = data, student, optim or OptimSpec()
+        self.lr = self.optim_spec.lr
+        self.memory: Memory | None = None
         self.task_loss_weight = task_loss_weight
         self.task = task or Classification()
         self._check_task(data)
@@ -95,6 +101,9 @@ class DistillationModule(LightningModule):
         object.__setattr__(self, "teacher", found)
         self.teacher: Teacher | Ensemble | None
         self.teacher_identity = self.teacher.identity() if self.teacher else {}
+        object.__setattr__(self, "cached", None)
+        self.cached: CachedTeacher | None
+        self.resumed = False  # set by who resumes: Lightning tells its module too late
         self.teacher_answers: Tensor | None = None  # by validation index, from the preflight
 
         self.distill_losses = nn.ModuleDict(losses)
@@ -240,15 +249,59 @@ class DistillationModule(LightningModule):
 
     def setup(self, stage: str) -> None:
         """Starts the student from the teacher's layers where asked; puts the teacher on its device."""
-        trainer = self.trainer
-        if self.teacher is None:
-            if self.student_spec.inherit:
-                raise UserError("model.student.inherit: needs a model.teacher")
+        if self.student_spec.inherit and self.teacher is None:
+            raise UserError("model.student.inherit: needs a model.teacher")
+        if self.teacher is not None:
+            if stage == "fit" and self.student_spec.inherit and not self.resumed:
+                self._inherit(self.teacher)
+            self.teacher.to(self.trainer.strategy.root_device, dtype_for(str(self.trainer.precision)))
+        if stage == "fit":
+            self._tune()
+            if self.teacher is not None:
+                self._choose_cache(self.teacher)
+            if self.trainer.is_global_zero:
+                self.memory = Memory(self)  # now: later its layers may be sharded
+            self.student_spec.compile_in_place(self.student)
+
+    def _tune(self) -> None:
+        """Finds by measuring what is left to it; rank 0 measures for all."""
+        data, trainer = self._datamodule, self.trainer
+        if "batch_size" in data.auto and self.optim_spec.lr_batch is None:
+            raise UserError(
+                f"optim.lr_batch: say which global batch optim.lr={self.optim_spec.lr:g} is meant for; "
+                "data.batch_size=auto changes the batch"
+            )
+        for name, tune in (("batch_size", tune_batch_size), ("num_workers", tune_num_workers)):
+            if name not in data.auto:
+                continue
+            if trainer.is_global_zero:
+                print(tune(self, data), flush=True)
+            setattr(data, name, trainer.strategy.broadcast(getattr(data, name)))
+
+    @property
+    def active_losses(self) -> dict[str, Any]:
+        """The distillation losses with a weight."""
+        return {name: loss for name, loss in self.distill_losses.items() if loss.weight}
+
+    def _choose_cache(self, teacher: Teacher | Ensemble) -> None:
+        """Opens the cache of the teacher's answers where it is asked for, or pays."""
+        modes, losses = {member.spec.cache for member in teacher.members.values()}, self.active_losses
+        if modes == {"off"} or not losses:
             return
-        if stage == "fit" and self.student_spec.inherit and not trainer.ckpt_path:
-            self._inherit(self.teacher)
-        dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(str(trainer.precision), torch.float32)
-        self.teacher.to(trainer.strategy.root_device, dtype)
+        if modes == {"auto"}:
+            answer = cache_pays(self, teacher, losses, self._datamodule) if self.trainer.is_global_zero else (False, "")
+            pays, why = self.trainer.strategy.broadcast(answer)
+            if self.trainer.is_global_zero:
+                print(f"cache: {why}", flush=True)
+            if not pays:
+                return
+        self._open_cache(teacher)
+
+    def _open_cache(self, teacher: Teacher | Ensemble) -> None:
+        check_cacheable(teacher, self.active_losses, self._datamodule)
+        assert isinstance(teacher, Teacher)
+        object.__setattr__(self, "cached", open_cache(teacher, self.active_losses, self._datamodule))
+        self._datamodule.views = teacher.spec.cache_views
 
     def configure_model(self) -> None:
         """Lets a strategy that shards the student do so (:mod:`kd.strategies.fsdp`)."""
@@ -273,7 +326,10 @@ class DistillationModule(LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW (or as asked), sharded where asked, with warm-up and cosine stepped every optimizer step."""
         scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
-        optimizer = build_optimizer([self.student, self.distill_losses], self.optim_spec, fused=not scaled)
+        per_step = self._datamodule.batch_size * self.trainer.world_size * self.trainer.accumulate_grad_batches
+        spec = scaled_to_batch(self.optim_spec, per_step)
+        self.lr = spec.lr
+        optimizer = build_optimizer([self.student, self.distill_losses], spec, fused=not scaled)
         self.trainer.fit_loop.setup_data()  # else a run bounded by steps alone does not know its epoch's length
         total = int(self.trainer.estimated_stepping_batches)
         per_epoch = self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
@@ -301,10 +357,26 @@ class DistillationModule(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One batch (see :data:`kd.data.datamodule.Batch`) -> the total loss, a scalar."""
-        total, terms = self.losses(batch, self.ask(batch["image"]))
+        total, terms = self.losses(batch, self.ask(batch["image"]) if self.cached is None else self._cached(batch))
         for name, value in terms.items():
             self.log(f"train/{name}", value)
         return total
+
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Adds the teacher's cached answers while the batch is on the host: a look-up later would stop the device."""
+        if self.cached is None or not self.trainer.training:
+            return batch
+        records = self.cached.look_up(batch["index"], self._view)
+        return batch if records is None else {**batch, "answers": records}
+
+    @property
+    def _view(self) -> int:
+        return self.current_epoch % self._datamodule.views
+
+    def _cached(self, batch: Batch) -> Answers:
+        if self.cached is None or not self.listens:
+            return {}
+        return {ALL: self.cached(batch["image"], batch["index"], self._view, batch.get("answers"))}
 
     @property
     def listens(self) -> bool:
@@ -360,7 +432,9 @@ class DistillationModule(LightningModule):
             if not loss.weight:
                 continue
             extra = {"index": batch["index"]} if loss.needs_index else {}
-            if isinstance(loss, LogitLoss):
+            if isinstance(loss, LogitLoss) and isinstance(answers[ALL], TopKLogits):
+                value = loss.forward_topk(logits, answers[ALL], target)  # type: ignore[operator]
+            elif isinstance(loss, LogitLoss):
                 value = loss(logits, fitted[self._teacher_of.get(name, ALL)], target, **extra)
             else:
                 value = loss(*self._features(name, isinstance(loss, LayersLoss)), target, **extra)
@@ -448,6 +522,8 @@ class DistillationModule(LightningModule):
         """Stores who the teacher was (its weights stay out)."""
         checkpoint["kd_teacher"] = self.teacher_identity
         checkpoint["kd_classes"] = list(self.data_info.classes)
+        checkpoint["kd_cached"] = self.cached is not None
+        checkpoint["kd_batch_size"] = self._datamodule.batch_size
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuses to go on with another teacher or other classes."""
@@ -457,3 +533,19 @@ class DistillationModule(LightningModule):
                 raise UserError(
                     f"resume: the checkpoint was made with another {key.removeprefix('kd_')} ({before}, now {now})"
                 )
+        if "batch_size" in self._datamodule.auto:
+            self._datamodule.batch_size = checkpoint.get("kd_batch_size", self._datamodule.batch_size)
+        if isinstance(self.teacher, Teacher) and self.teacher.spec.cache == "auto":
+            self._cache_as_before(self.teacher, checkpoint.get("kd_cached", False))
+
+    def _cache_as_before(self, teacher: Teacher, before: bool) -> None:
+        """A resumed run goes on as it began, whatever the clock says now: the cache decides which views it shows."""
+        if before == (self.cached is not None):
+            return
+        if self.trainer.is_global_zero:
+            print(f"cache: {'on' if before else 'off'} all the same, as in the run that is resumed", flush=True)
+        if before:
+            self._open_cache(teacher)
+        else:
+            object.__setattr__(self, "cached", None)
+            self._datamodule.views = None

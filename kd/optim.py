@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ class OptimSpec:
         weight_decay: on weights alone; norms, biases, position embeddings and class tokens get none.
         warmup_epochs: linear warm-up, in epochs (fractions allowed).
         min_lr_ratio: the cosine's end, as a share of ``lr``.
+        lr_batch: the global batch size that ``lr`` is meant for; with another one ``lr`` grows in proportion (sgd) or
+            with the square root (all others). Default: ``lr`` as it is.
         zero: shard the optimizer's state over the processes (ZeroRedundancyOptimizer).
         kwargs: further arguments of the optimizer (``betas``, ``momentum``, ...).
     """
@@ -34,6 +36,7 @@ class OptimSpec:
     weight_decay: float = 0.05
     warmup_epochs: float = 1.0
     min_lr_ratio: float = 0.01
+    lr_batch: int | None = None
     zero: bool = False
     kwargs: dict[str, Any] = field(default_factory=dict)
 
@@ -43,6 +46,25 @@ class OptimSpec:
         for key, low in (("lr", 0.0), ("weight_decay", 0.0), ("warmup_epochs", 0.0), ("min_lr_ratio", 0.0)):
             if not getattr(self, key) >= low:
                 raise ValueError(f"{key} must be >= {low:g}, got {getattr(self, key)}")
+        if self.lr_batch is not None and self.lr_batch < 1:
+            raise ValueError(f"lr_batch must be >= 1, got {self.lr_batch}")
+
+
+def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:
+    """``spec`` with the learning rate for a batch of ``global_batch`` samples over all processes and accumulations.
+
+    Source: linear for SGD, Goyal et al., arXiv 1706.02677; the square root for adaptive optimizers, Malladi et al.,
+    arXiv 2205.10287.
+
+    >>> scaled_to_batch(OptimSpec("adamw", lr=1e-3, lr_batch=256), 1024).lr
+    0.002
+    >>> scaled_to_batch(OptimSpec("sgd", lr=1e-3, lr_batch=256), 1024).lr
+    0.004
+    """
+    if spec.lr_batch is None:
+        return spec
+    factor = global_batch / spec.lr_batch
+    return replace(spec, lr=spec.lr * (factor if spec.name in ("sgd", "momentum", "nesterov") else math.sqrt(factor)))
 
 
 def parameter_groups(modules: Iterable[nn.Module], weight_decay: float) -> list[dict[str, Any]]:

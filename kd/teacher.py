@@ -56,8 +56,9 @@ class Teacher:
             spec, count if spec.head else 0, key, names or classes, head=spec.head, dense=dense
         )
         self.model.requires_grad_(False).eval()
-        self.preprocess = preprocess_for(self.model, spec.img_size)
+        self.preprocess = preprocess_for(self.model, spec.img_size, spec.channels_last)
         self.dtype = torch.float32
+        self._identity: dict[str, Any] = {}
 
     @property
     def members(self) -> "dict[str, Teacher]":
@@ -66,10 +67,12 @@ class Teacher:
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> "Teacher":
         """Moves the weights. With bfloat16 they are stored so: autocast would cast frozen weights anew each step."""
+        self.identity()  # of the weights as loaded
         self.model.to(device=device, dtype=dtype)
         if self.columns is not None:
             self.columns = self.columns.to(device)
         self.dtype = dtype
+        self.spec.compile_in_place(self.model)
         return self
 
     @annotate("teacher")
@@ -81,7 +84,9 @@ class Teacher:
         """
         self.model.eval()  # whatever was called on it in between: its dropout and BatchNorm never wake
         with torch.autocast(images.device.type, enabled=False):
-            logits = self.model(self.preprocess(images).to(self.dtype)).float()
+            given = self.model(self.preprocess(images).to(self.dtype))
+        # a copy in any case: CUDA graphs (compile=reduce-overhead) write the next answers into the same memory
+        logits = given.to(torch.float32, copy=True)
         return logits if self.columns is None else logits.index_select(1, self.columns)
 
     def answers(self, images: Images) -> dict[str, Tensor]:
@@ -107,11 +112,14 @@ class Teacher:
 
     def identity(self) -> dict[str, Any]:
         """Architecture and a hash of the weights, stored in checkpoints instead of the weights."""
+        if self._identity:
+            return self._identity
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(name.encode())
             digest.update(tensor.detach().float().cpu().numpy().tobytes())
-        return {"arch": self.spec.arch, "weights": digest.hexdigest()[:16]}
+        self._identity = {"arch": self.spec.arch, "weights": digest.hexdigest()[:16]}
+        return self._identity
 
 
 class Ensemble:
@@ -161,6 +169,11 @@ class Ensemble:
     def identity(self) -> dict[str, Any]:
         """Each teacher's."""
         return {name: teacher.identity() for name, teacher in self.members.items()}
+
+
+def dtype_for(precision: str) -> torch.dtype:
+    """What a teacher's weights are kept in beside a student that trains at Lightning's ``precision``."""
+    return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision, torch.float32)
 
 
 def build_teachers(

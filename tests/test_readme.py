@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kd.cli import eval_main, report_main, train_main
+from kd.cli import cache_main, eval_main, pack_main, report_main, train_main
 from tests._helpers import ROOT, draw_folder, save_teacher
 from tests.tasks.test_segmentation import draw as draw_scenes
 
@@ -20,7 +20,7 @@ def commands() -> list[str]:
     return [line.split(" #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
-OURS = [c for c in commands() if re.match(r"(\.venv/bin/)?kd-(train|eval|report) ", c)]
+OURS = [c for c in commands() if re.match(r"(\.venv/bin/)?kd-(train|eval|report|cache|pack) ", c)]
 SETUP = [c for c in commands() if "pip install" in c or c.endswith("pytest")]
 
 
@@ -41,6 +41,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {
         "SCENES": str(scenes),
         "MORE": str(more),
+        "PACK": str(home / "pack"),
         "DIR": str(data),
         "TEACHER": str(save_teacher(home / "t.safetensors")),
         "HOME": str(home),
@@ -53,45 +54,52 @@ SMALL = [
 ]  # fmt: skip
 
 
+MAIN = {"kd-eval": eval_main, "kd-report": report_main, "kd-pack": pack_main, "kd-cache": cache_main}
+
+
 @pytest.mark.parametrize("command", OURS)
 def test_the_command_runs(
     command: str, filled: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("DIR", "TEACHER", "SCENES", "MORE"):
+    for name in ("DIR", "TEACHER", "PACK", "SCENES", "MORE"):
         command = re.sub(rf"\b{name}\b", filled[name], command)
     program, *items = shlex.split(command)
     monkeypatch.chdir(filled["HOME"])
-    if program.endswith("kd-eval") or any(i.startswith("resume=") for i in items):
-        if not Path("runs/foodtag_vit/latest").exists():
-            assert train_main(["recipe=foodtag_vit", *SMALL, *TINY_FOOD]) == 0
-        assert (eval_main if program.endswith("kd-eval") else train_main)(items) == 0
-        return
-    if {"--list", "--help"} & set(items):
-        assert train_main(items) == 0
-        return
-    if program.endswith("kd-report"):
-        for number in range(2):
-            if not Path(f"runs/foodtag_vit/{number:03d}").exists():
-                assert train_main(["recipe=foodtag_vit", *SMALL, *TINY_FOOD]) == 0
-        assert report_main(items) == 0
-        return
-    if "config=headspace" in items:  # three epochs of ten batches, where config=debug has one of two
-        small = ["trainer.accelerator=cpu", "data.batch_size=4", "trainer.limit_train_batches=10"]
-        assert train_main([*items, *small, "data.source.train_per_class=4", "data.source.val_per_class=1"]) == 0
-        return
-    if "recipe=food101" in command or "smddp" in command:  # downloads, or a library that can't be had: parsed only
-        assert train_main([*items, "--print_config"]) == 0
-        return
-    if "camvid_seg" in command:
-        assert (
-            train_main([*items, *SMALL, *TINY_SCENES, *(TINY_SCENE_TEACHER if "model.teacher" in command else [])]) == 0
-        )
-        return
-    shrink = TINY_FOOD if "data.source" not in command else TINY_TEACHER if "model.teacher" in command else []
     if "torchrun" in command or os.environ.get("RANK"):
         pytest.skip("started by torchrun")
-    assert train_main([*items, *SMALL, *shrink]) == 0
-    assert "run folder: runs/" in capsys.readouterr().out
+    prepare(command, items, filled)
+    main = MAIN.get(Path(program).name, train_main)
+    assert main([*items, *shrunk(command, items)]) == 0
+    if main is train_main and not {"--list", "--help", "--print_config"} & {*items, *shrunk(command, items)}:
+        assert "run folder: runs/" in capsys.readouterr().out
+
+
+def prepare(command: str, items: list[str], filled: dict[str, str]) -> None:
+    """Makes what a command goes on from: a finished run (or two), packed pictures, a cache."""
+    if "runs/foodtag_vit/" in command:
+        for number in range(2 if "kd-report" in command else 1):
+            if not Path(f"runs/foodtag_vit/{number:03d}").exists():
+                assert train_main(["recipe=foodtag_vit", *SMALL, *TINY_FOOD]) == 0
+    if filled["PACK"] in command and "kd-pack" not in command and not Path(filled["PACK"]).exists():
+        assert pack_main(["recipe=grocery_vit", f"data.source.root={filled['DIR']}", f"out={filled['PACK']}"]) == 0
+    if "cache=only" in command:
+        assert cache_main([*items, *SMALL, *TINY_FOOD]) == 0
+
+
+def shrunk(command: str, items: list[str]) -> list[str]:
+    """What makes a command small enough for a test; downloads and libraries that can't be had are parsed only."""
+    if re.search(r"kd-(eval|report|pack) |resume=|--list|--help", command):
+        return []
+    if "config=headspace" in items:  # three epochs of ten batches, where config=debug has one of two
+        small = ["trainer.accelerator=cpu", "data.batch_size=4", "trainer.limit_train_batches=10"]
+        return [*small, "data.source.train_per_class=4", "data.source.val_per_class=1"]
+    if "recipe=food101" in command or "smddp" in command:
+        return ["--print_config"]
+    if "camvid_seg" in command:
+        return [*SMALL, *TINY_SCENES, *(TINY_SCENE_TEACHER if "model.teacher" in command else [])]
+    if "data.source" not in command:
+        return [*SMALL, *TINY_FOOD]
+    return [*SMALL, *(TINY_TEACHER if "model.teacher" in command else [])]
 
 
 TINY_SCENES = [

@@ -149,7 +149,7 @@ class Summary(Callback):
         """``student`` (the first of several), and of several ``students`` by name."""
         each = {
             name: _model(m.student_spec.arch, m.student, self._final.get(name, {}))
-            | {"best_val": self._best.get(name, {})}
+            | {"best_val": self._best.get(name, {}), "lr": m.lr}
             for name, m in modules.items()
         }
         return {"student": next(iter(each.values()))} | ({"students": each} if "" not in each else {})
@@ -181,6 +181,10 @@ class Summary(Callback):
             "images_per_s": round(1000 * per_step / step_ms, 1) if step_ms else None,
             "step_ms_median": round(step_ms, 2) if step_ms else None,
             "peak_memory_mb": round(_peak_memory_mb(pl_module.device)),
+            "memory_mb": _memory_mb(pl_module, data.batch_size),
+            "batch_size": data.batch_size,
+            "num_workers": data.num_workers,
+            "cache": pl_module.cached.report() if getattr(pl_module, "cached", None) else None,
             "optimizer_state": self._optimizer_state,
             "teacher": self._teacher(pl_module.teacher),
             **self._students(pl_module.named_students()),
@@ -200,6 +204,12 @@ def _write(file: Path, content: dict[str, Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content, indent=2) + "\n"
     write_whole(file, lambda opened: opened.write(text.encode()))
+
+
+def _memory_mb(pl_module: Any, batch_size: int) -> dict[str, float] | None:
+    """By part, for the first of several students."""
+    first = next(iter(pl_module.named_students().values()))
+    return first.memory.report(batch_size, pl_module.trainer.optimizers) if first.memory else None
 
 
 def best_checkpoint(trainer: Trainer) -> ModelCheckpoint | None:

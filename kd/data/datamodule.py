@@ -1,22 +1,26 @@
 """The LightningDataModule: a source's pictures as batches ``{"image", "target", "index"}``."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from kd.data.sampler import EvalBatches, Key, TrainBatches
+from kd.data.sampler import EvalBatches, Key, TrainBatches, ViewBatches
 from kd.data.scan import damaged
 from kd.data.sources import FoodTagMini, Source, Split, Subset, labelled_folder
 from kd.data.transforms import Augment, MixPairs, decode, eval_transform, height_width, seeded, train_transform
 from kd.data.unlabeled import Joined, unlabelled_folder, unlabelled_mask
 from kd.errors import UserError
+from kd.memory import cores
 
 Batch = dict[str, Tensor]
 """``image``: uint8 (N, 3, H, W); ``target``: ids (N,), probabilities or labels (N, C), or masks (N, H, W), uint8;
@@ -93,14 +97,15 @@ class Collate:
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
         images = torch.stack([image for image, _, _ in samples])
-        targets = self._targets([target for _, target, _ in samples])
+        targets = self.targets([target for _, target, _ in samples])
         keys = [key for _, _, key in samples]
         index = torch.tensor([-1 if epoch < 0 else i for i, epoch in keys])
         if self.mix:
             images, targets = self.mix(images, targets, keys)
         return {"image": images, "target": targets, "index": index}
 
-    def _targets(self, targets: Sequence[Any]) -> Tensor:
+    def targets(self, targets: Sequence[Any]) -> Tensor:
+        """Targets of samples -> the batch's."""
         if isinstance(targets[0], Tensor):
             return torch.cat([t.as_subclass(Tensor) for t in targets])
         if not self.labels:
@@ -119,13 +124,16 @@ class DistillationDataModule(LightningDataModule):
 
     Args:
         source: where pictures and labels come from, by class name: ``FoodTagMini``, ``ImageFolder``, ``Food101``,
-            ``Manifest``, ``HuggingFace``, ``SegmentationFolder``.
+            ``Manifest``, ``HuggingFace``, ``SegmentationFolder``, ``Shards``.
         img_size: side of a view in pixels, or height and width; teacher and student resize it to their own size on the
             device.
-        batch_size: pictures a step and process.
-        num_workers: loader processes of each training process; 0 loads in the training process.
+        batch_size: pictures a step and process; ``auto`` takes the largest that fits (see ``optim.lr_batch``).
+        num_workers: loader processes of each training process; 0 loads in the training process; ``auto`` measures how
+            many keep up, within the cores that the process was given.
         crop_ratio: validation crops the centre out of a picture whose shorter side is ``img_size / crop_ratio``.
         augment: the training views.
+        engine: who makes the training views: ``torch`` (the loader's processes), ``device`` (all but decoding on the
+            device), ``dali`` (NVIDIA DALI decodes too; extra ``dali``). The views are the same up to rounding.
         on_bad_image: a picture that can't be decoded stops the run before training (``stop``), or is left out
             (``skip``).
         unlabeled: a folder of pictures without labels (at any depth), to learn from the teacher's answers alone.
@@ -138,20 +146,25 @@ class DistillationDataModule(LightningDataModule):
         self,
         source: Source | None = None,
         img_size: int | tuple[int, int] = 224,
-        batch_size: int = 64,
-        num_workers: int = 1,
+        batch_size: int | Literal["auto"] = 64,
+        num_workers: int | Literal["auto"] = 1,
         crop_ratio: float = 0.875,
         augment: Augment | None = None,
+        engine: Literal["torch", "device", "dali"] = "torch",
         on_bad_image: str = "stop",
         unlabeled: str | None = None,
         unlabeled_ratio: float | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
+        settings = {"batch_size": batch_size, "num_workers": num_workers}
+        self.auto = {name for name, value in settings.items() if value == "auto"}  # a run measures, others take these:
+        self.batch_size: int = 64 if isinstance(batch_size, str) else batch_size
+        self.num_workers: int = max(0, cores() - 1) if isinstance(num_workers, str) else num_workers
         for name, value, low in (
             ("img_size", min(height_width(img_size)), 1),
-            ("batch_size", batch_size, 1),
-            ("num_workers", num_workers, 0),
+            ("batch_size", self.batch_size, 1),
+            ("num_workers", self.num_workers, 0),
         ):
             if value < low:
                 raise ValueError(f"{name} must be >= {low}, got {value}")
@@ -165,9 +178,13 @@ class DistillationDataModule(LightningDataModule):
             raise ValueError(f"unlabeled_ratio must come with data.unlabeled, got {unlabeled_ratio} alone")
         self.source = source or FoodTagMini()
         self.unlabeled, self.unlabeled_ratio = unlabeled, unlabeled_ratio
-        self.size, self.batch_size, self.num_workers = height_width(img_size), batch_size, num_workers
-        self.crop_ratio, self.augment = crop_ratio, augment or Augment()
-        self.on_bad_image, self.seed = on_bad_image, seed
+        self.size, self.crop_ratio, self.augment = height_width(img_size), crop_ratio, augment or Augment()
+        self.on_bad_image, self.seed, self.engine = on_bad_image, seed, engine
+        self._engine = None if engine == "torch" else import_module(f"kd.data.{engine}")
+        if self._engine is not None:
+            self._engine.check(self.augment, self.source)
+        self._make_views: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # what is left to the device
+        self.views: int | None = None  # set where a teacher's answers are cached: view = epoch % views
         self.skipped: list[str] = []
         self._splits: dict[str, Split] = {}
         self._resume_at: tuple[int, int] | None = None
@@ -213,6 +230,8 @@ class DistillationDataModule(LightningDataModule):
         return self._splits[name]
 
     def _checked(self, split: Split, name: str) -> Split:
+        if getattr(split, "checked", False):
+            return split
         bad = damaged(split, name)
         if not bad:
             return split
@@ -249,20 +268,46 @@ class DistillationDataModule(LightningDataModule):
         """Shuffled, augmented batches of this process."""
         rank, world_size = self._rank()
         self.check_batch_size(world_size)
-        split, unlabelled = self.split("train"), self._unlabelled_count()
-        batches = TrainBatches(
-            len(split.targets) - unlabelled, self.batch_size, self.seed, rank, world_size, unlabelled,
-            self.unlabeled_ratio,
-        )  # fmt: skip
+        split = self.split("train")
+        batches = self._batches(rank, world_size)
         if not len(batches):
             raise UserError(f"data.batch_size: {self.batch_size} x {world_size} process(es) is more than an epoch's "
                             f"{batches.epoch_length()} pictures")  # fmt: skip
         if self._resume_at:
             batches.skip(*self._resume_at)
         self._train_batches = batches
-        collate = self._collate(MixPairs(self.augment, len(self.source.classes), self.seed))
-        transform = train_transform(self.size, self.augment)
-        return self._loader(PictureSet(split, transform, self.seed, self.source), batches, collate)
+        return self._train_loader(split, batches)
+
+    def _batches(self, rank: int, world_size: int) -> TrainBatches:
+        split, unlabelled = self.split("train"), self._unlabelled_count()
+        return TrainBatches(
+            len(split.targets) - unlabelled, self.batch_size, self.seed, rank, world_size, unlabelled,
+            self.unlabeled_ratio, self.views, self.augment.mixes,
+        )  # fmt: skip
+
+    def _train_loader(self, split: Split, batches: TrainBatches | ViewBatches) -> DataLoader:
+        mix = MixPairs(self.augment, len(self.source.classes), self.seed)
+        collate = self._collate(mix)
+        if self._engine is None:
+            transform = train_transform(self.size, self.augment)
+            return self._loader(PictureSet(split, transform, self.seed, self.source), batches, collate)
+        self._make_views = self._engine.DeviceViews(self.size, self.augment, mix)
+        pictures = self._engine.CutSet(split, self.size, self.augment, self.seed)
+        return self._loader(pictures, batches, partial(self._engine.pack, collate.targets))
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Makes the views of a batch that came without them (``engine=device`` or ``dali``)."""
+        return self._make_views(batch) if self._make_views is not None and "plan" in batch else batch
+
+    def fill_dataloader(
+        self, view: int, present: Callable[[int, np.ndarray], np.ndarray], rank: int, world_size: int
+    ) -> DataLoader:
+        """Training batches of one view without those whose samples are all ``present(view, index)``."""
+        split = self.split("train")
+        order = self._batches(0, 1).order(view) if self.augment.mixes else np.arange(len(split.targets))
+        batches = ViewBatches(order, self.batch_size, view, rank, world_size)
+        batches.leave_out(lambda index: bool(present(view, index).all()))
+        return self._train_loader(split, batches)
 
     def _collate(self, mix: MixPairs | None = None) -> Collate:
         return Collate(mix, len(self.source.classes) if self.source.multi_label else 0)
@@ -279,7 +324,9 @@ class DistillationDataModule(LightningDataModule):
         transform = eval_transform(self.size, self.crop_ratio)
         return self._loader(PictureSet(pictures, transform, self.seed, self.source), batches, self._collate())
 
-    def _loader(self, data: PictureSet, batches: TrainBatches | EvalBatches, collate: Collate) -> DataLoader:
+    def _loader(
+        self, data: Dataset[Any], batches: TrainBatches | EvalBatches | ViewBatches, collate: Callable[..., Any]
+    ) -> DataLoader:
         return DataLoader(
             data,
             batch_sampler=batches,

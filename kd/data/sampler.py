@@ -1,12 +1,13 @@
 """The order of samples: a function of (seed, epoch) alone, the same for every number of processes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from torch.utils.data import Sampler
 
 Key = tuple[int, int]
-"""(index, epoch): what the data set is asked for. The epoch is -1 for padding, see :class:`EvalBatches`."""
+"""(index, view): what the data set is asked for. The view is the epoch, unless there is a fixed number of views; it is
+-1 for padding, see :class:`EvalBatches`."""
 
 
 class TrainBatches(Sampler[list[Key]]):
@@ -27,6 +28,9 @@ class TrainBatches(Sampler[list[Key]]):
         world_size: number of processes.
         unlabelled: unlabelled samples, numbered from ``length`` on.
         ratio: unlabelled samples to each labelled one in an epoch; None: the unlabelled ones alone.
+        views: after this many epochs the views of the pictures come again (cached answers); default: never.
+        paired: neighbours stay together whenever a view comes again, for they are mixed with each other. Needs an even
+            batch size.
     """
 
     def __init__(
@@ -38,10 +42,13 @@ class TrainBatches(Sampler[list[Key]]):
         world_size: int = 1,
         unlabelled: int = 0,
         ratio: float | None = None,
+        views: int | None = None,
+        paired: bool = False,
     ) -> None:
         self.length, self.batch_size, self.seed = length, batch_size, seed
         self.rank, self.world_size = rank, world_size
         self.unlabelled, self.ratio = unlabelled, ratio
+        self.views, self.paired = views, paired
         self.epoch = 0
         self.resume_at: tuple[int, int] | None = None
 
@@ -76,13 +83,21 @@ class TrainBatches(Sampler[list[Key]]):
 
     def order(self, epoch: int) -> np.ndarray:
         """The samples of an epoch in order."""
-        rng = np.random.default_rng([self.seed, epoch])
+        rng, view = np.random.default_rng([self.seed, epoch]), self.view(epoch)
+        if self.paired and view != epoch:
+            first = self.order(view)
+            even = len(first) - len(first) % 2
+            return np.concatenate([rng.permutation(first[:even].reshape(-1, 2)).reshape(-1), first[even:]])
         if not self.unlabelled:
             return rng.permutation(self.length)
         if self.ratio is None:
             return self.length + rng.permutation(self.unlabelled)
         more = self.epoch_length() - self.length
         return rng.permutation(np.concatenate([np.arange(self.length), self._from_the_row(epoch * more, more)]))
+
+    def view(self, epoch: int) -> int:
+        """Which view of its pictures an epoch shows."""
+        return epoch % self.views if self.views else epoch
 
     def _from_the_row(self, first: int, count: int) -> np.ndarray:
         passes = range(first // self.unlabelled, (first + count - 1) // self.unlabelled + 1)
@@ -100,12 +115,39 @@ class TrainBatches(Sampler[list[Key]]):
         return self.epoch_length() // (self.batch_size * self.world_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        order, epoch = self.order(self.epoch), self.epoch
+        order, epoch, view = self.order(self.epoch), self.epoch, self.view(self.epoch)
         step = self.batch_size * self.world_size
         done = self.resume_at[1] if self.resume_at and self.resume_at[0] == epoch else 0
-        for start in range(done, self.length - step + 1, step):
+        for start in range(done, self.epoch_length() - step + 1, step):
             mine = start + self.rank * self.batch_size
-            yield [(int(i), epoch) for i in order[mine : mine + self.batch_size]]
+            yield [(int(i), view) for i in order[mine : mine + self.batch_size]]
+
+
+class ViewBatches(Sampler[list[Key]]):
+    """The samples of one view once, dealt to the ranks in turn, a batch each.
+
+    Args:
+        order: the samples, ``(length,)``, neighbours that are mixed beside each other.
+        batch_size: samples a batch of one process.
+        view: which.
+        rank: of this process.
+        world_size: number of processes.
+    """
+
+    def __init__(self, order: np.ndarray, batch_size: int, view: int, rank: int = 0, world_size: int = 1) -> None:
+        batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+        self.batches, self.view = batches[rank::world_size], view
+
+    def leave_out(self, done: Callable[[np.ndarray], bool]) -> None:
+        """Drops the batches whose samples ``(N,)`` are all done."""
+        self.batches = [batch for batch in self.batches if not done(batch)]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        for batch in self.batches:
+            yield [(int(i), self.view) for i in batch]
 
 
 class EvalBatches(Sampler[list[Key]]):

@@ -46,6 +46,11 @@ class Augment:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
 
+    @property
+    def mixes(self) -> bool:
+        """Whether pictures are mixed with each other."""
+        return bool(self.mixup or self.cutmix)
+
 
 def height_width(img_size: int | Sequence[int]) -> tuple[int, int]:
     """A side, or height and width -> ``(height, width)``.
@@ -98,7 +103,7 @@ def _decode_by_pillow(data: bytes, first_error: RuntimeError) -> Tensor:
         raise RuntimeError((str(first_error).splitlines() or ["not a picture"])[0]) from error
 
 
-def train_transform(size: tuple[int, int], augment: Augment) -> v2.Transform:
+def train_transform(size: tuple[int, int], augment: Augment) -> v2.Compose:
     """uint8 ``(3, H, W)`` -> uint8 ``(3, *size)``: a random view; of a mask beside it the same (nearest pixel)."""
     shape = size[1] / size[0]
     steps: list[torch.nn.Module] = [

@@ -12,9 +12,11 @@ from kd.losses.functional import (
     mlkd_loss,
     nkd_loss,
     standardize_logits,
+    topk_kd_loss,
     wsld_loss,
 )
 from kd.losses.functional._checks import positive
+from kd.losses.topk import TopKLogits
 
 
 class KDLoss(LogitLoss):
@@ -59,6 +61,17 @@ class KDLoss(LogitLoss):
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar."""
         return kd_loss(student_logits, teacher_logits, self.temperature_now(), self.teacher_temperature)
+
+    @property
+    def topk_temperature(self) -> float | None:
+        """The one temperature of the teacher's side, where there is one: then its largest logits are enough."""
+        one = self.final_temperature is None and self.teacher_temperature in (None, self.temperature)
+        return float(self.temperature) if one else None
+
+    def forward_topk(self, student_logits: Tensor, teacher: TopKLogits, target: Tensor) -> Tensor:
+        """As :meth:`forward`, from a cache of the largest logits: see :func:`kd.losses.functional.topk_kd_loss`."""
+        tail = teacher.tails[float(self.temperature)]
+        return topk_kd_loss(student_logits, teacher.values, teacher.indices, tail, self.temperature)
 
 
 class HardKDLoss(LogitLoss):

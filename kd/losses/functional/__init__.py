@@ -11,6 +11,7 @@ from kd.losses.functional.logits import (
     mlkd_loss,
     nkd_loss,
     standardize_logits,
+    topk_kd_loss,
     wsld_loss,
 )
 from kd.losses.functional.relations import cka_loss, crd_loss, rkd_angle_loss, rkd_distance_loss, rkd_loss, sp_loss
@@ -19,5 +20,5 @@ __all__ = [
     "at_loss", "binary_kd_loss", "cka_loss", "crd_loss", "cwd_loss", "dist_loss", "dkd_loss", "hard_kd_loss",
     "hcl_loss", "hint_loss", "kd_loss", "masked_hint_loss", "mlkd_loss", "nkd_loss", "pairwise_loss",
     "pixel_kd_loss", "pkd_loss", "rkd_angle_loss", "rkd_distance_loss", "rkd_loss", "sp_loss", "standardize_logits",
-    "wsld_loss",
+    "topk_kd_loss", "wsld_loss",
 ]  # fmt: skip

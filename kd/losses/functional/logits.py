@@ -48,6 +48,43 @@ def kd_loss(
     ).mean()  # fmt: skip
 
 
+def topk_kd_loss(student_logits: Tensor, values: Tensor, indices: Tensor, tail: Tensor, temperature: float) -> Tensor:
+    """Hinton's loss where only the teacher's k largest logits are known: all other classes count as one.
+
+    With ``r`` the teacher's probability of all other classes together (at ``T``), against :func:`kd_loss`:
+
+    - the gradient on the k classes is the same; on the others it differs by at most ``T * r`` in a class and
+      ``2 * T * r`` in sum, a sample;
+    - the value is smaller by ``T^2 * r * KL(teacher || student, both within the other classes)``, so never larger.
+
+    Source: the log-sum inequality; keeping k answers is TinyViT's (arXiv 2207.10666), which spreads the rest evenly
+    instead.
+
+    Args:
+        student_logits: ``(N, C)``.
+        values: ``(N, k)`` with k < C: the teacher's largest logits, up to a constant a sample.
+        indices: ``(N, k)``: their classes.
+        tail: ``(N,)``: ``log sum exp(z_c / T)`` over the teacher's other logits, up to the same constant (over T).
+        temperature: ``T`` > 0.
+
+    Returns:
+        A scalar: the mean over the batch.
+
+    >>> teacher = torch.tensor([[3.0, 1, -1, 0]])
+    >>> values, indices = teacher.topk(3)
+    >>> topk_kd_loss(torch.zeros(1, 4), values, indices, teacher[:, 2], 1.0)  # one class left over: exact
+    tensor(0.7912)
+    >>> kd_loss(torch.zeros(1, 4), teacher, 1.0)
+    tensor(0.7912)
+    """
+    log_student = F.log_softmax(wide(student_logits) / temperature, dim=1)
+    rest = log_student.scatter(1, indices, -torch.inf).logsumexp(1, keepdim=True)
+    log_p_student = torch.cat([log_student.gather(1, indices), rest], 1)
+    log_p_teacher = F.log_softmax(torch.cat([wide(values) / temperature, tail[:, None]], 1).detach(), dim=1)
+    divergence = F.kl_div(log_p_student, log_p_teacher, reduction="none", log_target=True).sum(dim=1)
+    return temperature**2 * divergence.mean()
+
+
 def kl_per_position(
     student_logits: Tensor, teacher_logits: Tensor, temperature: float, teacher_temperature: float
 ) -> Tensor:

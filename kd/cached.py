@@ -1,0 +1,215 @@
+"""A teacher that answers from a cache where it can, and fills it where it can't."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision
+from torch import Tensor
+
+from kd.data.cache import AnswerStore, Codec, DenseCodec, TopKCodec
+from kd.data.datamodule import DistillationDataModule
+from kd.data.sources import cache_dir, fingerprint
+from kd.errors import UserError
+from kd.losses import LogitLoss
+from kd.losses.topk import TopKLogits
+from kd.models import Images
+from kd.teacher import Ensemble, Teacher
+
+
+class CachedTeacher:
+    """Answers by (sample, view): read from a store, or computed and stored.
+
+    What it computes goes through the store's rounding before it is used, so a run that fills its cache and one that
+    reads it learn from the same numbers.
+
+    Args:
+        teacher: the model behind it.
+        store: the answers.
+        codec: how a record is read and written.
+        only: never run the model in training; a missing answer is an error.
+    """
+
+    def __init__(self, teacher: Teacher, store: AnswerStore, codec: Codec, only: bool = False) -> None:
+        self.teacher, self.store, self.codec, self.only = teacher, store, codec, only
+        self.read = self.computed = 0
+        self._full = False
+
+    def look_up(self, index: Tensor, view: int) -> Tensor | None:
+        """The records of a batch, on the host: ``(N,)`` -> uint8 ``(N, record_bytes)``; None where one is missing."""
+        numbers = index.numpy()
+        if not self.store.present(view, numbers).all():
+            return None
+        return torch.from_numpy(self.store.get(view, numbers))
+
+    def __call__(self, images: Images, index: Tensor, view: int, records: Tensor | None) -> Tensor | TopKLogits:
+        """The answers to a batch.
+
+        Args:
+            images: uint8 ``(N, 3, H, W)``, what to run the model on where ``records`` are missing.
+            index: ``(N,)`` numbers of the samples.
+            view: which view of them ``images`` shows.
+            records: what :meth:`look_up` gave, on the device of ``images``.
+
+        Returns:
+            float32 logits ``(N, C)``, or the k largest of them.
+
+        Raises:
+            UserError: an answer is missing that must be there (``cache=only``), or is not finite.
+        """
+        if records is not None:
+            self.read += len(index)
+            return self.codec.decode(records)
+        numbers = index.cpu().numpy()
+        missing = ~self.store.present(view, numbers)
+        if self.only:
+            raise UserError(
+                f"model.teacher.cache: only, but {missing.sum()} of {len(numbers)} answers of a batch are missing in "
+                f"{self.store.folder}; kd-cache fills it"
+            )
+        self.computed += int(missing.sum())
+        self.read += int((~missing).sum())
+        places = torch.from_numpy(np.flatnonzero(missing)).to(images.device)
+        logits = self.teacher(images if missing.all() else images[places])
+        if logits.ndim != 2:
+            raise UserError(f"model.teacher.cache: holds one answer a picture, the teacher gives {tuple(logits.shape)}")
+        finite = logits.isfinite().all(1).cpu()
+        if not finite.all():
+            wrong = numbers[missing][~finite.numpy()][0]
+            raise UserError(f"model.teacher: its answer to training picture {wrong} is not finite")
+        whole = torch.from_numpy(self.store.get(view, numbers)).to(images.device)
+        whole[places] = self._kept(view, numbers[missing], self.codec.encode(logits))
+        return self.codec.decode(whole)
+
+    def _kept(self, view: int, numbers: np.ndarray, encoded: Tensor) -> Tensor:
+        """Stores; gives what is stored now, which for some samples may be another process's answer."""
+        if self._full:
+            return encoded
+        try:
+            self.store.put(view, numbers, encoded.cpu().numpy())
+        except OSError as error:
+            self._full = True
+            print(
+                f"model.teacher.cache: {self.store.folder}: {error.strerror}; the teacher answers live", file=sys.stderr
+            )
+            return encoded
+        return torch.from_numpy(self.store.get(view, numbers)).to(encoded.device)
+
+    def report(self) -> dict[str, Any]:
+        """What the summary says of it."""
+        return {
+            "folder": str(self.store.folder),
+            **self.codec.describe(),
+            "views": self.store.views,
+            "disk_mb": round(self.store.disk_bytes / 1e6, 1),
+            "answers_read": self.read,
+            "answers_computed": self.computed,
+        }
+
+
+def open_cache(teacher: Teacher, losses: Mapping[str, Any], data: DistillationDataModule) -> CachedTeacher:
+    """Opens (or makes) the cache that ``teacher.spec`` asks for.
+
+    Args:
+        teacher: on its device, in its precision.
+        losses: the distillation losses that will use the answers.
+        data: the training pictures and how they are augmented.
+
+    Raises:
+        UserError: losses or data that a cache can't serve, a cache of something else, no room on the disk.
+    """
+    check_cacheable(teacher, losses, data)
+    codec, parts, folder = _layout(teacher, losses, data)
+    store = AnswerStore(folder, parts, data.info.train, teacher.spec.cache_views, codec.record_bytes)
+    return CachedTeacher(teacher, store, codec, teacher.spec.cache == "only")
+
+
+def check_cacheable(teacher: Teacher | Ensemble, losses: Mapping[str, Any], data: DistillationDataModule) -> None:
+    """Raises a UserError where the losses or the data need more than a cache of logits can give."""
+    if not isinstance(teacher, Teacher):
+        raise UserError("model.teachers: a cache serves one model.teacher, not several")
+    if data.source.masks:
+        raise UserError("model.teacher.cache: keeps one answer a picture, not one a pixel (data.source has masks)")
+    features = [name for name, loss in losses.items() if not isinstance(loss, LogitLoss)]
+    if features:
+        raise UserError(
+            f"model.teacher.cache: keeps logits alone, but {', '.join(features)} looks at the teacher's layers"
+        )
+    dense = [name for name, loss in losses.items() if _topk_temperature(loss) is None]
+    classes, topk = len(data.info.classes), teacher.spec.cache_topk
+    if topk is not None and topk >= classes:
+        raise UserError(f"model.teacher.cache_topk: must be less than the {classes} classes, got {topk}")
+    if topk is not None and dense:
+        raise UserError(
+            f"model.teacher.cache_topk: {', '.join(dense)} ({type(losses[dense[0]]).__name__}) needs all logits; "
+            "without cache_topk all are kept"
+        )
+    if data.augment.mixes and data.batch_size % 2:
+        raise UserError(
+            f"data.batch_size: must be even where mixed pairs are cached (model.teacher.cache), got {data.batch_size}"
+        )
+
+
+def _topk_temperature(loss: Any) -> float | None:
+    """The temperature at which a loss can do with the largest logits."""
+    return getattr(loss, "topk_temperature", None)
+
+
+def cached_share(teacher: Teacher, losses: Mapping[str, Any], data: DistillationDataModule) -> tuple[float, int]:
+    """What is in the cache already, 0 to 1, and the size in bytes of all of it; makes nothing.
+
+    Raises:
+        UserError: the folder holds a cache of something else.
+    """
+    codec, parts, folder = _layout(teacher, losses, data)
+    size = codec.record_bytes * data.info.train * teacher.spec.cache_views
+    if not (folder / "fingerprint.json").is_file():
+        return 0.0, size
+    store = AnswerStore(folder, parts, data.info.train, teacher.spec.cache_views, codec.record_bytes)
+    share = store.filled()
+    store.close()
+    return share, size
+
+
+def _layout(
+    teacher: Teacher, losses: Mapping[str, Any], data: DistillationDataModule
+) -> tuple[Codec, dict[str, dict[str, Any]], Path]:
+    classes, topk = len(data.info.classes), teacher.spec.cache_topk
+    temperatures = tuple(sorted({t for t in map(_topk_temperature, losses.values()) if t is not None}))
+    codec: Codec = TopKCodec(classes, topk, temperatures) if topk else DenseCodec(classes)
+    parts = {
+        "teacher": {
+            **teacher.identity(),
+            "kwargs": teacher.spec.kwargs,
+            "classes": teacher.spec.classes,
+            "class_map": teacher.spec.class_map,
+            "img_size": list(teacher.preprocess.size),
+            "mean": list(teacher.preprocess.mean),
+            "std": list(teacher.preprocess.std),
+            "dtype": str(teacher.dtype).removeprefix("torch."),
+        },
+        "transform": {
+            "img_size": list(data.size),
+            "seed": data.seed,
+            "engine": data.engine,
+            **asdict(data.augment),
+            "torch": torch.__version__.split("+")[0],
+            "torchvision": torchvision.__version__.split("+")[0],
+        },
+        "data": {
+            "pictures": data.info.train,
+            "classes": hashlib.sha256("\0".join(data.info.classes).encode()).hexdigest()[:16],
+            "content": fingerprint(data.split("train")),
+        },
+        "answers": codec.describe(),
+    }
+    if teacher.spec.cache_dir:
+        return codec, parts, Path(teacher.spec.cache_dir).expanduser()
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    return codec, parts, cache_dir() / "answers" / f"{teacher.spec.arch}-{digest}"

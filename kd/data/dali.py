@@ -1,0 +1,144 @@
+"""The engine ``dali``: NVIDIA DALI decodes, cuts and resizes, on a GPU or the CPU; the rest is the engine ``device``'s.
+
+Crop boxes and all else that is random come from the loader, drawn as the engine ``torch`` draws them. DALI decodes to
+the same pixels (libjpeg-turbo on the CPU; nvJPEG on a GPU differs by a few levels) and its antialiased resize rounds
+otherwise: views differ by a third of a level in the mean, by a few levels in single pixels.
+"""
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.io import encode_png
+
+from kd.data.device import DeviceViews as _DeviceViews
+from kd.data.device import Plan, Recipe, chain_of, check_views, draw
+from kd.data.sampler import Key
+from kd.data.sources import Source, Split
+from kd.data.transforms import Augment, decode, seeded
+from kd.errors import UserError
+from kd.memory import cores
+
+ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
+
+
+def check(augment: Augment, source: Source) -> None:
+    """Raises a UserError where DALI is missing, or the engine can't make these views."""
+    check_views(augment, source, "dali")
+    try:
+        import nvidia.dali  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"data.engine: dali needs the extra dali: pip install 'kd-train[dali]' ({error})") from error
+
+
+@dataclass
+class EncodedPlan(Plan):
+    """A plan with the encoded pictures, uint8 arrays."""
+
+    encoded: list[np.ndarray]
+
+
+class CutSet(torch.utils.data.Dataset[tuple[np.ndarray, Recipe, Any, Key]]):
+    """One split, encoded, with the plan of each view. Only a picture's header is read here.
+
+    Args:
+        split: the pictures.
+        size: height and width of a view in pixels.
+        augment: the views.
+        seed: of the run.
+    """
+
+    def __init__(self, split: Split, size: tuple[int, int], augment: Augment, seed: int) -> None:
+        self.split, self.size, self.seed = split, size, seed
+        self.chain = chain_of(size, augment)
+
+    def __len__(self) -> int:
+        return len(self.split.targets)
+
+    def __getitem__(self, key: Key) -> tuple[np.ndarray, Recipe, Any, Key]:
+        index, view = key
+        try:
+            data, height, width = plain(self.split.read(index))
+        except (RuntimeError, OSError) as error:
+            raise RuntimeError(f"{self.split.name(index)} can't be read: {error}") from error
+        with seeded(self.seed, index, view):
+            recipe = draw(self.chain, height, width, self.size)
+        return np.frombuffer(data, np.uint8), recipe, self.split.target(index), key
+
+
+def plain(data: bytes) -> tuple[bytes, int, int]:
+    """A picture that DALI reads as we do, its height and its width; any but an upright JPEG becomes a PNG."""
+    try:
+        with Image.open(io.BytesIO(data)) as header:
+            width, height = header.size
+            if header.format == "JPEG" and header.mode in "RGBL" and header.getexif().get(ORIENTATION, 1) == 1:
+                return data, height, width
+    except OSError:
+        pass  # decode() says what is wrong with it
+    picture = decode(data)
+    return encode_png(picture, compression_level=0).numpy().tobytes(), picture.shape[1], picture.shape[2]
+
+
+def pack(stack: Callable[..., Tensor], samples: Sequence[tuple[np.ndarray, Recipe, Any, Key]]) -> dict[str, Any]:
+    """Samples -> a batch whose pictures stay on the host until DALI takes them. ``stack`` makes its targets."""
+    encoded, recipes, targets, keys = zip(*samples, strict=True)
+    return {
+        "plan": EncodedPlan(list(recipes), list(keys), list(encoded)),
+        "target": stack(targets),
+        "index": torch.tensor([index for index, _ in keys]),
+    }
+
+
+class DeviceViews(_DeviceViews):
+    """Makes the views of a packed batch with a DALI pipeline on the device that the batch is on."""
+
+    _pipeline: Any = None
+    _most = 0
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """A batch of :func:`pack` -> a batch with ``image``."""
+        plan, device = batch["plan"], batch["target"].device
+        if self._pipeline is None or len(plan.encoded) > self._most:
+            self._most = len(plan.encoded)
+            self._pipeline = self._build(device)
+        boxes = np.array([recipe.box for recipe in plan.recipes], np.int32)
+        self._pipeline.feed_input("encoded", plan.encoded)
+        self._pipeline.feed_input("start", list(boxes[:, :2]))
+        self._pipeline.feed_input("shape", list(boxes[:, 2:]))
+        (made,) = self._pipeline.run()
+        images = self._as_tensor(made, device).permute(0, 3, 1, 2).contiguous()
+        rest = {k: v for k, v in batch.items() if k != "plan"}
+        return {**rest, **self.finish(images, batch["target"], plan)}
+
+    def _build(self, device: torch.device) -> Any:
+        from nvidia.dali import fn, pipeline_def, types
+
+        gpu = device.type == "cuda"
+
+        @pipeline_def(
+            batch_size=self._most, num_threads=cores(), device_id=device.index or 0 if gpu else None,
+            prefetch_queue_depth=1, exec_async=False, exec_pipelined=False,
+        )  # fmt: skip
+        def views() -> Any:
+            encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
+            start = fn.external_source(name="start", dtype=types.INT32, ndim=1)
+            shape = fn.external_source(name="shape", dtype=types.INT32, ndim=1)
+            cut = fn.decoders.image_slice(
+                encoded, start, shape, device="mixed" if gpu else "cpu", axis_names="HW", output_type=types.RGB
+            )
+            return fn.resize(cut, size=list(self.size), interp_type=types.INTERP_LINEAR, antialias=True)
+
+        pipeline = views()
+        pipeline.build()
+        return pipeline
+
+    @staticmethod
+    def _as_tensor(made: Any, device: torch.device) -> Tensor:
+        if device.type == "cuda":
+            return torch.from_dlpack(made.as_tensor()).clone()  # DALI uses its buffers again
+        return torch.from_numpy(np.array(made.as_array()))

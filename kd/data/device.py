@@ -1,0 +1,161 @@
+"""The engine ``device``: pictures are decoded and cut in the loader, all else of a view is made on the device.
+
+What is random is drawn in the loader, from the same numbers and in the same order as the engine ``torch`` draws it, and
+applied by the same torchvision transforms: the two engines give the same views, up to the device's rounding.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as tvf
+
+from kd.data.sampler import Key
+from kd.data.sources import Source, Split
+from kd.data.transforms import Augment, MixPairs, decode, seeded, train_transform
+from kd.errors import UserError
+
+Step = tuple[int, dict[str, Any]]
+"""(number of a transform in the chain, its parameters): one that chance has chosen to apply."""
+
+
+@dataclass
+class Recipe:
+    """How a view is made of a picture.
+
+    Attributes:
+        box: top, left, height and width of the crop, in pixels of the picture.
+        steps: what follows the crop.
+    """
+
+    box: tuple[int, int, int, int]
+    steps: list[Step]
+
+
+@dataclass
+class Plan:
+    """What the device needs beside the pixels; no collection, so that it stays on the host.
+
+    Attributes:
+        recipes: of each view.
+        keys: (index, view) of each.
+    """
+
+    recipes: list[Recipe]
+    keys: list[Key]
+
+
+def check(augment: Augment, source: Source) -> None:
+    """Raises a UserError where the engine can't make these views."""
+    check_views(augment, source, "device")
+
+
+def check_views(augment: Augment, source: Source, engine: str) -> None:
+    """Raises a UserError: RandAugment draws while it computes, so its chance can't be told from its arithmetic."""
+    if source.masks:
+        raise UserError(f"data.engine: {engine} makes views of pictures alone, data.source has masks; engine=torch")
+    if augment.rand_augment:
+        raise UserError(f"data.augment.rand_augment: needs data.engine=torch, got {engine}")
+
+
+def draw(chain: Sequence[v2.Transform], height: int, width: int, size: tuple[int, int]) -> Recipe:
+    """Draws a view of a picture of ``height`` x ``width`` as ``v2.Compose(chain)`` would."""
+    crop = chain[0].make_params([_blank(height, width)])
+    view, steps = _blank(*size), []
+    for number, transform in enumerate(chain[1:], start=1):
+        if hasattr(transform, "p") and torch.rand(1) >= transform.p:
+            continue
+        steps.append((number, transform.make_params([view])))
+    return Recipe((crop["top"], crop["left"], crop["height"], crop["width"]), steps)
+
+
+def _blank(height: int, width: int) -> Tensor:
+    return torch.empty(1, dtype=torch.uint8).expand(3, height, width)  # a shape without memory
+
+
+class CutSet(torch.utils.data.Dataset[tuple[Tensor, Recipe, Any, Key]]):
+    """One split, decoded and cut, with the rest of each view as a plan.
+
+    Args:
+        split: the pictures.
+        size: height and width of a view in pixels.
+        augment: the views.
+        seed: of the run.
+    """
+
+    def __init__(self, split: Split, size: tuple[int, int], augment: Augment, seed: int) -> None:
+        self.split, self.size, self.seed = split, size, seed
+        self.chain = chain_of(size, augment)
+
+    def __len__(self) -> int:
+        return len(self.split.targets)
+
+    def __getitem__(self, key: Key) -> tuple[Tensor, Recipe, Any, Key]:
+        index, view = key
+        try:
+            picture = decode(self.split.read(index))
+        except (RuntimeError, OSError) as error:
+            raise RuntimeError(f"{self.split.name(index)} can't be read: {error}") from error
+        with seeded(self.seed, index, view):
+            recipe = draw(self.chain, picture.shape[-2], picture.shape[-1], self.size)
+        top, left, height, width = recipe.box
+        return picture[:, top : top + height, left : left + width], recipe, self.split.target(index), key
+
+
+def chain_of(size: tuple[int, int], augment: Augment) -> list[v2.Transform]:
+    """The transforms of the engine ``torch``, one by one."""
+    return list(train_transform(size, augment).transforms)
+
+
+def pack(stack: Callable[..., Tensor], samples: Sequence[tuple[Tensor, Recipe, Any, Key]]) -> dict[str, Any]:
+    """Samples -> a batch with all cuts behind each other in one tensor: one transfer. ``stack`` makes its targets."""
+    cuts, recipes, targets, keys = zip(*samples, strict=True)
+    return {
+        "pixels": torch.cat([cut.reshape(-1) for cut in cuts]),
+        "plan": Plan(list(recipes), list(keys)),
+        "target": stack(targets),
+        "index": torch.tensor([index for index, _ in keys]),
+    }
+
+
+class DeviceViews:
+    """Makes the views of a packed batch, on the device that the batch is on.
+
+    Args:
+        size: height and width of a view in pixels.
+        augment: the views.
+        mix: pairs of them.
+    """
+
+    def __init__(self, size: tuple[int, int], augment: Augment, mix: MixPairs) -> None:
+        self.size, self.mix = size, mix
+        self.chain = chain_of(size, augment)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """A batch of :func:`pack` -> a batch with ``image``."""
+        plan = batch["plan"]
+        images = torch.empty(len(plan.recipes), 3, *self.size, dtype=torch.uint8, device=batch["pixels"].device)
+        start = 0
+        for image, recipe in zip(images, plan.recipes, strict=True):
+            _, _, height, width = recipe.box
+            cut = batch["pixels"][start : start + 3 * height * width].view(3, height, width)
+            image.copy_(tvf.resize(cut, list(self.size), antialias=True))
+            start += 3 * height * width
+        rest = {k: v for k, v in batch.items() if k not in ("pixels", "plan")}
+        return {**rest, **self.finish(images, batch["target"], plan)}
+
+    def finish(self, images: Tensor, target: Tensor, plan: Plan) -> dict[str, Tensor]:
+        """Resized crops uint8 ``(N, 3, *size)`` -> ``image`` and ``target``: all that follows the crop."""
+        for number, transform in enumerate(self.chain[1:], start=1):
+            mine = [(i, dict(r.steps)[number]) for i, r in enumerate(plan.recipes) if number in dict(r.steps)]
+            if isinstance(transform, v2.RandomHorizontalFlip):
+                chosen = torch.tensor([i for i, _ in mine], dtype=torch.long).to(images.device)
+                images[chosen] = images[chosen].flip(-1)
+                continue
+            for i, parameters in mine:
+                images[i] = transform.transform(images[i], parameters)
+        images, target = self.mix(images, target, plan.keys)
+        return {"image": images, "target": target}

@@ -1,0 +1,93 @@
+"""Fills the cache of a recipe's teacher ahead of training: what ``kd-cache`` does."""
+
+import sys
+import time
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule
+
+from kd._bar import bar
+from kd.cached import CachedTeacher, open_cache
+from kd.data.datamodule import Batch
+from kd.errors import UserError
+from kd.teacher import Teacher, dtype_for
+
+
+class Fill(LightningModule):
+    """Asks the teacher for its answers to one view after another; a validation loop over training pictures.
+
+    Args:
+        teacher: the model.
+        losses: the recipe's distillation losses: they say what of an answer is kept.
+        data: the training pictures.
+    """
+
+    def __init__(self, teacher: Teacher, losses: dict[str, Any], data: Any) -> None:
+        super().__init__()
+        self.teacher, self.losses, self.data = teacher, losses, data
+        self.cached: CachedTeacher | None = None
+        self.view = 0
+
+    def setup(self, stage: str) -> None:
+        """Puts the teacher on its device and opens the cache."""
+        if self.cached is not None:
+            return
+        self.teacher.to(self.trainer.strategy.root_device, dtype_for(str(self.trainer.precision)))
+        self.cached = open_cache(self.teacher, self.losses, self.data)
+        self.cached.only = False
+
+    def val_dataloader(self) -> Any:
+        """Batches with missing answers, of this process and view."""
+        assert self.cached is not None
+        loader = self.data.fill_dataloader(
+            self.view, self.cached.store.present, self.trainer.global_rank, self.trainer.world_size
+        )
+        label = f"view {self.view + 1}/{self.cached.store.views}"
+        total = len(loader) * self.data.batch_size * self.trainer.world_size
+        self._bar = bar(label=label, total=total, disable=not self.trainer.is_global_zero)
+        return loader
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Computes and stores one batch of answers."""
+        assert self.cached is not None
+        batch = self.data.on_after_batch_transfer(batch, 0)
+        self.cached(batch["image"], batch["index"], self.view, None)
+        self._bar.update(len(batch["index"]) * self.trainer.world_size)
+
+    def on_validation_end(self) -> None:
+        """Takes the bar away."""
+        self._bar.close()
+
+
+def fill(cli: Any) -> int:
+    """Fills all views, on as many processes as the trainer has; returns the exit status.
+
+    Raises:
+        UserError: the recipe has no teacher, or nothing that learns from its answers.
+    """
+    teacher, losses = cli.model.teacher, cli.model.active_losses
+    if teacher is None or not losses:
+        raise UserError("model.teacher: there is nothing to cache, the recipe has no teacher or no distillation loss")
+    module, trainer = Fill(teacher, losses, cli.datamodule), cli.trainer
+    trainer.limit_val_batches = 1.0  # an overlay for short runs must not leave holes
+    trainer.callbacks = []  # the recipe's are for training
+    start = time.monotonic()
+    for module.view in range(teacher.spec.cache_views):
+        trainer.validate(module, verbose=False)
+    assert module.cached is not None
+    computed = int(trainer.strategy.reduce(torch.tensor(module.cached.computed), reduce_op="sum"))
+    seconds, store = time.monotonic() - start, module.cached.store
+    if trainer.is_global_zero:
+        print(
+            f"cache: {computed} answers computed in {seconds:.0f} s ({computed / seconds:,.0f} images/s); "
+            f"{store.views} view(s) of {store.samples} pictures, {store.disk_bytes / 1e6:,.1f} MB in {store.folder}"
+        )
+        print("       use them with model.teacher.cache=on (or only)", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    from kd.cli import cache_main
+
+    sys.exit(cache_main())

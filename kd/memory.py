@@ -1,0 +1,116 @@
+"""What a training step keeps in memory, part by part, and how many pictures fit."""
+
+import copy
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+HEAD_ROOM = (
+    0.2  # of the memory, for what the count does not see: temporary buffers, fragmentation, the loader's batches
+)
+
+
+def size_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes of all tensors together."""
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def saved_bytes(model: nn.Module, images: Tensor, context: Any) -> int:
+    """Bytes that a forward of ``model`` keeps for its backward, the parameters aside.
+
+    Args:
+        model: on the device of ``images``.
+        images: the model's float input ``(N, 3, H, W)``.
+        context: a context manager, the autocast of training.
+    """
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), context:
+        output = model.forward(images)  # not compiled; alive until here: no address is used twice
+    del output
+    return sum(kept.values())
+
+
+class Memory:
+    """Bytes of a training step's parts, from one forward of a few pictures; activations grow with the batch.
+
+    Activations are those of plain execution: ``compile`` keeps fewer.
+
+    Args:
+        module: a DistillationModule attached to its trainer.
+    """
+
+    def __init__(self, module: Any) -> None:
+        device = module.trainer.strategy.root_device
+        student = copy.deepcopy(module.student).to(device)  # a forward moves BatchNorm's averages
+        trained = [p for p in module.parameters() if p.requires_grad]
+        self.student = size_of(module.student.state_dict().values())
+        self.teacher = size_of(module.teacher.model.state_dict().values()) if module.teacher else 0
+        self.gradients = size_of(trained)
+        self.optimizer = 2 * self.gradients  # Adam's two moments; the summary has the real one at the end
+        few, more = (
+            saved_bytes(student, _input(module, n, device), module.trainer.precision_plugin.forward_context())
+            for n in (2, 4)
+        )
+        self.per_picture = (more - few) / 2
+        self.per_step = max(0.0, few - 2 * self.per_picture)  # the weights as autocast casts them
+
+    def total(self, batch_size: int) -> float:
+        """Bytes with a batch of ``batch_size``."""
+        fixed = self.teacher + self.student + self.gradients + self.optimizer + self.per_step
+        return fixed + batch_size * self.per_picture
+
+    def fits(self, available: int) -> int:
+        """The largest batch that leaves :data:`HEAD_ROOM` of ``available`` bytes; a multiple of 8 where it is more."""
+        most = int(((1 - HEAD_ROOM) * available - self.total(0)) / self.per_picture)
+        return max(1, most - most % 8 if most > 8 else most)
+
+    def report(self, batch_size: int, optimizers: Iterable[Any]) -> dict[str, float]:
+        """Megabytes by part, with the state that the optimizers of this process really hold."""
+        apart = [own for optimizer in optimizers for own in getattr(optimizer, "optimizers", [optimizer])]
+        states = [v for optimizer in apart for state in optimizer.state.values() for v in state.values()]
+        parts = {
+            "teacher": self.teacher,
+            "student": self.student,
+            "gradients": self.gradients,
+            "optimizer": size_of(t for t in states if isinstance(t, Tensor)),
+            "activations": self.per_step + batch_size * self.per_picture,
+        }
+        return {name: round(size / 2**20, 1) for name, size in parts.items()}
+
+
+def _input(module: Any, count: int, device: torch.device) -> Tensor:
+    return module.student_input(torch.zeros(count, 3, *module.student_input.size, dtype=torch.uint8, device=device))
+
+
+def available_bytes(device: torch.device, local_processes: int) -> int:
+    """What this process may still take: of the GPU, or its share of the machine's memory."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line)
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and limit.read_text().strip().isdigit():
+        free = min(free, int(limit.read_text()) - int(limit.with_name("memory.current").read_text()))
+    return free // local_processes
+
+
+def cores() -> int:
+    """CPU cores that this process was given: by affinity, or by its container's quota."""
+    given = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.is_file() and not quota.read_text().startswith("max"):
+        allowed, period = quota.read_text().split()
+        given = min(given, max(1, int(allowed) // int(period)))
+    return given

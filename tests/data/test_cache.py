@@ -1,0 +1,230 @@
+"""The store of answers: rounding, torn records, several writers, foreign folders, a full disk."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kd.data.cache import AnswerStore, DenseCodec, TopKCodec
+from kd.errors import UserError
+from kd.losses import KDLoss
+from kd.losses.functional import kd_loss, topk_kd_loss
+from kd.losses.topk import TopKLogits
+from tests._helpers import ROOT
+
+PARTS: dict[str, dict[str, Any]] = {
+    "teacher": {"arch": "a", "weights": "1"},
+    "transform": {"img_size": 32, "mixup": 0.0},
+    "data": {"content": "x"},
+    "answers": {"format": "dense"},
+}
+
+
+def logits(n: int = 6, classes: int = 50, scale: float = 8.0, seed: int = 0) -> torch.Tensor:
+    return scale * torch.randn(n, classes, generator=torch.Generator().manual_seed(seed))
+
+
+def store(folder: Path, codec: Any, samples: int = 6, views: int = 2, **parts: Any) -> AnswerStore:
+    return AnswerStore(folder, {**PARTS, **parts}, samples, views, codec.record_bytes)
+
+
+def put(target: AnswerStore, codec: Any, view: int, z: torch.Tensor, first: int = 0) -> None:
+    target.put(view, np.arange(first, first + len(z)), codec.encode(z).numpy())
+
+
+def read(source: AnswerStore, codec: Any, view: int, index: list[int]) -> Any:
+    assert source.present(view, np.array(index)).all()
+    return codec.decode(torch.from_numpy(source.get(view, np.array(index))))
+
+
+# -- rounding --------
+
+
+@pytest.mark.parametrize("classes", [2, 3, 1000])
+def test_dense_answers_come_back_within_the_stated_error(tmp_path: Path, classes: int) -> None:
+    codec, z = DenseCodec(classes), logits(classes=classes)
+    s = store(tmp_path / "c", codec)
+    put(s, codec, 1, z)
+    back = read(s, codec, 1, [3, 0, 5])
+    below = z.amax(1, keepdim=True) - z
+    assert ((back - z[[3, 0, 5]]).abs() <= below[[3, 0, 5]] / 2048 + 1e-5).all()
+    assert not s.present(0, np.arange(6)).any()
+
+
+def test_strong_logits_are_kept_finite(tmp_path: Path) -> None:
+    z = torch.tensor([[60.0, -60.0, 1e6], [-1e6, 0.0, 1.0]])
+    assert DenseCodec(3).decode(DenseCodec(3).encode(z)).isfinite().all()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+@pytest.mark.parametrize("k", [1, 5, 49])
+def test_top_k_is_exact_on_the_k_classes_and_bounded_on_the_rest(k: int, temperature: float) -> None:
+    teacher, student = logits().double(), logits(seed=1, scale=3).double().requires_grad_()
+    values, indices = teacher.topk(k)
+    others = teacher.scatter(1, indices, -torch.inf)
+    rest = (teacher / temperature).softmax(1).scatter(1, indices, 0).sum(1)  # the teacher's mass outside the k
+    full = kd_loss(student, teacher, temperature)
+    (g_full,) = torch.autograd.grad(full, student)
+    tail = (others / temperature).logsumexp(1)
+    some = topk_kd_loss(student, values, indices, tail, temperature)
+    (g_some,) = torch.autograd.grad(some, student)
+    torch.testing.assert_close(g_some.gather(1, indices), g_full.gather(1, indices))
+    off = (g_some - g_full).abs() * len(teacher)
+    assert (off <= temperature * rest[:, None] + 1e-12).all()
+    assert (off.sum(1) <= 2 * temperature * rest + 1e-12).all()
+    q_t = (others / temperature).softmax(1)
+    q_s = (student / temperature).scatter(1, indices, -torch.inf).softmax(1)
+    within = torch.where(q_t > 0, q_t * (q_t / q_s.clamp(min=1e-300)).log(), 0.0).sum(1)
+    torch.testing.assert_close(full - some, temperature**2 * (rest * within).mean())
+
+
+@pytest.mark.parametrize("classes", [20, 40_000, 70_000])
+def test_stored_top_k_gives_the_loss_of_exact_top_k(tmp_path: Path, classes: int) -> None:
+    """Also where 16 bits of a class number would not do, signed (over 32,767) or not (over 65,535)."""
+    z, student = logits(n=3, classes=classes), logits(n=3, classes=classes, seed=1)
+    z[0, classes - 1] = 90.0
+    codec = TopKCodec(classes, 4, (1.0, 2.0))
+    s = store(tmp_path / "c", codec, samples=3)
+    put(s, codec, 0, z)
+    back = read(s, codec, 0, [0, 1, 2])
+    assert isinstance(back, TopKLogits)
+    assert torch.equal(back.indices, z.topk(4).indices)
+    values, indices = z.topk(4)
+    tail = (z.scatter(1, indices, -torch.inf) / 2).logsumexp(1)
+    exact = topk_kd_loss(student, values, indices, tail, 2.0)
+    torch.testing.assert_close(KDLoss(2.0).forward_topk(student, back, torch.zeros(3)), exact, rtol=2e-3, atol=1e-4)
+
+
+def test_a_record_of_ten_answers_is_small() -> None:
+    assert TopKCodec(1000, 10, (2.0,)).record_bytes == 48
+    assert DenseCodec(1000).record_bytes == 2008
+
+
+def test_the_gradient_of_the_top_k_loss() -> None:
+    teacher, student = logits(3, 6).double(), logits(3, 6, seed=2).double().requires_grad_()
+    values, indices = teacher.topk(2)
+    tail = teacher.scatter(1, indices, -torch.inf).logsumexp(1)
+    assert torch.autograd.gradcheck(lambda s: topk_kd_loss(s, values, indices, tail, 1.0), student)
+
+
+# -- torn records --------
+
+
+@pytest.mark.parametrize("byte", [0, 3, 4, -1])
+def test_a_torn_record_is_missing_and_written_anew(tmp_path: Path, byte: int) -> None:
+    codec, z = DenseCodec(50), logits()
+    put(store(tmp_path / "c", codec), codec, 0, z)
+    file = tmp_path / "c" / "view-0000.bin"
+    data = bytearray(file.read_bytes())
+    data[2 * codec.record_bytes + byte % codec.record_bytes] ^= 0x40
+    file.write_bytes(data)
+    s = store(tmp_path / "c", codec)
+    assert s.present(0, np.arange(6)).tolist() == [True, True, False, True, True, True]
+    put(s, codec, 0, z)
+    torch.testing.assert_close(read(s, codec, 0, [2]), z[2:3], rtol=0, atol=0.05)
+
+
+def test_a_truncated_file_loses_its_end_alone(tmp_path: Path) -> None:
+    codec = DenseCodec(50)
+    put(store(tmp_path / "c", codec), codec, 0, logits())
+    file = tmp_path / "c" / "view-0000.bin"
+    file.write_bytes(file.read_bytes()[: 3 * codec.record_bytes + 10])
+    assert store(tmp_path / "c", codec).present(0, np.arange(6)).tolist() == [True] * 3 + [False] * 3
+
+
+def test_a_whole_record_is_never_overwritten(tmp_path: Path) -> None:
+    codec, z = DenseCodec(50), logits()
+    s = store(tmp_path / "c", codec)
+    put(s, codec, 0, z)
+    before = read(s, codec, 0, [0])
+    put(store(tmp_path / "c", codec), codec, 0, -z)
+    assert torch.equal(read(store(tmp_path / "c", codec), codec, 0, [0]), before)
+
+
+WRITER = """
+import sys, numpy as np, torch
+from pathlib import Path
+from tests.data.test_cache import store, DenseCodec
+codec = DenseCodec(50)
+s = store(Path(sys.argv[1]), codec, samples=400)
+rng = np.random.default_rng(int(sys.argv[2]))
+print("ready", flush=True)
+for _ in range(int(sys.argv[3])):
+    index = rng.choice(400, 8, replace=False)
+    s.put(0, index, codec.encode(torch.from_numpy(index)[:, None] * torch.arange(50.0)).numpy())
+"""
+
+
+def test_several_processes_write_and_one_is_killed(tmp_path: Path) -> None:
+    """Whatever is there afterwards is whole and is its own sample's answer."""
+    folder, codec = tmp_path / "c", DenseCodec(50)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(folder), str(seed), str(rounds)], cwd=ROOT, env=env,
+                         stdout=subprocess.PIPE)
+        for seed, rounds in ((0, 10**6), (1, 60), (2, 60))
+    ]  # fmt: skip
+    for writer in writers:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+    assert writers[1].wait(60) == writers[2].wait(60) == 0
+    writers[0].kill()
+    writers[0].wait(60)
+    s = store(folder, codec, samples=400)
+    there = np.flatnonzero(s.present(0, np.arange(400)))
+    assert len(there) > 200
+    expected = torch.from_numpy(there)[:, None] * torch.arange(50.0)
+    torch.testing.assert_close(read(s, codec, 0, there.tolist()), expected, rtol=1e-3, atol=0.01 * 400 * 50)
+    assert s.filled() == pytest.approx(len(there) / 800)
+
+
+# -- foreign folders, a full disk --------
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("teacher", {"arch": "a", "weights": "2"}, "other teacher: weights is 1 there, 2 here"),
+        ("transform", {"img_size": 32, "mixup": 0.8}, "other transforms: mixup is 0.0 there, 0.8 here"),
+        ("data", {"content": "y"}, "other data: content is x there, y here"),
+        ("answers", {"format": "top-5"}, "other kinds of answers: format is dense there, top-5 here"),
+    ],
+)
+def test_a_cache_of_something_else_says_what(tmp_path: Path, part: str, change: dict[str, Any], message: str) -> None:
+    store(tmp_path / "c", DenseCodec(50))
+    with pytest.raises(UserError, match=message):
+        store(tmp_path / "c", DenseCodec(50), **{part: change})
+
+
+def test_a_folder_that_is_no_cache(tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").write_text("")
+    with pytest.raises(UserError, match="is no cache of answers, it holds photo.jpg"):
+        store(tmp_path, DenseCodec(50))
+    with pytest.raises(UserError, match="cache_dir: .*photo.jpg.* can't be used"):
+        store(tmp_path / "photo.jpg", DenseCodec(50))
+
+
+def test_a_damaged_fingerprint(tmp_path: Path) -> None:
+    store(tmp_path / "c", DenseCodec(50))
+    (tmp_path / "c" / "fingerprint.json").write_text("{")
+    with pytest.raises(UserError, match="fingerprint.json is damaged"):
+        store(tmp_path / "c", DenseCodec(50))
+
+
+def test_more_views_than_before_keep_the_old_ones(tmp_path: Path) -> None:
+    codec = DenseCodec(50)
+    put(store(tmp_path / "c", codec, views=1), codec, 0, logits())
+    s = store(tmp_path / "c", codec, views=3)
+    assert s.filled() == pytest.approx(1 / 3)
+
+
+def test_a_disk_without_room_is_told_before_the_start(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"needs [\d,.]+ MB more for 2 view\(s\) of 1000000000000 pictures, the disk has"
+    ):
+        store(tmp_path / "c", DenseCodec(50), samples=10**12)

@@ -1,0 +1,154 @@
+"""Packs of tar shards: the run over a pack is the run over its folder, on a disk and from an S3 server."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kd.cli import pack_main, train_main
+from kd.data.shards import Shards, pack
+from kd.data.sources import ImageFolder, fingerprint
+from kd.data.transforms import decode
+from kd.errors import UserError
+from tests._helpers import draw_folder
+from tests.test_train import assert_same, losses, run, run_folders, student_of
+
+
+def packed(recipe: Path, out: Any, *items: str) -> list[str]:
+    assert pack_main([f"recipe={recipe}", f"out={out}", *items]) == 0
+    return ["data.source=Shards", f"data.source.root={out}"]
+
+
+def test_a_pack_is_read_as_its_folder_is(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = packed(recipe, tmp_path / "pack")
+    assert "train: 48 pictures" in capsys.readouterr().out
+    items = ["data.num_workers=2", "data.augment.mixup=0.8"]
+    folder, shards = run(recipe, *items), run(recipe, *items, *source)
+    assert losses(folder) == losses(shards)
+    assert_same(student_of(folder), student_of(shards))
+
+
+def test_resume_over_a_pack_is_exact(recipe: Path, tmp_path: Path) -> None:
+    items = [*packed(recipe, tmp_path / "pack"), "trainer.max_epochs=3"]
+    whole = run(recipe, *items)
+    stop = json.dumps({"class_path": "tests._stop.StopAfterEpoch", "init_args": {"epoch": 1}})
+    assert train_main([f"recipe={recipe}", *items, f"trainer.callbacks+={stop}"]) == 143
+    part = run_folders(recipe)[-1]
+    assert train_main([f"resume={part}", "trainer.callbacks=null"]) == 0
+    assert losses(part) == losses(whole)
+
+
+def test_shards_are_plain_tar_files_of_limited_size(tmp_path: Path) -> None:
+    """WebDataset's layout: 00000007.jpg beside 00000007.cls."""
+    source = ImageFolder(str(draw_folder(tmp_path / "data", size=400)))
+    split = source.load("train")
+    pack(split, source.classes, str(tmp_path / "pack"), "train", shard_mb=1)
+    shards = sorted((tmp_path / "pack").glob("train-*.tar"))
+    assert len(shards) > 1
+    seen = {}
+    for shard in shards:
+        with tarfile.open(shard) as tar:
+            for member in tar:
+                content = tar.extractfile(member)
+                assert content is not None
+                seen[member.name] = content.read()
+    read = Shards(str(tmp_path / "pack")).load("train")
+    for i in range(48):
+        assert seen[f"{i:08d}.jpg"] == split.read(i) == read.read(i)
+        assert int(seen[f"{i:08d}.cls"]) == split.targets[i] == read.targets[i]
+
+
+def test_pictures_are_resized_once(recipe: Path, tmp_path: Path) -> None:
+    packed(recipe, tmp_path / "small", "short_side=20")
+    packed(recipe, tmp_path / "whole", "short_side=1000")
+    small, whole = (Shards(str(tmp_path / name)).load("train") for name in ("small", "whole"))
+    assert decode(small.read(0)).shape == (3, 20, 22)
+    assert decode(whole.read(0)).shape == (3, 40, 44)
+    assert fingerprint(small) != fingerprint(whole)
+    big = torch.nn.functional.interpolate(decode(small.read(0))[None].float(), (40, 44), mode="bilinear")
+    assert (big[0] - decode(whole.read(0)).float()).abs().mean() < 40  # the same picture, blurred
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda p: (p / "train.json").unlink(), "has no train.json: no pack, or an unfinished one"),
+        (lambda p: (p / "train.json").write_text("{"), "train.json is damaged"),
+        (lambda p: (p / "val-00000.tar").write_bytes(b""), "val-00000.tar has 0 bytes, its index says"),
+        (lambda p: (p / "train-00000.tar").unlink(), "train-00000.tar has 0 bytes, its index says"),
+    ],
+    ids=["unfinished", "index", "truncated", "missing"],
+)
+def test_a_damaged_pack_is_named(
+    recipe: Path, tmp_path: Path, damage: Any, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = packed(recipe, tmp_path / "pack")
+    damage(tmp_path / "pack")
+    assert train_main([f"recipe={recipe}", *source]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_wrong_use_of_kd_pack(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for items, message in (
+        (["short_side=big"], "short_side: must be a number of pixels, got 'big'"),
+        (["data.source.root=/nowhere"], "data.source.root: there is no folder"),
+    ):
+        assert pack_main([f"recipe={recipe}", f"out={tmp_path / 'p'}", *items]) == 2
+        assert message in capsys.readouterr().err
+    assert pack_main([f"recipe={recipe}", "out=/proc/nothing"]) == 2
+    assert "out: /proc/nothing can't be written" in capsys.readouterr().err
+    assert pack_main([f"recipe={recipe}"]) == 2
+    assert pack_main(["--help"]) == 0
+
+
+@pytest.fixture()
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A bucket on an S3 server of this machine."""
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for name, value in (
+        ("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}"), ("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+    ):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    server = subprocess.Popen([sys.executable, "-m", "moto.server", "-p", str(port)], stderr=subprocess.DEVNULL,
+                              stdout=subprocess.DEVNULL, env=dict(os.environ))  # fmt: skip
+    import s3fs
+
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.2)
+    s3fs.S3FileSystem().mkdir("food")
+    yield "s3://food"
+    server.kill()
+    server.wait()
+
+
+def test_from_an_object_store(
+    recipe: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    source = packed(recipe, f"{s3}/mini")
+    folder, remote = run(recipe), run(recipe, *source, "data.num_workers=2")
+    assert losses(folder) == losses(remote)
+    kept = sorted(p.name for p in (tmp_path / "cache" / "shards").rglob("*.tar"))
+    assert kept == ["train-00000.tar", "val-00000.tar"]
+    assert train_main([f"recipe={recipe}", "data.source=Shards", f"data.source.root={s3}/nothing"]) == 2
+    assert "has no train.json" in capsys.readouterr().err
+    with pytest.raises(UserError, match="data.source.root: "):
+        Shards("s3://no-such-bucket/x").load("train")

@@ -1,0 +1,382 @@
+"""kd-train with a cache of the teacher's answers: equal to live, resumable, refused where it can't serve."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kd.cached import CachedTeacher
+from kd.cli import cache_main, train_main
+from kd.data.cache import AnswerStore, DenseCodec
+from kd.data.sampler import TrainBatches
+from kd.errors import UserError
+from kd.measure import StepTimes
+from tests._helpers import ROOT, run_cli, save_teacher, write_recipe
+from tests.test_train import assert_same, losses, run, run_folders, student_of
+
+MIX = ["data.augment.mixup=0.8", "data.augment.cutmix=1"]
+
+
+@pytest.fixture()
+def cache(tmp_path: Path) -> list[str]:
+    """A cache of two views in a folder of the test's own."""
+    return ["model.teacher.cache=on", f"model.teacher.cache_dir={tmp_path / 'answers'}", "model.teacher.cache_views=2"]
+
+
+def report(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "summary.json").read_text())["cache"]
+
+
+# -- the order of views --------
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_views_come_again_in_another_order(paired: bool) -> None:
+    batches = TrainBatches(101, 10, 3, views=2, paired=paired)
+    epochs = []
+    for epoch in range(4):
+        batches.set_epoch(epoch)
+        epochs.append(list(batches))
+    assert [{view for batch in e for _, view in batch} for e in epochs] == [{0}, {1}, {0}, {1}]
+    assert epochs[0] != epochs[2]
+    live = TrainBatches(101, 10, 3)
+    for epoch in (0, 1):
+        live.set_epoch(epoch)
+        assert list(live) == epochs[epoch]  # the first time round is the run without a cache
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_mixed_neighbours_stay_together(world_size: int) -> None:
+    def pairs(epoch: int) -> set[tuple[int, int]]:
+        found = set()
+        for rank in range(world_size):
+            batches = TrainBatches(64, 8, 0, rank, world_size, views=2, paired=True)
+            batches.set_epoch(epoch)
+            for batch in batches:
+                index = [i for i, _ in batch]
+                found |= set(zip(index[::2], index[1::2], strict=True))
+        return found
+
+    assert pairs(0) == pairs(2) == pairs(4) != pairs(1)
+
+
+# -- equal to live --------
+
+
+@pytest.mark.parametrize("extra", [[], MIX], ids=["plain", "mixed"])
+def test_the_first_views_are_the_live_run(recipe: Path, cache: list[str], extra: list[str]) -> None:
+    items = ["trainer.precision=32-true", "data.augment.color_jitter=0.3", *extra]
+    live, filling = run(recipe, *items), run(recipe, *items, *cache)
+    for step, value in losses(live).items():
+        assert losses(filling)[step] == pytest.approx(value, abs=2e-3)
+    assert losses(live) != losses(filling)  # fp16's rounding is there
+    assert (report(filling)["answers_read"], report(filling)["answers_computed"]) == (0, 96)
+
+
+@pytest.mark.parametrize("extra", [[], MIX], ids=["plain", "mixed"])
+def test_reading_equals_filling_to_the_last_bit(recipe: Path, cache: list[str], extra: list[str]) -> None:
+    """Four epochs of two views, with and without loader processes; the second run never runs its teacher."""
+    items = [*cache, *extra, "trainer.max_epochs=4"]
+    filling = run(recipe, *items)
+    reading = run(recipe, *items, "data.num_workers=2", "model.teacher.cache=only")
+    assert report(filling)["answers_read"] == report(filling)["answers_computed"] == 96
+    assert (report(reading)["answers_read"], report(reading)["answers_computed"]) == (192, 0)
+    assert losses(filling) == losses(reading)
+    assert_same(student_of(filling), student_of(reading))
+
+
+def test_repeated_epochs_read_what_the_teacher_would_answer_to_their_pictures(recipe: Path, cache: list[str]) -> None:
+    """Mixed pictures too: an answer belongs to the very view that the student sees."""
+    seen = []
+    ask = CachedTeacher.__call__
+
+    def compare(self: Any, images: torch.Tensor, index: torch.Tensor, view: int, records: Any) -> Any:
+        given = ask(self, images, index, view, records)
+        seen.append((records is not None, (given - self.teacher(images)).abs().max()))
+        return given
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CachedTeacher, "__call__", compare)
+        run(recipe, *cache, *MIX, "trainer.max_epochs=4", "trainer.precision=32-true")
+    assert [was_read for was_read, _ in seen] == [False] * 12 + [True] * 12
+    assert max(error for _, error in seen) < 5e-3
+
+
+def test_top_k_learns_nearly_what_dense_does(recipe: Path, cache: list[str]) -> None:
+    dense = run(recipe, "trainer.precision=32-true")
+    few = run(recipe, "trainer.precision=32-true", *cache, "model.teacher.cache_topk=3")
+    assert report(few)["format"] == "top-3"
+    for step, value in losses(dense).items():  # one class is left over: exact, up to fp16
+        assert losses(few)[step] == pytest.approx(value, abs=2e-3)
+
+
+# -- killed, resumed, several processes --------
+
+
+def test_a_fill_that_is_killed_goes_on(recipe: Path, cache: list[str], tmp_path: Path) -> None:
+    """kill -9 in the middle of the first epoch; what was stored is used, the result is the undisturbed run's."""
+    slow = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.2}})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kd.cli", f"recipe={recipe}", *cache, f"trainer.callbacks+={slow}"],
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    file = tmp_path / "answers" / "view-0000.bin"
+    deadline = time.monotonic() + 120
+    while not (file.exists() and any(file.read_bytes())) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    after = run(recipe, *cache)
+    assert report(after)["answers_computed"] < 96
+    whole = run(recipe, *cache[:1], f"model.teacher.cache_dir={tmp_path / 'fresh'}", cache[2])
+    assert losses(after) == losses(whole)
+    assert_same(student_of(after), student_of(whole))
+
+
+def test_resume_with_a_cache_equals_the_uninterrupted_run(recipe: Path, cache: list[str], tmp_path: Path) -> None:
+    whole = run(recipe, *cache, *MIX, "trainer.max_epochs=4")
+    stop = json.dumps({"class_path": "tests._stop.StopAfterEpoch", "init_args": {"epoch": 2}})
+    fresh = [cache[0], f"model.teacher.cache_dir={tmp_path / 'fresh'}", cache[2]]
+    items = [*fresh, *MIX, "trainer.max_epochs=4", f"trainer.callbacks+={stop}"]
+    assert train_main([f"recipe={recipe}", *items]) == 143
+    part = run_folders(recipe)[-1]
+    assert train_main([f"resume={part}", "trainer.callbacks=null"]) == 0
+    assert losses(part) == losses(whole)
+    assert_same(student_of(part), student_of(whole))
+
+
+@pytest.mark.parametrize("items", [[], MIX], ids=["plain", "mixed"])
+def test_kd_cache_fills_what_training_reads(
+    recipe: Path, cache: list[str], items: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command = [f"recipe={recipe}", *cache, *items, "config=debug", "data.batch_size=10"]
+    assert cache_main(command) == 0
+    assert "cache: 96 answers computed in " in capsys.readouterr().out
+    assert not (tmp_path / "runs").exists()
+    view = tmp_path / "answers" / "view-0001.bin"
+    view.write_bytes(view.read_bytes()[:-100])  # torn: what is missing alone is computed
+    assert cache_main(command) == 0
+    assert int(capsys.readouterr().out.split("cache: ")[1].split()[0]) <= 50
+    folder = run(recipe, *cache, *items, "trainer.max_epochs=3", "model.teacher.cache=only")
+    assert (report(folder)["answers_read"], report(folder)["answers_computed"]) == (144, 0)
+
+
+def test_two_processes_fill_what_one_reads(recipe: Path, cache: list[str]) -> None:
+    two = ["config=ddp_2cpu", "data.batch_size=4", "trainer.limit_val_batches=0"]
+    done = run_cli(f"recipe={recipe}", *two, *cache, *MIX)
+    assert done.returncode == 0, done.stderr
+    one = run(recipe, *cache, *MIX, "model.teacher.cache=only")
+    assert report(one)["answers_read"] == 96
+
+
+def test_kd_cache_over_two_processes(recipe: Path, cache: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "kd.fill", f"recipe={recipe}",
+         "config=ddp_2cpu", "data.batch_size=10", *cache],
+        cwd=ROOT, text=True, capture_output=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("cache: 96 answers computed") == 1
+    assert report(run(recipe, *cache, "model.teacher.cache=only"))["answers_read"] == 96
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["config=no_teacher"], "model.teacher: there is nothing to cache"),
+        (["what"], "what is 'what'?"),
+        (["data.batch_size=7", *MIX], "data.batch_size: must be even"),
+    ],
+)
+def test_wrong_use_of_kd_cache(
+    recipe: Path, cache: list[str], items: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = [] if "config=no_teacher" in items else cache
+    assert cache_main([f"recipe={recipe}", *taken, *items]) == 2
+    assert f"kd-cache: {message}" in capsys.readouterr().err
+    assert cache_main(["--help"]) == 0
+
+
+# -- auto --------
+
+
+def test_auto_says_why(recipe: Path, cache: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    auto = [*cache, "model.teacher.cache=auto"]
+    folder = run(recipe, *auto)
+    assert (
+        "cache: off: 2 epoch(s) of 2 views (model.teacher.cache_views): no view comes again" in capsys.readouterr().out
+    )
+    assert report(folder) is None
+    assert not (tmp_path / "answers").exists()
+    heavy = [
+        "model.teacher.kwargs.depth=24",
+        f"model.teacher.checkpoint={save_teacher(tmp_path / 'd.safetensors', depth=24)}",
+    ]
+    folder = run(recipe, *auto, *heavy, "trainer.max_epochs=10")
+    said = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("cache: on: teacher "))
+    assert "10 epochs of 2 views, 0% cached already, would be" in said
+    assert "MB free disk" in said
+    assert report(folder)["answers_computed"] == 96
+    # resumed as it was begun, though now it would be too short to pay
+    assert train_main([f"resume={folder}", "trainer.max_epochs=11", "model.teacher.cache_views=50"]) == 0
+    assert "cache: on all the same, as in the run that is resumed" in capsys.readouterr().out
+
+
+def test_the_predicted_gain_is_amdahls() -> None:
+    assert StepTimes(90, 10, 0, 1).gain(epochs=10**6, views=1) == pytest.approx(10, rel=1e-3)
+    assert StepTimes(90, 10, 100, 1).gain(epochs=100, views=1) == 1  # the input is the limit
+    assert StepTimes(90, 10, 100, 0).gain(epochs=10**6, views=1) == pytest.approx(200 / 110, rel=1e-3)
+    assert StepTimes(90, 10, 0, 1).gain(epochs=4, views=4, filled=1.0) == 10
+
+
+# -- refused --------
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["model.teacher.cache=maybe"], "cache: Expected a typing.Literal['off', 'on', 'auto', 'only']"),
+        (["model.teacher.cache_views=0"], "model.teacher.cache_views: must be >= 1, got 0"),
+        (["model.teacher.cache_topk=4"], "model.teacher.cache_topk: must be less than the 4 classes, got 4"),
+        ([*MIX, "data.batch_size=7"], "data.batch_size: must be even where mixed pairs are cached"),
+        (["model.teacher.cache=only"], "model.teacher.cache: only, but 8 of 8 answers"),
+    ],
+    ids=lambda x: str(x)[:40],
+)
+def test_wrong_use_of_the_cache_is_one_line(
+    items: list[str], message: str, recipe: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_main([f"recipe={recipe}", *cache, *items]) in (1, 2)
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["seed=1"], "was filled with other transforms: seed is 0 there, 1 here"),
+        (["data.augment.hflip=0"], "was filled with other transforms: hflip is 0.5 there, 0.0 here"),
+        (["trainer.precision=bf16-mixed"], "was filled with other teacher: dtype is float32 there, bfloat16 here"),
+    ],
+    ids=lambda x: str(x)[:30],
+)
+def test_a_stale_cache_is_refused(
+    items: list[str], message: str, recipe: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = [*cache, "trainer.precision=32-true"]
+    run(recipe, *cache, "trainer.max_epochs=1")
+    assert train_main([f"recipe={recipe}", *cache, *items]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_losses_that_look_at_layers_are_refused(
+    tmp_path: Path, pictures: Path, teacher: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    hint = {"class_path": "kd.losses.HintLoss"}
+    recipe = write_recipe(
+        tmp_path / "tiny.yaml", pictures, teacher,
+        model__distill_losses={"hint": hint}, model__taps={"hint": {"student": "norm", "teacher": "norm"}},
+    )  # fmt: skip
+    assert train_main([f"recipe={recipe}", *cache]) == 2
+    assert "model.teacher.cache: keeps logits alone, but hint looks at the teacher's layers" in capsys.readouterr().err
+    run(recipe, *cache, "model.teacher.cache=auto", "trainer.max_epochs=1")
+    assert "cache: off: model.teacher.cache: keeps logits alone" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("loss", ["DISTLoss", "HardKDLoss"])
+def test_losses_that_need_all_logits(
+    recipe: Path, cache: list[str], loss: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused with the largest alone; with all of them, the same as live."""
+    items = [f"model.distill_losses.other={loss}", "trainer.precision=32-true"]
+    assert train_main([f"recipe={recipe}", *cache, *items, "model.teacher.cache_topk=2"]) == 2
+    assert f"model.teacher.cache_topk: other ({loss}) needs all logits" in capsys.readouterr().err
+    live, cached = run(recipe, *items), run(recipe, *items, *cache)
+    for step, value in losses(live).items():
+        assert losses(cached)[step] == pytest.approx(value, abs=5e-3)
+
+
+def test_a_moving_temperature_needs_all_logits(
+    recipe: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    moving = "model.distill_losses.kd.final_temperature=1"
+    assert train_main([f"recipe={recipe}", *cache, moving, "model.teacher.cache_topk=2"]) == 2
+    assert "model.teacher.cache_topk: kd (KDLoss) needs all logits" in capsys.readouterr().err
+
+
+def test_several_teachers_are_refused(
+    tmp_path: Path, pictures: Path, teacher: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests._helpers import ARCH, TINY
+
+    spec = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(teacher), "cache": "on"}
+    recipe = write_recipe(tmp_path / "t.yaml", pictures, teacher, model__teacher=None)
+    recipe.write_text(
+        recipe.read_text().replace("  teacher: null", f"  teachers: {json.dumps({'a': spec, 'b': spec})}")
+    )
+    assert train_main([f"recipe={recipe}"]) == 2
+    assert "model.teachers: a cache serves one model.teacher, not several" in capsys.readouterr().err
+
+
+def test_yaml_reads_a_bare_on(tmp_path: Path, pictures: Path, teacher: Path) -> None:
+    recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher)
+    recipe.write_text(
+        recipe.read_text().replace("  teacher:\n", f"  teacher:\n    cache: on\n    cache_dir: {tmp_path}/a\n")
+    )
+    assert "cache: on" in recipe.read_text()
+    assert report(run(recipe))["answers_computed"] == 96
+
+
+@pytest.fixture()
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 kB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", disk], check=False).returncode:
+        pytest.skip("can't mount a small disk here")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_full_disk_is_told_before_the_first_step(
+    recipe: Path, small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = ["model.teacher.cache=on", f"model.teacher.cache_dir={small_disk / 'c'}"]
+    assert train_main([f"recipe={recipe}", *items, "model.teacher.cache_views=100"]) == 2
+    assert "model.teacher.cache_dir: " in capsys.readouterr().err
+    assert not (recipe.parent / "runs").exists()
+    assert train_main([f"recipe={recipe}", *items, "model.teacher.cache_views=2"]) == 0  # 2 x 768 bytes: there is room
+
+
+def test_a_store_that_can_no_longer_be_written_leaves_the_teacher_live(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codec = DenseCodec(4)
+    store = AnswerStore(tmp_path / "c", {}, 10, 1, codec.record_bytes)
+    os.close(store._write[0])
+    store._write[0] = os.open(tmp_path / "c" / "view-0000.bin", os.O_RDONLY)
+    asked = CachedTeacher(lambda _: torch.eye(4), store, codec)  # type: ignore[arg-type]
+    for _ in range(2):
+        given = asked(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.arange(4), 0, None)
+        assert isinstance(given, torch.Tensor)
+        assert torch.equal(given, torch.eye(4))
+    assert capsys.readouterr().err.count("the teacher answers live") == 1
+
+
+def test_an_answer_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    codec = DenseCodec(4)
+    store = AnswerStore(tmp_path / "c", {}, 10, 1, codec.record_bytes)
+    answers = torch.zeros(2, 4)
+    answers[1, 2] = torch.nan
+    asked = CachedTeacher(lambda _: answers, store, codec)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="training picture 7 is not finite"):
+        asked(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([3, 7]), 0, None)
+    assert not store.present(0, np.arange(10)).any()

@@ -1,0 +1,97 @@
+"""What makes a step faster must not change what it learns; what is found by measuring stays within its limits."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from kd.cli import train_main
+from kd.memory import Memory, cores, saved_bytes
+from kd.models import StudentSpec, build_model, preprocess_for
+from tests._helpers import write_recipe
+from tests.test_train import losses, run
+
+
+def summary(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.mark.timeout(600)
+def test_compiled_models_learn_the_same(recipe: Path) -> None:
+    items = ["trainer.precision=32-true", "trainer.max_epochs=1", "trainer.limit_val_batches=0"]
+    plain = run(recipe, *items)
+    fast = run(recipe, *items, "model.student.compile=true", "model.teacher.compile=default")
+    for step, value in losses(plain).items():
+        assert losses(fast)[step] == pytest.approx(value, rel=1e-4)
+
+
+def test_channels_last_learns_the_same(recipe: Path) -> None:
+    items = ["model.student.arch=resnet10t", "model.student.kwargs={}", "trainer.precision=32-true"]
+    plain, last = run(recipe, *items), run(recipe, *items, "model.student.channels_last=true")
+    for step, value in losses(plain).items():
+        assert losses(last)[step] == pytest.approx(value, rel=2e-2)
+    model = build_model(StudentSpec("resnet10t", channels_last=True), 4, "model.student")
+    assert model.conv1[0].weight.is_contiguous(memory_format=torch.channels_last)  # type: ignore[union-attr,index]
+    picture = preprocess_for(model, 32, True)(torch.zeros(2, 3, 40, 40, dtype=torch.uint8))
+    assert picture.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_saved_activations_are_counted_once() -> None:
+    """Linear, ReLU, linear: kept are the input, the first output (ReLU's own) and nothing of the parameters."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+    found = saved_bytes(model, torch.zeros(10, 8), torch.enable_grad())
+    assert found == 4 * 10 * (8 + 32)
+
+
+def test_the_summary_breaks_memory_down(recipe: Path) -> None:
+    parts = summary(run(recipe, "trainer.precision=32-true"))["memory_mb"]
+    assert set(parts) == {"teacher", "student", "gradients", "optimizer", "activations"}
+    half = summary(run(recipe, "trainer.precision=32-true", "data.batch_size=4"))["memory_mb"]
+    assert parts["activations"] == pytest.approx(2 * half["activations"], rel=0.2, abs=0.1)
+
+
+def test_what_fits_leaves_head_room() -> None:
+    memory = Memory.__new__(Memory)
+    memory.teacher, memory.student, memory.gradients, memory.optimizer = 100, 50, 50, 100
+    memory.per_step, memory.per_picture = 20, 10
+    assert memory.fits(1000) == 48  # (800 - 320) / 10
+    assert memory.fits(1100) == 56
+    assert memory.fits(450) == 4
+    assert memory.fits(10) == 1
+
+
+def test_batch_size_auto(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On this machine the training set is what bounds it; the rate follows by the square root."""
+    items = ["data.batch_size=auto", "optim.lr_batch=12", "optim.lr=0.001"]
+    folder = run(recipe, *items)
+    found = summary(folder)
+    assert (found["batch_size"], found["steps"]) == (48, 2)
+    assert found["student"]["lr"] == pytest.approx(0.002)
+    assert "batch size: 48 a process takes" in capsys.readouterr().out
+    assert train_main([f"resume={folder}", "trainer.max_epochs=3"]) == 0
+    assert summary(folder)["batch_size"] == 48
+
+
+def test_batch_size_auto_needs_to_know_what_the_rate_is_for(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main([f"recipe={recipe}", "data.batch_size=auto"]) == 2
+    assert "optim.lr_batch: say which global batch optim.lr=0.001 is meant for" in capsys.readouterr().err
+
+
+def test_num_workers_auto_never_takes_more_than_the_cores(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run(recipe, "data.num_workers=auto", "trainer.max_epochs=1")
+    assert 0 <= summary(folder)["num_workers"] <= cores() - 1
+    assert "loader processes: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "item", ["data.batch_size=aut", "data.num_workers=-1", "optim.lr_batch=0", "model.student.compile=fast"]
+)
+def test_wrong_levers(recipe: Path, item: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main([f"recipe={recipe}", item]) == 2
+    assert item.split("=")[0].split(".")[-1] in capsys.readouterr().err
+
+
+def test_a_student_alone_is_tuned_too(tmp_path: Path, pictures: Path) -> None:
+    recipe = write_recipe(tmp_path / "tiny.yaml", pictures, None, data__num_workers="auto")
+    assert summary(run(recipe))["memory_mb"]["teacher"] == 0
