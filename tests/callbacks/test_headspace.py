@@ -58,7 +58,7 @@ def test_a_slow_input_and_a_slow_teacher_are_measured(tmp_path: Path, capsys: py
         f"data.source={source}",
     ]
     assert train_main(items) == 0
-    (folder,) = (tmp_path / "runs" / "headspace").glob("0*")
+    (folder,) = (tmp_path / "runs" / "tiny").glob("0*")
     found = read_run(folder).event("headspace")
     assert found is not None
     # decoding and the teacher's own computing come on top of what was planted
