@@ -1,6 +1,8 @@
 """Phases: they add up to the step, and a planted delay shows where it was planted."""
 
+import itertools
 import json
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -44,10 +46,12 @@ def test_the_phases_of_a_run_add_up_to_its_steps(recipe: Path) -> None:
     steps = newest(recipe).steps[0]
     assert [s["step"] for s in steps] == list(range(12))
     assert [s["step"] for s in steps if s.get("first")] == [0, 6]
-    watched = 1000 * (Used.starts[5] - Used.starts[0])
-    # a step ends where the next batch is asked for, so the two clocks are shifted by one data wait
-    told = sum(s["ms"] for s in steps[0:5]) - sum(steps[0]["p"][k] for k in ("data", "h2d")) + steps[5]["p"]["data"]
-    assert told == pytest.approx(watched, rel=0.02)
+    watched = [1000 * (b - a) for a, b in itertools.pairwise(Used.starts[:6])]
+    # a step ends where the next batch is asked for, so the two clocks are shifted by one wait for a batch
+    before = [s["p"]["data"] + s["p"]["h2d"] for s in steps[:6]]
+    told = [s["ms"] - before[i] + before[i + 1] for i, s in enumerate(steps[:5])]
+    # the median: a busy machine may take the core between the two clocks' readings
+    assert statistics.median(a / b for a, b in zip(told, watched, strict=True)) == pytest.approx(1, abs=0.02)
     for step in steps:
         phases = {k: v for k, v in step["p"].items() if k != "validation"}
         assert sum(phases.values()) == pytest.approx(step["ms"], rel=0.02)

@@ -123,7 +123,7 @@ def test_mixing_is_the_same_on_one_process_and_two(pictures: Path) -> None:
 
     data = module(pictures, num_workers=0, augment=STRONG)
     split = data.split("train")
-    views = PictureSet(split, train_transform(32, STRONG), 0)
+    views = PictureSet(split, train_transform((32, 32), STRONG), 0)
     collate = Collate(MixPairs(STRONG, 4, 0))
     whole = [collate([views[k] for k in keys]) for keys in TrainBatches(48, 8, 0)]
     shares = [[collate([views[k] for k in keys]) for keys in TrainBatches(48, 4, 0, r, 2)] for r in range(2)]
