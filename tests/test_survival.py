@@ -28,13 +28,13 @@ def fails(recipe: Path, *items: str) -> tuple[int, str, Path]:
     return status, log.read_text(), recipe.parent / "runs" / "tiny" / "000"
 
 
-def assert_good(folder: Path, step: int) -> None:
-    """The newest checkpoint is of this step, and of numbers."""
+def assert_good(folder: Path, *steps: int) -> None:
+    """The newest checkpoint is of this step (or one of these), and of numbers."""
     file, damaged = newest_whole(folder / "checkpoints")
     assert file is not None
     assert not damaged
     content = torch.load(file, weights_only=True)
-    assert content["global_step"] == step
+    assert content["global_step"] in steps
     assert all(math.isfinite(float(v.float().sum())) for v in content["state_dict"].values())
 
 
@@ -62,7 +62,7 @@ def test_a_loader_worker_killed_by_the_kernel(recipe: Path) -> None:
     assert status == 1
     assert "kd-train: failed: a loader worker" in log
     assert "was killed by signal: Killed" in log
-    assert_good(folder, 2)
+    assert_good(folder, 2, 3)  # the loss of a worker is noticed a step later at times
 
 
 def test_a_second_ctrl_c_stops_at_once_and_leaves_the_checkpoint(recipe: Path) -> None:

@@ -28,6 +28,10 @@ class SlowSplit:
         """Of the picture."""
         return self.split.name(index)
 
+    def target(self, index: int) -> Any:
+        """Of the picture."""
+        return self.split.target(index)
+
     def read(self, index: int) -> bytes:
         """The picture, late."""
         found: Any = self.split.read(index)
