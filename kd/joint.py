@@ -73,7 +73,9 @@ class SeveralStudents(LightningModule):
         """Each student's own."""
         for module in self.named_students().values():
             module.trainer = self.trainer
-            module.setup(stage)
+            module.start_student(stage)
+        for module in self.named_students().values():
+            module.place_teacher()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """All students' optimizers and schedules, stepped together."""

@@ -52,6 +52,8 @@ class TeacherSpec(ModelSpec):
         classes: names of the classes it knows, in its order, or a file with one a line (or a JSON list), where they
             are not the data's; a checkpoint of ours and timm's ImageNet models bring their own.
         class_map: the teacher's name of a class of the data, where the two differ.
+        placement: ``same``: each process has it on the student's device; a device (``cpu``, ``cuda:1``); ``shard``: in
+            shards over all processes (FSDP2), for one that fits no single device.
     """
 
     recipe: str | None = None
@@ -59,10 +61,20 @@ class TeacherSpec(ModelSpec):
     weight: float = 1.0
     classes: list[str] | str | None = None
     class_map: dict[str, str] = field(default_factory=dict)
+    placement: str = "same"
 
     def __post_init__(self) -> None:
         if not self.weight > 0:
             raise ValueError(f"weight must be > 0, got {self.weight}")
+        if self.placement not in ("same", "shard") and not _is_device(self.placement):
+            raise ValueError(f"placement must be same, shard or a device (cpu, cuda:1), got '{self.placement}'")
+
+
+def _is_device(name: str) -> bool:
+    try:
+        return torch.device(name).type != "meta"
+    except RuntimeError:
+        return False
 
 
 @dataclass

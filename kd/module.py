@@ -240,15 +240,23 @@ class DistillationModule(LightningModule):
 
     def setup(self, stage: str) -> None:
         """Starts the student from the teacher's layers where asked; puts the teacher on its device."""
+        self.start_student(stage)
+        self.place_teacher()
+
+    def place_teacher(self) -> None:
+        """Puts the teacher on its device, in the run's precision."""
         trainer = self.trainer
         if self.teacher is None:
-            if self.student_spec.inherit:
-                raise UserError("model.student.inherit: needs a model.teacher")
             return
-        if stage == "fit" and self.student_spec.inherit and not trainer.ckpt_path:
-            self._inherit(self.teacher)
         dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(str(trainer.precision), torch.float32)
         self.teacher.to(trainer.strategy.root_device, dtype)
+
+    def start_student(self, stage: str) -> None:
+        """Takes the student's first weights from the teacher where asked, while that is whole and not yet placed."""
+        if self.student_spec.inherit and self.teacher is None:
+            raise UserError("model.student.inherit: needs a model.teacher")
+        if self.teacher is not None and stage == "fit" and self.student_spec.inherit and not self.trainer.ckpt_path:
+            self._inherit(self.teacher)
 
     def configure_model(self) -> None:
         """Lets a strategy that shards the student do so (:mod:`kd.strategies.fsdp`)."""
@@ -372,7 +380,7 @@ class DistillationModule(LightningModule):
         spec = self._tap_specs[name]
         student = self._student_taps.read(spec.student, spec.tokens)
         teacher = self._teacher_taps[self._teacher_of.get(name, ALL)].read(spec.teacher, spec.tokens)
-        teacher = [x.float() for x in teacher]
+        teacher = [x.to(student[0].device, torch.float32) for x in teacher]
         return (student, teacher) if layers else (student[0], teacher[0])
 
     def _let_go(self) -> None:
@@ -426,6 +434,8 @@ class DistillationModule(LightningModule):
         if not len(images):
             if hasattr(self.trainer.strategy, "shard"):  # the other ranks wait for this one's shards
                 self.final_student(self.student_input(batch["image"]))
+            if self.teacher is not None and self.teacher.is_shared_out and self.teacher_answers is None:
+                self.teacher(batch["image"])
             return
         logits = self.task.fit(self.final_student(self.student_input(images)), target)
         self.task.update(logits, target, self._teacher_answer(images, target, index))

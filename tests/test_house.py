@@ -13,7 +13,18 @@ from tests._helpers import ROOT
 
 LAYERS = [
     {"kd", "kd.errors", "kd._bar", "kd._find", "kd.checkpoints", "kd.losses.functional", "kd.report", "kd.clock"},
-    {"kd.losses", "kd.models", "kd.dense", "kd.taps", "kd.teacher", "kd.inherit", "kd.optim", "kd.tasks", "kd.data"},
+    {
+        "kd.losses",
+        "kd.models",
+        "kd.shards",
+        "kd.dense",
+        "kd.taps",
+        "kd.teacher",
+        "kd.inherit",
+        "kd.optim",
+        "kd.tasks",
+        "kd.data",
+    },
     {"kd.module", "kd.joint", "kd.evaluate"},
     {"kd.strategies", "kd.callbacks"},
     {"kd._parser", "kd._teachers", "kd.cli", "kd.export", "kd.launch"},
