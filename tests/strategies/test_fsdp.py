@@ -48,9 +48,11 @@ def test_what_does_not_go_together_is_refused(recipe: Path) -> None:
 
 def test_ranks_whose_last_validation_batch_is_padding_alone(recipe: Path) -> None:
     """16 pictures over three ranks in batches of 5: two ranks have nothing real in the last one, and must not wait.
-    In the default bf16, with accumulation."""
+    In bf16, with accumulation."""
     items = [f"recipe={recipe}", "config=fsdp", "trainer.devices=3", "data.batch_size=5", "trainer.max_epochs=1"]
-    pids = start_ranks([*items, "trainer.accumulate_grad_batches=2"], recipe.parent / "log.txt", 3)
+    pids = start_ranks(
+        [*items, "trainer.accumulate_grad_batches=2", "trainer.precision=bf16-mixed"], recipe.parent / "log", 3
+    )
     assert {status_of(pid, timeout_s=60) for pid in pids} == {0}, (recipe.parent / "log.0").read_text()
     summary = json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
     assert (summary["status"], summary["strategy"], summary["precision"]) == ("done", "FSDP", "bf16-mixed")
