@@ -17,7 +17,9 @@ HINT = [
 ]
 
 
-@pytest.mark.parametrize("more", [[], HINT], ids=["logits", "a loss with parameters"])
+@pytest.mark.parametrize(
+    "more", [pytest.param([], marks=pytest.mark.slow), HINT], ids=["logits", "a loss with parameters"]
+)
 def test_shards_learn_what_whole_copies_learn(recipe: Path, more: list[str]) -> None:
     plain, sharded = (train(recipe, strategy, *more) for strategy in (PLAIN, SHARDED))
     assert losses(sharded) == pytest.approx(losses(plain), rel=1e-4)
