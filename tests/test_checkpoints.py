@@ -183,7 +183,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(recipe: Path, tmp_path: Pat
     """Room for the first two checkpoints; a third file does not fit."""
     disk, log = tmp_path / "disk", tmp_path / "log"
     with disk_at(disk, "-o size=700k") as holder:
-        items = [f"recipe={recipe}", f"runs_dir={disk}", "trainer.max_epochs=9", "monitor.enabled=false"]
+        items = [f"recipe={recipe}", f"runs_dir={disk}", "trainer.max_epochs=9"]
         assert status_of(start(items, log, enter, holder)) == 1
         said = log.read_text()
         assert "kd-train: failed: the checkpoint " in said, said
@@ -205,6 +205,25 @@ def test_the_error_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match=r"last.ckpt can't be written"):
         CheckpointFiles().save_checkpoint({}, tmp_path / "file" / "last.ckpt")
+
+
+@pytest.mark.parametrize("share", [0, 0.3, 0.7, 0.99])
+def test_a_disk_that_fills_at_any_place_is_told_alike(
+    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the archive's records or in its directory, where torch raises an error of its own."""
+    room = share * save(tmp_path / "whole.ckpt", 1.0).stat().st_size
+
+    class Small(io.FileIO):
+        def write(self, data: bytes) -> int:  # type: ignore[override]
+            if self.tell() + len(data) > room:
+                raise OSError(28, "No space left on device")
+            return super().write(data)
+
+    monkeypatch.setattr(Path, "open", lambda path, _mode: Small(path, "w"))
+    with pytest.raises(RunError, match=r"last.ckpt can't be written: No space left on device; the one before"):
+        save(tmp_path / "last.ckpt", 1.0)
+    assert [p.name for p in tmp_path.iterdir()] == ["whole.ckpt"]
 
 
 def test_impossible_intervals(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
