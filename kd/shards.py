@@ -32,7 +32,8 @@ def shard(model: nn.Module, mesh: DeviceMesh, *, frozen: bool = False) -> None:
     """
     for block in repeated_blocks(model):
         fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh, reshard_after_forward=True if frozen else None)
+    own = {"reshard_after_forward": True} if frozen else {}
+    fully_shard(model, mesh=mesh, **own)
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -10,7 +10,7 @@ import torch
 from pytorch_lightning import Callback, Trainer
 from safetensors.torch import load_file
 
-from kd.cli import train_main
+from kd.cli import eval_main, train_main
 from kd.shards import repeated_blocks
 from tests._forks import start_ranks, status_of
 from tests._helpers import ARCH, TINY
@@ -63,17 +63,22 @@ def result(folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_teacher_in_shards_teaches_the_same(recipe: Path, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "precision"), [(2, "32-true"), (3, "32-true"), pytest.param(2, "bf16-mixed", marks=pytest.mark.slow)]
+)
+def test_a_teacher_in_shards_teaches_the_same(recipe: Path, ranks: int, precision: str) -> None:
     """Logits and features; at three ranks the last validation batch of two of them is padding alone."""
     whole, shards = (
-        train(recipe, ranks, *FEATURES, f"model.teacher.placement={placement}") for placement in ("same", "shard")
+        train(recipe, ranks, *FEATURES, f"trainer.precision={precision}", f"model.teacher.placement={placement}")
+        for placement in ("same", "shard")
     )
     assert result(shards) == result(whole)
     held = sum(int((recipe.parent / f"held.{rank}").read_text()) for rank in range(ranks))
-    size = 4 * sum(p.numel() for p in timm.create_model(ARCH, num_classes=4, img_size=32, **TINY).parameters())
+    width = 4 if precision == "32-true" else 2
+    size = width * sum(p.numel() for p in timm.create_model(ARCH, num_classes=4, img_size=32, **TINY).parameters())
     assert held == pytest.approx(size, rel=0.05)
     assert int((recipe.parent / "held.0").read_text()) == pytest.approx(size / ranks, rel=0.1)  # rows of 32 by 3
+    assert eval_main([str(shards)]) == 0  # one process, the teacher whole
 
 
 def test_several_students_of_a_teacher_in_shards(recipe: Path) -> None:
