@@ -14,6 +14,7 @@ from kd.cli import eval_main, train_main
 from kd.shards import repeated_blocks
 from tests._forks import start_ranks, status_of
 from tests._helpers import ARCH, TINY
+from tests.tasks.test_segmentation import draw, recipe_of
 
 FEATURES = [
     'model.distill_losses={"kd": {"class_path": "KDLoss"}, "hint": {"class_path": "HintLoss"}}',
@@ -134,3 +135,16 @@ def test_every_block_is_a_shard_of_its_own(arch: str, count: int) -> None:
     found = list(repeated_blocks(timm.create_model(arch)))
     assert len(found) == count
     assert len(set(map(id, found))) == count
+
+
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_a_dense_teacher_in_shards_and_the_pictures_at_the_end(strategy: str, tmp_path: Path) -> None:
+    """Rank 0 alone writes the coloured predictions, but every rank must ask the shards for them."""
+    teacher = {"arch": ARCH, "img_size": [24, 32], "kwargs": {**TINY, "depth": 4}, "placement": "shard"}
+    recipe = recipe_of(tmp_path, draw(tmp_path / "scenes"), teacher=teacher, distill_losses={"p": "PixelKDLoss"})
+    how = "trainer.strategy=ddp" if strategy == "ddp" else "config=fsdp"
+    items = [f"recipe={recipe}", "trainer.devices=2", "data.batch_size=2", "trainer.max_epochs=1", "preflight=warn"]
+    log = tmp_path / "log.txt"
+    pids = start_ranks([*items, how], log)
+    assert {status_of(pid, timeout_s=60) for pid in pids} == {0}, log.with_suffix(".0").read_text()
+    assert len(list((tmp_path / "runs" / "tiny" / "000" / "predictions").iterdir())) == 2  # its share
