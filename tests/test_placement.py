@@ -65,7 +65,8 @@ def result(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "precision"), [(2, "32-true"), (3, "32-true"), pytest.param(2, "bf16-mixed", marks=pytest.mark.slow)]
+    ("ranks", "precision"),
+    [(3, "32-true"), *(pytest.param(2, precision, marks=pytest.mark.slow) for precision in ("32-true", "bf16-mixed"))],
 )
 def test_a_teacher_in_shards_teaches_the_same(recipe: Path, ranks: int, precision: str) -> None:
     """Logits and features; at three ranks the last validation batch of two of them is padding alone."""

@@ -87,7 +87,11 @@ TWO = ["trainer.devices=2", "trainer.strategy=ddp"]
     ("before", "after"),
     [
         ([*TWO, "data.batch_size=4"], [*ONE, "data.batch_size=8"]),
-        ([*TWO, "data.batch_size=4"], [*ONE, "data.batch_size=4", "trainer.accumulate_grad_batches=2"]),
+        pytest.param(
+            [*TWO, "data.batch_size=4"],
+            [*ONE, "data.batch_size=4", "trainer.accumulate_grad_batches=2"],
+            marks=pytest.mark.slow,
+        ),
         ([*ONE, "data.batch_size=8"], [*TWO, "data.batch_size=4"]),
     ],
     ids=["2 to 1", "2 to 1, accumulated", "1 to 2"],

@@ -31,7 +31,11 @@ def test_shards_learn_what_whole_copies_learn(recipe: Path, more: list[str]) -> 
     assert account["rank0_mb"] == pytest.approx(account["whole_mb"] / 2, rel=0.05)
 
 
-@pytest.mark.parametrize(("first", "then"), [(PLAIN, SHARDED), (SHARDED, PLAIN)], ids=["to shards", "from shards"])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [pytest.param(PLAIN, SHARDED, marks=pytest.mark.slow), (SHARDED, PLAIN)],
+    ids=["to shards", "from shards"],
+)
 def test_checkpoints_load_in_the_other(recipe: Path, first: str, then: str) -> None:
     kill = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 4}})
     audit = json.dumps([{"class_path": "kd.callbacks.audit.Audit"}])
