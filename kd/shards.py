@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -32,7 +33,7 @@ def shard(model: nn.Module, mesh: DeviceMesh, *, frozen: bool = False) -> None:
     """
     for block in repeated_blocks(model):
         fully_shard(block, mesh=mesh)
-    own = {"reshard_after_forward": True} if frozen else {}
+    own: dict[str, Any] = {"reshard_after_forward": True} if frozen else {}  # else torch decides
     fully_shard(model, mesh=mesh, **own)
 
 
