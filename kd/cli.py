@@ -513,7 +513,7 @@ def _teacher_of_run(model: dict[str, Any], classes: list[str], dense: bool) -> A
         print(f"the teacher's checkpoint {gone[0]} is gone: the student alone", file=sys.stderr)
     if gone or not specs or not all(s["head"] for s in specs.values()):
         return None
-    built = {name: TeacherSpec(**spec) for name, spec in specs.items()}
+    built = {name: TeacherSpec(**{**spec, "placement": "same"}) for name, spec in specs.items()}
     return build_teachers(built.get(""), {name: s for name, s in built.items() if name}, classes, dense)
 
 

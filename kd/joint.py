@@ -83,7 +83,11 @@ class SeveralStudents(LightningModule):
             raise UserError("data.batch_size: auto is not available with several students")
         for module in self.named_students().values():
             module.trainer = self.trainer
-            module.setup(stage)
+            module.start_student(stage)
+        for module in self.named_students().values():
+            module.place_teacher()
+            if stage == "fit":
+                module.prepare_fit()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """All students' optimizers and schedules, stepped together."""

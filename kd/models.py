@@ -66,6 +66,8 @@ class TeacherSpec(ModelSpec):
         cache_dir: folder of the cache; default: one of its own in the user's cache folder.
         cache_views: views of a picture before they come again. Few save more, many overfit less.
         cache_topk: keep only so many logits and the mass of the rest; default: all.
+        placement: ``same``: each process has it on the student's device; a device (``cpu``, ``cuda:1``); ``shard``: in
+            shards over all processes (FSDP2), for one that fits no single device.
     """
 
     recipe: str | None = None
@@ -77,6 +79,7 @@ class TeacherSpec(ModelSpec):
     cache_dir: str | None = None
     cache_views: int = 4
     cache_topk: int | None = None
+    placement: str = "same"
 
     def __post_init__(self) -> None:
         if isinstance(self.cache, bool):  # YAML 1.1 reads a bare on and off as truth values
@@ -86,6 +89,15 @@ class TeacherSpec(ModelSpec):
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         if not self.weight > 0:
             raise ValueError(f"weight must be > 0, got {self.weight}")
+        if self.placement not in ("same", "shard") and not _is_device(self.placement):
+            raise ValueError(f"placement must be same, shard or a device (cpu, cuda:1), got '{self.placement}'")
+
+
+def _is_device(name: str) -> bool:
+    try:
+        return torch.device(name).type != "meta"
+    except RuntimeError:
+        return False
 
 
 @dataclass

@@ -249,19 +249,24 @@ class DistillationModule(LightningModule):
 
     def setup(self, stage: str) -> None:
         """Starts the student from the teacher's layers where asked; puts the teacher on its device."""
-        if self.student_spec.inherit and self.teacher is None:
-            raise UserError("model.student.inherit: needs a model.teacher")
-        if self.teacher is not None:
-            if stage == "fit" and self.student_spec.inherit and not self.resumed:
-                self._inherit(self.teacher)
-            self.teacher.to(self.trainer.strategy.root_device, dtype_for(str(self.trainer.precision)))
+        self.start_student(stage)
+        self.place_teacher()
         if stage == "fit":
-            self._tune()
-            if self.teacher is not None:
-                self._choose_cache(self.teacher)
-            if self.trainer.is_global_zero:
-                self.memory = Memory(self)  # now: later its layers may be sharded
-            self.student_spec.compile_in_place(self.student)
+            self.prepare_fit()
+
+    def place_teacher(self) -> None:
+        """Puts the teacher on its device, in the run's precision."""
+        if self.teacher is not None:
+            self.teacher.to(self.trainer.strategy.root_device, dtype_for(str(self.trainer.precision)))
+
+    def prepare_fit(self) -> None:
+        """Settles by measuring what is left to it, opens the cache, compiles the student."""
+        self._tune()
+        if self.teacher is not None:
+            self._choose_cache(self.teacher)
+        if self.trainer.is_global_zero:
+            self.memory = Memory(self)  # now: later its layers may be sharded
+        self.student_spec.compile_in_place(self.student)
 
     def _tune(self) -> None:
         """Finds by measuring what is left to it; rank 0 measures for all."""
@@ -288,6 +293,8 @@ class DistillationModule(LightningModule):
         modes, losses = {member.spec.cache for member in teacher.members.values()}, self.active_losses
         if modes == {"off"} or not losses:
             return
+        if any(member.is_shared_out for member in teacher.members.values()):
+            raise UserError("model.teacher.cache: is not available beside placement=shard (a miss asks one process)")
         if modes == {"auto"}:
             answer = cache_pays(self, teacher, losses, self._datamodule) if self.trainer.is_global_zero else (False, "")
             pays, why = self.trainer.strategy.broadcast(answer)
@@ -302,6 +309,13 @@ class DistillationModule(LightningModule):
         assert isinstance(teacher, Teacher)
         object.__setattr__(self, "cached", open_cache(teacher, self.active_losses, self._datamodule))
         self._datamodule.views = teacher.spec.cache_views
+
+    def start_student(self, stage: str) -> None:
+        """Takes the student's first weights from the teacher where asked, while that is whole and not yet placed."""
+        if self.student_spec.inherit and self.teacher is None:
+            raise UserError("model.student.inherit: needs a model.teacher")
+        if self.teacher is not None and stage == "fit" and self.student_spec.inherit and not self.resumed:
+            self._inherit(self.teacher)
 
     def configure_model(self) -> None:
         """Lets a strategy that shards the student do so (:mod:`kd.strategies.fsdp`)."""
@@ -446,7 +460,7 @@ class DistillationModule(LightningModule):
         spec = self._tap_specs[name]
         student = self._student_taps.read(spec.student, spec.tokens)
         teacher = self._teacher_taps[self._teacher_of.get(name, ALL)].read(spec.teacher, spec.tokens)
-        teacher = [x.float() for x in teacher]
+        teacher = [x.to(student[0].device, torch.float32) for x in teacher]
         return (student, teacher) if layers else (student[0], teacher[0])
 
     def _let_go(self) -> None:
@@ -500,6 +514,8 @@ class DistillationModule(LightningModule):
         if not len(images):
             if hasattr(self.trainer.strategy, "shard"):  # the other ranks wait for this one's shards
                 self.final_student(self.student_input(batch["image"]))
+            if self.teacher is not None and self.teacher.is_shared_out and self.teacher_answers is None:
+                self.teacher(batch["image"])
             return
         logits = self.task.fit(self.final_student(self.student_input(images)), target)
         self.task.update(logits, target, self._teacher_answer(images, target, index))

@@ -9,12 +9,15 @@ from typing import Any
 
 import timm
 import torch
+import torch.distributed as dist
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from kd.clock import annotate
 from kd.errors import UserError
 from kd.models import Images, TeacherSpec, build_model, class_names_of, preprocess_for, read_names
+from kd.shards import forget_forward, is_sharded, shard, whole
 
 ALL = ""
 """The name of the answer of all teachers together."""
@@ -48,7 +51,7 @@ class Teacher:
         key: str = "model.teacher",
         dense: bool = False,
     ) -> None:
-        self.spec, self.arch = spec, spec.arch
+        self.spec, self.arch, self.key = spec, spec.arch, key
         names, self.columns = _columns(spec, classes, key)
         count = len(names) if self.columns is not None else num_classes
         self.has_head = spec.head
@@ -57,7 +60,7 @@ class Teacher:
         )
         self.model.requires_grad_(False).eval()
         self.preprocess = preprocess_for(self.model, spec.img_size, spec.channels_last)
-        self.dtype = torch.float32
+        self.device, self.dtype = torch.device("cpu"), torch.float32
         self._identity: dict[str, Any] = {}
 
     @property
@@ -65,29 +68,65 @@ class Teacher:
         """Itself, under the name of all."""
         return {ALL: self}
 
+    @property
+    def is_shared_out(self) -> bool:
+        """Whether it answers only where all processes ask."""
+        return is_sharded(self.model)
+
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> "Teacher":
-        """Moves the weights. With bfloat16 they are stored so: autocast would cast frozen weights anew each step."""
+        """Puts the weights where ``placement`` says, seen from the student's ``device``.
+
+        With bfloat16 they are stored so: autocast would cast frozen weights anew each step.
+
+        Raises:
+            UserError: there is no such device, or nothing to share the weights with.
+        """
         self.identity()  # of the weights as loaded
-        self.model.to(device=device, dtype=dtype)
+        self.device, self.dtype = device, dtype
+        if self.spec.placement == "shard":
+            self._share_out()
+        else:
+            if self.spec.placement != "same":
+                self.device = torch.device(self.spec.placement)
+            self._move()
         if self.columns is not None:
-            self.columns = self.columns.to(device)
-        self.dtype = dtype
+            self.columns = self.columns.to(self.device)
         self.spec.compile_in_place(self.model)
         return self
+
+    def _move(self) -> None:
+        try:
+            self.model.to(device=self.device, dtype=self.dtype)
+        except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+            if self.spec.placement == "same" or isinstance(error, torch.OutOfMemoryError):
+                raise
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{self.key}.placement: '{self.spec.placement}' can't be used: {reason}") from error
+
+    def _share_out(self) -> None:
+        if self.is_shared_out:  # several students have it in common
+            return
+        if not dist.is_initialized():
+            raise UserError(f"{self.key}.placement: shard needs several processes, for example config=ddp_2cpu")
+        self.model.to(dtype=self.dtype)
+        shard(self.model, init_device_mesh(self.device.type, (dist.get_world_size(),)), frozen=True)
 
     @annotate("teacher")
     @torch.no_grad()
     def __call__(self, images: Images) -> Tensor:
         """uint8 ``(N, 3, H, W)`` -> float32 logits ``(N, C)`` (dense: ``(N, C, H', W')``), in the data's classes.
 
-        A teacher without a head gives its features, ``(N, D)``.
+        A teacher without a head gives its features, ``(N, D)``. The answer is on the pictures' device, wherever the
+        teacher is.
         """
         self.model.eval()  # whatever was called on it in between: its dropout and BatchNorm never wake
-        with torch.autocast(images.device.type, enabled=False):
-            given = self.model(self.preprocess(images).to(self.dtype))
+        with torch.autocast(self.device.type, enabled=False):
+            given = self.model(self.preprocess(images.to(self.device)).to(self.dtype))
+        if self.is_shared_out:
+            forget_forward(self.model)
         # a copy in any case: CUDA graphs (compile=reduce-overhead) write the next answers into the same memory
         logits = given.to(torch.float32, copy=True)
-        return logits if self.columns is None else logits.index_select(1, self.columns)
+        return (logits if self.columns is None else logits.index_select(1, self.columns)).to(images.device)
 
     def answers(self, images: Images) -> dict[str, Tensor]:
         """The logits by teacher, see :class:`Ensemble`."""
@@ -96,7 +135,7 @@ class Teacher:
     def classifier(self) -> tuple[Tensor, Tensor]:
         """Weight ``(C, D)`` and bias ``(C,)`` of the last layer, float32, in the data's classes."""
         layer: Any = self.model.get_classifier()  # type: ignore[operator]
-        weight, bias = layer.weight.float(), layer.bias.float()
+        weight, bias = whole(layer.weight).float(), whole(layer.bias).float()
         return (weight, bias) if self.columns is None else (weight[self.columns], bias[self.columns])
 
     def in_the_datas_classes(self) -> nn.Module:
@@ -140,6 +179,11 @@ class Ensemble:
         self.model = nn.ModuleList([teacher.model for teacher in members.values()])
         weights = torch.tensor([teacher.spec.weight for teacher in members.values()])
         self._shares = (weights / weights.sum()).tolist()
+
+    @property
+    def is_shared_out(self) -> bool:
+        """Whether it answers only where all processes ask."""
+        return any(teacher.is_shared_out for teacher in self.members.values())
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> "Ensemble":
         """Moves all."""

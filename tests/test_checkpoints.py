@@ -1,11 +1,13 @@
 """Checkpoint files: whole or not there, damage is recognised, nothing in them runs."""
 
+import ctypes
 import io
 import json
 import os
 import random
 import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from kd.checkpoints import damage, newest_whole, write_whole
 from kd.cli import train_main
 from kd.errors import RunError
 from kd.strategies.checkpoint_files import CheckpointFiles
+from tests._forks import start, status_of
 
 
 def save(path: Path, number: float) -> Path:
@@ -153,43 +156,74 @@ def can_mount() -> bool:
 needs_mounts = pytest.mark.skipif(not can_mount(), reason="needs a mount namespace")
 
 
-def run_on(mount: str, folder: Path, *items: str) -> subprocess.CompletedProcess[str]:
-    """kd-train with a file system of its own at ``folder``; what is there at the end is listed."""
+def enter(holder: int) -> None:
+    """Moves this process into the file systems of another."""
+    handle = os.open(f"/proc/{holder}/ns/mnt", os.O_RDONLY)
+    assert ctypes.CDLL(None, use_errno=True).setns(handle, 0x20000) == 0
+    os.close(handle)
+
+
+@contextmanager
+def disk_at(folder: Path, options: str) -> Iterator[int]:
+    """A file system of its own at ``folder``, as only one process and those that enter it see it; its id."""
     folder.mkdir()
-    script = (
-        f"mount -t tmpfs {mount} none {folder} && {{ {sys.executable} -m kd.cli {' '.join(items)}; echo status $?; "
-        f"find {folder} -type f; {sys.executable} -c 'import sys; from pathlib import Path; from kd.checkpoints import "
-        f'newest_whole; print("whole", newest_whole(Path(sys.argv[1])))\' {folder}/tiny/000/checkpoints; }}'
-    )
-    return subprocess.run(
-        ["unshare", "-m", "bash", "-c", script], capture_output=True, text=True, timeout=120, check=False
-    )
+    holder = subprocess.Popen(
+        ["unshare", "-m", "sh", "-c", f"mount -t tmpfs {options} none {folder} && echo mounted && exec sleep 600"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "mounted\n"
+    yield holder.pid
+    holder.kill()
+    holder.wait()
 
 
 @needs_mounts
 def test_a_full_disk_leaves_the_last_good_checkpoint(recipe: Path, tmp_path: Path) -> None:
     """Room for the first two checkpoints; a third file does not fit."""
-    disk = tmp_path / "disk"
-    done = run_on("-o size=700k", disk, f"recipe={recipe}", f"runs_dir={disk}", "trainer.max_epochs=9")
-    assert "status 1" in done.stdout, done.stdout + done.stderr
-    assert "kd-train: failed: the checkpoint " in done.stderr
-    assert "can't be written: No space left on device; the one before is as it was" in done.stderr
-    assert "last.ckpt'), {})" in done.stdout
-    assert ".part" not in done.stdout
+    disk, log = tmp_path / "disk", tmp_path / "log"
+    with disk_at(disk, "-o size=700k") as holder:
+        items = [f"recipe={recipe}", f"runs_dir={disk}", "trainer.max_epochs=9"]
+        assert status_of(start(items, log, enter, holder)) == 1
+        said = log.read_text()
+        assert "kd-train: failed: the checkpoint " in said, said
+        assert "can't be written: No space left on device; the one before is as it was" in said
+        folder = Path(f"/proc/{holder}/root{disk}/tiny/000/checkpoints")
+        assert newest_whole(folder) == (folder / "last.ckpt", {})
+        assert not list(folder.glob("*.part"))
 
 
 @needs_mounts
 def test_a_read_only_folder(recipe: Path, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    done = run_on("-o ro", disk, f"recipe={recipe}", f"runs_dir={disk}")
-    assert "status 2" in done.stdout, done.stdout + done.stderr
-    assert f"kd-train: runs_dir: {disk / 'tiny'} can't be written: Read-only file system" in done.stderr
+    disk, log = tmp_path / "disk", tmp_path / "log"
+    with disk_at(disk, "-o ro") as holder:
+        assert status_of(start([f"recipe={recipe}", f"runs_dir={disk}"], log, enter, holder)) == 2
+    assert f"kd-train: runs_dir: {disk / 'tiny'} can't be written: Read-only file system" in log.read_text()
 
 
 def test_the_error_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match=r"last.ckpt can't be written"):
         CheckpointFiles().save_checkpoint({}, tmp_path / "file" / "last.ckpt")
+
+
+@pytest.mark.parametrize("share", [0, 0.3, 0.7, 0.99])
+def test_a_disk_that_fills_at_any_place_is_told_alike(
+    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the archive's records or in its directory, where torch raises an error of its own."""
+    room = share * save(tmp_path / "whole.ckpt", 1.0).stat().st_size
+
+    class Small(io.FileIO):
+        def write(self, data: bytes) -> int:  # type: ignore[override]
+            if self.tell() + len(data) > room:
+                raise OSError(28, "No space left on device")
+            return super().write(data)
+
+    monkeypatch.setattr(Path, "open", lambda path, _mode: Small(path, "w"))
+    with pytest.raises(RunError, match=r"last.ckpt can't be written: No space left on device; the one before"):
+        save(tmp_path / "last.ckpt", 1.0)
+    assert [p.name for p in tmp_path.iterdir()] == ["whole.ckpt"]
 
 
 def test_impossible_intervals(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

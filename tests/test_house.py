@@ -16,6 +16,7 @@ LAYERS = [
     {
         "kd.losses",
         "kd.models",
+        "kd.shards",
         "kd.dense",
         "kd.taps",
         "kd.teacher",

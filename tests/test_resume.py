@@ -1,8 +1,6 @@
 """No lost work: runs that are killed, and go on as if nothing had happened."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,8 @@ import pytest
 from kd.cli import train_main
 from kd.data.sampler import TrainBatches
 from tests._forks import start_ranks, status_of
-from tests._helpers import ROOT, write_recipe
+from tests._helpers import write_recipe
+from tests._kills import main as kill_in_a_row
 
 AUDIT = '[{"class_path": "kd.callbacks.audit.Audit"}]'
 
@@ -36,14 +35,24 @@ def hard_recipe(path: Path, pictures: Path, teacher: Path, **changes: object) ->
     return recipe
 
 
+ASYNCHRONOUS = "checkpoint.asynchronous=true"
+
+
 @pytest.mark.parametrize(
-    ("workers", "kills", "more"),
-    [(0, 20, []), (2, 5, []), (0, 4, ["checkpoint.asynchronous=true"])],
-    ids=["twenty", "loader workers", "asynchronous"],
+    ("workers", "kills", "epochs", "more"),
+    [
+        (0, 20, 12, []),
+        (2, 1, 1, []),
+        pytest.param(2, 5, 4, [], marks=pytest.mark.slow),
+        pytest.param(2, 20, 12, [], marks=pytest.mark.slow),
+        pytest.param(0, 4, 4, [ASYNCHRONOUS], marks=pytest.mark.slow),
+    ],
+    ids=["twenty", "one, loader workers", "five, loader workers", "twenty, loader workers", "asynchronous"],
 )
 def test_kills_in_a_row(
     workers: int,
     kills: int,
+    epochs: int,
     more: list[str],
     tmp_path: Path,
     pictures: Path,
@@ -51,13 +60,11 @@ def test_kills_in_a_row(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     recipe = hard_recipe(tmp_path / "tiny.yaml", pictures, teacher, data__num_workers=workers)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests._kills", str(recipe), str(kills), str(workers), *more],
-        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
+    status = kill_in_a_row(recipe, kills, workers, [f"trainer.max_epochs={epochs}", *more])
+    said = capsys.readouterr().out
     with capsys.disabled():
-        print(f"\n{done.stdout}")
-    assert done.returncode == 0, done.stdout + done.stderr
+        print(f"\n{said}")
+    assert status == 0, said
 
 
 def records(folder: Path) -> dict[int, tuple[int, set[int]]]:
@@ -80,7 +87,11 @@ TWO = ["trainer.devices=2", "trainer.strategy=ddp"]
     ("before", "after"),
     [
         ([*TWO, "data.batch_size=4"], [*ONE, "data.batch_size=8"]),
-        ([*TWO, "data.batch_size=4"], [*ONE, "data.batch_size=4", "trainer.accumulate_grad_batches=2"]),
+        pytest.param(
+            [*TWO, "data.batch_size=4"],
+            [*ONE, "data.batch_size=4", "trainer.accumulate_grad_batches=2"],
+            marks=pytest.mark.slow,
+        ),
         ([*ONE, "data.batch_size=8"], [*TWO, "data.batch_size=4"]),
     ],
     ids=["2 to 1", "2 to 1, accumulated", "1 to 2"],

@@ -98,6 +98,7 @@ def test_a_bad_loss_on_one_rank_stops_both(recipe: Path) -> None:
     assert_good(recipe.parent / "runs" / "tiny" / "000", 3)
 
 
+@pytest.mark.slow
 def test_ranks_that_kd_train_started_itself_leave_no_orphan(recipe: Path) -> None:
     """The process that started the other is killed: the other ends by itself."""
     process = subprocess.Popen(

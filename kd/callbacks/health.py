@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from kd.callbacks.run_folder import RunFolder
 from kd.report.records import Writer
+from kd.shards import whole
 
 LAYERS = 8  # whose activations are looked at, spread evenly over the student
 
@@ -25,6 +26,8 @@ class Health(Callback):
     fire in the batch; ``teacher_entropy`` of the teacher's answers at the loss's temperature over ``log(C)``;
     ``agreement`` of teacher and student on the training batch; ``loss_shares`` the weighted terms. Of several students
     the first is read, of several teachers likewise.
+
+    Every rank takes part in a reading: gradients and weights may be in shards.
 
     Args:
         folder: the run's.
@@ -53,7 +56,7 @@ class Health(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Listens to this batch where it is due."""
-        if self._writer is None or trainer.fit_loop.epoch_loop.total_batch_idx % self.every:
+        if trainer.fit_loop.epoch_loop.total_batch_idx % self.every:
             return
         first = _first(pl_module)
         self._listen("student", first.student)
@@ -83,7 +86,8 @@ class Health(Callback):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         gradients = [p.grad.float() for p in parameters if p.grad is not None]
         if gradients:
-            self._grad_norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            norms = [whole(norm) for norm in torch._foreach_norm(gradients)]
+            self._grad_norm = torch.linalg.vector_norm(torch.stack(norms))
         weights = [p for p in parameters if p.ndim >= 2]
         chosen = weights[:: max(1, len(weights) // LAYERS)][:LAYERS]
         self._before = [(p, p.detach().clone()) for p in chosen]
@@ -92,12 +96,12 @@ class Health(Callback):
         """Writes the reading."""
         if not self._handles:
             return
-        assert self._writer is not None
         for handle in self._handles:
             handle.remove()
         record = {"kind": "health", "step": trainer.fit_loop.epoch_loop.total_batch_idx, **self._reading(pl_module)}
         shares = _loss_shares(trainer, pl_module)
-        self._writer.write(record | ({"loss_shares": shares} if shares else {}))
+        if self._writer is not None:
+            self._writer.write(record | ({"loss_shares": shares} if shares else {}))
         self._handles, self._before, self._grad_norm = [], [], None
         self._seen, self._spread, self._dead = {}, {}, {}
 
@@ -106,13 +110,13 @@ class Health(Callback):
         found: dict[str, Any] = {}
         if self._grad_norm is not None:
             found["grad_norm"] = _finite(self._grad_norm)
-            ratios = [(p.detach() - old).norm() / old.norm().clamp_min(1e-12) for p, old in self._before]
+            ratios = [whole((p.detach() - old).norm()) / whole(old.norm()).clamp_min(1e-12) for p, old in self._before]
             found["update_ratio"] = _finite(torch.stack(ratios).median()) if ratios else None
         if "teacher" in self._seen:
             teacher, student = self._seen["teacher"], self._seen.get("student")
             found["teacher_entropy"] = _finite(_entropy(teacher, _temperature(_first(pl_module))))
             if student is not None and student.shape == teacher.shape:
-                found["agreement"] = _finite((student.argmax(1) == teacher.argmax(1)).float().mean())
+                found["agreement"] = _finite((student.argmax(1) == teacher.argmax(1).to(student.device)).float().mean())
         found["spread"] = {name: _finite(value) for name, value in self._spread.items()}
         if self._dead:
             found["dead"] = {name: _finite(value) for name, value in self._dead.items()}

@@ -31,8 +31,8 @@ class Predictions(Callback):
 
     @torch.no_grad()
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Writes the files on rank 0."""
-        if not trainer.is_global_zero or not pl_module.task.dense:
+        """Writes the files on rank 0; all ranks ask the models, which may be in shards."""
+        if not pl_module.task.dense:
             return
         data, info = pl_module.trainer.datamodule, pl_module.data_info
         batch = next(iter(data.eval_dataloader("val")))
@@ -44,6 +44,8 @@ class Predictions(Callback):
             student.train()
         if pl_module.teacher is not None and pl_module.teacher.has_head:
             columns["teacher"] = _classes(pl_module.task, pl_module.teacher.answers(images)[""], targets)
+        if not trainer.is_global_zero:
+            return
         for i, picture in enumerate(images.cpu()):
             maps = {name: column[i].numpy() for name, column in columns.items()}
             for student in set(maps) - {"truth"}:

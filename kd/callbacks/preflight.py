@@ -65,6 +65,8 @@ class Preflight(Callback):
             shown.update(len(batch["index"]) * trainer.world_size)
             real = batch["index"] >= 0
             if not real.any():
+                if pl_module.teacher.is_shared_out:  # the other ranks wait for this one's shards
+                    pl_module.teacher(batch["image"].to(pl_module.device))
                 continue
             target = batch["target"][real].to(pl_module.device)
             logits = pl_module.teacher.answers(batch["image"][real].to(pl_module.device))

@@ -28,9 +28,12 @@ class CheckpointFiles(TorchCheckpointIO):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, lambda file: torch.save(checkpoint, file), keep)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
+            said = _by_the_disk(error)
+            if said is None:
+                raise
             raise RunError(
-                f"the checkpoint {path} can't be written: {error.strerror or error}; the one before is as it was"
+                f"the checkpoint {path} can't be written: {said.strerror or said}; the one before is as it was"
             ) from error
         if path.name == LAST:
             self._last_is_damaged = False
@@ -41,3 +44,10 @@ class CheckpointFiles(TorchCheckpointIO):
         """Reads one file. Never runs code from it: what is no tensor or plain value is refused."""
         self._last_is_damaged = Path(path).name == PREVIOUS  # then it must not push out the good one
         return super().load_checkpoint(path, map_location, weights_only=True)
+
+
+def _by_the_disk(error: BaseException | None) -> OSError | None:
+    """The system's error; torch's zip writer, closing the file it could not write, raises one of its own after it."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error

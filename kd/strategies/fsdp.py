@@ -3,17 +3,16 @@
 from typing import Any
 
 from pytorch_lightning.strategies import ModelParallelStrategy
-from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 
 from kd.errors import UserError
+from kd.shards import shard
 
 
 class FSDP(ModelParallelStrategy):
@@ -45,10 +44,9 @@ class FSDP(ModelParallelStrategy):
         if module.optim_spec.zero:
             raise UserError("optim.zero: FSDP shards the optimizer's state already; leave config=zero out")
         mesh = self.device_mesh["data_parallel"]
-        blocks = [m for m in module.student.modules() if isinstance(m, nn.ModuleList)]
         losses = [m for m in module.distill_losses.values() if any(p.requires_grad for p in m.parameters())]
-        for part in [*(b for many in blocks for b in many), module.student, *losses]:
-            fully_shard(part, mesh=mesh)
+        for part in [module.student, *losses]:
+            shard(part, mesh)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The whole state on rank 0, numbered in the order of the optimizer's groups, as a plain optimizer has it."""

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests._helpers import ROOT
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_started_again_and_goes_on(recipe: Path) -> None:
     kill = json.dumps({"class_path": "tests._stop.KillOnce", "init_args": {"step": 9, "rank": 1}})
     with socket.socket() as free:

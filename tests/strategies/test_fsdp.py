@@ -17,7 +17,9 @@ HINT = [
 ]
 
 
-@pytest.mark.parametrize("more", [[], HINT], ids=["logits", "a loss with parameters"])
+@pytest.mark.parametrize(
+    "more", [pytest.param([], marks=pytest.mark.slow), HINT], ids=["logits", "a loss with parameters"]
+)
 def test_shards_learn_what_whole_copies_learn(recipe: Path, more: list[str]) -> None:
     plain, sharded = (train(recipe, strategy, *more) for strategy in (PLAIN, SHARDED))
     assert losses(sharded) == pytest.approx(losses(plain), rel=1e-4)
@@ -29,7 +31,11 @@ def test_shards_learn_what_whole_copies_learn(recipe: Path, more: list[str]) -> 
     assert account["rank0_mb"] == pytest.approx(account["whole_mb"] / 2, rel=0.05)
 
 
-@pytest.mark.parametrize(("first", "then"), [(PLAIN, SHARDED), (SHARDED, PLAIN)], ids=["to shards", "from shards"])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [pytest.param(PLAIN, SHARDED, marks=pytest.mark.slow), (SHARDED, PLAIN)],
+    ids=["to shards", "from shards"],
+)
 def test_checkpoints_load_in_the_other(recipe: Path, first: str, then: str) -> None:
     kill = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 4}})
     audit = json.dumps([{"class_path": "kd.callbacks.audit.Audit"}])
@@ -48,9 +54,11 @@ def test_what_does_not_go_together_is_refused(recipe: Path) -> None:
 
 def test_ranks_whose_last_validation_batch_is_padding_alone(recipe: Path) -> None:
     """16 pictures over three ranks in batches of 5: two ranks have nothing real in the last one, and must not wait.
-    In the default bf16, with accumulation."""
+    In bf16, with accumulation."""
     items = [f"recipe={recipe}", "config=fsdp", "trainer.devices=3", "data.batch_size=5", "trainer.max_epochs=1"]
-    pids = start_ranks([*items, "trainer.accumulate_grad_batches=2"], recipe.parent / "log.txt", 3)
+    pids = start_ranks(
+        [*items, "trainer.accumulate_grad_batches=2", "trainer.precision=bf16-mixed"], recipe.parent / "log", 3
+    )
     assert {status_of(pid, timeout_s=60) for pid in pids} == {0}, (recipe.parent / "log.0").read_text()
     summary = json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
     assert (summary["status"], summary["strategy"], summary["precision"]) == ("done", "FSDP", "bf16-mixed")

@@ -1,0 +1,57 @@
+"""A model in shards over the processes (FSDP2): each keeps 1/N of the weights and gathers a block when it is needed."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+
+def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """The layers that a model repeats, inner before outer: members of a list or sequence that come twice or more.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Conv2d(1, 1, 1), nn.Conv2d(1, 1, 1)), nn.ReLU())
+    >>> [type(block).__name__ for block in repeated_blocks(model)]
+    ['Conv2d', 'Conv2d']
+    """
+    for parent in reversed(list(model.modules())):
+        if isinstance(parent, (nn.ModuleList, nn.Sequential)):
+            kinds = Counter(type(member) for member in parent)
+            yield from (m for m in parent if kinds[type(m)] > 1 and next(m.parameters(), None) is not None)
+
+
+def shard(model: nn.Module, mesh: DeviceMesh, *, frozen: bool = False) -> None:
+    """Shards a model in place over all processes of ``mesh``; every block is moved to its device and cut by itself.
+
+    Args:
+        model: to shard; from now on all processes must call it equally often.
+        mesh: of one dimension.
+        frozen: there is no backward pass: what is outside the blocks is let go after the forward pass as well.
+    """
+    for block in repeated_blocks(model):
+        fully_shard(block, mesh=mesh)
+    own: dict[str, Any] = {"reshard_after_forward": True} if frozen else {}  # else torch decides
+    fully_shard(model, mesh=mesh, **own)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether :func:`shard` was called on it."""
+    return isinstance(model, FSDPModule)
+
+
+def forget_forward(model: nn.Module) -> None:
+    """After a forward pass without a backward pass: lets go of the order of blocks that is noted for the latter.
+
+    Older torch can't be told so, and keeps about 50 bytes a block and pass.
+    """
+    reset = getattr(model, "reset_iter_state", None)
+    if reset is not None:
+        reset()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A shard's whole tensor, gathered from all processes (all must ask); any other tensor itself."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
