@@ -185,7 +185,8 @@ class Phases(Callback):
             "accumulate": trainer.accumulate_grad_batches, "t": time.time(),
             "batches_per_epoch": trainer.num_training_batches, "max_epochs": trainer.max_epochs,
             "max_steps": trainer.max_steps, "python": platform.python_version(), "platform": platform.platform(),
-            "torch": torch.__version__, "device_name": torch.cuda.get_device_name() if self._cuda else processor(),
+            "primary": pl_module.task.primary, "torch": torch.__version__,
+            "device_name": torch.cuda.get_device_name() if self._cuda else processor(),
         }  # fmt: skip
         file = self.folder.path / "records" / f"phases.rank{trainer.global_rank}.jsonl"
         self._writer = Writer(file, self.header)

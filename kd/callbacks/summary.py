@@ -182,6 +182,7 @@ class Summary(Callback):
             "step_ms_median": round(step_ms, 2) if step_ms else None,
             "peak_memory_mb": round(_peak_memory_mb(pl_module.device)),
             "optimizer_state": self._optimizer_state,
+            "primary": pl_module.task.primary,
             "teacher": self._teacher(pl_module.teacher),
             **self._students(pl_module.named_students()),
             "data": {
