@@ -446,7 +446,7 @@ def _compared(before: Run, after: Run) -> list[tuple[str, float | None, float | 
     ]
     rows = [(name, make(before), make(after)) for name, make in makers]
     rows += [
-        (f"{student or 'student'} val {metric}", *(_val_of(run, student, metric) for run in (before, after)))
+        (f"{student or 'student'} val {metric}", _val_of(before, student, metric), _val_of(after, student, metric))
         for student, metric in dict.fromkeys((s, run.primary) for run in (before, after) for s in run.students)
     ]
     rows += [

@@ -13,6 +13,7 @@ from typing import Any
 from kd.report.records import PHASES, Run, percentile
 
 WORTH = 1.1  # a lever below this gain limits nothing
+CACHE_VIEWS = 4  # of each picture, that a teacher's cache keeps unless told otherwise
 FUSED_OPTIMIZER_SHARE = 0.05  # of a step, what a fused optimizer is expected to take
 NAMES = {
     "data": "data-bound",
@@ -92,14 +93,26 @@ def data_bound(
     return Limit("data", text, lever, step / rest)
 
 
-def teacher_bound(phases: Mapping[str, float], cache_bytes: float | None = None, at: float = 0.3) -> Limit | None:
-    """The frozen teacher's forward pass dominates; its answers can be computed once and kept."""
+def teacher_bound(
+    phases: Mapping[str, float], cache_bytes: float | None = None, cacheable: bool = True, at: float = 0.3
+) -> Limit | None:
+    """The frozen teacher's forward pass dominates; its answers can be computed once and kept.
+
+    Args:
+        phases: mean ms a step.
+        cache_bytes: what the answers take on disk, where that is known.
+        cacheable: the losses need no more than answers that a cache keeps, and there is none yet.
+        at: fires from this share of the step.
+    """
     step, share = _step(phases), _share(phases, "teacher")
     if share < at:
         return None
-    needs = f" (needs {readable_bytes(cache_bytes)})" if cache_bytes else ""
     text = f"the teacher takes {phases['teacher']:.0f} of the step's {step:.0f} ms ({share:.0%})"
-    return Limit("teacher", text, f"cache the teacher's answers{needs}", 1 / (1 - share) if share < 1 else None)
+    gain = 1 / (1 - share) if share < 1 else None
+    if not cacheable:
+        return Limit("teacher", text, "a smaller teacher, or smaller pictures for it: at most", gain)
+    needs = f" (needs {readable_bytes(cache_bytes)})" if cache_bytes else ""
+    return Limit("teacher", text, f"model.teacher.cache=on{needs}, once filled,", gain)
 
 
 def communication_bound(
@@ -282,7 +295,7 @@ def limits(run: Run) -> list[Limit]:
     found = [
         starved(phases, ready, workers, cores, threads, loading_load(run), other_load(run)),
         data_bound(phases, workers, cores, threads if cpu else 1, _loading_busy(run, total, workers), batches),
-        teacher_bound(phases, _cache_bytes(run)),
+        teacher_bound(phases, _cache_bytes(run), header.get("cacheable", True) and not _cache_is_on(run)),
         communication_bound(phases, {r: _compute_ms(run, r) for r in run.totals}),
         launch_bound(phases, launch, None if cpu else gpu_busy(run)),
         bookkeeping_bound(phases, per_step),
@@ -379,12 +392,24 @@ def other_load(run: Run) -> float:
     return max(0.0, sum(used) / len(used)) if used else 0.0
 
 
+def _teacher(run: Run) -> dict[str, Any]:
+    """``model.teacher`` of the configuration."""
+    return (run.config.get("model") or {}).get("teacher") or {}
+
+
+def _cache_is_on(run: Run) -> bool:
+    return _teacher(run).get("cache") in (True, "on", "only")  # YAML 1.1 reads a bare on as a truth value
+
+
 def _cache_bytes(run: Run) -> float | None:
-    data, trainer = run.summary.get("data", {}), run.config.get("trainer", {})
+    """A checksum, the largest logit, and all logits in half precision, for each picture in each of its views."""
+    data, teacher = run.summary.get("data"), _teacher(run)
     if not data:
         return None
-    answers = min(data["classes"], 10)  # logits in half precision with their ids, and the logsumexp
-    return data["train"] * (trainer.get("max_epochs") or run.summary.get("epochs") or 1) * (answers * 4 + 4)
+    epochs = (run.config.get("trainer") or {}).get("max_epochs") or math.inf
+    views = min(teacher.get("cache_views") or CACHE_VIEWS, epochs if epochs > 0 else math.inf)
+    kept = teacher.get("cache_topk")
+    return data["train"] * views * (8 + (4 * kept if kept else 2 * data["classes"]))
 
 
 def readable_bytes(size: float) -> str:

@@ -21,12 +21,16 @@ class SlowSplit:
     """
 
     def __init__(self, split: Split, sleep_s: float, bytes_per_s: float, burn_s: float) -> None:
-        self.split, self.sleep_s, self.bytes_per_s, self.burn_s = split, sleep_s, bytes_per_s, burn_s
         self.targets = split.targets
+        self.split, self.sleep_s, self.bytes_per_s, self.burn_s = split, sleep_s, bytes_per_s, burn_s
 
     def name(self, index: int) -> str:
         """Of the picture."""
         return self.split.name(index)
+
+    def target(self, index: int) -> Any:
+        """Of the picture."""
+        return self.split.target(index)
 
     def read(self, index: int) -> bytes:
         """The picture, late."""

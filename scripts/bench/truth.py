@@ -79,7 +79,7 @@ def plants(pictures: Path) -> list[Plant]:
         Plant("16 workers on few cores", ("host",), [costly, "data.num_workers=16"],
               lambda run: workers(run), "16 loader processes"),
         Plant("huge teacher", ("teacher",), [callback("Slow", part="teacher", seconds=0.2)],
-              lambda run: [callback("FreeTeacher")], "cache the teacher's answers"),
+              lambda run: [callback("FreeTeacher")], "model.teacher.cache=on"),
         Plant("slow optimizer", ("student",), [callback("Slow", part="optimizer", seconds=0.15)],
               lambda run: [], "optimizer"),
         Plant("slow callback", ("host",), [callback("Slow", part="callback", seconds=0.15)],

@@ -72,7 +72,27 @@ def test_a_teacher_of_61_percent_could_be_2_4_times_as_fast_from_a_cache() -> No
     assert limit.gain == pytest.approx(1 / 0.42)
     assert "58 %" in limit.text.replace("%", " %")
     assert "needs 1.1 GB" in limit.lever
+    assert v.sentence(limit).endswith("model.teacher.cache=on (needs 1.1 GB), once filled, would give 2.4x")
     assert v.teacher_bound({"teacher": 29.0, "student": 71.0}) is None
+
+
+def test_a_cache_is_advised_only_where_it_is_possible_and_not_there_yet() -> None:
+    slow = with_(teacher=200.0)
+    assert "model.teacher.cache=on" in v.verdict(run_of(slow))["text"]
+    there = run_of(slow)
+    there.config = {"model": {"teacher": {"cache": True}}}
+    for run in (there, run_of(slow, cacheable=False)):
+        assert "a smaller teacher" in v.verdict(run)["lever"]
+        assert "cache" not in v.verdict(run)["text"]
+
+
+def test_a_cache_is_as_large_as_its_records() -> None:
+    run = run_of(with_(teacher=200.0))
+    run.summary = {"data": {"train": 1_000_000, "classes": 96}}
+    run.config = {"trainer": {"max_epochs": 100}, "model": {"teacher": {"cache_views": 2}}}
+    assert "needs 400.0 MB" in v.verdict(run)["lever"]  # 2 views of (4 + 4 + 96 * 2) bytes
+    run.config["trainer"]["max_epochs"] = 1
+    assert "needs 200.0 MB" in v.verdict(run)["lever"]
 
 
 def test_waiting_workers_need_no_cores_computing_ones_do() -> None:
