@@ -184,6 +184,7 @@ class Phases(Callback):
             "of": "steps", "rank": trainer.global_rank, "world_size": trainer.world_size, "host": socket.gethostname(),
             "pid": os.getpid(), "device": pl_module.device.type, "cores": cores(),
             "threads": torch.get_num_threads(), "batch_size": data.batch_size, "num_workers": data.num_workers,
+            "processes": trainer.num_devices,
             "accumulate": trainer.accumulate_grad_batches, "t": time.time(),
             "batches_per_epoch": trainer.num_training_batches, "max_epochs": trainer.max_epochs,
             "max_steps": trainer.max_steps, "python": platform.python_version(), "platform": platform.platform(),

@@ -274,7 +274,7 @@ def _machine_lines(run: Run) -> list[dict[str, Any] | None]:
         workers = _binned(samples, lambda part: _average(sum(s.get("workers", [])) for s in part))
         name = f" of {node}" if len(run.samples) > 1 else ""
         percent = {
-            "training process CPU": column("main"),
+            "training processes CPU": column("main"),
             "loader processes CPU": workers,
             "I/O wait": column("iowait"),
         }

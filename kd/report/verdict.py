@@ -14,7 +14,7 @@ from kd.report.records import PHASES, Run, percentile
 
 WORTH = 1.1  # a lever below this gain limits nothing
 CACHE_VIEWS = 4  # of each picture, that a teacher's cache keeps unless told otherwise
-FUSED_OPTIMIZER_SHARE = 0.05  # of a step, what a fused optimizer is expected to take
+FUSED_OPTIMIZER_SHARE = 0.05  # what a fused optimizer is expected to take, over the rest of the step
 NAMES = {
     "data": "data-bound",
     "teacher": "teacher-bound",
@@ -89,6 +89,8 @@ def data_bound(
     text = f"the step waits {wait:.0f} of its {step:.0f} ms ({wait / step:.0%}) for the next batch"
     if wanted > num_workers and gain >= WORTH:
         return Limit("data", text, f"data.num_workers={wanted} instead of {num_workers}", gain)
+    if num_workers + threads > cores:
+        text += f", though {num_workers} loader processes share {cores} core{'s' * (cores > 1)} with training"
     lever = "cheaper pictures (resized once, ahead of training) or more cores: at most"
     return Limit("data", text, lever, step / rest)
 
@@ -157,9 +159,10 @@ def starved(
     threads: int,
     loading: float = 0.0,
     others: float = 0.0,
+    processes: int = 1,
     at: float = 0.2,
 ) -> Limit | None:
-    """The training process is ready to run but gets no core: too many loader processes, or other jobs.
+    """The training process is ready to run but gets no core: too many processes of its own, or other jobs.
 
     Fewer loader processes do not make their work smaller: the step still takes the CPU time of both over the cores.
     Where that leaves no gain, the pictures themselves cost too much.
@@ -168,10 +171,11 @@ def starved(
         phases: mean ms a step.
         ready_ms: ms a step that the training thread spent on the kernel's run queue.
         num_workers: loader processes.
-        cores: that the process may use.
+        cores: that the job may use.
         threads: compute threads.
         loading: cores that the loader processes use.
-        others: cores that other processes of the machine use.
+        others: of these cores, what processes other than the job's use.
+        processes: training processes on the machine.
         at: fires when this share of the step is lost.
     """
     step = _step(phases)
@@ -179,14 +183,19 @@ def starved(
         return None
     free = max(0.01 * step, step - ready_ms)
     missing = f"training stood ready but got no core for {ready_ms:.0f} of {step:.0f} ms a step ({ready_ms / step:.0%})"
-    if num_workers + threads <= cores or others > max(loading, 0.5):
+    beside = loading + (processes - 1) * threads
+    if processes * (num_workers + threads) <= cores or others > max(beside, 0.5):
         text = f"other processes use {others:.1f} cores: {missing}"
         return Limit("host", text, "run alone on the machine", step / free)
-    text = (
-        f"{num_workers} loader processes and {threads} compute threads share {cores} core{'s' * (cores > 1)}: {missing}"
+    wanted = [f"{processes} training processes"] * (processes > 1) + [f"{processes * num_workers} loader processes"]
+    shared = (
+        f"{' and '.join([*wanted, f'{processes * threads} compute threads'])} share {cores} core{'s' * (cores > 1)}"
     )
-    fewer = f"data.num_workers={max(1, cores - threads)} instead of {num_workers}"
-    gain = step / max(free, (loading * step + threads * free) / cores)
+    text = f"{shared}: {missing}"
+    if processes * threads > cores:
+        return Limit("host", text, "fewer processes (trainer.devices) or threads, or more cores: at most", step / free)
+    fewer = f"data.num_workers={max(1, cores // processes - threads)} instead of {num_workers}"
+    gain = step / max(free, (loading * step + processes * threads * free) / cores)
     if gain >= WORTH:
         return Limit("host", text, fewer, gain)
     return Limit("host", text, f"{fewer}, and cheaper pictures (resized once, ahead of training): at most", step / free)
@@ -240,9 +249,8 @@ def optimizer_bound(phases: Mapping[str, float], at: float = 0.25) -> Limit | No
     if share < at:
         return None
     text = f"the optimizer takes {phases['optimizer']:.0f} of {step:.0f} ms ({share:.0%})"
-    return Limit(
-        "student", text, "a fused optimizer (optim.name=adamw)", 1 / (1 - share + FUSED_OPTIMIZER_SHARE)
-    )  # fmt: skip
+    gain = 1 / ((1 - share) * (1 + FUSED_OPTIMIZER_SHARE)) if share < 1 else None
+    return Limit("student", text, "a fused optimizer (optim.name=adamw)", gain)
 
 
 def checkpoint_bound(phases: Mapping[str, float], at: float = 0.05) -> Limit | None:
@@ -293,7 +301,7 @@ def limits(run: Run) -> list[Limit]:
     startup = run.event("startup") or {"s": 0.0, "parts": {}}
     per_step = {name: ms / steps for name, ms in total.get("callbacks", {}).items()}
     found = [
-        starved(phases, ready, workers, cores, threads, loading_load(run), other_load(run)),
+        starved(phases, ready, workers, cores, threads, loading_load(run), other_load(run), header.get("processes", 1)),
         data_bound(phases, workers, cores, threads if cpu else 1, _loading_busy(run, total, workers), batches),
         teacher_bound(phases, _cache_bytes(run), header.get("cacheable", True) and not _cache_is_on(run)),
         communication_bound(phases, {r: _compute_ms(run, r) for r in run.totals}),
@@ -382,13 +390,14 @@ def loading_load(run: Run) -> float:
 
 
 def other_load(run: Run) -> float:
-    """Cores that processes other than the run's use, on average."""
-    used = [
-        (sum(s["cpu"]) - s["main"] - sum(s["workers"])) / 100
-        for samples in run.samples.values()
-        for s in samples
-        if "main" in s
-    ]
+    """What processes other than the run's use of the cores that it may use, on average."""
+    used = []
+    for node, samples in run.samples.items():
+        ids = run.nodes.get(node, {}).get("core_ids")
+        for s in samples:
+            if "main" in s:
+                cpu = s["cpu"] if ids is None else [s["cpu"][i] for i in ids if i < len(s["cpu"])]
+                used.append((sum(cpu) - s["main"] - sum(s["workers"])) / 100)
     return max(0.0, sum(used) / len(used)) if used else 0.0
 
 

@@ -108,6 +108,9 @@ def test_waiting_workers_need_no_cores_computing_ones_do() -> None:
     no_core = v.data_bound(slow, num_workers=0, cores=1, threads=1, busy=1.0)
     assert no_core is not None
     assert "cheaper pictures" in no_core.lever
+    crowded = v.data_bound(slow, num_workers=16, cores=1, threads=1, busy=1.0)
+    assert crowded is not None
+    assert "though 16 loader processes share 1 core with training" in crowded.text
     assert no_core.gain == pytest.approx(5)
 
 
@@ -135,6 +138,18 @@ def test_starvation_names_who_took_the_core() -> None:
     assert neighbour is not None
     assert "other processes use 1.5 cores" in neighbour.text
     assert neighbour.lever == "run alone on the machine"
+    ranks = v.starved(phases, ready_ms=60.0, num_workers=0, cores=1, threads=1, others=0.2, processes=2)
+    assert ranks is not None
+    assert "2 training processes" in ranks.text
+    assert "trainer.devices" in ranks.lever
+    assert "other processes" in v.starved(phases, 60.0, 0, 2, 1, others=0.9, processes=2).text  # type: ignore[union-attr]
+
+
+def test_only_the_cores_that_the_run_may_use_count_as_taken_by_others() -> None:
+    run = Run(Path("x"), samples={"n": [{"cpu": [100.0, 100.0], "main": 30.0, "workers": [40.0]}] * 3})
+    assert v.other_load(run) == pytest.approx(1.3)
+    run.nodes["n"] = {"core_ids": [0]}
+    assert v.other_load(run) == pytest.approx(0.3)
 
 
 def test_a_late_rank_is_the_reason_where_there_is_one() -> None:
