@@ -352,15 +352,18 @@ def _health_lines(run: Run) -> list[dict[str, Any] | None]:
     def column(key: str) -> list[float]:
         return _binned(health, lambda part: _average(h.get(key) for h in part))
 
-    shares = sorted({name for h in health for name in h.get("loss_shares", {})})
+    def group(key: str) -> dict[str, list[float]]:
+        names = dict.fromkeys(name for h in health for name in h.get(key, {}))
+        return {n: _binned(health, lambda part, k=n: _average(h.get(key, {}).get(k) for h in part)) for n in names}  # type: ignore[misc]
+
     return [
         _lines("Gradient norm", x, "step", {"before clipping": column("grad_norm")}),
         _lines("Update of the weights over their size", x, "step", {"ratio": column("update_ratio")}),
         _lines("Teacher and student on training batches", x, "step", {
             "agreement": column("agreement"), "teacher entropy / maximum": column("teacher_entropy")}),
-        _lines("Loss shares", x, "step", {
-            n: _binned(health, lambda part, k=n: _average(h.get("loss_shares", {}).get(k) for h in part))  # type: ignore[misc]
-            for n in shares}),
+        _lines("Loss shares", x, "step", group("loss_shares")),
+        _lines("Activations' standard deviation", x, "step", group("spread")),
+        _lines("Units that never fire", x, "step", group("dead")),
     ]  # fmt: skip
 
 

@@ -5,8 +5,8 @@
 
 Each plant is a short run of a tiny pair on drawn pictures; "reached" is images/s of the run that follows the advice
 over images/s of the planted one (after the first step, validation left out). Both are repeated in turn, and the median
-round counts. Needs a machine to itself: rounds during which other processes took a core are left out, and a row without any
-other is marked: its figures say little.
+round counts. Needs a machine to itself: rounds during which other processes took a core are left out, and a row that
+has no others is marked: its figures say little.
 """
 
 import argparse
@@ -123,7 +123,8 @@ def prepare(place: Path, per_class: int = 48) -> tuple[Path, Path]:
 
 def own_limit(run: Run) -> Limit:
     """What limits a run first, other processes of the machine left aside: they are no doing of the run's."""
-    return next(limit for limit in limits(run) if "other processes use" not in limit.text)
+    own = (limit for limit in limits(run) if "other processes use" not in limit.text)
+    return next(own, Limit("none", "no part of the step stands out", "", None))
 
 
 @dataclass
