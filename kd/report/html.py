@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kd.report import traces
 from kd.report.records import PHASES, Run, percentile
 from kd.report.rules import findings
 from kd.report.verdict import limits, mean_phases, sentence, typical_rank, verdict
@@ -63,6 +64,7 @@ def report(run: Run) -> list[dict[str, Any]]:
         *_metric_lines(run),
         _percentiles(run),
         _operations(run),
+        traces.section(run),
         *_health_lines(run),
         _settings(run),
         _environment(run),
