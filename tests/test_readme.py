@@ -76,8 +76,7 @@ def test_the_command_runs(
         assert report_main(items) == 0
         return
     if "config=headspace" in items:  # three epochs of ten batches, where config=debug has one of two
-        small = ["trainer.accelerator=cpu", "data.batch_size=4", "trainer.limit_train_batches=10"]
-        assert train_main([*items, *small, "data.source.train_per_class=4", "data.source.val_per_class=1"]) == 0
+        assert train_main([*items, *SMALL, *TINY_FOOD, "trainer.max_epochs=3", "trainer.limit_train_batches=10"]) == 0
         return
     if "recipe=food101" in command or "smddp" in command:  # downloads, or a library that can't be had: parsed only
         assert train_main([*items, "--print_config"]) == 0
