@@ -1,5 +1,6 @@
 """Every command of the README runs, with the placeholders filled in."""
 
+import json
 import os
 import re
 import shlex
@@ -76,7 +77,10 @@ def test_the_command_runs(
         assert report_main(items) == 0
         return
     if "config=headspace" in items:  # three epochs of ten batches, where config=debug has one of two
-        assert train_main([*items, *SMALL, *TINY_FOOD, "trainer.max_epochs=3", "trainer.limit_train_batches=10"]) == 0
+        source = json.dumps({"class_path": "ImageFolder", "init_args": {"root": filled["DIR"]}})
+        given = [f"data.source={source}", f"model.teacher.checkpoint={filled['TEACHER']}", "data.batch_size=2"]
+        small = ["trainer.accelerator=cpu", "data.num_workers=0", "trainer.limit_train_batches=10"]
+        assert train_main([*items, *given, *TINY_TEACHER, *small]) == 0
         return
     if "recipe=food101" in command or "smddp" in command:  # downloads, or a library that can't be had: parsed only
         assert train_main([*items, "--print_config"]) == 0
