@@ -60,6 +60,7 @@ REPORT_HELP = """\
 kd-report: what limits a run, as one page.
 
   kd-report RUN_FOLDER [--open]           writes RUN_FOLDER/report.html; also while the run goes on, or after it failed
+  kd-report RUN_FOLDER --traces           also compares the GPUs in the profiled window (extra traces)
   kd-report BEFORE AFTER [--open]         compares two runs: AFTER/comparison.html
 
 Needs neither torch nor a network.
@@ -146,7 +147,7 @@ def translate(argv: Sequence[str]) -> Request:
     request, items = Request(), list(argv)
     while items:
         item = items.pop(0)
-        if item in ("-h", "--help", "--list", "--print_config", "--version", "--open"):
+        if item in ("-h", "--help", "--list", "--print_config", "--version", "--open", "--traces"):
             request.flags.add("help" if item == "-h" else item.lstrip("-"))
             continue
         match = KEY.match(item)
@@ -554,6 +555,11 @@ def _report(request: Request) -> int:
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"there is no run folder {folder}")
+    if "traces" in request.flags:
+        from kd.report.traces import write_rank_shares
+
+        for folder in folders:
+            write_rank_shares(read_run(folder))
     runs = [read_run(folder) for folder in folders]
     for run in runs:
         for note in run.notes:

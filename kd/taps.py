@@ -37,6 +37,29 @@ class TapSpec:
     tokens: Literal["patch", "class", "all"] = "patch"
 
 
+def layer_paths(model: nn.Module, patterns: Sequence[str], key: str, besides: Sequence[str] = ()) -> list[str]:
+    """The layers of a model that patterns name, in the model's order.
+
+    Args:
+        model: the model.
+        patterns: module paths or shell-style patterns, see :class:`TapSpec`.
+        key: the configuration key, named in errors.
+        besides: names that count as layers too.
+
+    Raises:
+        UserError: a pattern that matches nothing.
+    """
+    names = [*(path for path, _ in model.named_modules() if path), *besides]
+    found: list[str] = []
+    for pattern in patterns:
+        matches = [name for name in names if (name == pattern if name in besides else _matches(name, pattern))]
+        if not matches:
+            near = difflib.get_close_matches(pattern.replace("*", "0"), names, 3, 0.5)
+            raise UserError(f"{key}: no layer '{pattern}'{'; near: ' + ', '.join(near) if near else ''}")
+        found += [m for m in matches if m not in found]
+    return found
+
+
 class Taps:
     """Catches the outputs of some layers during a forward inside ``with taps:``.
 
@@ -67,15 +90,9 @@ class Taps:
 
     def paths(self, patterns: str | list[str]) -> list[str]:
         """The layers that patterns name, in the model's order."""
-        found: list[str] = []
-        for pattern in [patterns] if isinstance(patterns, str) else patterns:
-            matches = [PRELOGITS] if pattern == PRELOGITS else [p for p in self._layers if p and _matches(p, pattern)]
-            if not matches:
-                names = [*self._layers, PRELOGITS]
-                near = difflib.get_close_matches(pattern.replace("*", "0"), names, 3, 0.5)
-                raise UserError(f"{self._key}: no layer '{pattern}'{'; near: ' + ', '.join(near) if near else ''}")
-            found += [m for m in matches if m not in found]
-        return found
+        return layer_paths(
+            self._model, [patterns] if isinstance(patterns, str) else patterns, self._key, besides=[PRELOGITS]
+        )
 
     def __enter__(self) -> "Taps":
         self._open = True

@@ -1,5 +1,6 @@
 """Every command of the README runs, with the placeholders filled in."""
 
+import json
 import os
 import re
 import shlex
@@ -69,8 +70,9 @@ def test_the_command_runs(
         pytest.skip("started by torchrun")
     prepare(command, items, filled)
     main = MAIN.get(Path(program).name, train_main)
-    assert main([*items, *shrunk(command, items)]) == 0
-    if main is train_main and not {"--list", "--help", "--print_config"} & {*items, *shrunk(command, items)}:
+    small = shrunk(command, items, filled)
+    assert main([*items, *small]) == 0
+    if main is train_main and not {"--list", "--help", "--print_config"} & {*items, *small}:
         assert "run folder: runs/" in capsys.readouterr().out
 
 
@@ -86,13 +88,20 @@ def prepare(command: str, items: list[str], filled: dict[str, str]) -> None:
         assert cache_main([*items, *SMALL, *TINY_FOOD]) == 0
 
 
-def shrunk(command: str, items: list[str]) -> list[str]:
+def shrunk(command: str, items: list[str], filled: dict[str, str]) -> list[str]:
     """What makes a command small enough for a test; downloads and libraries that can't be had are parsed only."""
     if re.search(r"kd-(eval|report|pack) |resume=|--list|--help", command):
         return []
     if "config=headspace" in items:  # three epochs of ten batches, where config=debug has one of two
-        small = ["trainer.accelerator=cpu", "data.batch_size=4", "trainer.limit_train_batches=10"]
-        return [*small, "data.source.train_per_class=4", "data.source.val_per_class=1"]
+        source = json.dumps({"class_path": "ImageFolder", "init_args": {"root": filled["DIR"]}})
+        given = [f"data.source={source}", f"model.teacher.checkpoint={filled['TEACHER']}", "data.batch_size=2"]
+        return [
+            *given,
+            *TINY_TEACHER,
+            "trainer.accelerator=cpu",
+            "data.num_workers=0",
+            "trainer.limit_train_batches=10",
+        ]
     if "recipe=food101" in command or "smddp" in command:
         return ["--print_config"]
     if "camvid_seg" in command:

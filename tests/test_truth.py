@@ -7,10 +7,12 @@ import pytest
 from kd.cli import train_main
 from kd.report.html import images_per_s
 from kd.report.records import Run, read_run
-from scripts.bench.truth import callback, plants
+from kd.report.verdict import sentence
+from scripts.bench.truth import callback, own_limit, plants
 from tests._helpers import ARCH, TINY, draw_folder, write_recipe
 
-NAMED = ["sleeping transform", "slow disk", "huge teacher", "slow optimizer", "slow callback", "slow checkpoints"]
+LONG = [pytest.param(name, marks=pytest.mark.slow) for name in ("slow disk", "slow optimizer", "slow checkpoints")]
+NAMED = ["sleeping transform", "huge teacher", "slow callback", *LONG]
 
 
 def trained(recipe: Path, *items: str) -> Run:
@@ -21,12 +23,12 @@ def trained(recipe: Path, *items: str) -> Run:
 @pytest.mark.parametrize("name", NAMED)
 def test_a_planted_bottleneck_is_named(recipe: Path, pictures: Path, name: str) -> None:
     plant = next(p for p in plants(pictures) if p.name == name)
-    verdict = trained(recipe, *plant.items).summary["verdict"]
-    assert verdict["bound"] in plant.bound, verdict["text"]
-    assert plant.mention in verdict["text"]
+    found = own_limit(trained(recipe, *plant.items))
+    assert found.bound in plant.bound, found
+    assert plant.mention in sentence(found)
 
 
-@pytest.mark.parametrize("name", ["slow callback", "huge teacher"])
+@pytest.mark.parametrize("name", ["slow callback", pytest.param("huge teacher", marks=pytest.mark.slow)])
 def test_the_advice_gives_what_it_promises(recipe: Path, pictures: Path, name: str) -> None:
     plant = next(p for p in plants(pictures) if p.name == name)
     before = trained(recipe, "trainer.max_epochs=3", callback("Slow", part="student", seconds=0.1), *plant.items)
@@ -34,15 +36,17 @@ def test_the_advice_gives_what_it_promises(recipe: Path, pictures: Path, name: s
         recipe, "trainer.max_epochs=3", callback("Slow", part="student", seconds=0.1), *plant.follow(before)
     )
     reached = images_per_s(after) / images_per_s(before)  # type: ignore[operator]
-    assert before.summary["verdict"]["predicted_speedup"] == pytest.approx(reached, rel=0.25)
+    assert own_limit(before).gain == pytest.approx(reached, rel=0.25)
 
 
+@pytest.mark.slow
 def test_a_leak_is_found(recipe: Path) -> None:
     leak, slow = callback("Leak", megabytes=12), callback("Slow", part="callback", seconds=0.04)
     run = trained(recipe, leak, slow, "trainer.max_epochs=6", "monitor.interval_s=0.05")
     assert "MemoryLeak" in {f["rule"] for f in run.summary["findings"]}
 
 
+@pytest.mark.slow
 def test_a_healthy_run_gets_no_alarm(tmp_path: Path) -> None:
     pictures = draw_folder(tmp_path / "pictures", train=24, val=8)
     model = {"arch": ARCH, "img_size": 32, "kwargs": TINY}

@@ -1,7 +1,7 @@
 """Reads the training's health every few steps: gradients, updates, activations, teacher and student side by side."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from kd.callbacks.run_folder import RunFolder
 from kd.report.records import Writer
 from kd.shards import whole
+from kd.taps import layer_paths
 
 LAYERS = 8  # whose activations are looked at, spread evenly over the student
 
@@ -32,10 +33,15 @@ class Health(Callback):
     Args:
         folder: the run's.
         every: batches between two readings.
+        activations: module paths or patterns below the student (:class:`kd.taps.TapSpec`) of the layers that ``spread``
+            and ``dead`` look at; default: linear layers, convolutions and ReLUs, spread evenly.
+
+    Raises:
+        UserError: a pattern that matches no layer.
     """
 
-    def __init__(self, folder: RunFolder, every: int = 50) -> None:
-        self.folder, self.every = folder, every
+    def __init__(self, folder: RunFolder, every: int = 50, activations: Sequence[str] | None = None) -> None:
+        self.folder, self.every, self.activations = folder, every, activations
         self._writer: Writer | None = None
         self._handles: list[Any] = []
         self._seen: dict[str, Tensor] = {}
@@ -43,6 +49,16 @@ class Health(Callback):
         self._dead: dict[str, Tensor] = {}
         self._grad_norm: Tensor | None = None
         self._before: list[tuple[Tensor, Tensor]] = []
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Finds the layers before anything is written."""
+        self._chosen(_first(pl_module).student)
+
+    def _chosen(self, student: nn.Module) -> list[tuple[str, nn.Module]]:
+        if self.activations is None:
+            return list(_spread_evenly(student))
+        paths = layer_paths(student, self.activations, "monitor.activations")
+        return [(path, student.get_submodule(path)) for path in paths]
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Opens the file; its header counts the classes."""
@@ -62,7 +78,7 @@ class Health(Callback):
         self._listen("student", first.student)
         if pl_module.teacher is not None:
             self._listen("teacher", next(iter(pl_module.teacher.members.values())).model)
-        for name, layer in _spread_evenly(first.student):
+        for name, layer in self._chosen(first.student):
             self._handles.append(layer.register_forward_hook(lambda _m, _i, out, name=name: self._layer(name, _m, out)))
 
     def _listen(self, who: str, model: nn.Module) -> None:
@@ -73,6 +89,7 @@ class Health(Callback):
         self._handles.append(model.register_forward_hook(keep))
 
     def _layer(self, name: str, layer: nn.Module, out: Any) -> None:
+        out = out[0] if isinstance(out, list | tuple) and out else out
         if isinstance(out, Tensor):
             self._spread[name] = out.detach().float().std()
             if isinstance(layer, nn.ReLU):

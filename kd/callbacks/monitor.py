@@ -20,6 +20,8 @@ class MonitorSpec:
         enabled: record at all.
         interval_s: seconds between two samples of the machine; SIGUSR2 turns the sampling off and on.
         health_every: batches between two readings of gradients, updates and agreement; 0: none.
+        activations: layers of the student whose activations those readings look at: module paths or patterns
+            (``[blocks.*.mlp.fc2, norm]``); default: a few of all kinds.
         kernels_at: profile operations from this batch on (at least 1; later ones are past the warm-up).
         kernels_steps: batches in that window.
         kernels_memory: record allocations in it too.
@@ -31,6 +33,7 @@ class MonitorSpec:
     enabled: bool = True
     interval_s: float = 0.5
     health_every: int = 50
+    activations: list[str] | None = None
     kernels_at: int | None = None
     kernels_steps: int = 5
     kernels_memory: bool = False
@@ -55,7 +58,7 @@ def monitors(spec: MonitorSpec, folder: RunFolder) -> list[Callback]:
     phases, system = Phases(folder), System(folder, spec.interval_s)
     watching: list[Callback] = [phases, system]
     if spec.health_every:
-        watching.append(Health(folder, spec.health_every))
+        watching.append(Health(folder, spec.health_every, spec.activations))
     if spec.kernels_at is not None:
         watching.append(Kernels(folder, spec.kernels_at, spec.kernels_steps, spec.kernels_memory))
     if spec.prometheus_port is not None:

@@ -20,8 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kd.callbacks.run_folder import RunFolder
 from kd.clock import Clock, StepTimes, annotate, run_clock
+from kd.losses import LogitLoss
 from kd.report.records import Run, Writer
 from kd.report.verdict import NAMES, mean_phases, verdict
+from kd.teacher import Teacher
 
 TOTAL_EVERY_S = 5.0
 RECENT = 50  # steps that live displays look back on
@@ -182,10 +184,12 @@ class Phases(Callback):
             "of": "steps", "rank": trainer.global_rank, "world_size": trainer.world_size, "host": socket.gethostname(),
             "pid": os.getpid(), "device": pl_module.device.type, "cores": cores(),
             "threads": torch.get_num_threads(), "batch_size": data.batch_size, "num_workers": data.num_workers,
+            "processes": trainer.num_devices,
             "accumulate": trainer.accumulate_grad_batches, "t": time.time(),
             "batches_per_epoch": trainer.num_training_batches, "max_epochs": trainer.max_epochs,
             "max_steps": trainer.max_steps, "python": platform.python_version(), "platform": platform.platform(),
-            "torch": torch.__version__, "device_name": torch.cuda.get_device_name() if self._cuda else processor(),
+            "primary": pl_module.task.primary, "cacheable": answers_suffice(pl_module), "torch": torch.__version__,
+            "device_name": torch.cuda.get_device_name() if self._cuda else processor(),
         }  # fmt: skip
         file = self.folder.path / "records" / f"phases.rank{trainer.global_rank}.jsonl"
         self._writer = Writer(file, self.header)
@@ -304,6 +308,13 @@ class Phases(Callback):
         self.clock.close()
         self._writer.close()
         self._writer = None
+
+
+def answers_suffice(pl_module: Any) -> bool:
+    """Whether one teacher's logits, one row a picture, are all that the losses ask for."""
+    losses = [loss for module in pl_module.named_students().values() for loss in module.distill_losses.values()]
+    logits_only = all(isinstance(loss, LogitLoss) for loss in losses if loss.weight)
+    return logits_only and isinstance(pl_module.teacher, Teacher) and not pl_module.task.dense
 
 
 def processor() -> str:

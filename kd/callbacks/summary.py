@@ -186,6 +186,7 @@ class Summary(Callback):
             "num_workers": data.num_workers,
             "cache": pl_module.cached.report() if getattr(pl_module, "cached", None) else None,
             "optimizer_state": self._optimizer_state,
+            "primary": pl_module.task.primary,
             "teacher": self._teacher(pl_module.teacher),
             **self._students(pl_module.named_students()),
             "data": {

@@ -5,11 +5,13 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
+import torch.distributed as dist
 from pytorch_lightning import Callback, Trainer
 
 from kd.callbacks.phases import cores
@@ -68,11 +70,15 @@ class Gpus:
 
 
 class Machine:
-    """Readings of this machine and of this process with its children. Rates are since the reading before."""
+    """Readings of this machine and of a job's processes on it. Rates are since the reading before.
 
-    def __init__(self) -> None:
+    Args:
+        ranks: process ids of the training processes on this machine; their other children are loader workers.
+    """
+
+    def __init__(self, ranks: Sequence[int] = ()) -> None:
         self.gpus = Gpus()
-        self._process = psutil.Process()
+        self._ranks = [psutil.Process(pid) for pid in ranks or [os.getpid()]]
         self._children: dict[int, psutil.Process] = {}
         self._before: dict[str, float] = {}
         self._reads = 0
@@ -108,16 +114,28 @@ class Machine:
         return rates
 
     def _processes(self) -> dict[str, Any]:
-        rss, workers = self._process.memory_info().rss, []
+        main, rss, workers = 0.0, 0, []
         if self._reads % LOOK_FOR_CHILDREN == 0:
-            current = {child.pid: child for child in self._process.children(recursive=True)}
-            self._children = {pid: self._children.get(pid, child) for pid, child in current.items()}
+            self._children = self._find_children()
         self._reads += 1
+        for rank in self._ranks:
+            with suppress(psutil.Error):
+                main += rank.cpu_percent()
+                rss += rank.memory_info().rss
         for child in self._children.values():
             with suppress(psutil.Error):
                 workers.append(child.cpu_percent())
                 rss += child.memory_info().rss
-        return {"main": self._process.cpu_percent(), "workers": workers, "rss_mb": round(rss / MB, 1)}
+        return {"main": round(main, 1), "workers": workers, "rss_mb": round(rss / MB, 1)}
+
+    def _find_children(self) -> dict[int, psutil.Process]:
+        """The loader workers; those known already keep their readings."""
+        found: dict[int, psutil.Process] = {}
+        for rank in self._ranks:
+            with suppress(psutil.Error):
+                found |= {child.pid: child for child in rank.children(recursive=True)}
+        ranks = {rank.pid for rank in self._ranks}
+        return {pid: self._children.get(pid, child) for pid, child in found.items() if pid not in ranks}
 
 
 class System(Callback):
@@ -142,6 +160,7 @@ class System(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Starts the thread."""
+        ranks = _ranks_here()
         if trainer.local_rank != 0:
             return
         assert self.folder.path is not None
@@ -149,18 +168,19 @@ class System(Callback):
             self._before = signal.signal(signal.SIGUSR2, self._toggle)
         self._stop.clear()
         self._thread = threading.Thread(
-            target=self._run, args=(self.folder.path, trainer.node_rank), name="kd-system", daemon=True
+            target=self._run, args=(self.folder.path, trainer.node_rank, ranks), name="kd-system", daemon=True
         )
         self._thread.start()
 
     def _toggle(self, *_: object) -> None:
         self.on = not self.on
 
-    def _run(self, folder: Path, node: int) -> None:
-        machine = Machine()
+    def _run(self, folder: Path, node: int, ranks: list[int]) -> None:
+        machine = Machine(ranks)
         name = f"{node}-{socket.gethostname()}"
         header = {
             "of": "system", "node": name, "cores": os.cpu_count(), "usable_cores": cores(),
+            "core_ids": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
             "memory_mb": round(psutil.virtual_memory().total / MB), "gpus": machine.gpus.names(),
             "interval_s": self.interval_s,
         }  # fmt: skip
@@ -198,3 +218,13 @@ class System(Callback):
         if self._before is not None:
             signal.signal(signal.SIGUSR2, self._before)
             self._before = None
+
+
+def _ranks_here() -> list[int]:
+    """Process ids of the job's ranks on this machine, however they were started; all ranks must call it."""
+    mine = socket.gethostname(), os.getpid()
+    if not dist.is_initialized():
+        return [mine[1]]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    return [pid for host, pid in found if host == mine[0]]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kd.report import traces
 from kd.report.records import PHASES, Run, percentile
 from kd.report.rules import findings
 from kd.report.verdict import limits, mean_phases, sentence, typical_rank, verdict
@@ -63,6 +64,7 @@ def report(run: Run) -> list[dict[str, Any]]:
         *_metric_lines(run),
         _percentiles(run),
         _operations(run),
+        traces.section(run),
         *_health_lines(run),
         _settings(run),
         _environment(run),
@@ -82,11 +84,14 @@ def _percent(value: float | None) -> str:
 
 def _cards(run: Run) -> dict[str, Any]:
     summary = run.summary
-    teacher, student = summary.get("teacher") or {}, summary.get("student") or {}
+    teacher = summary.get("teacher") or {}
     rows = [
         ("status", _status(run), (summary.get("error") or "").splitlines()[0] if summary.get("error") else ""),
-        ("teacher", _percent((teacher.get("val") or {}).get("acc1")), f"val acc1, {teacher.get('arch', '')}"),
-        ("student", _percent(_student_acc(run)), f"best val acc1, {student.get('arch', '')}"),
+        ("teacher", _percent((teacher.get("val") or {}).get(run.primary)), _about(f"val {run.primary}", teacher)),
+        *(
+            (name or "student", _percent(best_val(run, name)), _about(f"best val {run.primary}", _student(run, name)))
+            for name in run.students
+        ),
         ("images/s", _rounded(images_per_s(run)), _spread(run)),
         ("time per epoch", _duration(epoch_s(run)), f"{len(_epochs(run))} epochs seen"),
         ("cost per epoch", _cost(run), "monitor.price_per_hour"),
@@ -102,8 +107,20 @@ def _status(run: Run) -> str:
     return "running" if time.time() - newest < 600 else "stopped without a word"
 
 
-def _student_acc(run: Run) -> float | None:
-    known = [row["val/acc1"] for row in run.metrics if "val/acc1" in row]
+def _about(metric: str, model: dict[str, Any]) -> str:
+    return ", ".join(part for part in (metric, model.get("arch")) if part)
+
+
+def _student(run: Run, name: str) -> dict[str, Any]:
+    """What the summary says of a student."""
+    found = (run.summary.get("students") or {}).get(name) if name else run.summary.get("student")
+    return found or {}
+
+
+def best_val(run: Run, student: str = "") -> float | None:
+    """A student's best value of the task's main metric, in 0..1."""
+    column = f"{student}/val/{run.primary}" if student else f"val/{run.primary}"
+    known = [row[column] for row in run.metrics if column in row]
     return max(known) if known else None
 
 
@@ -259,7 +276,7 @@ def _machine_lines(run: Run) -> list[dict[str, Any] | None]:
         workers = _binned(samples, lambda part: _average(sum(s.get("workers", [])) for s in part))
         name = f" of {node}" if len(run.samples) > 1 else ""
         percent = {
-            "training process CPU": column("main"),
+            "training processes CPU": column("main"),
             "loader processes CPU": workers,
             "I/O wait": column("iowait"),
         }
@@ -282,13 +299,19 @@ def _machine_lines(run: Run) -> list[dict[str, Any] | None]:
 
 
 def _metric_lines(run: Run) -> list[dict[str, Any] | None]:
+    known = {k for row in run.metrics for k in row}
     charts = []
-    for title, prefix in (("Training losses", "train/"), ("Validation", "val/")):
-        names = sorted({k for row in run.metrics for k in row if k.startswith(prefix)})
-        rows = [row for row in run.metrics if any(n in row for n in names)]
-        x = _binned(rows, lambda part: part[-1].get("step", 0.0))
-        series = {n: _binned(rows, lambda part, k=n: _average(r.get(k) for r in part)) for n in names}  # type: ignore[misc]
-        charts.append(_lines(title, x, "step", series))
+    for student in run.students:
+        place, of = (f"{student}/", f" of {student}") if student else ("", "")
+        for title, prefix in ((f"Training losses{of}", f"{place}train/"), (f"Validation{of}", f"{place}val/")):
+            names = sorted(k for k in known if k.startswith(prefix) and "/iou_" not in k)  # a line a class says nothing
+            rows = [row for row in run.metrics if any(n in row for n in names)]
+            x = _binned(rows, lambda part: part[-1].get("step", 0.0))
+            series = {
+                n.removeprefix(place): _binned(rows, lambda part, k=n: _average(r.get(k) for r in part))  # type: ignore[misc]
+                for n in names
+            }
+            charts.append(_lines(title, x, "step", series))
     return charts
 
 
@@ -331,15 +354,18 @@ def _health_lines(run: Run) -> list[dict[str, Any] | None]:
     def column(key: str) -> list[float]:
         return _binned(health, lambda part: _average(h.get(key) for h in part))
 
-    shares = sorted({name for h in health for name in h.get("loss_shares", {})})
+    def group(key: str) -> dict[str, list[float]]:
+        names = dict.fromkeys(name for h in health for name in h.get(key, {}))
+        return {n: _binned(health, lambda part, k=n: _average(h.get(key, {}).get(k) for h in part)) for n in names}  # type: ignore[misc]
+
     return [
         _lines("Gradient norm", x, "step", {"before clipping": column("grad_norm")}),
         _lines("Update of the weights over their size", x, "step", {"ratio": column("update_ratio")}),
         _lines("Teacher and student on training batches", x, "step", {
             "agreement": column("agreement"), "teacher entropy / maximum": column("teacher_entropy")}),
-        _lines("Loss shares", x, "step", {
-            n: _binned(health, lambda part, k=n: _average(h.get("loss_shares", {}).get(k) for h in part))  # type: ignore[misc]
-            for n in shares}),
+        _lines("Loss shares", x, "step", group("loss_shares")),
+        _lines("Activations' standard deviation", x, "step", group("spread")),
+        _lines("Units that never fire", x, "step", group("dead")),
     ]  # fmt: skip
 
 
@@ -422,15 +448,22 @@ def _compared(before: Run, after: Run) -> list[tuple[str, float | None, float | 
         ("cost", lambda run: _times(_price(run), _hours(run))),
         ("cost per epoch", lambda run: _times(_price(run), per_epoch(run))),
         ("images/s", images_per_s),
-        ("student val acc1", _student_acc),
     ]
     rows = [(name, make(before), make(after)) for name, make in makers]
+    rows += [
+        (f"{student or 'student'} val {metric}", _val_of(before, student, metric), _val_of(after, student, metric))
+        for student, metric in dict.fromkeys((s, run.primary) for run in (before, after) for s in run.students)
+    ]
     rows += [
         (f"step {name} (ms)", percentile(ms(before), q), percentile(ms(after), q)) for name, q in PERCENTILES.items()
     ]
     a, b = (mean_phases(run, typical_rank(run)) for run in (before, after))
     rows += [(f"{name} (ms)", a.get(name, 0.0), b.get(name, 0.0)) for name in PHASES if name in a or name in b]
     return [row for row in rows if any(v is not None and math.isfinite(v) for v in row[1:])]
+
+
+def _val_of(run: Run, student: str, metric: str) -> float | None:
+    return best_val(run, student) if student in run.students and run.primary == metric else None
 
 
 def _short(value: float | None) -> str:

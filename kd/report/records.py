@@ -150,6 +150,17 @@ class Run:
         """The newest event of a name."""
         return next((e for e in reversed(self.events) if e["name"] == name), None)
 
+    @property
+    def primary(self) -> str:
+        """The task's main metric, ``acc1`` or ``miou``."""
+        known = [*(header.get("primary") for header in self.headers.values()), self.summary.get("primary")]
+        return next((name for name in known if name), "acc1")
+
+    @property
+    def students(self) -> list[str]:
+        """Names of several students; of a single one ``[""]``."""
+        return list(self.config.get("students") or [""])
+
 
 def read_run(folder: Path) -> Run:
     """Reads all there is, also of a run that still runs or has failed."""

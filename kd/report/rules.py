@@ -228,15 +228,15 @@ def loss_not_decreasing(loss: Sequence[float], percent: float = 0.1, least: int 
 
 
 def overfit(
-    train_loss: Sequence[float], val_acc: Sequence[float], drop: float = 0.03, patience: int = 3
+    train_loss: Sequence[float], val: Sequence[float], drop: float = 0.03, patience: int = 3, metric: str = "val/acc1"
 ) -> Finding | None:
     """Over ``patience`` epochs validation stays ``drop`` below its best while the training loss goes on falling."""
-    if len(val_acc) <= patience or len(train_loss) <= patience:
+    if len(val) <= patience or len(train_loss) <= patience:
         return None
-    best = max(val_acc)
-    if max(val_acc[-patience:]) > best - drop or train_loss[-1] >= train_loss[-1 - patience]:
+    best = max(val)
+    if max(val[-patience:]) > best - drop or train_loss[-1] >= train_loss[-1 - patience]:
         return None
-    text = f"val/acc1 fell from {best:.1%} to {val_acc[-1]:.1%} while train/loss still falls"
+    text = f"{metric} fell from {best:.1%} to {val[-1]:.1%} while train/loss still falls"
     return Finding("Overfit", text, "stronger data.augment, fewer epochs; the best epoch is exported anyway")
 
 
@@ -399,12 +399,10 @@ def _training(run: Run) -> list[Finding | None]:
     health = run.health
     norms = [h["grad_norm"] for h in health if "grad_norm" in h]
     summary: dict[str, Any] = run.summary
-    by_epoch = _last_by_epoch(run)
     teacher = (summary.get("teacher") or {}).get("val") or {}
     val_counts = run.counts.get("val", [])
     return [
         loss_not_decreasing(_column(run, "train/loss")),
-        overfit(by_epoch("train/loss"), by_epoch("val/acc1")),
         vanishing_gradient([n for n in norms if n is not None]),
         exploding_tensor(norms),
         dead_relu(health[-1].get("dead", {})) if health else None,
@@ -413,9 +411,18 @@ def _training(run: Run) -> list[Finding | None]:
         teacher_near_chance(teacher["acc1"], max(val_counts) / sum(val_counts), sum(val_counts))
         if "acc1" in teacher and val_counts
         else None,
-        student_ignores_teacher(by_epoch("val/agreement"), by_epoch("train/kd_loss")),
         temperature([h["teacher_entropy"] for h in health if h.get("teacher_entropy") is not None]),
         loss_term_dominates(health[-1].get("loss_shares", {})) if health else None,
+        *(finding for student in run.students for finding in _learning(run, f"{student}/" if student else "")),
+    ]
+
+
+def _learning(run: Run, place: str) -> list[Finding | None]:
+    """One student's; its metrics are logged below ``place``."""
+    by_epoch, metric = _last_by_epoch(run), f"{place}val/{run.primary}"
+    return [
+        overfit(by_epoch(f"{place}train/loss"), by_epoch(metric), metric=metric),
+        student_ignores_teacher(by_epoch(f"{place}val/agreement"), by_epoch(f"{place}train/kd_loss")),
     ]
 
 

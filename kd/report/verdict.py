@@ -13,7 +13,8 @@ from typing import Any
 from kd.report.records import PHASES, Run, percentile
 
 WORTH = 1.1  # a lever below this gain limits nothing
-FUSED_OPTIMIZER_SHARE = 0.05  # of a step, what a fused optimizer is expected to take
+CACHE_VIEWS = 4  # of each picture, that a teacher's cache keeps unless told otherwise
+FUSED_OPTIMIZER_SHARE = 0.05  # what a fused optimizer is expected to take, over the rest of the step
 NAMES = {
     "data": "data-bound",
     "teacher": "teacher-bound",
@@ -88,18 +89,32 @@ def data_bound(
     text = f"the step waits {wait:.0f} of its {step:.0f} ms ({wait / step:.0%}) for the next batch"
     if wanted > num_workers and gain >= WORTH:
         return Limit("data", text, f"data.num_workers={wanted} instead of {num_workers}", gain)
+    if num_workers + threads > cores:
+        text += f", though {num_workers} loader processes share {cores} core{'s' * (cores > 1)} with training"
     lever = "cheaper pictures (resized once, ahead of training) or more cores: at most"
     return Limit("data", text, lever, step / rest)
 
 
-def teacher_bound(phases: Mapping[str, float], cache_bytes: float | None = None, at: float = 0.3) -> Limit | None:
-    """The frozen teacher's forward pass dominates; its answers can be computed once and kept."""
+def teacher_bound(
+    phases: Mapping[str, float], cache_bytes: float | None = None, cacheable: bool = True, at: float = 0.3
+) -> Limit | None:
+    """The frozen teacher's forward pass dominates; its answers can be computed once and kept.
+
+    Args:
+        phases: mean ms a step.
+        cache_bytes: what the answers take on disk, where that is known.
+        cacheable: the losses need no more than answers that a cache keeps, and there is none yet.
+        at: fires from this share of the step.
+    """
     step, share = _step(phases), _share(phases, "teacher")
     if share < at:
         return None
-    needs = f" (needs {readable_bytes(cache_bytes)})" if cache_bytes else ""
     text = f"the teacher takes {phases['teacher']:.0f} of the step's {step:.0f} ms ({share:.0%})"
-    return Limit("teacher", text, f"cache the teacher's answers{needs}", 1 / (1 - share) if share < 1 else None)
+    gain = 1 / (1 - share) if share < 1 else None
+    if not cacheable:
+        return Limit("teacher", text, "a smaller teacher, or smaller pictures for it: at most", gain)
+    needs = f" (needs {readable_bytes(cache_bytes)})" if cache_bytes else ""
+    return Limit("teacher", text, f"model.teacher.cache=on{needs}, once filled,", gain)
 
 
 def communication_bound(
@@ -144,9 +159,10 @@ def starved(
     threads: int,
     loading: float = 0.0,
     others: float = 0.0,
+    processes: int = 1,
     at: float = 0.2,
 ) -> Limit | None:
-    """The training process is ready to run but gets no core: too many loader processes, or other jobs.
+    """The training process is ready to run but gets no core: too many processes of its own, or other jobs.
 
     Fewer loader processes do not make their work smaller: the step still takes the CPU time of both over the cores.
     Where that leaves no gain, the pictures themselves cost too much.
@@ -155,10 +171,11 @@ def starved(
         phases: mean ms a step.
         ready_ms: ms a step that the training thread spent on the kernel's run queue.
         num_workers: loader processes.
-        cores: that the process may use.
+        cores: that the job may use.
         threads: compute threads.
         loading: cores that the loader processes use.
-        others: cores that other processes of the machine use.
+        others: of these cores, what processes other than the job's use.
+        processes: training processes on the machine.
         at: fires when this share of the step is lost.
     """
     step = _step(phases)
@@ -166,14 +183,19 @@ def starved(
         return None
     free = max(0.01 * step, step - ready_ms)
     missing = f"training stood ready but got no core for {ready_ms:.0f} of {step:.0f} ms a step ({ready_ms / step:.0%})"
-    if num_workers + threads <= cores or others > max(loading, 0.5):
+    beside = loading + (processes - 1) * threads
+    if processes * (num_workers + threads) <= cores or others > max(beside, 0.5):
         text = f"other processes use {others:.1f} cores: {missing}"
         return Limit("host", text, "run alone on the machine", step / free)
-    text = (
-        f"{num_workers} loader processes and {threads} compute threads share {cores} core{'s' * (cores > 1)}: {missing}"
+    wanted = [f"{processes} training processes"] * (processes > 1) + [f"{processes * num_workers} loader processes"]
+    shared = (
+        f"{' and '.join([*wanted, f'{processes * threads} compute threads'])} share {cores} core{'s' * (cores > 1)}"
     )
-    fewer = f"data.num_workers={max(1, cores - threads)} instead of {num_workers}"
-    gain = step / max(free, (loading * step + threads * free) / cores)
+    text = f"{shared}: {missing}"
+    if processes * threads > cores:
+        return Limit("host", text, "fewer processes (trainer.devices) or threads, or more cores: at most", step / free)
+    fewer = f"data.num_workers={max(1, cores // processes - threads)} instead of {num_workers}"
+    gain = step / max(free, (loading * step + processes * threads * free) / cores)
     if gain >= WORTH:
         return Limit("host", text, fewer, gain)
     return Limit("host", text, f"{fewer}, and cheaper pictures (resized once, ahead of training): at most", step / free)
@@ -227,9 +249,8 @@ def optimizer_bound(phases: Mapping[str, float], at: float = 0.25) -> Limit | No
     if share < at:
         return None
     text = f"the optimizer takes {phases['optimizer']:.0f} of {step:.0f} ms ({share:.0%})"
-    return Limit(
-        "student", text, "a fused optimizer (optim.name=adamw)", 1 / (1 - share + FUSED_OPTIMIZER_SHARE)
-    )  # fmt: skip
+    gain = 1 / ((1 - share) * (1 + FUSED_OPTIMIZER_SHARE)) if share < 1 else None
+    return Limit("student", text, "a fused optimizer (optim.name=adamw)", gain)
 
 
 def checkpoint_bound(phases: Mapping[str, float], at: float = 0.05) -> Limit | None:
@@ -280,9 +301,9 @@ def limits(run: Run) -> list[Limit]:
     startup = run.event("startup") or {"s": 0.0, "parts": {}}
     per_step = {name: ms / steps for name, ms in total.get("callbacks", {}).items()}
     found = [
-        starved(phases, ready, workers, cores, threads, loading_load(run), other_load(run)),
+        starved(phases, ready, workers, cores, threads, loading_load(run), other_load(run), header.get("processes", 1)),
         data_bound(phases, workers, cores, threads if cpu else 1, _loading_busy(run, total, workers), batches),
-        teacher_bound(phases, _cache_bytes(run)),
+        teacher_bound(phases, _cache_bytes(run), header.get("cacheable", True) and not _cache_is_on(run)),
         communication_bound(phases, {r: _compute_ms(run, r) for r in run.totals}),
         launch_bound(phases, launch, None if cpu else gpu_busy(run)),
         bookkeeping_bound(phases, per_step),
@@ -369,22 +390,35 @@ def loading_load(run: Run) -> float:
 
 
 def other_load(run: Run) -> float:
-    """Cores that processes other than the run's use, on average."""
-    used = [
-        (sum(s["cpu"]) - s["main"] - sum(s["workers"])) / 100
-        for samples in run.samples.values()
-        for s in samples
-        if "main" in s
-    ]
+    """What processes other than the run's use of the cores that it may use, on average."""
+    used = []
+    for node, samples in run.samples.items():
+        ids = run.nodes.get(node, {}).get("core_ids")
+        for s in samples:
+            if "main" in s:
+                cpu = s["cpu"] if ids is None else [s["cpu"][i] for i in ids if i < len(s["cpu"])]
+                used.append((sum(cpu) - s["main"] - sum(s["workers"])) / 100)
     return max(0.0, sum(used) / len(used)) if used else 0.0
 
 
+def _teacher(run: Run) -> dict[str, Any]:
+    """``model.teacher`` of the configuration."""
+    return (run.config.get("model") or {}).get("teacher") or {}
+
+
+def _cache_is_on(run: Run) -> bool:
+    return _teacher(run).get("cache") in (True, "on", "only")  # YAML 1.1 reads a bare on as a truth value
+
+
 def _cache_bytes(run: Run) -> float | None:
-    data, trainer = run.summary.get("data", {}), run.config.get("trainer", {})
+    """A checksum, the largest logit, and all logits in half precision, for each picture in each of its views."""
+    data, teacher = run.summary.get("data"), _teacher(run)
     if not data:
         return None
-    answers = min(data["classes"], 10)  # logits in half precision with their ids, and the logsumexp
-    return data["train"] * (trainer.get("max_epochs") or run.summary.get("epochs") or 1) * (answers * 4 + 4)
+    epochs = (run.config.get("trainer") or {}).get("max_epochs") or math.inf
+    views = min(teacher.get("cache_views") or CACHE_VIEWS, epochs if epochs > 0 else math.inf)
+    kept = teacher.get("cache_topk")
+    return data["train"] * views * (8 + (4 * kept if kept else 2 * data["classes"]))
 
 
 def readable_bytes(size: float) -> str:

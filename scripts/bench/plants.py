@@ -21,8 +21,8 @@ class SlowSplit:
     """
 
     def __init__(self, split: Split, sleep_s: float, bytes_per_s: float, burn_s: float) -> None:
-        self.split, self.sleep_s, self.bytes_per_s, self.burn_s = split, sleep_s, bytes_per_s, burn_s
         self.targets = split.targets
+        self.split, self.sleep_s, self.bytes_per_s, self.burn_s = split, sleep_s, bytes_per_s, burn_s
 
     def name(self, index: int) -> str:
         """Of the picture."""

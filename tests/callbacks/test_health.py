@@ -83,6 +83,16 @@ def test_a_planted_fault_is_named(recipe: Path, items: list[str], rule: str) -> 
     assert rule in {f.rule for f in findings(trained(recipe, *items))}
 
 
+def test_the_user_chooses_the_layers(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(recipe, 'monitor.activations=["blocks.*", "norm"]', "trainer.max_epochs=1")
+    assert all(list(h["spread"]) == ["blocks.0", "norm"] for h in run.health)
+    assert 0.2 < run.health[0]["spread"]["norm"] < 5  # a layer norm's output
+    assert "Activations' standard deviation" in (run.folder / "report.html").read_text()
+    assert train_main([f"recipe={recipe}", "monitor.activations=[blocks.0.mpl]"]) == 2
+    assert "monitor.activations: no layer 'blocks.0.mpl'; near: blocks.0.mlp" in capsys.readouterr().err
+    assert not (run.folder.parent / "001").exists()
+
+
 def test_health_can_be_left_out(recipe: Path) -> None:
     assert train_main([f"recipe={recipe}", "monitor.health_every=0"]) == 0
     assert not list((recipe.parent / "runs" / "tiny" / "000" / "records").glob("health*"))

@@ -135,6 +135,8 @@ def test_communication_of_two_processes_is_timed_and_a_late_rank_is_seen(picture
     assert set(run.steps) == {0, 1}
     assert median_phase(run, "communication", 0) > 150  # waits for the late one
     assert median_phase(run, "communication", 1) < 100
+    ((_, samples),) = run.samples.items()
+    assert not any(s["workers"] for s in samples)  # a rank is no loader
     verdict = run.summary["verdict"]
     assert verdict["bound"] == "communication"
     assert "rank 1 computes" in verdict["text"]

@@ -225,3 +225,54 @@ def test_the_page_in_a_browser(tmp_path: Path, dark: bool) -> None:
     assert {"Phases of a step (ms)", "Cores and GPUs over time (% busy)", "Percentiles"} <= set(
         found["report 1400"]["titles"]
     )
+
+
+def section(folder: Path, kind: str, page: str = "report.html") -> list[dict[str, Any]]:
+    """The sections of a kind on a run's page."""
+    text = (folder / page).read_text()
+    data = re.search(r'id="data">(.*?)</script>', text, re.S).group(1).replace("<\\/", "</")  # type: ignore[union-attr]
+    return [found for found in json.loads(data)["sections"] if found["kind"] == kind]
+
+
+def test_each_of_several_students_is_on_the_first_screen(recipe: Path) -> None:
+    students = 'students={"low": {"optim.lr": 1e-4}, "labels": {"model.distill_losses.kd.weight": 0}}'
+    assert train_main([f"recipe={recipe}", students]) == 0
+    folder = recipe.parent / "runs" / "tiny" / "000"
+    (cards,) = section(folder, "cards")
+    rows = {name: (value, note) for name, value, note in cards["cards"]}
+    summary = json.loads((folder / "summary.json").read_text())
+    for name in ("low", "labels"):
+        best = summary["students"][name]["best_val"]["acc1"]
+        assert rows[name] == (f"{best:.1%}", "best val acc1, vit_tiny_patch16_224")
+    assert "student" not in rows
+    charts = {chart["title"]: chart["series"] for chart in section(folder, "lines")}
+    assert {"train/loss", "train/kd_loss", "train/task_loss"} <= set(charts["Training losses of low"])
+    assert "val/acc1" in charts["Validation of labels"]
+    assert report_main([str(folder / "students" / "low")]) == 0
+    (own,) = section(folder / "students" / "low", "cards")
+    assert rows["low"][0] in [value for name, value, _ in own["cards"] if name == "student"]
+    assert report_main([str(folder), str(folder)]) == 0
+    (table,) = (t for t in section(folder, "table", "comparison.html") if t["title"] == "Before and after")
+    assert {"low val acc1", "labels val acc1"} <= {row[0] for row in table["rows"]}
+
+
+def test_the_tasks_own_metric_is_shown(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    lines = (folder / "records" / "phases.rank0.jsonl").read_text()
+    (folder / "records" / "phases.rank0.jsonl").write_text(
+        lines.replace('"batch_size"', '"primary": "miou", "batch_size"')
+    )
+    rows = ["epoch,step,train/loss,val/miou,val/iou_00", "0,9,1.0,,", "0,9,,0.25,0.9", "1,19,,0.5,0.1"]
+    (folder / "metrics.csv").write_text("\n".join(rows))
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["teacher"]["val"] = {"miou": 0.75, "pixel_acc": 0.9}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    write_report(read_run(folder), folder / "report.html")
+    (cards,) = section(folder, "cards")
+    assert ["teacher", "75.0%", "val miou, vit_large_patch16_224"] in cards["cards"]
+    assert ["student", "50.0%", "best val miou, vit_small_patch16_224"] in cards["cards"]
+    (chart,) = (c for c in section(folder, "lines") if c["title"] == "Validation")
+    assert list(chart["series"]) == ["val/miou"]
+    report_main([str(folder), str(folder)])
+    (table,) = (t for t in section(folder, "table", "comparison.html") if t["title"] == "Before and after")
+    assert ["student val miou", "0.5", "0.5", "1.00x"] in table["rows"]

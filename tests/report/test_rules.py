@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kd.report import rules
+from kd.report.records import Run
 
 # rule, arguments that fire it, arguments that don't
 CASES: list[tuple[Callable[..., Any], str, tuple[Any, ...], tuple[Any, ...]]] = [
@@ -74,6 +76,16 @@ def test_nothing_recorded_nothing_said(rule: Callable[..., Any]) -> None:
     }
     count = {c[0]: len(c[2]) for c in CASES}[rule]
     assert rule(*empty.get(rule, ([],) * count)) is None
+
+
+def test_each_of_several_students_is_judged_by_the_tasks_own_metric() -> None:
+    run = Run(Path("x"), summary={"primary": "miou"}, config={"students": {"a": {}, "b": {}}})
+    falling, rising = [0.8, 0.6, 0.6, 0.6, 0.6], [0.4, 0.5, 0.6, 0.7, 0.8]
+    run.metrics = [
+        {"epoch": n, "a/train/loss": 2 - n / 5, "b/train/loss": 2 - n / 5, "a/val/miou": falling[n], "b/val/miou": up}
+        for n, up in enumerate(rising)
+    ]
+    assert [f.text.split()[0] for f in rules.findings(run) if f.rule == "Overfit"] == ["a/val/miou"]
 
 
 def test_thresholds_are_arguments() -> None:

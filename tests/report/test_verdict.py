@@ -72,7 +72,27 @@ def test_a_teacher_of_61_percent_could_be_2_4_times_as_fast_from_a_cache() -> No
     assert limit.gain == pytest.approx(1 / 0.42)
     assert "58 %" in limit.text.replace("%", " %")
     assert "needs 1.1 GB" in limit.lever
+    assert v.sentence(limit).endswith("model.teacher.cache=on (needs 1.1 GB), once filled, would give 2.4x")
     assert v.teacher_bound({"teacher": 29.0, "student": 71.0}) is None
+
+
+def test_a_cache_is_advised_only_where_it_is_possible_and_not_there_yet() -> None:
+    slow = with_(teacher=200.0)
+    assert "model.teacher.cache=on" in v.verdict(run_of(slow))["text"]
+    there = run_of(slow)
+    there.config = {"model": {"teacher": {"cache": True}}}
+    for run in (there, run_of(slow, cacheable=False)):
+        assert "a smaller teacher" in v.verdict(run)["lever"]
+        assert "cache" not in v.verdict(run)["text"]
+
+
+def test_a_cache_is_as_large_as_its_records() -> None:
+    run = run_of(with_(teacher=200.0))
+    run.summary = {"data": {"train": 1_000_000, "classes": 96}}
+    run.config = {"trainer": {"max_epochs": 100}, "model": {"teacher": {"cache_views": 2}}}
+    assert "needs 400.0 MB" in v.verdict(run)["lever"]  # 2 views of (4 + 4 + 96 * 2) bytes
+    run.config["trainer"]["max_epochs"] = 1
+    assert "needs 200.0 MB" in v.verdict(run)["lever"]
 
 
 def test_waiting_workers_need_no_cores_computing_ones_do() -> None:
@@ -88,6 +108,9 @@ def test_waiting_workers_need_no_cores_computing_ones_do() -> None:
     no_core = v.data_bound(slow, num_workers=0, cores=1, threads=1, busy=1.0)
     assert no_core is not None
     assert "cheaper pictures" in no_core.lever
+    crowded = v.data_bound(slow, num_workers=16, cores=1, threads=1, busy=1.0)
+    assert crowded is not None
+    assert "though 16 loader processes share 1 core with training" in crowded.text
     assert no_core.gain == pytest.approx(5)
 
 
@@ -115,6 +138,18 @@ def test_starvation_names_who_took_the_core() -> None:
     assert neighbour is not None
     assert "other processes use 1.5 cores" in neighbour.text
     assert neighbour.lever == "run alone on the machine"
+    ranks = v.starved(phases, ready_ms=60.0, num_workers=0, cores=1, threads=1, others=0.2, processes=2)
+    assert ranks is not None
+    assert "2 training processes" in ranks.text
+    assert "trainer.devices" in ranks.lever
+    assert "other processes" in v.starved(phases, 60.0, 0, 2, 1, others=0.9, processes=2).text  # type: ignore[union-attr]
+
+
+def test_only_the_cores_that_the_run_may_use_count_as_taken_by_others() -> None:
+    run = Run(Path("x"), samples={"n": [{"cpu": [100.0, 100.0], "main": 30.0, "workers": [40.0]}] * 3})
+    assert v.other_load(run) == pytest.approx(1.3)
+    run.nodes["n"] = {"core_ids": [0]}
+    assert v.other_load(run) == pytest.approx(0.3)
 
 
 def test_a_late_rank_is_the_reason_where_there_is_one() -> None:

@@ -50,6 +50,7 @@ def test_a_run_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "reaches map" in capsys.readouterr().out
     folder = run_folders(recipe)[-1]
     assert set(json.loads((folder / "summary.json").read_text())["student"]["val"]) == {"map", "f1", "agreement"}
+    assert '"best val map, ' in (folder / "report.html").read_text()
     assert eval_main([str(folder)]) == 0
     assert train_main([*taught, "data.augment.mixup=1"]) == 2
     assert "data.augment.mixup: is not defined for several labels a picture" in capsys.readouterr().err

@@ -1,0 +1,66 @@
+"""GPU time of every rank in the profiled window, by HolisticTraceAnalysis. Needs the extra ``traces``."""
+
+import logging
+import re
+from typing import Any
+
+from kd.errors import UserError
+from kd.report.records import Run, Writer
+
+TITLE = "GPU time of each rank in the profiled window (%)"
+COLUMNS = ["rank", "computing", "communication, copies", "idle", "communication behind computing"]
+
+
+def write_rank_shares(run: Run) -> None:
+    """Analyses ``records/trace.rank<r>.json`` and appends the result to ``records/traces.jsonl``.
+
+    Raises:
+        UserError: the extra is not installed, or there are no traces of GPUs.
+    """
+    place = run.folder / "records"
+    files = {int(re.findall(r"\d+", file.name)[0]): str(file) for file in sorted(place.glob("trace.rank*.json"))}
+    if not files:
+        raise UserError(f"--traces: {place} has no trace.rank<r>.json (monitor.kernels_at=20 writes them)")
+    if not any(window.get("busy") is not None for window in run.kernels):
+        raise UserError(f"--traces: the traces in {place} are of a CPU, only GPUs' can be compared")
+    found = rank_shares(files)
+    writer = Writer(place / "traces.jsonl", {"of": "traces"})
+    writer.write({"kind": "event", "name": "traces", "ranks": found})
+    writer.close()
+
+
+def rank_shares(files: dict[int, str]) -> list[dict[str, float]]:
+    """What each rank's GPU did of the window, in %, from profiler traces by rank.
+
+    Returns:
+        For each rank ``rank``, ``computing``, ``other`` (communication and copies that no computing hides), ``idle``,
+        and ``overlap``: the part of the communication that computing hides (NaN where there is none).
+
+    Raises:
+        UserError: the extra is not installed.
+    """
+    try:
+        from hta.trace_analysis import TraceAnalysis
+    except ImportError as error:
+        raise UserError("--traces: needs the extra traces (HolisticTraceAnalysis)") from error
+    logging.getLogger("hta").setLevel(logging.ERROR)
+    analysis = TraceAnalysis(trace_files=files)
+    parts: list[dict[str, Any]] = analysis.get_temporal_breakdown(visualize=False).to_dict("records")
+    hidden = analysis.get_comm_comp_overlap(visualize=False).set_index("rank")["comp_comm_overlap_pctg"]
+    return [
+        {
+            "rank": int(part["rank"]), "computing": float(part["compute_time_pctg"]),
+            "other": float(part["non_compute_time_pctg"]), "idle": float(part["idle_time_pctg"]),
+            "overlap": float(hidden[part["rank"]]),
+        }
+        for part in parts
+    ]  # fmt: skip
+
+
+def section(run: Run) -> dict[str, Any] | None:
+    """The table of the page."""
+    found = run.event("traces")
+    if found is None:
+        return None
+    rows = [[str(r["rank"]), r["computing"], r["other"], r["idle"], r["overlap"]] for r in found["ranks"]]
+    return {"kind": "table", "title": TITLE, "columns": COLUMNS, "rows": rows}
