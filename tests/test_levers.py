@@ -18,6 +18,7 @@ def summary(folder: Path) -> dict:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_compiled_models_learn_the_same(recipe: Path) -> None:
     items = ["trainer.precision=32-true", "trainer.max_epochs=1", "trainer.limit_val_batches=0"]
     plain = run(recipe, *items)

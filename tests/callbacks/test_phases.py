@@ -50,9 +50,10 @@ def test_the_phases_of_a_run_add_up_to_its_steps(recipe: Path) -> None:
     # a step ends where the next batch is asked for, so the two clocks are shifted by one wait for a batch
     before = [s["p"]["data"] + s["p"]["h2d"] for s in steps[:6]]
     told = [s["ms"] - before[i] + before[i + 1] for i, s in enumerate(steps[:5])]
-    # the median: a busy machine may take the core between the two clocks' readings; 1 ms: the steps are tiny
-    apart = statistics.median(abs(a - b) for a, b in zip(told, watched, strict=True))
-    assert apart < max(0.02 * statistics.median(watched), 1.0)
+    # loose: the steps are tiny, and a busy machine takes the core between the two clocks' readings; a phase left out or
+    # counted twice shows all the same
+    ratio = statistics.median(a / b for a, b in zip(told, watched, strict=True))
+    assert ratio == pytest.approx(1, abs=0.25)
     for step in steps:
         phases = {k: v for k, v in step["p"].items() if k != "validation"}
         assert sum(phases.values()) == pytest.approx(step["ms"], rel=0.02)
