@@ -354,8 +354,7 @@ class DistillationDataModule(LightningDataModule):
 
     def batches_before(self, samples: int) -> int:
         """How many of this run's batches count as done after ``samples`` samples of an epoch."""
-        batches = TrainBatches(len(self.split("train").targets), self.batch_size, self.seed, *self._rank())
-        return batches.batches_before(samples)
+        return self._batches(*self._rank()).batches_before(samples)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on behind the samples that a checkpoint's run had seen."""

@@ -72,7 +72,7 @@ class TrainBatches(Sampler[list[Key]]):
     def batches_before(self, samples: int) -> int:
         """How many batches count as done after ``samples`` samples, such that those left make the epoch complete."""
         step = self.batch_size * self.world_size
-        return len(self) - (self.length - samples) // step
+        return len(self) - (self.epoch_length() - samples) // step
 
     def samples_after(self, epoch: int, batches: int) -> int:
         """How many samples of ``epoch`` (of all processes) are done after ``batches`` batches."""

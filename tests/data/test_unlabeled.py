@@ -15,7 +15,7 @@ from kd.data.sources import ImageFolder
 from kd.data.transforms import Augment
 from kd.tasks import Classification
 from tests._helpers import draw_folder
-from tests.test_train import run_folders
+from tests.test_train import assert_same, losses, run_folders, student_of
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +107,14 @@ def test_runs(recipe: Path, unlabelled: Path, capsys: pytest.CaptureFixture[str]
 def test_mistakes(items: list[str], message: str, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train_main([f"recipe={recipe}", *items]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_killed_run_goes_on_where_it_was(recipe: Path, unlabelled: Path) -> None:
+    items = [f"recipe={recipe}", f"data.unlabeled={unlabelled}", "data.unlabeled_ratio=1", "checkpoint.every_n_steps=1"]
+    assert train_main(items) == 0
+    stop = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 5}})
+    assert train_main([*items, f"trainer.callbacks+={stop}"]) == 1
+    whole, part = run_folders(recipe)[-2:]
+    assert train_main([f"resume={part}", "trainer.callbacks=null"]) == 0
+    assert losses(part) == losses(whole)
+    assert_same(student_of(part), student_of(whole))
