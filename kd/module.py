@@ -395,7 +395,7 @@ class DistillationModule(LightningModule):
     @property
     def listens(self) -> bool:
         """Whether a loss needs the teacher."""
-        return self.teacher is not None and any(loss.weight for loss in self.distill_losses.values())
+        return self.teacher is not None and bool(self.active_losses)
 
     def tapping_the_teacher(self) -> ExitStack:
         """Inside, the teacher's features are caught for this module's losses."""
@@ -441,10 +441,7 @@ class DistillationModule(LightningModule):
             {name: self.task.fit(answer, target) for name, answer in answers.items()} if logits.ndim > 2 else answers
         )
         terms = {}
-        for name, loss in self.distill_losses.items():
-            assert isinstance(loss, DistillLoss)
-            if not loss.weight:
-                continue
+        for name, loss in self.active_losses.items():
             extra = {"index": batch["index"]} if loss.needs_index else {}
             if isinstance(loss, LogitLoss) and isinstance(answers[ALL], TopKLogits):
                 value = loss.forward_topk(logits, answers[ALL], target)  # type: ignore[operator]

@@ -16,11 +16,12 @@ from PIL import Image
 from torch import Tensor
 from torchvision.io import encode_png
 
+from kd.data.device import CutSet as _CutSet
 from kd.data.device import DeviceViews as _DeviceViews
-from kd.data.device import Plan, Recipe, chain_of, check_views, draw
+from kd.data.device import Plan, Recipe, check_views
 from kd.data.sampler import Key
-from kd.data.sources import Source, Split
-from kd.data.transforms import Augment, decode, seeded
+from kd.data.sources import Source
+from kd.data.transforms import Augment, decode
 from kd.errors import UserError
 from kd.memory import cores
 
@@ -43,32 +44,16 @@ class EncodedPlan(Plan):
     encoded: list[np.ndarray]
 
 
-class CutSet(torch.utils.data.Dataset[tuple[np.ndarray, Recipe, Any, Key]]):
-    """One split, encoded, with the plan of each view. Only a picture's header is read here.
+class CutSet(_CutSet):
+    """One split, encoded, with the plan of each view. Only a picture's header is read here."""
 
-    Args:
-        split: the pictures.
-        size: height and width of a view in pixels.
-        augment: the views.
-        seed: of the run.
-    """
+    def opened(self, data: bytes) -> tuple[bytes, int, int]:
+        """See :func:`plain`."""
+        return plain(data)
 
-    def __init__(self, split: Split, size: tuple[int, int], augment: Augment, seed: int) -> None:
-        self.split, self.size, self.seed = split, size, seed
-        self.chain = chain_of(size, augment)
-
-    def __len__(self) -> int:
-        return len(self.split.targets)
-
-    def __getitem__(self, key: Key) -> tuple[np.ndarray, Recipe, Any, Key]:
-        index, view = key
-        try:
-            data, height, width = plain(self.split.read(index))
-        except (RuntimeError, OSError) as error:
-            raise RuntimeError(f"{self.split.name(index)} can't be read: {error}") from error
-        with seeded(self.seed, index, view):
-            recipe = draw(self.chain, height, width, self.size)
-        return np.frombuffer(data, np.uint8), recipe, self.split.target(index), key
+    def cut(self, picture: bytes, box: tuple[int, int, int, int]) -> np.ndarray:
+        """The whole encoded picture: DALI cuts while it decodes."""
+        return np.frombuffer(picture, np.uint8)
 
 
 def plain(data: bytes) -> tuple[bytes, int, int]:

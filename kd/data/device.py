@@ -76,7 +76,7 @@ def _blank(height: int, width: int) -> Tensor:
     return torch.empty(1, dtype=torch.uint8).expand(3, height, width)  # a shape without memory
 
 
-class CutSet(torch.utils.data.Dataset[tuple[Tensor, Recipe, Any, Key]]):
+class CutSet(torch.utils.data.Dataset[tuple[Any, Recipe, Any, Key]]):
     """One split, decoded and cut, with the rest of each view as a plan.
 
     Args:
@@ -93,16 +93,25 @@ class CutSet(torch.utils.data.Dataset[tuple[Tensor, Recipe, Any, Key]]):
     def __len__(self) -> int:
         return len(self.split.targets)
 
-    def __getitem__(self, key: Key) -> tuple[Tensor, Recipe, Any, Key]:
+    def __getitem__(self, key: Key) -> tuple[Any, Recipe, Any, Key]:
         index, view = key
         try:
-            picture = decode(self.split.read(index))
+            picture, height, width = self.opened(self.split.read(index))
         except (RuntimeError, OSError) as error:
             raise RuntimeError(f"{self.split.name(index)} can't be read: {error}") from error
         with seeded(self.seed, index, view):
-            recipe = draw(self.chain, picture.shape[-2], picture.shape[-1], self.size)
-        top, left, height, width = recipe.box
-        return picture[:, top : top + height, left : left + width], recipe, self.split.target(index), key
+            recipe = draw(self.chain, height, width, self.size)
+        return self.cut(picture, recipe.box), recipe, self.split.target(index), key
+
+    def opened(self, data: bytes) -> tuple[Any, int, int]:
+        """An encoded picture -> what :meth:`cut` takes, its height and its width."""
+        picture = decode(data)
+        return picture, picture.shape[-2], picture.shape[-1]
+
+    def cut(self, picture: Any, box: tuple[int, int, int, int]) -> Any:
+        """What is sent of a picture: here the pixels in the box."""
+        top, left, height, width = box
+        return picture[:, top : top + height, left : left + width]
 
 
 def chain_of(size: tuple[int, int], augment: Augment) -> list[v2.Transform]:

@@ -10,6 +10,7 @@ from kd._bar import bar
 from kd.data.masks import MaskSplit
 from kd.data.sources import Split, cache_dir, fingerprint
 from kd.data.transforms import decode
+from kd.memory import cores
 
 
 def damaged(split: Split, label: str) -> dict[int, str]:
@@ -26,7 +27,7 @@ def damaged(split: Split, label: str) -> dict[int, str]:
     if memory.is_file():
         return {int(i): reason for i, reason in json.loads(memory.read_text()).items()}
     numbers = range(len(split.targets))
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         checked = bar(pool.map(lambda i: _reason(split, i), numbers), label=f"checking {label}", total=len(numbers))
         reasons = list(checked)
     found = {i: reason for i, reason in enumerate(reasons) if reason}
