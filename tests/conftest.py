@@ -12,6 +12,9 @@ from tests._helpers import draw_folder, save_teacher, write_recipe
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["KD_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    # Lightning raises the number of threads where the variable is unset, and a forked run that uses more threads than
+    # its parent hangs in GNU OpenMP.
+    os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
 
 
