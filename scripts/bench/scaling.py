@@ -78,6 +78,7 @@ def measure(steps: int, repeats: int) -> dict[str, object]:
         for _ in range(repeats):
             for name, (world_size, batch) in cases.items():
                 times[name].append(train(world_size, batch, steps, runs)[0])
+                print(f"{name}: {times[name][-1]:.1f} ms", flush=True)
         short, long = (train(2, BATCH, n, runs)[1] for n in (steps, 2 * steps))
         summary = json.loads(max(runs.glob("foodtag_vit/[0-9]*/summary.json")).read_text())
     median = {name: statistics.median(values) for name, values in times.items()}
@@ -106,6 +107,7 @@ for size in (2**10, 2**14, 2**18, 2**20, 2**22, 2**24):
     found.append((size, sorted(times)[15]))
 if dist.get_rank() == 0:
     open(sys.argv[1], "w").write(json.dumps(found))
+dist.barrier(); dist.destroy_process_group()
 """
 
 
@@ -225,6 +227,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=75_750, help="model: of an epoch (Food-101)")
     parser.add_argument("--out", type=Path, default=HERE)
     asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
     name = f"scaling_{asked.what}_{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
     if asked.what == "measure":
         import torch
