@@ -6,7 +6,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +55,18 @@ def phase_of(action: str) -> str | None:
 class _Timed:
     """Context of one action."""
 
-    def __init__(self, profiler: "PhaseProfiler", action: str, inner: AbstractContextManager) -> None:
+    def __init__(self, profiler: "PhaseProfiler", action: str, inner: AbstractContextManager | None) -> None:
         self.profiler, self.action, self.inner = profiler, action, inner
 
     def __enter__(self) -> None:
-        self.inner.__enter__()
+        if self.inner is not None:
+            self.inner.__enter__()
         self.profiler.start(self.action)
 
     def __exit__(self, *error: Any) -> None:
         self.profiler.stop(self.action)
-        self.inner.__exit__(*error)
+        if self.inner is not None:
+            self.inner.__exit__(*error)
 
 
 class PhaseProfiler(Profiler):
@@ -87,7 +89,7 @@ class PhaseProfiler(Profiler):
 
     def profile(self, action_name: str) -> AbstractContextManager:  # type: ignore[override]
         """The context of one action."""
-        return _Timed(self, action_name, nullcontext() if self._silent else self.users.profile(action_name))
+        return _Timed(self, action_name, None if self._silent else self.users.profile(action_name))
 
     def start(self, action_name: str) -> None:
         """Opens the action's phase."""

@@ -1,80 +1,98 @@
-"""What does watching cost? The same run with and without ``monitor``, in turn; medians of the median step.
+"""What does watching cost? Epochs of one run with and without the monitor, in turn; median of the pairs.
 
-    python scripts/bench/observe.py --out scripts/bench/observe_cpu_2026-11-21.md
+    OMP_NUM_THREADS=1 taskset -c 0 python scripts/bench/observe.py --write
     python scripts/bench/observe.py grocery_vit --set data.source.root=DIR model.teacher.checkpoint=FILE
 
-Without a recipe a small pair of vision transformers learns drawn pictures: 100 steps of batch 16 a run, some minutes in
-all on one core. The step time is the summary's, from a clock of its own that runs in both arms. Needs a machine to
-itself.
+Without a recipe a tiny pair learns drawn pictures (batch 8, 100 steps an epoch): what watching takes hardly depends on
+the models, and shows best where a step takes little else. On one core, as above, the thread that samples the machine
+takes its time from the training; that is the worst case. Needs a machine to itself.
 """
 
 import argparse
-import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))  # started as a script: tests._helpers draws the pictures
-
-ARMS = {"off": ["monitor.enabled=false"], "on": []}
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from scripts.bench.harness import Turns, options, spread, train, write
 
 
-def step_ms(recipe: str, items: list[str], place: Path) -> float:
-    """Median step of one run."""
-    runs = tempfile.mkdtemp(dir=place)
-    command = [sys.executable, "-m", "kd.cli", f"recipe={recipe}", f"runs_dir={runs}", *items]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT, env=environment)
-    return json.loads(next(Path(runs).glob("*/000/summary.json")).read_text())["step_ms_median"]
+class Watching:
+    """Takes the monitor out of a running training, and puts it back."""
+
+    def __init__(self) -> None:
+        self.all: list[Any] = []
+
+    def _find(self, trainer: Any) -> tuple[Any, Any]:
+        from kd.callbacks.phases import Phases
+        from kd.callbacks.system import System
+
+        self.all = self.all or list(trainer.callbacks)
+        return next(c for c in self.all if isinstance(c, Phases)), next(c for c in self.all if isinstance(c, System))
+
+    def off(self, module: Any) -> None:
+        """No clock, no samples, no health."""
+        from kd.callbacks.health import Health
+        from kd.clock import run_clock
+
+        phases, system = self._find(module.trainer)
+        run_clock(None)
+        module.trainer.profiler = phases.profiler.users
+        system.on = False
+        module.trainer.callbacks = [c for c in self.all if c not in (phases, system) and not isinstance(c, Health)]
+
+    def on(self, module: Any) -> None:
+        """As in any run."""
+        from kd.clock import run_clock
+
+        phases, system = self._find(module.trainer)
+        module.trainer.callbacks = self.all
+        module.trainer.profiler = phases.profiler
+        run_clock(phases.clock)
+        phases.clock.restart()
+        system.on = True
 
 
-def small_pair(place: Path) -> str:
+def tiny_pair(place: Path) -> str:
     """A recipe of its own: drawn pictures, an untrained teacher (what it knows costs nothing)."""
-    from tests._helpers import ARCH, draw_folder, save_teacher, write_recipe
+    from tests._helpers import draw_folder, save_teacher, write_recipe
 
-    sizes = {"patch_size": 4, "embed_dim": 128, "depth": 6, "num_heads": 4}
-    teacher = save_teacher(place / "teacher.safetensors", **sizes)
+    teacher = save_teacher(place / "teacher.safetensors")
     pictures = draw_folder(place / "pictures", train=200, val=8)
-    spec = {"arch": ARCH, "img_size": 32, "kwargs": sizes, "checkpoint": str(teacher)}
-    student = {"arch": ARCH, "img_size": 32, "kwargs": {**sizes, "depth": 3}}
-    recipe = write_recipe(place / "pair.yaml", pictures, teacher, model__teacher=spec, model__student=student,
-                          data__batch_size=16, trainer__max_epochs=2, trainer__log_every_n_steps=10)  # fmt: skip
-    return str(recipe)
+    return str(write_recipe(place / "pair.yaml", pictures, teacher, trainer__log_every_n_steps=10))
 
 
 def main() -> None:
     """Prints the table, and writes it where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", nargs="?")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    found: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    asked = options(parser)
+    watching = Watching()
+    turns = Turns({"off": watching.off, "on": watching.on}, after=2, before=watching.on)
     with tempfile.TemporaryDirectory() as place:
-        recipe = arguments.recipe or small_pair(Path(place))
-        for number in range(arguments.rounds):
-            for arm in list(ARMS) if number % 2 == 0 else list(ARMS)[::-1]:
-                found[arm].append(step_ms(recipe, [*arguments.set, *ARMS[arm]], Path(place)))
-                print(f"{number + 1}/{arguments.rounds} {arm}: {found[arm][-1]:.2f} ms", flush=True)
-    rows = [f"| {arm} | {statistics.median(ms):.2f} | {min(ms):.2f} to {max(ms):.2f} |" for arm, ms in found.items()]
-    pairs = [on / off - 1 for on, off in zip(found["on"], found["off"], strict=True)]
-    text = (
-        f"# Cost of watching, {platform.machine()}, {os.cpu_count()} cores\n\n"
-        f"`{arguments.recipe or 'small pair'}` {' '.join(arguments.set)}, {arguments.rounds} rounds, in turn.\n\n"
-        "| monitor | step ms (median of medians) | spread |\n|---|---:|---|\n" + "\n".join(rows) + "\n\n"
-        f"Cost: {statistics.median(pairs):+.2%} of a step "
-        f"(median of the pairs; {min(pairs):+.2%} to {max(pairs):+.2%}).\n"
-    )
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text)
+        recipe = asked.recipe or tiny_pair(Path(place))
+        cli = train(recipe, [*asked.set, f"trainer.max_epochs={2 + 2 * asked.rounds}"], turns)
+    steps = cli.trainer.num_training_batches
+    ms = {name: [1000 * s / steps for s in seconds] for name, seconds in turns.seconds.items()}
+    pairs = [on - off for on, off in zip(ms["on"], ms["off"], strict=True)]
+    quarters = statistics.quantiles(pairs, n=4)
+    lines = [
+        f"`{asked.recipe or 'tiny pair'}` {' '.join(asked.set)}: batch {cli.datamodule.batch_size}, {steps} steps an "
+        f"epoch, {asked.rounds} epochs of each in turn in one run, behind two to warm up.",
+        "",
+        "| monitor | ms a step: median (least to most) |",
+        "|---|---|",
+        *(f"| {name} | {spread(values, 2)} |" for name, values in ms.items()),
+        "",
+        f"Cost: **{statistics.median(pairs):+.2f} ms** a step (median of the pairs; the middle half lies between "
+        f"{quarters[0]:+.2f} and {quarters[2]:+.2f}): {statistics.median(pairs) / statistics.median(ms['off']):+.1%} "
+        f"of this one, under 1 % of any above {100 * statistics.median(pairs):.0f} ms.",
+    ]
+    write("observe", asked.hardware, asked.date, "Cost of watching", lines, asked.write)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,11 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from kd.report.records import read_run
+
 HERE = Path(__file__).parent
 LOOPBACK = Path("/sys/class/net/lo/statistics/tx_bytes")
-BATCH = 32
+BATCH = 64
 RECIPE = [
     "recipe=foodtag_vit", "preflight=warn", "model.teacher.recipe=null", "model.student.inherit=false",
     "trainer.max_epochs=1", "trainer.limit_val_batches=0", "trainer.accelerator=cpu", "data.num_workers=0",
@@ -45,28 +47,55 @@ def run_ranks(command: list[str], world_size: int) -> int:
     """Runs a command as ``world_size`` ranks, each on its own core with one thread; bytes that crossed loopback."""
     before = int(LOOPBACK.read_text())
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(world_size), "NODE_RANK": "0"}
-    ranks = [
-        subprocess.Popen(
-            ["taskset", "-c", str(rank), *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), **job},
-        )
-        for rank in range(world_size)
-    ]  # fmt: skip
-    for rank in ranks:
-        _, errors = rank.communicate(timeout=600)
-        if rank.returncode:
-            raise SystemExit(f"a rank failed: {errors[-500:]}")
+    finish([start(command, core=r, RANK=str(r), LOCAL_RANK=str(r), **job) for r in range(world_size)])
     return int(LOOPBACK.read_text()) - before
 
 
-def train(world_size: int, batch: int, steps: int, runs: Path) -> tuple[float, int]:
-    """One short run: milliseconds a step (median), bytes on loopback."""
-    before = set(runs.glob("foodtag_vit/[0-9]*"))
+def start(command: list[str], core: int, **env: str) -> subprocess.Popen[str]:
+    """Starts a command with one thread on one core."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **env}
+    command = ["taskset", "-c", str(core), *command]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def finish(processes: list[subprocess.Popen[str]]) -> None:
+    """Waits for all; the first failure ends the script."""
+    for process in processes:
+        _, errors = process.communicate(timeout=600)
+        if process.returncode:
+            raise SystemExit(f"a rank failed: {errors[-500:]}")
+
+
+def command_of(world_size: int, batch: int, steps: int, runs: Path) -> list[str]:
+    """One short run."""
     items = [f"runs_dir={runs}", f"data.batch_size={batch}", f"trainer.limit_train_batches={steps}",
-             f"trainer.devices={world_size}", "trainer.strategy=ddp"]  # fmt: skip
-    sent = run_ranks([sys.executable, "-m", "kd.cli", *RECIPE, *items], world_size)
-    (made,) = set(runs.glob("foodtag_vit/[0-9]*")) - before
-    return json.loads((made / "summary.json").read_text())["step_ms_median"], sent
+             f"trainer.devices={world_size}", *(["trainer.strategy=ddp"] if world_size > 1 else [])]  # fmt: skip
+    return [sys.executable, "-m", "kd.cli", *RECIPE, *items]
+
+
+def step_ms(runs: Path) -> float:
+    """Milliseconds a step (median) of the newest run."""
+    newest = max(runs.glob("foodtag_vit/[0-9]*/summary.json"))
+    return json.loads(newest.read_text())["step_ms_median"]
+
+
+def train(world_size: int, batch: int, steps: int, runs: Path) -> tuple[float, int]:
+    """One short run: milliseconds a step, bytes on loopback."""
+    sent = run_ranks(command_of(world_size, batch, steps, runs), world_size)
+    return step_ms(runs), sent
+
+
+def side_by_side(steps: int, folder: Path) -> float:
+    """Two runs at once that share nothing: the median over steps of the slower one's time.
+
+    It is what two processes that wait for each other would take if talking cost nothing: a second busy core and the
+    machine's unrest are in it.
+    """
+    places = [folder / f"beside{core}" for core in (0, 1)]
+    finish([start(command_of(1, BATCH, steps, place), core) for core, place in enumerate(places)])
+    runs = [read_run(max(place.glob("foodtag_vit/[0-9]*"))) for place in places]
+    times = [[step["ms"] for step in run.steps[0] if not step.get("first")] for run in runs]
+    return statistics.median(max(pair) for pair in zip(*times, strict=True))
 
 
 def measure(steps: int, repeats: int) -> dict[str, object]:
@@ -74,20 +103,23 @@ def measure(steps: int, repeats: int) -> dict[str, object]:
     cases = {"one": (1, BATCH), "weak": (2, BATCH), "strong": (2, BATCH // 2)}
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder)
-        times: dict[str, list[float]] = {name: [] for name in cases}
+        times: dict[str, list[float]] = {name: [] for name in [*cases, "side_by_side"]}
         for _ in range(repeats):
             for name, (world_size, batch) in cases.items():
                 times[name].append(train(world_size, batch, steps, runs)[0])
                 print(f"{name}: {times[name][-1]:.1f} ms", flush=True)
+            times["side_by_side"].append(side_by_side(steps, runs))
+            print(f"side by side: {times['side_by_side'][-1]:.1f} ms", flush=True)
         short, long = (train(2, BATCH, n, runs)[1] for n in (steps, 2 * steps))
         summary = json.loads(max(runs.glob("foodtag_vit/[0-9]*/summary.json")).read_text())
     median = {name: statistics.median(values) for name, values in times.items()}
     gradient = 4 * summary["student"]["params"]
     return {
-        "batch_a_process": {"one": BATCH, "weak": BATCH, "strong": BATCH // 2},
+        "batch_a_process": {"one": BATCH, "weak": BATCH, "strong": BATCH // 2, "side_by_side": BATCH},
         "step_ms": times,
         "step_ms_median": median,
         "efficiency_weak": round(median["one"] / median["weak"], 4),
+        "efficiency_weak_against_side_by_side": round(median["side_by_side"] / median["weak"], 4),
         "efficiency_strong": round(median["one"] / (2 * median["strong"]), 4),
         "bytes_a_step_both_ranks": round((long - short) / steps),
         "ring_bound_bytes_both_ranks": 2 * gradient,  # each of N ranks sends 2 (N - 1) / N gradients
@@ -221,8 +253,8 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("what", choices=["measure", "model"])
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=20, help="measure: of a run; twice as many must be in an epoch")
+    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--batch", type=int, default=36, help="model: pictures a GPU")
     parser.add_argument("--pictures", type=int, default=75_750, help="model: of an epoch (Food-101)")
     parser.add_argument("--out", type=Path, default=HERE)
