@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from kd.data.datamodule import Batch, DataInfo
 from kd.errors import UserError
-from kd.module import Answers, DistillationModule
+from kd.module import Answers, DistillationModule, logs_now
 from kd.optim import Together
 from kd.tasks import Task
 from kd.teacher import Ensemble, Teacher
@@ -112,10 +112,12 @@ class SeveralStudents(LightningModule):
             module.seed_step(batch_idx)
             total, terms = module.losses(batch, answers if module.listens else {})
             totals.append(total)
-            for term, value in terms.items():
-                self.log(f"{name}/train/{term}", value)
+            if logs_now(self):
+                for term, value in terms.items():
+                    self.log(f"{name}/train/{term}", value)
         loss = torch.stack(totals).sum()
-        self.log("train/loss", loss.detach())
+        if logs_now(self):
+            self.log("train/loss", loss.detach())
         return loss
 
     def _ask(self, images: Tensor) -> Answers:

@@ -119,7 +119,8 @@ class Teacher:
         A teacher without a head gives its features, ``(N, D)``. The answer is on the pictures' device, wherever the
         teacher is.
         """
-        self.model.eval()  # whatever was called on it in between: its dropout and BatchNorm never wake
+        if self.model.training:  # whatever was called on it in between: its dropout and BatchNorm never wake
+            self.model.eval()
         with torch.autocast(self.device.type, enabled=False):
             given = self.model(self.preprocess(images.to(self.device)).to(self.dtype))
         if self.is_shared_out:

@@ -116,7 +116,7 @@ class Health(Callback):
         for handle in self._handles:
             handle.remove()
         record = {"kind": "health", "step": trainer.fit_loop.epoch_loop.total_batch_idx, **self._reading(pl_module)}
-        shares = _loss_shares(trainer, pl_module)
+        shares = _loss_shares(_first(pl_module))
         if self._writer is not None:
             self._writer.write(record | ({"loss_shares": shares} if shares else {}))
         self._handles, self._before, self._grad_norm = [], [], None
@@ -188,12 +188,11 @@ def _entropy(logits: Tensor, temperature: float) -> Tensor:
     return -(log_p.exp() * log_p).sum(1).mean() / math.log(max(2, logits.shape[1]))
 
 
-def _loss_shares(trainer: Trainer, pl_module: Any) -> dict[str, float]:
-    (name, first), *_ = pl_module.named_students().items()
-    weights = {name: float(loss.weight) for name, loss in first.distill_losses.items()}
-    weights["task"] = float(first.task_loss_weight)
-    logged, place = trainer.callback_metrics, f"{name}/train" if name else "train"
-    values = {n: w * abs(float(logged[k])) for n, w in weights.items() if (k := f"{place}/{n}_loss") in logged}
+def _loss_shares(module: Any) -> dict[str, float]:
+    weights = {name: float(loss.weight) for name, loss in module.distill_losses.items()}
+    weights["task"] = float(module.task_loss_weight)
+    terms = module.terms
+    values = {n: w * abs(float(terms[f"{n}_loss"])) for n, w in weights.items() if f"{n}_loss" in terms}
     total = sum(values.values())
     return {n: round(v / total, 4) for n, v in values.items()} if total and math.isfinite(total) else {}
 
