@@ -94,7 +94,7 @@ def _cards(run: Run) -> dict[str, Any]:
         ),
         ("images/s", _rounded(images_per_s(run)), _spread(run)),
         ("time per epoch", _duration(epoch_s(run)), f"{len(_epochs(run))} epochs seen"),
-        ("cost per epoch", _cost(run), "monitor.price_per_hour"),
+        ("cost per epoch", _cost(run), f"at {_price(run)} an hour"),
         ("time left", _duration(left_s(run)), "at the pace so far"),
     ]
     return {"kind": "cards", "cards": [list(row) for row in rows if row[1]]}
@@ -147,7 +147,8 @@ def _epochs(run: Run) -> dict[int, list[dict[str, Any]]]:
 def epoch_s(run: Run) -> float | None:
     """Seconds an epoch with its validation, from the mean step and the epoch's length."""
     rank = typical_rank(run)
-    header, total = run.headers.get(rank, {}), sum(mean_phases(run, rank).values())
+    header, phases = run.headers.get(rank, {}), mean_phases(run, rank)
+    total = sum(ms for name, ms in phases.items() if name in (*PHASES, "validation"))
     batches = header.get("batches_per_epoch")
     return total * batches / 1000 if batches and total and math.isfinite(batches) else None
 
@@ -289,7 +290,11 @@ def _machine_lines(run: Run) -> list[dict[str, Any] | None]:
         ]  # fmt: skip
         for gpu in range(max(len(s.get("gpu", [])) for s in samples)):
             readings = [s["gpu"][gpu] if gpu < len(s.get("gpu", [])) else {} for s in samples]
-            for title, keys in (("%", {"util": "utilisation", "mem": "memory"}), ("W", {"w": "power"})):
+            for title, keys in (
+                ("%", {"util": "utilisation", "mem": "memory"}),
+                ("W", {"w": "power"}),
+                ("MHz", {"mhz": "clock"}),
+            ):
                 series = {
                     label: _binned(readings, lambda part, k=key: _average(r.get(k) for r in part))  # type: ignore[misc]
                     for key, label in keys.items()
@@ -348,7 +353,11 @@ def _operations(run: Run) -> dict[str, Any] | None:
 
 
 def _health_lines(run: Run) -> list[dict[str, Any] | None]:
-    health = run.health
+    return [chart for student in run.students for chart in _health_of(run.health_of(student), student)]
+
+
+def _health_of(health: Sequence[dict[str, Any]], student: str) -> list[dict[str, Any] | None]:
+    of = f" of {student}" if student else ""
     x = _binned(health, lambda part: part[0]["step"])
 
     def column(key: str) -> list[float]:
@@ -359,13 +368,13 @@ def _health_lines(run: Run) -> list[dict[str, Any] | None]:
         return {n: _binned(health, lambda part, k=n: _average(h.get(key, {}).get(k) for h in part)) for n in names}  # type: ignore[misc]
 
     return [
-        _lines("Gradient norm", x, "step", {"before clipping": column("grad_norm")}),
-        _lines("Update of the weights over their size", x, "step", {"ratio": column("update_ratio")}),
-        _lines("Teacher and student on training batches", x, "step", {
+        _lines(f"Gradient norm{of}", x, "step", {"before clipping": column("grad_norm")}),
+        _lines(f"Update of the weights over their size{of}", x, "step", {"ratio": column("update_ratio")}),
+        _lines(f"Teacher and {student or 'student'} on training batches", x, "step", {
             "agreement": column("agreement"), "teacher entropy / maximum": column("teacher_entropy")}),
-        _lines("Loss shares", x, "step", group("loss_shares")),
-        _lines("Activations' standard deviation", x, "step", group("spread")),
-        _lines("Units that never fire", x, "step", group("dead")),
+        _lines(f"Loss shares{of}", x, "step", group("loss_shares")),
+        _lines(f"Activations' standard deviation{of}", x, "step", group("spread")),
+        _lines(f"Units that never fire{of}", x, "step", group("dead")),
     ]  # fmt: skip
 
 

@@ -79,11 +79,15 @@ def test_a_teacher_of_61_percent_could_be_2_4_times_as_fast_from_a_cache() -> No
 def test_a_cache_is_advised_only_where_it_is_possible_and_not_there_yet() -> None:
     slow = with_(teacher=200.0)
     assert "model.teacher.cache=on" in v.verdict(run_of(slow))["text"]
-    there = run_of(slow)
-    there.config = {"model": {"teacher": {"cache": True}}}
-    for run in (there, run_of(slow, cacheable=False)):
-        assert "a smaller teacher" in v.verdict(run)["lever"]
-        assert "cache" not in v.verdict(run)["text"]
+    assert "a smaller teacher" in v.verdict(run_of(slow, cacheable=False))["lever"]
+    assert "cache" not in v.verdict(run_of(slow, cacheable=False))["text"]
+    told = run_of(slow)
+    told.config = {"model": {"teacher": {"cache": True}}}
+    for run in (told, run_of(slow, cached=True)):  # what is read costs nothing: it is being filled
+        assert "to compute the answers that its cache keeps" in v.verdict(run)["text"]
+        assert "later epochs" in v.verdict(run)["lever"]
+    told.headers[0]["cached"] = False  # asked for ("auto"), and found not to pay
+    assert "to compute" not in v.verdict(told)["text"]
 
 
 def test_a_cache_is_as_large_as_its_records() -> None:
