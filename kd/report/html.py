@@ -11,7 +11,7 @@ from typing import Any
 from kd.report import traces
 from kd.report.records import PHASES, Run, percentile
 from kd.report.rules import findings
-from kd.report.verdict import limits, mean_phases, sentence, typical_rank, verdict
+from kd.report.verdict import kernels_of, limits, mean_phases, sentence, typical_rank, verdict
 
 BINS = 160  # columns of a chart: what a screen shows, whatever the run's length
 PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
@@ -73,8 +73,10 @@ def report(run: Run) -> list[dict[str, Any]]:
 
 
 def _verdict(run: Run) -> dict[str, Any]:
-    found = limits(run)
-    return {"kind": "verdict", "bound": verdict(run)["bound"], "text": verdict(run)["text"],
+    found, text, error = limits(run), verdict(run)["text"], run.summary.get("error")
+    if error and run.summary.get("status") == "failed":
+        text = f"failed: {error.splitlines()[0]}; until then {text}"
+    return {"kind": "verdict", "bound": verdict(run)["bound"], "text": text,
             "others": [sentence(limit) for limit in found[1:]]}  # fmt: skip
 
 
@@ -346,10 +348,11 @@ def _percentiles(run: Run) -> dict[str, Any] | None:
 def _operations(run: Run) -> dict[str, Any] | None:
     if not run.kernels:
         return None
-    window = run.kernels[-1]
+    window = kernels_of(run, typical_rank(run))[-1]
     rows = [[op["name"], op["range"], op["ms"], round(100 * op["share"], 1), op["calls"]] for op in window["top"]]
     return {"kind": "table", "title": f"Top operations (steps {window['first']} to {window['last']})",
-            "columns": ["operation", "range", "ms a step", "%", "calls a step"], "rows": rows}  # fmt: skip
+            "columns": ["operation", "range", "ms a step", "%", "calls a step"],
+            "rows": rows, "long": True}  # fmt: skip
 
 
 def _health_lines(run: Run) -> list[dict[str, Any] | None]:
@@ -435,6 +438,13 @@ def _hours(run: Run) -> float | None:
     return wall / 3600 if wall else None
 
 
+def _epochs_done(run: Run) -> float | None:
+    """Of a run that was stopped inside an epoch, its part too."""
+    header, steps = run.headers.get(typical_rank(run), {}), run.steps.get(typical_rank(run), [])
+    batches = header.get("batches_per_epoch")
+    return (steps[-1]["step"] + 1) / batches if steps and batches else run.summary.get("epochs")
+
+
 def _times(a: float | None, b: float | None) -> float | None:
     return a * b if a is not None and b is not None else None
 
@@ -443,7 +453,7 @@ def _compared(before: Run, after: Run) -> list[tuple[str, float | None, float | 
     """Rows of the table: name and the two values."""
 
     def per_epoch(run: Run) -> float | None:
-        epochs, hours = run.summary.get("epochs"), _hours(run)
+        epochs, hours = _epochs_done(run), _hours(run)
         return hours / epochs if epochs and hours else None
 
     def ms(run: Run) -> list[float]:
@@ -451,7 +461,7 @@ def _compared(before: Run, after: Run) -> list[tuple[str, float | None, float | 
 
     makers: list[tuple[str, Callable[[Run], float | None]]] = [
         ("hours", _hours),
-        ("epochs", lambda run: run.summary.get("epochs")),
+        ("epochs", _epochs_done),
         ("hours per epoch", per_epoch),
         ("training seconds per epoch", epoch_s),
         ("cost", lambda run: _times(_price(run), _hours(run))),
@@ -476,7 +486,9 @@ def _val_of(run: Run, student: str, metric: str) -> float | None:
 
 
 def _short(value: float | None) -> str:
-    return "" if value is None or not math.isfinite(value) else f"{value:.4g}"
+    if value is None or not math.isfinite(value):
+        return ""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:

@@ -190,7 +190,15 @@ def read_run(folder: Path) -> Run:
     for rank, steps in run.steps.items():  # a resumed run repeats the steps behind its checkpoint: the newest counts
         run.steps[rank] = sorted({s["step"]: s for s in steps}.values(), key=lambda s: s["step"])
     run.health.sort(key=lambda record: record["step"])
+    if _goes_on(run):
+        run.summary = {key: value for key, value in run.summary.items() if key not in ("status", "error")}
     return run
+
+
+def _goes_on(run: Run) -> bool:
+    """Whether the run was resumed since its summary was written: that tells of its first part."""
+    file = run.folder / "summary.json"
+    return file.is_file() and any(h.get("t", 0.0) > file.stat().st_mtime for h in run.headers.values())
 
 
 def _behind_header(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -212,8 +220,10 @@ def _sort_in(run: Run, records: Iterable[dict[str, Any]]) -> None:
             run.totals[header["rank"]] = record
         elif kind == "sample":
             run.samples.setdefault(header["node"], []).append(record)
+        elif kind == "kernels":
+            run.kernels.append({"rank": header.get("rank", 0), **record})
         else:
-            {"event": run.events, "health": run.health, "kernels": run.kernels}.get(kind, []).append(record)
+            {"event": run.events, "health": run.health}.get(kind, []).append(record)
 
 
 def _keep_header(run: Run, record: dict[str, Any]) -> None:

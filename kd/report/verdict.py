@@ -382,9 +382,14 @@ def _loading_busy(run: Run, total: Mapping[str, Any], num_workers: int) -> float
     return min(1.0, sum(worker) / len(worker)) if worker else 1.0
 
 
+def kernels_of(run: Run, rank: int) -> list[dict[str, Any]]:
+    """The profiled windows of a rank; of all where it has none."""
+    return [k for k in run.kernels if k.get("rank") == rank] or run.kernels
+
+
 def gpu_busy(run: Run) -> float | None:
     """Share of the time that the GPUs compute: of the kernel profile where there is one, else NVML's."""
-    profiled = [k["busy"] for k in run.kernels if k.get("busy") is not None]
+    profiled = [k["busy"] for k in kernels_of(run, typical_rank(run)) if k.get("busy") is not None]
     if profiled:
         return profiled[-1]
     used: Sequence[float] = [g["util"] for samples in run.samples.values() for s in samples for g in s.get("gpu", [])]

@@ -169,6 +169,27 @@ def test_the_progress_bar_says_what_limits_the_run_so_far(tmp_path: Path) -> Non
 COUNTED = ("host_ms", "ready_ms", "data_cpu_ms", "launch_ms")
 
 
+class Queue(Clock):
+    """A thread whose time on the run queue is told by hand."""
+
+    waited = 0.0
+
+    def _ready_ms(self) -> float:
+        return self.waited
+
+
+def test_a_wait_for_a_core_outside_the_step_is_not_the_steps() -> None:
+    clock = Queue()
+    for _ in range(2):
+        clock.waited += 5
+        clock.within("validation")
+        clock.waited += 100
+        clock.within(None)
+        clock.waited += 3
+        clock.cut()
+    assert [step.ready_ms for step in clock.take()] == [8, 8]
+
+
 class Device:
     """A stream that runs behind the host: each event happens when its work is done, not when it is recorded."""
 

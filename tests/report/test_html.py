@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,8 @@ def test_a_failed_run_has_its_page_too(recipe: Path) -> None:
     assert train_main([f"recipe={recipe}", f"trainer.callbacks+={fail}"]) == 1
     folder = recipe.parent / "runs" / "tiny" / "000"
     page = (folder / "report.html").read_text()
-    assert "planted" in page
+    (found,) = section(folder, "verdict")
+    assert found["text"].startswith("failed: RuntimeError: planted; until then ")
     assert '"kind":"phases"' in page
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "failed"
@@ -286,6 +288,27 @@ def test_each_of_several_students_is_on_the_first_screen(recipe: Path) -> None:
     assert report_main([str(folder), str(folder)]) == 0
     (table,) = (t for t in section(folder, "table", "comparison.html") if t["title"] == "Before and after")
     assert {"low val acc1", "labels val acc1"} <= {row[0] for row in table["rows"]}
+
+
+def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    assert read_run(folder).summary["status"] == "done"
+    steps = folder / "records" / "phases.rank0.jsonl"
+    steps.write_text(steps.read_text().replace('"max_epochs"', f'"t": {time.time() + 60}, "max_epochs"'))
+    write_report(read_run(folder), folder / "report.html")
+    cards = {name: value for name, value, _ in section(folder, "cards")[0]["cards"]}
+    assert cards["status"] != "done"
+    assert "time left" in cards
+
+
+def test_the_operations_are_the_typical_ranks(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    first = (folder / "records" / "kernels.rank0.jsonl").read_text()
+    other = first.replace('"of": "kernels"', '"of": "kernels", "rank": 1').replace("aten::op", "aten::other")
+    (folder / "records" / "kernels.rank1.jsonl").write_text(other)
+    write_report(read_run(folder), folder / "report.html")
+    (table,) = (t for t in section(folder, "table") if t["title"].startswith("Top operations"))
+    assert table["rows"][0][0] == "aten::op0"
 
 
 def test_the_tasks_own_metric_is_shown(tmp_path: Path) -> None:
