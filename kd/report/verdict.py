@@ -195,10 +195,10 @@ def starved(
     if processes * (num_workers + threads) <= cores or others > max(beside, 0.5):
         text = f"other processes use {others:.1f} cores: {missing}"
         return Limit("host", text, "run alone on the machine", step / free)
-    wanted = [f"{processes} training processes"] * (processes > 1) + [f"{processes * num_workers} loader processes"]
-    shared = (
-        f"{' and '.join([*wanted, f'{processes * threads} compute threads'])} share {cores} core{'s' * (cores > 1)}"
-    )
+    counted = {"training processes": processes * (processes > 1), "loader processes": processes * num_workers,
+               "compute threads": processes * threads}  # fmt: skip
+    shared = " and ".join(f"{count} {what}" for what, count in counted.items() if count)
+    shared += f" share {cores} core{'s' * (cores > 1)}"
     text = f"{shared}: {missing}"
     if processes * threads > cores:
         return Limit("host", text, "fewer processes (trainer.devices) or threads, or more cores: at most", step / free)

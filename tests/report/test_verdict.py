@@ -144,7 +144,7 @@ def test_starvation_names_who_took_the_core() -> None:
     assert neighbour.lever == "run alone on the machine"
     ranks = v.starved(phases, ready_ms=60.0, num_workers=0, cores=1, threads=1, others=0.2, processes=2)
     assert ranks is not None
-    assert "2 training processes" in ranks.text
+    assert ranks.text.startswith("2 training processes and 2 compute threads share 1 core: ")
     assert "trainer.devices" in ranks.lever
     assert "other processes" in v.starved(phases, 60.0, 0, 2, 1, others=0.9, processes=2).text  # type: ignore[union-attr]
 
