@@ -136,7 +136,9 @@ def summarize(events: Iterable[Any], steps: int, cuda: bool) -> dict[str, Any]:
 
 
 def _is_range(name: str) -> bool:
-    return not name.startswith(("ProfilerStep", "Optimizer.", "autograd::", "aten::", "enumerate("))
+    return not name.startswith(
+        ("ProfilerStep", "Optimizer.", "DistributedDataParallel.", "autograd::", "aten::", "enumerate(")
+    )
 
 
 def _innermost(ranges: list[tuple[float, float, str]], starts: list[float], at: float) -> str:
