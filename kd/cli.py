@@ -551,10 +551,7 @@ def _report(request: Request) -> int:
         return 0 if "help" in request.flags else 2
     if len(request.rest) > 2 or request.overrides:
         raise UserError("it takes one run's folder, or two to compare, and --open")
-    folders = [run_folder(Path(name)) for name in request.rest]
-    for folder in folders:
-        if not folder.is_dir():
-            raise UserError(f"there is no run folder {folder}")
+    folders = [_seen_run(run_folder(Path(name))) for name in request.rest]
     if "traces" in request.flags:
         from kd.report.traces import write_rank_shares
 
@@ -564,16 +561,32 @@ def _report(request: Request) -> int:
     for run in runs:
         for note in run.notes:
             print(f"kd-report: {run.folder}: {note}", file=sys.stderr)
-    if len(runs) == 1:
-        file = write_report(runs[0], folders[0] / "report.html")
-    else:
-        file = write_comparison(runs[0], runs[1], folders[1] / "comparison.html")
+    try:
+        if len(runs) == 1:
+            file = write_report(runs[0], folders[0] / "report.html")
+        else:
+            file = write_comparison(runs[0], runs[1], folders[1] / "comparison.html")
+    except OSError as error:
+        raise UserError(f"{folders[-1]}: the page can't be written: {error.strerror}") from error
     print(f"written to {file}")
     if "open" in request.flags:
         import webbrowser
 
         webbrowser.open(file.resolve().as_uri())
     return 0
+
+
+def _seen_run(folder: Path) -> Path:
+    """The folder, if a run has written to it; a page is put nowhere else."""
+    from kd.report.records import is_run
+
+    if not folder.is_dir():
+        raise UserError(f"there is no run folder {folder}")
+    if not is_run(folder):
+        below = ", ".join(str(file.parent) for file in sorted(folder.glob("[0-9]*/config.yaml"))[-3:])
+        hint = f"; did you mean {below}?" if below else ""
+        raise UserError(f"{folder} is no run's folder: it has no config.yaml, summary.json or records{hint}")
+    return folder
 
 
 # -- kd-cache --------

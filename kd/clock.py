@@ -4,8 +4,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import ContextDecorator, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ContextDecorator, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -65,7 +65,8 @@ class Clock:
 
     def _begin(self) -> None:
         self._start = self._last = time.perf_counter()
-        self._last_cpu, self._ready = time.thread_time(), self._ready_ms()
+        self._last_cpu = time.thread_time()
+        self._ready = self._ready_aside = self._ready_ms()
         self._step, self._host = StepTimes(), dict[str, float]()
         self._marks: list[tuple[str, Any]] = []
         self._first_event = self._event()
@@ -129,6 +130,10 @@ class Clock:
     def within(self, scope: str | None) -> None:
         """Everything but checkpoints counts as ``scope`` until it is ``None`` again."""
         self._mark()
+        ready = self._ready_ms()
+        if scope is None and self.scope is not None:
+            self._ready += ready - self._ready_aside  # what was waited for a core meanwhile is no part of the step
+        self._ready_aside = ready
         self.scope = scope
 
     def cut(self, tag: Any = None) -> None:
@@ -138,7 +143,7 @@ class Clock:
         step.t, step.tag = time.time(), tag
         step.host_ms = 1000 * (self._last - self._start)
         step.ready_ms = self._ready_ms() - self._ready
-        step.launch_ms = sum(ms for phase, ms in host.items() if phase not in ("data", "validation"))
+        step.launch_ms = sum(ms for phase, ms in host.items() if phase in PHASES and phase != "data")
         if self._make_event is None:
             step.phases = host
             self._finished.append(step)
@@ -180,6 +185,19 @@ def run_clock(clock: Clock | None) -> None:
     """Makes ``clock`` the one that :class:`annotate` tells; ``None`` stops that."""
     global _running
     _running = clock
+
+
+@contextmanager
+def aside(name: str) -> Iterator[None]:
+    """What runs inside is recorded as ``name`` and is no part of the step."""
+    clock = _running
+    if clock is not None:
+        clock.within(name)
+    try:
+        yield
+    finally:
+        if clock is not None:
+            clock.within(None)
 
 
 class annotate(ContextDecorator):

@@ -106,10 +106,9 @@ def available_bytes(device: torch.device, local_processes: int) -> int:
     return free // local_processes
 
 
-def cores() -> int:
-    """CPU cores that this process was given: by affinity, or by its container's quota."""
+def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """CPU cores that this process was given: by affinity, or by its container's ``quota`` (cgroup v2)."""
     given = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = Path("/sys/fs/cgroup/cpu.max")
     if quota.is_file() and not quota.read_text().startswith("max"):
         allowed, period = quota.read_text().split()
         given = min(given, max(1, int(allowed) // int(period)))

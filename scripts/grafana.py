@@ -9,8 +9,8 @@ from pathlib import Path
 PANELS = [  # title, expression, legend, unit, stacked
     ("Phases of a step", "kd_phase_seconds", "{{phase}}", "s", True),
     ("Images/s", "kd_images_per_second", "{{instance}}", "none", False),
-    ("Losses", 'kd_metric{name=~"train/.*"}', "{{name}}", "none", False),
-    ("Validation", 'kd_metric{name=~"val/.*"}', "{{name}}", "none", False),
+    ("Losses", 'kd_metric{name=~"(.*/)?train/.*"}', "{{name}}", "none", False),
+    ("Validation", 'kd_metric{name=~"(.*/)?val/.*"}', "{{name}}", "none", False),
     ("Data wait, share of the step", 'kd_phase_seconds{phase="data"} / ignoring(phase) kd_step_seconds',
      "{{instance}}", "percentunit", False),
     ("Cores", "kd_cpu_percent", "core {{core}}", "percent", False),

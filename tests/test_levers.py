@@ -96,3 +96,11 @@ def test_wrong_levers(recipe: Path, item: str, capsys: pytest.CaptureFixture[str
 def test_a_student_alone_is_tuned_too(tmp_path: Path, pictures: Path) -> None:
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, None, data__num_workers="auto")
     assert summary(run(recipe))["memory_mb"]["teacher"] == 0
+
+
+def test_a_containers_quota_counts_as_its_cores(tmp_path: Path) -> None:
+    quota = tmp_path / "cpu.max"
+    given = cores(quota)  # there is none
+    for text, allowed in (("max 100000", given), ("100000 100000", 1), ("50000 100000", 1), ("9900000 100000", given)):
+        quota.write_text(text + "\n")
+        assert cores(quota) == allowed

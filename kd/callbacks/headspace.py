@@ -45,7 +45,7 @@ class Headspace(Callback):
     prints the result. Made for ``config=headspace``; the student of such a run is of no use.
 
     Raises:
-        UserError: not exactly three epochs of at least ten batches.
+        UserError: not exactly three epochs of at least ten batches, or a cache of the teacher's answers.
     """
 
     def __init__(self) -> None:
@@ -58,6 +58,11 @@ class Headspace(Callback):
         """Puts the memory between the loader and the trainer."""
         if trainer.max_epochs != 3:
             raise UserError(f"trainer.max_epochs: a headspace run has 3, got {trainer.max_epochs}")
+        teachers = pl_module.teacher.members.values() if pl_module.teacher is not None else []
+        if any(teacher.spec.cache != "off" for teacher in teachers):  # it would keep answers to views of another epoch
+            raise UserError(
+                "model.teacher.cache: must be off in a headspace run, which replays the first epoch's views"
+            )
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         original = data.train_dataloader
         data.train_dataloader = lambda: Replay(original())

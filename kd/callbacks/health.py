@@ -20,13 +20,14 @@ LAYERS = 8  # whose activations are looked at, spread evenly over the student
 
 
 class Health(Callback):
-    """Writes ``records/health.jsonl`` on rank 0, a record every ``every`` batches; between them it costs nothing.
+    """Writes ``records/health.jsonl`` on rank 0, a record a student every ``every`` batches; between them it is free.
 
     ``grad_norm`` is before clipping; ``update_ratio`` the median over a few weights of ``|w' - w| / |w|`` of one
     optimizer step; ``spread`` the activations' standard deviation and ``dead`` the share of a ReLU's units that never
-    fire in the batch; ``teacher_entropy`` of the teacher's answers at the loss's temperature over ``log(C)``;
-    ``agreement`` of teacher and student on the training batch; ``loss_shares`` the weighted terms. Of several students
-    the first is read, of several teachers likewise.
+    fire in the batch; ``teacher_entropy`` of the teacher's answers at the loss's temperature over its maximum;
+    ``agreement`` of teacher and student on the training batch; ``loss_shares`` the weighted terms; ``student`` the name
+    of one of several. The teacher's answers are read from its cache where there is one. Of several teachers the first
+    is read.
 
     Every rank takes part in a reading: gradients and weights may be in shards.
 
@@ -43,16 +44,14 @@ class Health(Callback):
     def __init__(self, folder: RunFolder, every: int = 50, activations: Sequence[str] | None = None) -> None:
         self.folder, self.every, self.activations = folder, every, activations
         self._writer: Writer | None = None
-        self._handles: list[Any] = []
-        self._seen: dict[str, Tensor] = {}
-        self._spread: dict[str, Tensor] = {}
-        self._dead: dict[str, Tensor] = {}
-        self._grad_norm: Tensor | None = None
-        self._before: list[tuple[Tensor, Tensor]] = []
+        self._readings: list[_Reading] = []
+        self._teacher: Tensor | None = None
+        self._handle: Any = None
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Finds the layers before anything is written."""
-        self._chosen(_first(pl_module).student)
+        for module in pl_module.named_students().values():
+            self._chosen(module.student)
 
     def _chosen(self, student: nn.Module) -> list[tuple[str, nn.Module]]:
         if self.activations is None:
@@ -74,70 +73,35 @@ class Health(Callback):
         """Listens to this batch where it is due."""
         if trainer.fit_loop.epoch_loop.total_batch_idx % self.every:
             return
-        first = _first(pl_module)
-        self._listen("student", first.student)
+        self._readings = [
+            _Reading(name, module, self._chosen(module.student)) for name, module in pl_module.named_students().items()
+        ]
         if pl_module.teacher is not None:
-            self._listen("teacher", next(iter(pl_module.teacher.members.values())).model)
-        for name, layer in self._chosen(first.student):
-            self._handles.append(layer.register_forward_hook(lambda _m, _i, out, name=name: self._layer(name, _m, out)))
+            first = next(iter(pl_module.teacher.members.values())).model
+            self._handle = first.register_forward_hook(self._hear_teacher)
 
-    def _listen(self, who: str, model: nn.Module) -> None:
-        def keep(_module: nn.Module, _inputs: Any, out: Any) -> None:
-            if isinstance(out, Tensor) and out.ndim >= 2:
-                self._seen[who] = out.detach().float()
-
-        self._handles.append(model.register_forward_hook(keep))
-
-    def _layer(self, name: str, layer: nn.Module, out: Any) -> None:
-        out = out[0] if isinstance(out, list | tuple) and out else out
-        if isinstance(out, Tensor):
-            self._spread[name] = out.detach().float().std()
-            if isinstance(layer, nn.ReLU):
-                units = out.detach().flatten(0, -2) if out.ndim < 4 else out.detach().transpose(0, 1).flatten(1).T
-                self._dead[name] = (units <= 0).all(0).float().mean()
+    def _hear_teacher(self, _module: nn.Module, _inputs: Any, out: Any) -> None:
+        self._teacher = _logits(out)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Optimizer) -> None:
-        """Measures the gradient, and keeps a few weights to see how far the step moves them."""
-        if not self._handles:
-            return
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        gradients = [p.grad.float() for p in parameters if p.grad is not None]
-        if gradients:
-            norms = [whole(norm) for norm in torch._foreach_norm(gradients)]
-            self._grad_norm = torch.linalg.vector_norm(torch.stack(norms))
-        weights = [p for p in parameters if p.ndim >= 2]
-        chosen = weights[:: max(1, len(weights) // LAYERS)][:LAYERS]
-        self._before = [(p, p.detach().clone()) for p in chosen]
+        """Measures the gradients, and keeps a few weights to see how far the step moves them."""
+        for reading in self._readings:
+            reading.before_step([p for group in optimizer.param_groups for p in group["params"]])
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Writes the reading."""
-        if not self._handles:
+        if not self._readings:
             return
-        for handle in self._handles:
-            handle.remove()
-        record = {"kind": "health", "step": trainer.fit_loop.epoch_loop.total_batch_idx, **self._reading(pl_module)}
-        shares = _loss_shares(_first(pl_module))
-        if self._writer is not None:
-            self._writer.write(record | ({"loss_shares": shares} if shares else {}))
-        self._handles, self._before, self._grad_norm = [], [], None
-        self._seen, self._spread, self._dead = {}, {}, {}
-
-    @torch.no_grad()
-    def _reading(self, pl_module: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        if self._grad_norm is not None:
-            found["grad_norm"] = _finite(self._grad_norm)
-            ratios = [whole((p.detach() - old).norm()) / whole(old.norm()).clamp_min(1e-12) for p, old in self._before]
-            found["update_ratio"] = _finite(torch.stack(ratios).median()) if ratios else None
-        if "teacher" in self._seen:
-            teacher, student = self._seen["teacher"], self._seen.get("student")
-            found["teacher_entropy"] = _finite(_entropy(teacher, _temperature(_first(pl_module))))
-            if student is not None and student.shape == teacher.shape:
-                found["agreement"] = _finite((student.argmax(1) == teacher.argmax(1).to(student.device)).float().mean())
-        found["spread"] = {name: _finite(value) for name, value in self._spread.items()}
-        if self._dead:
-            found["dead"] = {name: _finite(value) for name, value in self._dead.items()}
-        return found
+        self._stop_listening()
+        if batch.get("answers") is not None:  # a cache's: the model was not asked
+            self._teacher = _logits(pl_module.cached.codec.decode(batch["answers"]))
+        for reading in self._readings:
+            record = {"kind": "health", "step": trainer.fit_loop.epoch_loop.total_batch_idx}
+            record |= {"student": reading.name} if reading.name else {}
+            record |= reading.values(self._teacher)
+            if self._writer is not None:
+                self._writer.write(record)
+        self._readings, self._teacher = [], None
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Closes the file."""
@@ -147,13 +111,93 @@ class Health(Callback):
         """Closes the file."""
         self._close()
 
+    def _stop_listening(self) -> None:
+        for reading in self._readings:
+            reading.stop_listening()
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
     def _close(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._stop_listening()
+        self._readings = []
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+class _Reading:
+    """What one batch tells of one student.
+
+    Args:
+        name: of the student, empty for a single one.
+        module: its DistillationModule.
+        layers: whose activations are looked at.
+    """
+
+    def __init__(self, name: str, module: Any, layers: list[tuple[str, nn.Module]]) -> None:
+        self.name, self.module = name, module
+        self._student: Tensor | None = None
+        self._spread: dict[str, Tensor] = {}
+        self._dead: dict[str, Tensor] = {}
+        self._grad_norm: Tensor | None = None
+        self._before: list[tuple[Tensor, Tensor]] = []
+        self._handles = [module.student.register_forward_hook(self._hear_student)]
+        for path, layer in layers:
+            self._handles.append(layer.register_forward_hook(lambda m, _i, out, path=path: self._layer(path, m, out)))
+
+    def _hear_student(self, _module: nn.Module, _inputs: Any, out: Any) -> None:
+        self._student = _logits(out)
+
+    def _layer(self, path: str, layer: nn.Module, out: Any) -> None:
+        out = out[0] if isinstance(out, list | tuple) and out else out
+        if isinstance(out, Tensor):
+            self._spread[path] = out.detach().float().std()
+            if isinstance(layer, nn.ReLU):
+                units = out.detach().flatten(0, -2) if out.ndim < 4 else out.detach().transpose(0, 1).flatten(1).T
+                self._dead[path] = (units <= 0).all(0).float().mean()
+
+    def stop_listening(self) -> None:
+        """Takes the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def before_step(self, trained: Sequence[Tensor]) -> None:
+        """Looks at the gradients of those of the ``trained`` parameters that are this student's."""
+        mine = {id(p) for p in self.module.parameters()}
+        parameters = [p for p in trained if id(p) in mine]
+        gradients = [p.grad.float() for p in parameters if p.grad is not None]
+        if gradients:
+            norms = [whole(norm) for norm in torch._foreach_norm(gradients)]
+            self._grad_norm = torch.linalg.vector_norm(torch.stack(norms))
+        weights = [p for p in parameters if p.ndim >= 2]
+        chosen = weights[:: max(1, len(weights) // LAYERS)][:LAYERS]
+        self._before = [(p, p.detach().clone()) for p in chosen]
+
+    @torch.no_grad()
+    def values(self, teacher: Tensor | None) -> dict[str, Any]:
+        """The record's values, given the teacher's logits."""
+        found: dict[str, Any] = {}
+        if self._grad_norm is not None:
+            found["grad_norm"] = _finite(self._grad_norm)
+            ratios = [whole((p.detach() - old).norm()) / whole(old.norm()).clamp_min(1e-12) for p, old in self._before]
+            found["update_ratio"] = _finite(torch.stack(ratios).median()) if ratios else None
+        if teacher is not None:
+            several = self.module.task.multi_label
+            found["teacher_entropy"] = _finite(_entropy(teacher, _temperature(self.module), several))
+            if self._student is not None and self._student.shape == teacher.shape:
+                found["agreement"] = _finite(_agreement(self._student, teacher.to(self._student.device), several))
+        found["spread"] = {name: _finite(value) for name, value in self._spread.items()}
+        if self._dead:
+            found["dead"] = {name: _finite(value) for name, value in self._dead.items()}
+        shares = _loss_shares(self.module)
+        return found | ({"loss_shares": shares} if shares else {})
+
+
+def _logits(out: Any) -> Tensor | None:
+    """What a classifier answered; nothing of features, or of a cache that keeps only the largest."""
+    return out.detach().float() if isinstance(out, Tensor) and out.ndim >= 2 else None
 
 
 def _spread_evenly(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -172,20 +216,25 @@ def _class_counts(targets: Any) -> list[int]:
     return []
 
 
-def _first(pl_module: Any) -> Any:
-    """The module of the student, or of the first of several."""
-    return next(iter(pl_module.named_students().values()))
-
-
 def _temperature(module: Any) -> float:
     found = [getattr(loss, "temperature", None) for loss in module.distill_losses.values()]
     return next((float(t) for t in found if isinstance(t, int | float)), 1.0)
 
 
-def _entropy(logits: Tensor, temperature: float) -> Tensor:
-    """Mean entropy of ``(N, C, ...)`` logits at a temperature, over its maximum: 0 one-hot, 1 uniform."""
+def _entropy(logits: Tensor, temperature: float, multi_label: bool = False) -> Tensor:
+    """Mean entropy of ``(N, C, ...)`` logits at a temperature, over its maximum: 0 one-hot, 1 uniform.
+
+    With ``multi_label`` each class is a yes or no of its own.
+    """
+    if multi_label:
+        logits = torch.stack([logits, torch.zeros_like(logits)], 1)
     log_p = (logits / temperature).log_softmax(1)
     return -(log_p.exp() * log_p).sum(1).mean() / math.log(max(2, logits.shape[1]))
+
+
+def _agreement(student: Tensor, teacher: Tensor, multi_label: bool) -> Tensor:
+    same = (student > 0) == (teacher > 0) if multi_label else student.argmax(1) == teacher.argmax(1)
+    return same.float().mean()
 
 
 def _loss_shares(module: Any) -> dict[str, float]:

@@ -10,6 +10,7 @@ from pytorch_lightning import Callback, Trainer
 from torch.profiler import ProfilerActivity
 
 from kd.callbacks.run_folder import RunFolder
+from kd.clock import aside
 from kd.report.records import Writer
 
 TOP = 15
@@ -51,7 +52,8 @@ class Kernels(Callback):
             schedule=torch.profiler.schedule(wait=0, warmup=1, active=self.steps, repeat=1),
             profile_memory=self.memory,
         )
-        self._profile.start()
+        with aside("profiling"):
+            self._profile.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Moves the window on, and ends it."""
@@ -60,8 +62,9 @@ class Kernels(Callback):
         if trainer.fit_loop.epoch_loop.total_batch_idx < self.at + self.steps - 1:
             self._profile.step()
             return
-        self._profile.stop()
-        self._save(trainer, pl_module)
+        with aside("profiling"):
+            self._profile.stop()
+            self._save(trainer, pl_module)
         self._profile = False  # one window a run
 
     def _save(self, trainer: Trainer, pl_module: Any) -> None:
@@ -80,6 +83,13 @@ class Kernels(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """A run that ends inside the window keeps nothing of it."""
+        self._drop()
+
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Likewise one that fails."""
+        self._drop()
+
+    def _drop(self) -> None:
         if self._profile:
             self._profile.stop()
         self._profile = None
@@ -126,7 +136,9 @@ def summarize(events: Iterable[Any], steps: int, cuda: bool) -> dict[str, Any]:
 
 
 def _is_range(name: str) -> bool:
-    return not name.startswith(("ProfilerStep", "Optimizer.", "autograd::", "aten::", "enumerate("))
+    return not name.startswith(
+        ("ProfilerStep", "Optimizer.", "DistributedDataParallel.", "autograd::", "aten::", "enumerate(")
+    )
 
 
 def _innermost(ranges: list[tuple[float, float, str]], starts: list[float], at: float) -> str:

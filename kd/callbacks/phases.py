@@ -21,7 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from kd.callbacks.run_folder import RunFolder
 from kd.clock import Clock, StepTimes, annotate, run_clock
 from kd.losses import LogitLoss
-from kd.report.records import Run, Writer
+from kd.memory import cores
+from kd.report.records import PHASES, Run, Writer
 from kd.report.verdict import NAMES, mean_phases, verdict
 from kd.teacher import Teacher
 
@@ -190,12 +191,13 @@ class Phases(Callback):
             "accumulate": trainer.accumulate_grad_batches, "t": time.time(),
             "batches_per_epoch": trainer.num_training_batches, "max_epochs": trainer.max_epochs,
             "max_steps": trainer.max_steps, "python": platform.python_version(), "platform": platform.platform(),
-            "primary": pl_module.task.primary, "cacheable": answers_suffice(pl_module), "torch": torch.__version__,
+            "primary": pl_module.task.primary, "cacheable": answers_suffice(pl_module),
+            "cached": getattr(pl_module, "cached", None) is not None, "torch": torch.__version__,
             "device_name": torch.cuda.get_device_name() if self._cuda else processor(),
         }  # fmt: skip
         file = self.folder.path / "records" / f"phases.rank{trainer.global_rank}.jsonl"
         self._writer = Writer(file, self.header)
-        self._total = self._writer.last_total or {"kind": "total", "steps": 0, "ms": 0.0, "max_ms": 0.0, "p": {}}
+        self._total = self._writer.last_total or _no_steps()
         model = trainer.strategy.model
         if isinstance(model, DistributedDataParallel) and not model._comm_hooks:
             model.register_comm_hook(None, self._all_reduce)
@@ -234,7 +236,7 @@ class Phases(Callback):
     def _write(self, times: StepTimes) -> None:
         assert self._writer is not None and self.profiler is not None
         phases = {name: round(ms, 3) for name, ms in times.phases.items() if ms >= 0.0005}
-        ms = sum(v for k, v in times.phases.items() if k != "validation")
+        ms = sum(v for k, v in times.phases.items() if k in PHASES)
         record = {
             "kind": "step", **times.tag, "t": round(times.t, 3), "ms": round(ms, 3), "p": phases,
             "host_ms": round(times.host_ms, 3), "ready_ms": round(times.ready_ms, 3),
@@ -246,7 +248,7 @@ class Phases(Callback):
             self._first_of_run = False
             self._write_startup(times)
         else:
-            self._add(record)
+            _add(self._total, record)
         if times.t > self._last_total + TOTAL_EVERY_S:
             self._last_total = times.t
             self._write_total()
@@ -260,19 +262,13 @@ class Phases(Callback):
         """What limits the run so far, in a few words for the progress bar."""
         if len(self.recent) < self.recent.maxlen // 2:  # type: ignore[operator]
             return ""
-        run = Run(Path(), headers={0: self.header}, steps={0: list(self.recent)})
+        total = _no_steps()
+        for record in list(self.recent)[1:]:  # the first of all has the warm-up in it
+            _add(total, record)
+        run = Run(Path(), headers={0: self.header}, totals={0: total})
         phases = mean_phases(run, 0)
-        step = sum(ms for name, ms in phases.items() if name != "validation")
+        step = sum(ms for name, ms in phases.items() if name in PHASES)
         return f"data wait {phases.get('data', 0.0) / step:.0%}, {NAMES[verdict(run)['bound']]}"
-
-    def _add(self, record: dict[str, Any]) -> None:
-        total = self._total
-        total["steps"] += 1
-        for key in ("ms", "host_ms", "ready_ms", "data_cpu_ms", "launch_ms"):
-            total[key] = total.get(key, 0.0) + record[key]
-        total["max_ms"] = max(total["max_ms"], record["ms"])
-        for name, ms in record["p"].items():
-            total["p"][name] = total["p"].get(name, 0.0) + ms
 
     def _write_total(self) -> None:
         assert self._writer is not None and self.profiler is not None
@@ -312,6 +308,19 @@ class Phases(Callback):
         self._writer = None
 
 
+def _no_steps() -> dict[str, Any]:
+    return {"kind": "total", "steps": 0, "ms": 0.0, "max_ms": 0.0, "p": {}}
+
+
+def _add(total: dict[str, Any], record: dict[str, Any]) -> None:
+    total["steps"] += 1
+    for key in ("ms", "host_ms", "ready_ms", "data_cpu_ms", "launch_ms"):
+        total[key] = total.get(key, 0.0) + record[key]
+    total["max_ms"] = max(total["max_ms"], record["ms"])
+    for name, ms in record["p"].items():
+        total["p"][name] = total["p"].get(name, 0.0) + ms
+
+
 def answers_suffice(pl_module: Any) -> bool:
     """Whether one teacher's logits, one row a picture, are all that the losses ask for."""
     losses = [loss for module in pl_module.named_students().values() for loss in module.distill_losses.values()]
@@ -324,8 +333,3 @@ def processor() -> str:
     with suppress(OSError), Path("/proc/cpuinfo").open() as lines:
         return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
     return platform.processor() or "CPU"
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -14,8 +14,8 @@ import psutil
 import torch.distributed as dist
 from pytorch_lightning import Callback, Trainer
 
-from kd.callbacks.phases import cores
 from kd.callbacks.run_folder import RunFolder
+from kd.memory import cores
 from kd.report.records import Writer
 
 CONTROL = "monitor"  # a file of this name in the run's folder, holding "on" or "off"

@@ -11,7 +11,7 @@ from typing import Any
 from kd.report import traces
 from kd.report.records import PHASES, Run, percentile
 from kd.report.rules import findings
-from kd.report.verdict import limits, mean_phases, sentence, typical_rank, verdict
+from kd.report.verdict import kernels_of, limits, mean_phases, sentence, typical_rank, verdict
 
 BINS = 160  # columns of a chart: what a screen shows, whatever the run's length
 PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
@@ -73,8 +73,10 @@ def report(run: Run) -> list[dict[str, Any]]:
 
 
 def _verdict(run: Run) -> dict[str, Any]:
-    found = limits(run)
-    return {"kind": "verdict", "bound": verdict(run)["bound"], "text": verdict(run)["text"],
+    found, text, error = limits(run), verdict(run)["text"], run.summary.get("error")
+    if error and run.summary.get("status") == "failed":
+        text = f"failed: {error.splitlines()[0]}; until then {text}"
+    return {"kind": "verdict", "bound": verdict(run)["bound"], "text": text,
             "others": [sentence(limit) for limit in found[1:]]}  # fmt: skip
 
 
@@ -94,7 +96,7 @@ def _cards(run: Run) -> dict[str, Any]:
         ),
         ("images/s", _rounded(images_per_s(run)), _spread(run)),
         ("time per epoch", _duration(epoch_s(run)), f"{len(_epochs(run))} epochs seen"),
-        ("cost per epoch", _cost(run), "monitor.price_per_hour"),
+        ("cost per epoch", _cost(run), f"at {_price(run)} an hour"),
         ("time left", _duration(left_s(run)), "at the pace so far"),
     ]
     return {"kind": "cards", "cards": [list(row) for row in rows if row[1]]}
@@ -147,7 +149,8 @@ def _epochs(run: Run) -> dict[int, list[dict[str, Any]]]:
 def epoch_s(run: Run) -> float | None:
     """Seconds an epoch with its validation, from the mean step and the epoch's length."""
     rank = typical_rank(run)
-    header, total = run.headers.get(rank, {}), sum(mean_phases(run, rank).values())
+    header, phases = run.headers.get(rank, {}), mean_phases(run, rank)
+    total = sum(ms for name, ms in phases.items() if name in (*PHASES, "validation"))
     batches = header.get("batches_per_epoch")
     return total * batches / 1000 if batches and total and math.isfinite(batches) else None
 
@@ -289,7 +292,11 @@ def _machine_lines(run: Run) -> list[dict[str, Any] | None]:
         ]  # fmt: skip
         for gpu in range(max(len(s.get("gpu", [])) for s in samples)):
             readings = [s["gpu"][gpu] if gpu < len(s.get("gpu", [])) else {} for s in samples]
-            for title, keys in (("%", {"util": "utilisation", "mem": "memory"}), ("W", {"w": "power"})):
+            for title, keys in (
+                ("%", {"util": "utilisation", "mem": "memory"}),
+                ("W", {"w": "power"}),
+                ("MHz", {"mhz": "clock"}),
+            ):
                 series = {
                     label: _binned(readings, lambda part, k=key: _average(r.get(k) for r in part))  # type: ignore[misc]
                     for key, label in keys.items()
@@ -341,14 +348,19 @@ def _percentiles(run: Run) -> dict[str, Any] | None:
 def _operations(run: Run) -> dict[str, Any] | None:
     if not run.kernels:
         return None
-    window = run.kernels[-1]
+    window = kernels_of(run, typical_rank(run))[-1]
     rows = [[op["name"], op["range"], op["ms"], round(100 * op["share"], 1), op["calls"]] for op in window["top"]]
     return {"kind": "table", "title": f"Top operations (steps {window['first']} to {window['last']})",
-            "columns": ["operation", "range", "ms a step", "%", "calls a step"], "rows": rows}  # fmt: skip
+            "columns": ["operation", "range", "ms a step", "%", "calls a step"],
+            "rows": rows, "long": True}  # fmt: skip
 
 
 def _health_lines(run: Run) -> list[dict[str, Any] | None]:
-    health = run.health
+    return [chart for student in run.students for chart in _health_of(run.health_of(student), student)]
+
+
+def _health_of(health: Sequence[dict[str, Any]], student: str) -> list[dict[str, Any] | None]:
+    of = f" of {student}" if student else ""
     x = _binned(health, lambda part: part[0]["step"])
 
     def column(key: str) -> list[float]:
@@ -359,13 +371,13 @@ def _health_lines(run: Run) -> list[dict[str, Any] | None]:
         return {n: _binned(health, lambda part, k=n: _average(h.get(key, {}).get(k) for h in part)) for n in names}  # type: ignore[misc]
 
     return [
-        _lines("Gradient norm", x, "step", {"before clipping": column("grad_norm")}),
-        _lines("Update of the weights over their size", x, "step", {"ratio": column("update_ratio")}),
-        _lines("Teacher and student on training batches", x, "step", {
+        _lines(f"Gradient norm{of}", x, "step", {"before clipping": column("grad_norm")}),
+        _lines(f"Update of the weights over their size{of}", x, "step", {"ratio": column("update_ratio")}),
+        _lines(f"Teacher and {student or 'student'} on training batches", x, "step", {
             "agreement": column("agreement"), "teacher entropy / maximum": column("teacher_entropy")}),
-        _lines("Loss shares", x, "step", group("loss_shares")),
-        _lines("Activations' standard deviation", x, "step", group("spread")),
-        _lines("Units that never fire", x, "step", group("dead")),
+        _lines(f"Loss shares{of}", x, "step", group("loss_shares")),
+        _lines(f"Activations' standard deviation{of}", x, "step", group("spread")),
+        _lines(f"Units that never fire{of}", x, "step", group("dead")),
     ]  # fmt: skip
 
 
@@ -426,6 +438,13 @@ def _hours(run: Run) -> float | None:
     return wall / 3600 if wall else None
 
 
+def _epochs_done(run: Run) -> float | None:
+    """Of a run that was stopped inside an epoch, its part too."""
+    header, steps = run.headers.get(typical_rank(run), {}), run.steps.get(typical_rank(run), [])
+    batches = header.get("batches_per_epoch")
+    return (steps[-1]["step"] + 1) / batches if steps and batches else run.summary.get("epochs")
+
+
 def _times(a: float | None, b: float | None) -> float | None:
     return a * b if a is not None and b is not None else None
 
@@ -434,7 +453,7 @@ def _compared(before: Run, after: Run) -> list[tuple[str, float | None, float | 
     """Rows of the table: name and the two values."""
 
     def per_epoch(run: Run) -> float | None:
-        epochs, hours = run.summary.get("epochs"), _hours(run)
+        epochs, hours = _epochs_done(run), _hours(run)
         return hours / epochs if epochs and hours else None
 
     def ms(run: Run) -> list[float]:
@@ -442,7 +461,7 @@ def _compared(before: Run, after: Run) -> list[tuple[str, float | None, float | 
 
     makers: list[tuple[str, Callable[[Run], float | None]]] = [
         ("hours", _hours),
-        ("epochs", lambda run: run.summary.get("epochs")),
+        ("epochs", _epochs_done),
         ("hours per epoch", per_epoch),
         ("training seconds per epoch", epoch_s),
         ("cost", lambda run: _times(_price(run), _hours(run))),
@@ -467,7 +486,9 @@ def _val_of(run: Run, student: str, metric: str) -> float | None:
 
 
 def _short(value: float | None) -> str:
-    return "" if value is None or not math.isfinite(value) else f"{value:.4g}"
+    if value is None or not math.isfinite(value):
+        return ""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:

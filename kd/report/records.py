@@ -16,7 +16,7 @@ SCHEMA = 1
 PHASES = (
     "data", "h2d", "teacher", "student", "loss", "backward", "communication", "optimizer", "logging", "checkpoint",
 )  # fmt: skip
-"""The parts of a step, in order. ``validation`` is recorded beside them and is no part of a step."""
+"""The parts of a step, in order. ``validation`` and ``profiling`` stand beside them and are no part of a step."""
 LIMIT = 20_000  # lines a file: a few MB
 THINNED = ("step", "sample")
 _SPREAD = 2_654_435_761  # Knuth's multiplicative hash: spreads consecutive numbers evenly over 32 bits
@@ -161,6 +161,15 @@ class Run:
         """Names of several students; of a single one ``[""]``."""
         return list(self.config.get("students") or [""])
 
+    def health_of(self, student: str) -> list[dict[str, Any]]:
+        """A student's health records; those without a name are the first's."""
+        return [h for h in self.health if h.get("student", self.students[0]) == student]
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds anything that a run writes."""
+    return any((folder / name).exists() for name in ("config.yaml", "summary.json", "metrics.csv", "records"))
+
 
 def read_run(folder: Path) -> Run:
     """Reads all there is, also of a run that still runs or has failed."""
@@ -174,11 +183,28 @@ def read_run(folder: Path) -> Run:
     for file in files:
         records, notes = read_lines(file)
         run.notes += notes
-        _sort_in(run, records)
+        whole = _behind_header(records)
+        if len(whole) < len(records):
+            run.notes.append(f"{file.name}: its header is torn: what stands before the next one is left out")
+        _sort_in(run, whole)
     for rank, steps in run.steps.items():  # a resumed run repeats the steps behind its checkpoint: the newest counts
         run.steps[rank] = sorted({s["step"]: s for s in steps}.values(), key=lambda s: s["step"])
     run.health.sort(key=lambda record: record["step"])
+    if _goes_on(run):
+        run.summary = {key: value for key, value in run.summary.items() if key not in ("status", "error")}
     return run
+
+
+def _goes_on(run: Run) -> bool:
+    """Whether the run was resumed since its summary was written: that tells of its first part."""
+    file = run.folder / "summary.json"
+    return file.is_file() and any(h.get("t", 0.0) > file.stat().st_mtime for h in run.headers.values())
+
+
+def _behind_header(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records from the first header on; it says whose they are."""
+    first = next((i for i, record in enumerate(records) if record["kind"] == "header"), len(records))
+    return records[first:]
 
 
 def _sort_in(run: Run, records: Iterable[dict[str, Any]]) -> None:
@@ -194,8 +220,10 @@ def _sort_in(run: Run, records: Iterable[dict[str, Any]]) -> None:
             run.totals[header["rank"]] = record
         elif kind == "sample":
             run.samples.setdefault(header["node"], []).append(record)
+        elif kind == "kernels":
+            run.kernels.append({"rank": header.get("rank", 0), **record})
         else:
-            {"event": run.events, "health": run.health, "kernels": run.kernels}.get(kind, []).append(record)
+            {"event": run.events, "health": run.health}.get(kind, []).append(record)
 
 
 def _keep_header(run: Run, record: dict[str, Any]) -> None:
@@ -212,7 +240,9 @@ def _mapping(file: Path, notes: list[str]) -> dict[str, Any]:
 
     try:
         found = yaml.safe_load(file.read_text(encoding="utf-8"))  # JSON is YAML
-        return found if isinstance(found, dict) else {}
+        if isinstance(found, dict):
+            return found
+        notes.append(f"{file.name} is {'empty' if found is None else 'no mapping'}")
     except FileNotFoundError:
         notes.append(f"{file.name} is missing")
     except (OSError, ValueError, yaml.YAMLError):
@@ -223,11 +253,14 @@ def _mapping(file: Path, notes: list[str]) -> dict[str, Any]:
 def _metrics(file: Path, notes: list[str]) -> list[dict[str, float]]:
     if not file.is_file():
         return []
-    rows = []
-    with file.open(encoding="utf-8", newline="") as lines:
-        for row in csv.DictReader(lines):
-            numbers = {k: _number(v) for k, v in row.items() if k and v}
-            rows.append({k: v for k, v in numbers.items() if v is not None})
+    rows: list[dict[str, float]] = []
+    try:
+        with file.open(encoding="utf-8", newline="") as lines:
+            for row in csv.DictReader(lines):
+                numbers = {k: _number(v) for k, v in row.items() if k and v}
+                rows.append({k: v for k, v in numbers.items() if v is not None})
+    except (OSError, ValueError, csv.Error):
+        notes.append(f"{file.name} can't be read behind row {len(rows)}")
     return rows
 
 

@@ -7,11 +7,11 @@ verdict (:mod:`kd.report.verdict`) says what limits the run.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from kd.report.records import Run, percentile
+from kd.report.records import PHASES, Run, percentile
 from kd.report.verdict import mean_phases, slow_rank, typical_rank
 
 
@@ -299,15 +299,32 @@ def teacher_near_chance(acc1: float, chance: float, val: int, sigma: float = 3) 
 
 
 def student_ignores_teacher(
-    agreement: Sequence[float], kd_loss: Sequence[float], flat: float = 0.01, patience: int = 3, below: float = 0.8
+    agreement: Sequence[float],
+    losses: Mapping[str, Sequence[float]],
+    flat: float = 0.01,
+    patience: int = 3,
+    below: float = 0.8,
 ) -> Finding | None:
-    """Over ``patience`` epochs agreement stayed within ``flat``, below ``below``, and the KD loss has not fallen."""
-    if len(agreement) <= patience or len(kd_loss) <= patience:
+    """Over ``patience`` epochs agreement stayed within ``flat``, below ``below``, and no distillation loss has fallen.
+
+    Args:
+        agreement: by epoch.
+        losses: each distillation loss by epoch, by name.
+        flat: changes that count as none: of agreement, and of a loss in proportion.
+        patience: epochs.
+        below: a student that agrees more is fine.
+    """
+    known = {name: loss for name, loss in losses.items() if len(loss) > patience}
+    if len(agreement) <= patience or not known:
         return None
     recent = agreement[-patience - 1 :]
-    if max(recent) - min(recent) > flat or recent[-1] >= below or kd_loss[-1] < (1 - flat) * kd_loss[-1 - patience]:
+    falling = any(loss[-1] < loss[-1 - patience] - flat * abs(loss[-1 - patience]) for loss in known.values())
+    if falling or max(recent) - min(recent) > flat or recent[-1] >= below:
         return None
-    text = f"agreement with the teacher has stayed at {recent[-1]:.1%} for {patience} epochs and its loss falls no more"
+    text = (
+        f"agreement with the teacher has stayed at {recent[-1]:.1%} for {patience} epochs and "
+        f"{', '.join(known)} {'falls' if len(known) == 1 else 'fall'} no more"
+    )
     return Finding("StudentIgnoresTeacher", text, "the weight of the distillation losses, the temperature")
 
 
@@ -378,9 +395,9 @@ def _steps(run: Run) -> list[Finding | None]:
     header, phases = run.headers.get(rank, {}), mean_phases(run, rank)
     by_rank = {r: mean_phases(run, r) for r in run.totals}
     compute = {
-        r: sum(ms for name, ms in p.items() if name not in ("communication", "validation")) for r, p in by_rank.items()
+        r: sum(ms for name, ms in p.items() if name in PHASES and name != "communication") for r, p in by_rank.items()
     }
-    step = sum(ms for name, ms in phases.items() if name != "validation")
+    step = sum(ms for name, ms in phases.items() if name in PHASES)
     data_share = phases.get("data", 0.0) / step if step else 0.0
     workers, threads, cores = (header.get(k, 0) for k in ("num_workers", "threads", "cores"))
     return [
@@ -396,33 +413,48 @@ def _column(run: Run, name: str) -> list[float]:
 
 
 def _training(run: Run) -> list[Finding | None]:
-    health = run.health
-    norms = [h["grad_norm"] for h in health if "grad_norm" in h]
     summary: dict[str, Any] = run.summary
     teacher = (summary.get("teacher") or {}).get("val") or {}
     val_counts = run.counts.get("val", [])
     return [
         loss_not_decreasing(_column(run, "train/loss")),
-        vanishing_gradient([n for n in norms if n is not None]),
-        exploding_tensor(norms),
-        dead_relu(health[-1].get("dead", {})) if health else None,
-        poor_weight_initialization(health[0].get("spread", {})) if health else None,
         class_imbalance(run.counts.get("train", [])),
         teacher_near_chance(teacher["acc1"], max(val_counts) / sum(val_counts), sum(val_counts))
         if "acc1" in teacher and val_counts
         else None,
+        *(finding for student in run.students for finding in _of_student(run, student)),
+    ]
+
+
+def _of_student(run: Run, student: str) -> list[Finding | None]:
+    """One student's; of several its name is in the text."""
+    health = _health(run.health_of(student))
+    named = [replace(f, text=f"{student}: {f.text}") if f and student else f for f in health]
+    return [*_learning(run, f"{student}/" if student else ""), *named]
+
+
+def _health(health: Sequence[Mapping[str, Any]]) -> list[Finding | None]:
+    if not health:
+        return []
+    norms = [h["grad_norm"] for h in health if "grad_norm" in h]
+    return [
+        vanishing_gradient([n for n in norms if n is not None]),
+        exploding_tensor(norms),
+        dead_relu(health[-1].get("dead", {})),
+        poor_weight_initialization({n: s for n, s in health[0].get("spread", {}).items() if s is not None}),
         temperature([h["teacher_entropy"] for h in health if h.get("teacher_entropy") is not None]),
-        loss_term_dominates(health[-1].get("loss_shares", {})) if health else None,
-        *(finding for student in run.students for finding in _learning(run, f"{student}/" if student else "")),
+        loss_term_dominates(health[-1].get("loss_shares", {})),
     ]
 
 
 def _learning(run: Run, place: str) -> list[Finding | None]:
     """One student's; its metrics are logged below ``place``."""
     by_epoch, metric = _last_by_epoch(run), f"{place}val/{run.primary}"
+    own = {column for row in run.metrics for column in row if column.startswith(f"{place}train/")}
+    names = sorted(c for c in own if c.endswith("_loss") and c != f"{place}train/task_loss")
     return [
         overfit(by_epoch(f"{place}train/loss"), by_epoch(metric), metric=metric),
-        student_ignores_teacher(by_epoch(f"{place}val/agreement"), by_epoch(f"{place}train/kd_loss")),
+        student_ignores_teacher(by_epoch(f"{place}val/agreement"), {name: by_epoch(name) for name in names}),
     ]
 
 

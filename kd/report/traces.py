@@ -2,6 +2,7 @@
 
 import logging
 import re
+from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError
@@ -37,16 +38,22 @@ def rank_shares(files: dict[int, str]) -> list[dict[str, float]]:
         and ``overlap``: the part of the communication that computing hides (NaN where there is none).
 
     Raises:
-        UserError: the extra is not installed.
+        UserError: the extra is not installed, or a trace is torn.
     """
     try:
         from hta.trace_analysis import TraceAnalysis
     except ImportError as error:
         raise UserError("--traces: needs the extra traces (HolisticTraceAnalysis)") from error
     logging.getLogger("hta").setLevel(logging.ERROR)
-    analysis = TraceAnalysis(trace_files=files)
-    parts: list[dict[str, Any]] = analysis.get_temporal_breakdown(visualize=False).to_dict("records")
-    hidden = analysis.get_comm_comp_overlap(visualize=False).set_index("rank")["comp_comm_overlap_pctg"]
+    try:
+        analysis = TraceAnalysis(trace_files=files)
+        parts: list[dict[str, Any]] = analysis.get_temporal_breakdown(visualize=False).to_dict("records")
+        hidden = analysis.get_comm_comp_overlap(visualize=False).set_index("rank")["comp_comm_overlap_pctg"]
+    except Exception as error:  # a torn trace, or one without a kernel, ends anywhere in it
+        raise UserError(
+            f"--traces: HolisticTraceAnalysis can't compare {', '.join(Path(f).name for f in files.values())} "
+            f"({type(error).__name__}: {str(error)[:120]}): torn, or without any GPU's work"
+        ) from error
     return [
         {
             "rank": int(part["rank"]), "computing": float(part["compute_time_pctg"]),

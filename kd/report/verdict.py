@@ -96,14 +96,19 @@ def data_bound(
 
 
 def teacher_bound(
-    phases: Mapping[str, float], cache_bytes: float | None = None, cacheable: bool = True, at: float = 0.3
+    phases: Mapping[str, float],
+    cache_bytes: float | None = None,
+    cacheable: bool = True,
+    cached: bool = False,
+    at: float = 0.3,
 ) -> Limit | None:
     """The frozen teacher's forward pass dominates; its answers can be computed once and kept.
 
     Args:
         phases: mean ms a step.
         cache_bytes: what the answers take on disk, where that is known.
-        cacheable: the losses need no more than answers that a cache keeps, and there is none yet.
+        cacheable: the losses need no more than answers that a cache keeps.
+        cached: there is a cache; as reading it costs next to nothing, it was being filled.
         at: fires from this share of the step.
     """
     step, share = _step(phases), _share(phases, "teacher")
@@ -111,6 +116,9 @@ def teacher_bound(
         return None
     text = f"the teacher takes {phases['teacher']:.0f} of the step's {step:.0f} ms ({share:.0%})"
     gain = 1 / (1 - share) if share < 1 else None
+    if cached:
+        text += " to compute the answers that its cache keeps"
+        return Limit("teacher", text, "later epochs, and runs like this one, read them: at most", gain)
     if not cacheable:
         return Limit("teacher", text, "a smaller teacher, or smaller pictures for it: at most", gain)
     needs = f" (needs {readable_bytes(cache_bytes)})" if cache_bytes else ""
@@ -187,10 +195,10 @@ def starved(
     if processes * (num_workers + threads) <= cores or others > max(beside, 0.5):
         text = f"other processes use {others:.1f} cores: {missing}"
         return Limit("host", text, "run alone on the machine", step / free)
-    wanted = [f"{processes} training processes"] * (processes > 1) + [f"{processes * num_workers} loader processes"]
-    shared = (
-        f"{' and '.join([*wanted, f'{processes * threads} compute threads'])} share {cores} core{'s' * (cores > 1)}"
-    )
+    counted = {"training processes": processes * (processes > 1), "loader processes": processes * num_workers,
+               "compute threads": processes * threads}  # fmt: skip
+    shared = " and ".join(f"{count} {what}" for what, count in counted.items() if count)
+    shared += f" share {cores} core{'s' * (cores > 1)}"
     text = f"{shared}: {missing}"
     if processes * threads > cores:
         return Limit("host", text, "fewer processes (trainer.devices) or threads, or more cores: at most", step / free)
@@ -303,7 +311,7 @@ def limits(run: Run) -> list[Limit]:
     found = [
         starved(phases, ready, workers, cores, threads, loading_load(run), other_load(run), header.get("processes", 1)),
         data_bound(phases, workers, cores, threads if cpu else 1, _loading_busy(run, total, workers), batches),
-        teacher_bound(phases, _cache_bytes(run), header.get("cacheable", True) and not _cache_is_on(run)),
+        teacher_bound(phases, _cache_bytes(run), header.get("cacheable", True), _is_cached(run, header)),
         communication_bound(phases, {r: _compute_ms(run, r) for r in run.totals}),
         launch_bound(phases, launch, None if cpu else gpu_busy(run)),
         bookkeeping_bound(phases, per_step),
@@ -374,9 +382,14 @@ def _loading_busy(run: Run, total: Mapping[str, Any], num_workers: int) -> float
     return min(1.0, sum(worker) / len(worker)) if worker else 1.0
 
 
+def kernels_of(run: Run, rank: int) -> list[dict[str, Any]]:
+    """The profiled windows of a rank; of all where it has none."""
+    return [k for k in run.kernels if k.get("rank") == rank] or run.kernels
+
+
 def gpu_busy(run: Run) -> float | None:
     """Share of the time that the GPUs compute: of the kernel profile where there is one, else NVML's."""
-    profiled = [k["busy"] for k in run.kernels if k.get("busy") is not None]
+    profiled = [k["busy"] for k in kernels_of(run, typical_rank(run)) if k.get("busy") is not None]
     if profiled:
         return profiled[-1]
     used: Sequence[float] = [g["util"] for samples in run.samples.values() for s in samples for g in s.get("gpu", [])]
@@ -406,8 +419,10 @@ def _teacher(run: Run) -> dict[str, Any]:
     return (run.config.get("model") or {}).get("teacher") or {}
 
 
-def _cache_is_on(run: Run) -> bool:
-    return _teacher(run).get("cache") in (True, "on", "only")  # YAML 1.1 reads a bare on as a truth value
+def _is_cached(run: Run, header: Mapping[str, Any]) -> bool:
+    """Whether the run has a cache of the teacher's answers: as it found (``auto``), else as it was told."""
+    told = _teacher(run).get("cache") in (True, "on", "only")  # YAML 1.1 reads a bare on as a truth value
+    return header.get("cached", told)
 
 
 def _cache_bytes(run: Run) -> float | None:

@@ -73,3 +73,10 @@ def test_it_needs_three_epochs(recipe: Path, capsys: pytest.CaptureFixture[str])
     assert "trainer.max_epochs: a headspace run has 3, got 2" in capsys.readouterr().err
     assert train_main([f"recipe={recipe}", "config=headspace"]) == 2
     assert "a headspace run needs 10, got 6" in capsys.readouterr().err
+
+
+def test_a_cache_is_kept_out_of_it(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache = ["model.teacher.cache=on", f"model.teacher.cache_dir={tmp_path / 'answers'}"]
+    assert train_main([f"recipe={recipe}", "config=headspace", *cache]) == 2
+    assert "model.teacher.cache: must be off in a headspace run" in capsys.readouterr().err
+    assert not (tmp_path / "answers").exists()

@@ -96,3 +96,35 @@ def test_the_user_chooses_the_layers(recipe: Path, capsys: pytest.CaptureFixture
 def test_health_can_be_left_out(recipe: Path) -> None:
     assert train_main([f"recipe={recipe}", "monitor.health_every=0"]) == 0
     assert not list((recipe.parent / "runs" / "tiny" / "000" / "records").glob("health*"))
+
+
+def test_each_of_several_students_is_read(recipe: Path) -> None:
+    alone = trained(recipe)
+    run = trained(
+        recipe,
+        'students={"same": {}, "hot": {"model.distill_losses.kd.temperature": 1000}, "task": {"optim.lr": 1e-9}}',
+    )
+    assert run.students == ["same", "hot", "task"]
+    for h, own in zip(run.health_of("same"), alone.health, strict=True):  # as if it had been trained alone
+        assert h == {**own, "student": "same"}
+    assert [h["step"] for h in run.health_of("hot")] == [h["step"] for h in alone.health]
+    assert run.health_of("hot")[-1]["teacher_entropy"] > run.health_of("same")[-1]["teacher_entropy"]
+    assert run.health_of("task")[-1]["update_ratio"] < 1e-6 < run.health_of("same")[-1]["update_ratio"]
+    assert any(f.text.startswith("hot: at this temperature") for f in findings(run) if f.rule == "TemperatureTooHigh")
+    page = (run.folder / "report.html").read_text()
+    assert {f"Gradient norm of {name}" in page for name in run.students} == {True}
+    assert {(h["student"], h["step"]) for h in run.health} == {(s, n) for s in run.students for n in range(0, 12, 2)}
+
+
+def test_a_cached_teacher_is_read_too(recipe: Path, tmp_path: Path) -> None:
+    cache = ["model.teacher.cache=on", f"model.teacher.cache_dir={tmp_path / 'answers'}", "model.teacher.cache_views=1"]
+    filling, reading = trained(recipe, *cache), trained(recipe, *cache)
+    assert reading.summary["cache"]["answers_computed"] == 0
+    for asked, read in zip(filling.health, reading.health, strict=True):
+        assert read["teacher_entropy"] == pytest.approx(asked["teacher_entropy"], rel=1e-3)
+        assert read["agreement"] == asked["agreement"]
+
+
+def test_yes_or_no_of_each_class_has_an_entropy_of_its_own() -> None:
+    assert float(_entropy(torch.zeros(3, 7), 1.0, multi_label=True)) == pytest.approx(1)
+    assert float(_entropy(torch.full((3, 7), 50.0), 1.0, multi_label=True)) == pytest.approx(0, abs=1e-6)

@@ -9,7 +9,7 @@ import torch
 from kd import annotate
 from kd.callbacks.kernels import summarize
 from kd.cli import train_main
-from kd.report.records import read_run
+from kd.report.records import PHASES, read_run
 
 
 def test_a_window_names_the_operations_of_teacher_student_and_backward(recipe: Path) -> None:
@@ -39,3 +39,21 @@ def test_ranges_nest_and_the_innermost_counts() -> None:
     assert found["top"][0]["name"] == "aten::mm"
     assert found["busy"] is None
     assert next(op for op in found["top"] if op["name"] == "aten::mm")["calls"] == 20
+
+
+def test_the_profilers_own_time_is_no_part_of_a_step(recipe: Path) -> None:
+    assert train_main([f"recipe={recipe}", "monitor.kernels_at=3", "monitor.kernels_steps=2"]) == 0
+    run = read_run(recipe.parent / "runs" / "tiny" / "000")
+    apart = {s["step"]: s["p"]["profiling"] for s in run.steps[0] if "profiling" in s["p"]}
+    assert set(apart) == {2, 4}  # its start, and the trace's writing
+    assert apart[4] > 5
+    for step in run.steps[0]:
+        assert step["ms"] == pytest.approx(sum(ms for name, ms in step["p"].items() if name in PHASES), abs=0.02)
+    assert "profiling" not in run.summary["verdict"]["phases_ms"]
+
+
+def test_a_run_that_fails_inside_the_window_leaves_no_profiler_behind(recipe: Path) -> None:
+    fail = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 4}})
+    items = ["monitor.kernels_at=3", "monitor.kernels_steps=6"]
+    assert train_main([f"recipe={recipe}", f"trainer.callbacks+={fail}", *items]) == 1
+    assert not torch.autograd._profiler_enabled()

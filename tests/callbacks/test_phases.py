@@ -154,11 +154,40 @@ class LateRank(Callback):
 def test_the_progress_bar_says_what_limits_the_run_so_far(tmp_path: Path) -> None:
     phases = Phases(RunFolder(tmp_path, "tiny", "", []))
     phases.header = {"device": "cpu", "cores": 4, "threads": 1, "num_workers": 0}
-    step = {"ms": 100.0, "p": {"data": 60.0, "student": 40.0}}
+    step = {"ms": 100.0, "p": {"data": 60.0, "student": 40.0}, **dict.fromkeys(COUNTED, 0.0)}
     phases.recent.extend([step] * 10)
     assert phases.so_far() == ""  # too few to tell
     phases.recent.extend([step] * 30)
     assert phases.so_far() == "data wait 60%, data-bound"
+    starving = {**step, "p": {"data": 1.0, "student": 99.0}, "ready_ms": 70.0}
+    phases.recent.extend([starving] * 50)
+    assert phases.so_far() == "data wait 1%, host-bound"
+    phases.recent.extend([{**step, "p": {"teacher": 60.0, "student": 40.0}}] * 50)
+    assert phases.so_far() == "data wait 0%, teacher-bound"
+
+
+COUNTED = ("host_ms", "ready_ms", "data_cpu_ms", "launch_ms")
+
+
+class Queue(Clock):
+    """A thread whose time on the run queue is told by hand."""
+
+    waited = 0.0
+
+    def _ready_ms(self) -> float:
+        return self.waited
+
+
+def test_a_wait_for_a_core_outside_the_step_is_not_the_steps() -> None:
+    clock = Queue()
+    for _ in range(2):
+        clock.waited += 5
+        clock.within("validation")
+        clock.waited += 100
+        clock.within(None)
+        clock.waited += 3
+        clock.cut()
+    assert [step.ready_ms for step in clock.take()] == [8, 8]
 
 
 class Device:

@@ -10,12 +10,18 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pytorch_lightning import Callback, Trainer
 
+from kd.callbacks.phases import Phases
+from kd.callbacks.prometheus import Prometheus
+from kd.callbacks.run_folder import RunFolder
+from kd.callbacks.system import System
 from kd.cli import train_main
+from scripts.grafana import dashboard
 from tests._helpers import ROOT
 
 
@@ -119,7 +125,29 @@ def test_prometheus_scrapes_and_every_panel_has_data(recipe: Path, tmp_path: Pat
     assert all(without_gpu.values()), Used.found
 
 
-def test_the_dashboard_file_is_what_its_script_writes() -> None:
-    from scripts.grafana import dashboard
+class Gpus(System):
+    """A machine with a GPU, as NVML reads it."""
 
+    newest: dict[str, Any] = {"cpu": [5.0], "mem": 40.0, "gpu": [{"util": 90, "mem": 25.0, "w": 300}]}  # noqa: RUF012
+
+    def __init__(self) -> None: ...
+
+
+def test_every_query_of_the_dashboard_names_a_metric_that_there_is(tmp_path: Path) -> None:
+    phases = Phases(RunFolder(tmp_path, "tiny", "", []))
+    phases.header = {"batch_size": 8, "world_size": 1}
+    phases.recent.append({"step": 0, "epoch": 0, "ms": 5.0, "p": {"data": 1.0}})
+    endpoint = Prometheus(phases, Gpus(), 9400)
+    endpoint._trainer = SimpleNamespace(callback_metrics={"low/train/loss": 1.0})  # type: ignore[assignment]
+    served = {family.name for family in endpoint.collect()}
+    for expression in (panel["targets"][0]["expr"] for panel in dashboard()["panels"]):
+        named = set(re.findall(r"kd_\w+", expression))
+        assert named
+        assert named <= served, expression
+        for pattern in re.findall(r'name=~"([^"]+train[^"]+)"', expression):
+            assert re.fullmatch(pattern, "low/train/loss")
+            assert re.fullmatch(pattern, "train/loss")
+
+
+def test_the_dashboard_file_is_what_its_script_writes() -> None:
     assert json.loads((ROOT / "scripts" / "grafana.json").read_text()) == dashboard()

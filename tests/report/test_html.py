@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,7 @@ def test_text_from_a_run_cannot_become_markup(tmp_path: Path) -> None:
 
 def test_it_says_what_is_missing_and_shows_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.yaml").write_text("recipe: demo\n")
     assert report_main([str(tmp_path / "empty")]) == 0
     out = capsys.readouterr()
     assert "the run has no records" in out.err
@@ -106,6 +108,37 @@ def test_it_says_what_is_missing_and_shows_the_rest(tmp_path: Path, capsys: pyte
     (folder / "records" / "system.0-host.jsonl").write_text('{"kind": "header", "schema": 2, "of": "system"}\n')
     assert report_main([str(folder)]) == 0
     assert "schema 2 is newer" in capsys.readouterr().err
+
+
+def test_whatever_is_torn_there_is_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each file cut anywhere, without its first line, empty, or other than text."""
+    folder = write_run(tmp_path / "run", steps=60, samples=40)
+    rng = random.Random(0)
+    for file in [p for p in folder.rglob("*") if p.is_file()]:
+        whole = file.read_bytes()
+        cuts = [whole[: rng.randrange(len(whole))] for _ in range(5)]
+        for torn in (*cuts, whole[len(whole) // 3 :], whole.partition(b"\n")[2], b"", b"\xff\x00\n" + whole):
+            file.write_bytes(torn)
+            assert report_main([str(folder)]) == 0, (file.name, torn[:200])
+            lines = capsys.readouterr().err.splitlines()
+            assert all(line.startswith(f"kd-report: {folder}: ") for line in lines)
+        file.write_bytes(whole)
+    steps = folder / "records" / "phases.rank0.jsonl"
+    steps.write_bytes(steps.read_bytes().partition(b"\n")[2])
+    assert report_main([str(folder)]) == 0
+    assert "phases.rank0.jsonl: its header is torn" in capsys.readouterr().err
+
+
+def test_a_page_is_written_into_a_runs_folder_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "demo" / "007")
+    assert report_main([str(tmp_path / "demo")]) == 2
+    told = capsys.readouterr().err
+    assert f"{tmp_path / 'demo'} is no run's folder" in told
+    assert f"did you mean {folder}?" in told
+    assert not (tmp_path / "demo" / "report.html").exists()
+    (folder / "report.html").mkdir()
+    assert report_main([str(folder)]) == 2
+    assert f"kd-report: {folder}: the page can't be written: " in capsys.readouterr().err
 
 
 def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +178,8 @@ def test_a_failed_run_has_its_page_too(recipe: Path) -> None:
     assert train_main([f"recipe={recipe}", f"trainer.callbacks+={fail}"]) == 1
     folder = recipe.parent / "runs" / "tiny" / "000"
     page = (folder / "report.html").read_text()
-    assert "planted" in page
+    (found,) = section(folder, "verdict")
+    assert found["text"].startswith("failed: RuntimeError: planted; until then ")
     assert '"kind":"phases"' in page
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "failed"
@@ -254,6 +288,27 @@ def test_each_of_several_students_is_on_the_first_screen(recipe: Path) -> None:
     assert report_main([str(folder), str(folder)]) == 0
     (table,) = (t for t in section(folder, "table", "comparison.html") if t["title"] == "Before and after")
     assert {"low val acc1", "labels val acc1"} <= {row[0] for row in table["rows"]}
+
+
+def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    assert read_run(folder).summary["status"] == "done"
+    steps = folder / "records" / "phases.rank0.jsonl"
+    steps.write_text(steps.read_text().replace('"max_epochs"', f'"t": {time.time() + 60}, "max_epochs"'))
+    write_report(read_run(folder), folder / "report.html")
+    cards = {name: value for name, value, _ in section(folder, "cards")[0]["cards"]}
+    assert cards["status"] != "done"
+    assert "time left" in cards
+
+
+def test_the_operations_are_the_typical_ranks(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    first = (folder / "records" / "kernels.rank0.jsonl").read_text()
+    other = first.replace('"of": "kernels"', '"of": "kernels", "rank": 1').replace("aten::op", "aten::other")
+    (folder / "records" / "kernels.rank1.jsonl").write_text(other)
+    write_report(read_run(folder), folder / "report.html")
+    (table,) = (t for t in section(folder, "table") if t["title"].startswith("Top operations"))
+    assert table["rows"][0][0] == "aten::op0"
 
 
 def test_the_tasks_own_metric_is_shown(tmp_path: Path) -> None:

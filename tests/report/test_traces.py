@@ -45,6 +45,16 @@ def test_ranks_are_compared(tmp_path: Path) -> None:
     assert "GPU time of each rank" in (folder / "report.html").read_text()
 
 
+def test_a_torn_trace_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("hta.trace_analysis", reason="the extra traces is not installed")
+    folder = write_run(tmp_path / "run")
+    file = folder / "records" / "trace.rank0.json"
+    write_trace(file, 600)
+    file.write_bytes(file.read_bytes()[:-300])
+    assert report_main([str(folder), "--traces"]) == 2
+    assert "can't compare trace.rank0.json" in capsys.readouterr().err
+
+
 def test_what_is_missing_is_told_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,11 +79,15 @@ def test_a_teacher_of_61_percent_could_be_2_4_times_as_fast_from_a_cache() -> No
 def test_a_cache_is_advised_only_where_it_is_possible_and_not_there_yet() -> None:
     slow = with_(teacher=200.0)
     assert "model.teacher.cache=on" in v.verdict(run_of(slow))["text"]
-    there = run_of(slow)
-    there.config = {"model": {"teacher": {"cache": True}}}
-    for run in (there, run_of(slow, cacheable=False)):
-        assert "a smaller teacher" in v.verdict(run)["lever"]
-        assert "cache" not in v.verdict(run)["text"]
+    assert "a smaller teacher" in v.verdict(run_of(slow, cacheable=False))["lever"]
+    assert "cache" not in v.verdict(run_of(slow, cacheable=False))["text"]
+    told = run_of(slow)
+    told.config = {"model": {"teacher": {"cache": True}}}
+    for run in (told, run_of(slow, cached=True)):  # what is read costs nothing: it is being filled
+        assert "to compute the answers that its cache keeps" in v.verdict(run)["text"]
+        assert "later epochs" in v.verdict(run)["lever"]
+    told.headers[0]["cached"] = False  # asked for ("auto"), and found not to pay
+    assert "to compute" not in v.verdict(told)["text"]
 
 
 def test_a_cache_is_as_large_as_its_records() -> None:
@@ -140,7 +144,7 @@ def test_starvation_names_who_took_the_core() -> None:
     assert neighbour.lever == "run alone on the machine"
     ranks = v.starved(phases, ready_ms=60.0, num_workers=0, cores=1, threads=1, others=0.2, processes=2)
     assert ranks is not None
-    assert "2 training processes" in ranks.text
+    assert ranks.text.startswith("2 training processes and 2 compute threads share 1 core: ")
     assert "trainer.devices" in ranks.lever
     assert "other processes" in v.starved(phases, 60.0, 0, 2, 1, others=0.9, processes=2).text  # type: ignore[union-attr]
 
