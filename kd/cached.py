@@ -13,13 +13,14 @@ import torch
 import torchvision
 from torch import Tensor
 
-from kd.data.cache import AnswerStore, Codec, DenseCodec, TopKCodec
+from kd.data.cache import AnswerCodec, AnswerStore, DenseCodec, Feature, TopKCodec
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import cache_dir, fingerprint
 from kd.errors import UserError
 from kd.losses import LogitLoss
 from kd.losses.topk import TopKLogits
 from kd.models import Images
+from kd.taps import TRIAL, Features
 from kd.teacher import Ensemble, Teacher
 
 
@@ -33,11 +34,20 @@ class CachedTeacher:
         teacher: the model behind it.
         store: the answers.
         codec: how a record is read and written.
+        features: what of the teacher's layers belongs to an answer. They wait in the taps after each call, as after a
+            forward of the teacher.
         only: never run the model in training; a missing answer is an error.
     """
 
-    def __init__(self, teacher: Teacher, store: AnswerStore, codec: Codec, only: bool = False) -> None:
-        self.teacher, self.store, self.codec, self.only = teacher, store, codec, only
+    def __init__(
+        self,
+        teacher: Teacher,
+        store: AnswerStore,
+        codec: AnswerCodec,
+        features: Features | None = None,
+        only: bool = False,
+    ) -> None:
+        self.teacher, self.store, self.codec, self.features, self.only = teacher, store, codec, features, only
         self.read = self.computed = 0
         self._full = False
 
@@ -48,7 +58,7 @@ class CachedTeacher:
             return None
         return torch.from_numpy(self.store.get(view, numbers))
 
-    def __call__(self, images: Images, index: Tensor, view: int, records: Tensor | None) -> Tensor | TopKLogits:
+    def __call__(self, images: Images, index: Tensor, view: int, records: Tensor | None) -> Tensor | TopKLogits | None:
         """The answers to a batch.
 
         Args:
@@ -58,14 +68,14 @@ class CachedTeacher:
             records: what :meth:`look_up` gave, on the device of ``images``.
 
         Returns:
-            float32 logits ``(N, C)``, or the k largest of them.
+            float32 logits ``(N, C)``, or the k largest of them, or None where none are kept.
 
         Raises:
             UserError: an answer is missing that must be there (``cache=only``), or is not finite.
         """
         if records is not None:
             self.read += len(index)
-            return self.codec.decode(records)
+            return self._give(records)
         numbers = index.cpu().numpy()
         missing = ~self.store.present(view, numbers)
         if self.only:
@@ -76,16 +86,30 @@ class CachedTeacher:
         self.computed += int(missing.sum())
         self.read += int((~missing).sum())
         places = torch.from_numpy(np.flatnonzero(missing)).to(images.device)
-        logits = self.teacher(images if missing.all() else images[places])
+        logits, features = self._ask(images if missing.all() else images[places])
         if logits.ndim != 2:
             raise UserError(f"model.teacher.cache: holds one answer a picture, the teacher gives {tuple(logits.shape)}")
-        finite = logits.isfinite().all(1).cpu()
+        finite = torch.stack([x.flatten(1).isfinite().all(1) for x in (logits, *features.values())]).all(0).cpu()
         if not finite.all():
             wrong = numbers[missing][~finite.numpy()][0]
             raise UserError(f"model.teacher: its answer to training picture {wrong} is not finite")
         whole = torch.from_numpy(self.store.get(view, numbers)).to(images.device)
-        whole[places] = self._kept(view, numbers[missing], self.codec.encode(logits))
-        return self.codec.decode(whole)
+        whole[places] = self._kept(view, numbers[missing], self.codec.encode(logits, features))
+        return self._give(whole)
+
+    def _ask(self, images: Images) -> tuple[Tensor, dict[Feature, Tensor]]:
+        if self.features is None:
+            return self.teacher(images), {}
+        with self.features.taps:
+            logits = self.teacher(images)
+        return logits, {name: x.to(images.device) for name, x in self.features.read().items()}
+
+    def _give(self, records: Tensor) -> Tensor | TopKLogits | None:
+        logits, features = self.codec.decode(records)
+        if self.features is not None:
+            self.features.taps.clear()
+            self.features.taps.put(features)
+        return logits
 
     def _kept(self, view: int, numbers: np.ndarray, encoded: Tensor) -> Tensor:
         """Stores; gives what is stored now, which for some samples may be another process's answer."""
@@ -113,47 +137,74 @@ class CachedTeacher:
         }
 
 
-def open_cache(teacher: Teacher, losses: Mapping[str, Any], data: DistillationDataModule) -> CachedTeacher:
+def open_cache(
+    teacher: Teacher,
+    losses: Mapping[str, Any],
+    data: DistillationDataModule,
+    features: Features | None,
+    announce: bool = False,
+) -> CachedTeacher:
     """Opens (or makes) the cache that ``teacher.spec`` asks for.
 
     Args:
         teacher: on its device, in its precision.
         losses: the distillation losses that will use the answers.
         data: the training pictures and how they are augmented.
+        features: what the losses look at of the teacher's layers.
+        announce: say, before anything is written, what it will take.
 
     Raises:
         UserError: losses or data that a cache can't serve, a cache of something else, no room on the disk.
     """
-    check_cacheable(teacher, losses, data)
-    codec, parts, folder = _layout(teacher, losses, data)
-    store = AnswerStore(folder, parts, data.info.train, teacher.spec.cache_views, codec.record_bytes)
-    return CachedTeacher(teacher, store, codec, teacher.spec.cache == "only")
+    check_cacheable(teacher, losses, data, features)
+    codec, parts, folder = _layout(teacher, losses, data, features)
+    samples, views = data.info.train, teacher.spec.cache_views
+    if announce:
+        kept = ", ".join(f"{name} {value}" for name, value in codec.describe().items())
+        size = codec.record_bytes * samples * views
+        print(f"cache: {codec.record_bytes:,} bytes an answer ({kept}), {size / 1e6:,.1f} MB for {views} view(s) of "
+              f"{samples} pictures in {folder}", flush=True)  # fmt: skip
+    store = AnswerStore(folder, parts, samples, views, codec.record_bytes)
+    return CachedTeacher(teacher, store, codec, features, teacher.spec.cache == "only")
 
 
-def check_cacheable(teacher: Teacher | Ensemble, losses: Mapping[str, Any], data: DistillationDataModule) -> None:
-    """Raises a UserError where the losses or the data need more than a cache of logits can give."""
+def check_cacheable(
+    teacher: Teacher | Ensemble, losses: Mapping[str, Any], data: DistillationDataModule, features: Features | None
+) -> None:
+    """Raises a UserError where the losses or the data need more than a cache can give."""
     if not isinstance(teacher, Teacher):
         raise UserError("model.teachers: a cache serves one model.teacher, not several")
     if data.source.masks:
         raise UserError("model.teacher.cache: keeps one answer a picture, not one a pixel (data.source has masks)")
-    features = [name for name, loss in losses.items() if not isinstance(loss, LogitLoss)]
-    if features:
-        raise UserError(
-            f"model.teacher.cache: keeps logits alone, but {', '.join(features)} looks at the teacher's layers"
-        )
-    dense = [name for name, loss in losses.items() if _topk_temperature(loss) is None]
-    classes, topk = len(data.info.classes), teacher.spec.cache_topk
-    if topk is not None and topk >= classes:
-        raise UserError(f"model.teacher.cache_topk: must be less than the {classes} classes, got {topk}")
-    if topk is not None and dense:
-        raise UserError(
-            f"model.teacher.cache_topk: {', '.join(dense)} ({type(losses[dense[0]]).__name__}) needs all logits; "
-            "without cache_topk all are kept"
-        )
+    for (layer, _), shape in features.shapes.items() if features else ():
+        if shape[0] != TRIAL:
+            raise UserError(f"model.teacher.cache: keeps features by picture, but the layer '{layer}' of model.taps "
+                            f"gives {shape[0]} rows for {TRIAL} pictures")  # fmt: skip
+    if teacher.spec.cache_topk is not None:
+        _check_topk(teacher.spec.cache_topk, len(data.info.classes), losses)
     if data.augment.mixes and data.batch_size % 2:
         raise UserError(
             f"data.batch_size: must be even where mixed pairs are cached (model.teacher.cache), got {data.batch_size}"
         )
+
+
+def _check_topk(topk: int, classes: int, losses: Mapping[str, Any]) -> None:
+    logits = _logit_losses(losses)
+    dense = [name for name, loss in logits.items() if _topk_temperature(loss) is None]
+    if topk >= classes:
+        raise UserError(f"model.teacher.cache_topk: must be less than the {classes} classes, got {topk}")
+    if not logits:
+        looking = ", ".join(losses)
+        raise UserError(f"model.teacher.cache_topk: {looking} looks at no logits, none are kept; leave it out")
+    if dense:
+        raise UserError(
+            f"model.teacher.cache_topk: {', '.join(dense)} ({type(losses[dense[0]]).__name__}) needs all logits; "
+            "without cache_topk all are kept"
+        )
+
+
+def _logit_losses(losses: Mapping[str, Any]) -> dict[str, LogitLoss]:
+    return {name: loss for name, loss in losses.items() if isinstance(loss, LogitLoss)}
 
 
 def _topk_temperature(loss: Any) -> float | None:
@@ -161,13 +212,15 @@ def _topk_temperature(loss: Any) -> float | None:
     return getattr(loss, "topk_temperature", None)
 
 
-def cached_share(teacher: Teacher, losses: Mapping[str, Any], data: DistillationDataModule) -> tuple[float, int]:
+def cached_share(
+    teacher: Teacher, losses: Mapping[str, Any], data: DistillationDataModule, features: Features | None
+) -> tuple[float, int]:
     """What is in the cache already, 0 to 1, and the size in bytes of all of it; makes nothing.
 
     Raises:
         UserError: the folder holds a cache of something else.
     """
-    codec, parts, folder = _layout(teacher, losses, data)
+    codec, parts, folder = _layout(teacher, losses, data, features)
     size = codec.record_bytes * data.info.train * teacher.spec.cache_views
     if not (folder / "fingerprint.json").is_file():
         return 0.0, size
@@ -178,11 +231,9 @@ def cached_share(teacher: Teacher, losses: Mapping[str, Any], data: Distillation
 
 
 def _layout(
-    teacher: Teacher, losses: Mapping[str, Any], data: DistillationDataModule
-) -> tuple[Codec, dict[str, dict[str, Any]], Path]:
-    classes, topk = len(data.info.classes), teacher.spec.cache_topk
-    temperatures = tuple(sorted({t for t in map(_topk_temperature, losses.values()) if t is not None}))
-    codec: Codec = TopKCodec(classes, topk, temperatures) if topk else DenseCodec(classes)
+    teacher: Teacher, losses: Mapping[str, Any], data: DistillationDataModule, features: Features | None
+) -> tuple[AnswerCodec, dict[str, dict[str, Any]], Path]:
+    codec = _codec(len(data.info.classes), teacher.spec.cache_topk, losses, features)
     parts = {
         "teacher": {
             **teacher.identity(),
@@ -213,3 +264,12 @@ def _layout(
         return codec, parts, Path(teacher.spec.cache_dir).expanduser()
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return codec, parts, cache_dir() / "answers" / f"{teacher.spec.arch}-{digest}"
+
+
+def _codec(classes: int, topk: int | None, losses: Mapping[str, Any], features: Features | None) -> AnswerCodec:
+    shapes = {name: shape[1:] for name, shape in features.shapes.items()} if features else {}
+    logits = _logit_losses(losses)
+    if not logits:
+        return AnswerCodec(None, shapes)
+    temperatures = tuple(sorted({t for t in map(_topk_temperature, logits.values()) if t is not None}))
+    return AnswerCodec(TopKCodec(classes, topk, temperatures) if topk else DenseCodec(classes), shapes)

@@ -11,6 +11,7 @@ from kd._bar import bar
 from kd.cached import CachedTeacher, open_cache
 from kd.data.datamodule import Batch
 from kd.errors import UserError
+from kd.taps import Features
 from kd.teacher import Teacher, dtype_for
 
 
@@ -21,11 +22,12 @@ class Fill(LightningModule):
         teacher: the model.
         losses: the recipe's distillation losses: they say what of an answer is kept.
         data: the training pictures.
+        features: what the losses look at of the teacher's layers.
     """
 
-    def __init__(self, teacher: Teacher, losses: dict[str, Any], data: Any) -> None:
+    def __init__(self, teacher: Teacher, losses: dict[str, Any], data: Any, features: Features | None) -> None:
         super().__init__()
-        self.teacher, self.losses, self.data = teacher, losses, data
+        self.teacher, self.losses, self.data, self.features = teacher, losses, data, features
         self.cached: CachedTeacher | None = None
         self.view = 0
 
@@ -34,7 +36,8 @@ class Fill(LightningModule):
         if self.cached is not None:
             return
         self.teacher.to(self.trainer.strategy.root_device, dtype_for(str(self.trainer.precision)))
-        self.cached = open_cache(self.teacher, self.losses, self.data)
+        zero = self.trainer.is_global_zero
+        self.cached = open_cache(self.teacher, self.losses, self.data, self.features, announce=zero)
         self.cached.only = False
 
     def val_dataloader(self) -> Any:
@@ -69,7 +72,7 @@ def fill(cli: Any) -> int:
     teacher, losses = cli.model.teacher, cli.model.active_losses
     if teacher is None or not losses:
         raise UserError("model.teacher: there is nothing to cache, the recipe has no teacher or no distillation loss")
-    module, trainer = Fill(teacher, losses, cli.datamodule), cli.trainer
+    module, trainer = Fill(teacher, losses, cli.datamodule, cli.model.teacher_features), cli.trainer
     trainer.limit_val_batches = 1.0  # an overlay for short runs must not leave holes
     trainer.callbacks = []  # the recipe's are for training
     start = time.monotonic()

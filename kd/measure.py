@@ -114,7 +114,7 @@ def tune_batch_size(module: Any, data: DistillationDataModule) -> str:
     trainer, device = module.trainer, module.trainer.strategy.root_device
     memory = Memory(module)
     available = available_bytes(device, trainer.num_devices)
-    size = min(memory.fits(available), data.info.train // trainer.world_size)
+    size = min(memory.fits(available), data.epoch_length // trainer.world_size)
     while device.type == "cuda" and not _fits(module, data, size, device):
         size = max(1, int(0.8 * size))
     data.batch_size = size
@@ -161,11 +161,11 @@ def tune_num_workers(module: Any, data: DistillationDataModule) -> str:
 def cache_pays(module: Any, teacher: Any, losses: Mapping[str, Any], data: DistillationDataModule) -> tuple[bool, str]:
     """Whether a cache of the teacher's answers is worth its disk, and why, in one line."""
     try:
-        check_cacheable(teacher, losses, data)
+        check_cacheable(teacher, losses, data, module.teacher_features)
     except UserError as error:
         return False, f"off: {error}"
     epochs, views = _epochs(module.trainer, data), teacher.spec.cache_views
-    share, size = cached_share(teacher, losses, data)
+    share, size = cached_share(teacher, losses, data, module.teacher_features)
     if epochs <= views and share < WORTH - 1:
         return False, f"off: {epochs} epoch(s) of {views} views (model.teacher.cache_views): no view comes again"
     folder = Path(teacher.spec.cache_dir).expanduser() if teacher.spec.cache_dir else cache_dir()
@@ -182,9 +182,9 @@ def cache_pays(module: Any, teacher: Any, losses: Mapping[str, Any], data: Disti
 
 def _epochs(trainer: Any, data: DistillationDataModule) -> int:
     """Epochs of the run, whichever of its limits comes first."""
-    per_epoch = max(1, data.info.train // (data.batch_size * trainer.world_size))
-    if isinstance(trainer.limit_train_batches, int):
-        per_epoch = min(per_epoch, trainer.limit_train_batches)
+    per_epoch = max(1, data.epoch_length // (data.batch_size * trainer.world_size))
+    limit = trainer.limit_train_batches
+    per_epoch = min(per_epoch, limit) if isinstance(limit, int) else max(1, int(per_epoch * limit))
     limits = []
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
         limits.append(trainer.max_epochs)

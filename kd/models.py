@@ -61,8 +61,9 @@ class TeacherSpec(ModelSpec):
         classes: names of the classes it knows, in its order, or a file with one a line (or a JSON list), where they
             are not the data's; a checkpoint of ours and timm's ImageNet models bring their own.
         class_map: the teacher's name of a class of the data, where the two differ.
-        cache: ``on`` keeps the teacher's logits on disk and reads them when a view comes again; ``only`` never runs the
-            teacher in training (``kd-cache`` has filled the cache); ``auto`` measures whether it pays.
+        cache: ``on`` keeps the teacher's answers (logits, and the features that losses look at) on disk and reads them
+            when a view comes again; ``only`` never runs the teacher in training (``kd-cache`` has filled the cache);
+            ``auto`` measures whether it pays.
         cache_dir: folder of the cache; default: one of its own in the user's cache folder.
         cache_views: views of a picture before they come again. Few save more, many overfit less.
         cache_topk: keep only so many logits and the mass of the rest; default: all.

@@ -20,7 +20,7 @@ from kd.measure import cache_pays, tune_batch_size, tune_num_workers
 from kd.memory import Memory
 from kd.models import StudentSpec, TeacherSpec, build_model, preprocess_for
 from kd.optim import OptimSpec, build_optimizer, build_schedule, scaled_to_batch
-from kd.taps import Taps, TapSpec, tap_shapes
+from kd.taps import TRIAL, Features, Taps, TapSpec, tap_shapes
 from kd.tasks import Classification, Task
 from kd.teacher import ALL, Ensemble, Teacher, build_teachers, dtype_for
 
@@ -176,6 +176,7 @@ class DistillationModule(LightningModule):
         patterns = [t.student for t in taps.values()]
         self._student_taps = Taps(self.student, patterns, self.student_input.size, "model.taps")
         self._teacher_taps: dict[str, Taps] = {}
+        self._teacher_shapes: dict[str, dict[tuple[str, str], tuple[int, ...]]] = {}  # of each loss
         for name in wanted:
             self._build_feature_loss(name, taps[name])
 
@@ -189,7 +190,7 @@ class DistillationModule(LightningModule):
         if member not in self._teacher_taps:
             patterns = [t.teacher for n, t in self._tap_specs.items() if self._teacher_of.get(n, ALL) == member]
             self._teacher_taps[member] = Taps(teacher.model, patterns, teacher.preprocess.size, "model.taps")
-        pictures = torch.zeros(2, 3, *self.student_input.size, dtype=torch.uint8)
+        pictures = torch.zeros(TRIAL, 3, *self.student_input.size, dtype=torch.uint8)
         student_shapes = tap_shapes(
             self.student, self._student_taps, spec.student, spec.tokens,
             lambda: self.student(self.student_input(pictures)),
@@ -197,6 +198,8 @@ class DistillationModule(LightningModule):
         teacher_shapes = tap_shapes(
             teacher.model, self._teacher_taps[member], spec.teacher, spec.tokens, lambda: teacher(pictures)
         )
+        layers = self._teacher_taps[member].paths(spec.teacher)
+        self._teacher_shapes[name] = {(p, spec.tokens): s for p, s in zip(layers, teacher_shapes, strict=True)}
         loss: Any = self.distill_losses[name]
         try:
             if isinstance(loss, LayersLoss):
@@ -289,6 +292,12 @@ class DistillationModule(LightningModule):
         """The distillation losses with a weight."""
         return {name: loss for name, loss in self.distill_losses.items() if loss.weight}
 
+    @property
+    def teacher_features(self) -> Features | None:
+        """What the active losses look at of one teacher's layers."""
+        shapes = {k: s for name in self.active_losses for k, s in self._teacher_shapes.get(name, {}).items()}
+        return Features(self._teacher_taps[ALL], shapes) if shapes and ALL in self._teacher_taps else None
+
     def _choose_cache(self, teacher: Teacher | Ensemble) -> None:
         """Opens the cache of the teacher's answers where it is asked for, or pays."""
         modes, losses = {member.spec.cache for member in teacher.members.values()}, self.active_losses
@@ -306,9 +315,11 @@ class DistillationModule(LightningModule):
         self._open_cache(teacher)
 
     def _open_cache(self, teacher: Teacher | Ensemble) -> None:
-        check_cacheable(teacher, self.active_losses, self._datamodule)
+        losses, data, features = self.active_losses, self._datamodule, self.teacher_features
+        check_cacheable(teacher, losses, data, features)
         assert isinstance(teacher, Teacher)
-        object.__setattr__(self, "cached", open_cache(teacher, self.active_losses, self._datamodule))
+        opened = open_cache(teacher, losses, data, features, announce=self.trainer.is_global_zero)
+        object.__setattr__(self, "cached", opened)
         self._datamodule.views = teacher.spec.cache_views
 
     def start_student(self, stage: str) -> None:

@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -14,6 +14,9 @@ from kd.errors import UserError
 
 PRELOGITS = "prelogits"
 """The name of the classifier's input, which is no module of its own in most models."""
+
+TRIAL = 2
+"""Pictures of the forward that finds the layers' shapes."""
 
 Size = tuple[int, int]
 
@@ -81,6 +84,7 @@ class Taps:
         self._model, self._size, self._key = model, size, key
         self._layers = dict(model.named_modules())
         self._caught: dict[str, Tensor] = {}
+        self._given: dict[tuple[str, str], Tensor] = {}
         self._open = False
         for path in dict.fromkeys(path for pattern in patterns for path in self.paths(pattern)):
             if path == PRELOGITS:
@@ -114,11 +118,18 @@ class Taps:
 
     def read(self, patterns: str | list[str], tokens: str) -> list[Tensor]:
         """What the layers gave in the last forward, in the form that ``tokens`` asks for."""
-        return [self._form(self._caught[path], tokens, path) for path in self.paths(patterns)]
+        return [
+            self._given[path, tokens] if (path, tokens) in self._given else self._form(self._caught[path], tokens, path)
+            for path in self.paths(patterns)
+        ]
+
+    def put(self, features: Mapping[tuple[str, str], Tensor]) -> None:
+        """Takes features by (layer, tokens), as :meth:`read` will give them: in place of a forward."""
+        self._given = dict(features)
 
     def clear(self) -> None:
         """Lets go of everything: no tensor, and no graph behind it, outlives the step."""
-        self._caught = {}
+        self._caught, self._given = {}, {}
 
     def _form(self, x: Tensor, tokens: str, path: str) -> Tensor:
         if x.ndim == 4:
@@ -147,6 +158,23 @@ class Taps:
         if abs(first - last) < 0.05:
             return getattr(self._model, "output_fmt", "NCHW") == "NHWC"
         return last < first
+
+
+@dataclass
+class Features:
+    """What losses look at of one model.
+
+    Attributes:
+        taps: of the model.
+        shapes: (layer, tokens) -> the shape that it gives for :data:`TRIAL` pictures.
+    """
+
+    taps: Taps
+    shapes: dict[tuple[str, str], tuple[int, ...]]
+
+    def read(self) -> dict[tuple[str, str], Tensor]:
+        """What each gave in the last forward."""
+        return {(layer, tokens): self.taps.read(layer, tokens)[0] for layer, tokens in self.shapes}
 
 
 def _matches(path: str, pattern: str) -> bool:

@@ -12,15 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
+from pytorch_lightning import Trainer
+from safetensors.torch import save_file
 
 from kd.cached import CachedTeacher
 from kd.cli import cache_main, train_main
-from kd.data.cache import AnswerStore, DenseCodec
+from kd.data.cache import AnswerCodec, AnswerStore, DenseCodec
+from kd.data.datamodule import DistillationDataModule
 from kd.data.sampler import TrainBatches
+from kd.data.sources import ImageFolder
 from kd.errors import UserError
-from kd.measure import StepTimes
-from tests._helpers import ROOT, run_cli, save_teacher, write_recipe
+from kd.measure import StepTimes, _epochs
+from tests._helpers import ROOT, draw_folder, run_cli, save_teacher, write_recipe
 from tests.test_train import assert_same, losses, run, run_folders, student_of
 
 MIX = ["data.augment.mixup=0.8", "data.augment.cutmix=1"]
@@ -117,6 +122,146 @@ def test_top_k_learns_nearly_what_dense_does(recipe: Path, cache: list[str]) -> 
     assert report(few)["format"] == "top-3"
     for step, value in losses(dense).items():  # one class is left over: exact, up to fp16
         assert losses(few)[step] == pytest.approx(value, abs=2e-3)
+
+
+# -- features --------
+
+KD = {"kd": {"class_path": "kd.losses.KDLoss", "init_args": {"temperature": 2.0}}}
+HINT = {"class_path": "kd.losses.HintLoss"}
+FEATURES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, list[int]], int]] = {
+    "maps": ({**KD, "hint": HINT}, {"hint": {"student": "norm", "teacher": "norm"}}, {"norm:patch": [32, 4, 4]}, 16),
+    "class token, no logits": (
+        {"hint": HINT}, {"hint": {"student": "norm", "teacher": "norm", "tokens": "class"}}, {"norm:class": [32]}, 4,
+    ),
+    "all tokens of two losses": (
+        {**KD, "hint": HINT, "rkd": {"class_path": "kd.losses.RKDLoss", "init_args": {"weight": 0.01}}},
+        {"hint": {"student": "blocks.0", "teacher": "blocks.1", "tokens": "all"}},
+        {"blocks.1:all": [17, 32], "prelogits:patch": [32]}, 16,
+    ),
+    "several layers": (
+        {"vitkd": {"class_path": "kd.losses.ViTKDLoss"}},
+        {"vitkd": {"student": ["blocks.0", "norm"], "teacher": ["blocks.*"]}},
+        {"blocks.0:patch": [32, 4, 4], "blocks.1:patch": [32, 4, 4]}, 4,
+    ),
+}  # fmt: skip
+"""Losses, taps, what is kept of the teacher's layers, and the bytes before it in a record (checksum and logits)."""
+
+
+def feature_recipe(tmp_path: Path, pictures: Path, teacher: Path, kind: str) -> Path:
+    losses_, taps, _, _ = FEATURES[kind]
+    changes = {"model__distill_losses": losses_, "model__taps": taps}
+    return write_recipe(tmp_path / "features.yaml", pictures, teacher, **changes)
+
+
+@pytest.mark.parametrize("kind", FEATURES)
+def test_cached_features_teach_what_live_ones_do(
+    tmp_path: Path, pictures: Path, teacher: Path, cache: list[str], kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Filling, then reading without the teacher; the size is told first."""
+    recipe = feature_recipe(tmp_path, pictures, teacher, kind)
+    items = ["trainer.precision=32-true", *MIX]
+    live = run(recipe, *items)
+    capsys.readouterr()
+    filling = run(recipe, *items, *cache)
+    shapes, before = FEATURES[kind][2:]
+    size = before + 2 * sum(int(np.prod(shape)) for shape in shapes.values())
+    said = capsys.readouterr().out
+    assert f"cache: {size:,} bytes an answer (" in said
+    assert f"features {shapes}), {2 * 48 * size / 1e6:,.1f} MB for 2 view(s) of 48 pictures in " in said
+    assert report(filling)["features"] == shapes
+    reading = run(recipe, *items, *cache, "model.teacher.cache=only")
+    assert (report(reading)["answers_read"], report(reading)["answers_computed"]) == (96, 0)
+    for step, value in losses(live).items():
+        assert losses(filling)[step] == pytest.approx(value, abs=2e-3, rel=1e-3)
+    assert losses(filling) == losses(reading) != losses(live)  # fp16's rounding is there
+    assert_same(student_of(filling), student_of(reading))
+
+
+def test_cached_features_resume_and_serve_any_number_of_processes(
+    tmp_path: Path, pictures: Path, teacher: Path, cache: list[str]
+) -> None:
+    recipe = feature_recipe(tmp_path, pictures, teacher, "maps")
+    done = run_cli(f"recipe={recipe}", "config=ddp_2cpu", "data.batch_size=4", "trainer.limit_val_batches=0", *cache)
+    assert done.returncode == 0, done.stderr
+    whole = run(recipe, *cache, "model.teacher.cache=only", "trainer.max_epochs=4")
+    assert report(whole)["answers_read"] == 192
+    view = tmp_path / "answers" / "view-0001.bin"
+    view.write_bytes(view.read_bytes()[:-100])  # torn: its last record is computed anew
+    stop = json.dumps({"class_path": "tests._stop.StopAfterEpoch", "init_args": {"epoch": 2}})
+    items = [*cache, "trainer.max_epochs=4", f"trainer.callbacks+={stop}"]
+    assert train_main([f"recipe={recipe}", *items]) == 143
+    part = run_folders(recipe)[-1]
+    assert report(part)["answers_computed"] == 1
+    assert train_main([f"resume={part}", "trainer.callbacks=null"]) == 0
+    for step, value in losses(whole).items():
+        assert losses(part)[step] == pytest.approx(value, abs=1e-4)
+
+
+def test_kd_cache_fills_features(
+    tmp_path: Path, pictures: Path, teacher: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = feature_recipe(tmp_path, pictures, teacher, "all tokens of two losses")
+    assert cache_main([f"recipe={recipe}", *cache]) == 0
+    said = capsys.readouterr().out
+    assert said.index("bytes an answer") < said.index("cache: 96 answers computed")
+    assert report(run(recipe, *cache, "model.teacher.cache=only"))["answers_read"] == 96
+
+
+def test_a_headless_teachers_features_are_cached(
+    tmp_path: Path, pictures: Path, teacher: Path, cache: list[str]
+) -> None:
+    recipe = feature_recipe(tmp_path, pictures, teacher, "class token, no logits")
+    found = report(run(recipe, *cache, "model.teacher.head=false"))
+    assert (found["format"], found["answers_computed"]) == ("features alone", 96)
+
+
+def test_auto_counts_the_disk_of_features(
+    tmp_path: Path, pictures: Path, teacher: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = feature_recipe(tmp_path, pictures, teacher, "maps")
+    short = ["trainer.max_epochs=21", "trainer.limit_train_batches=1", "trainer.limit_val_batches=0"]
+    run(recipe, *cache, *short, "model.teacher.cache=auto", "model.teacher.cache_views=20")
+    megabytes = 20 * 48 * (16 + 2 * 32 * 4 * 4) / 1e6
+    assert f"; {megabytes:,.1f} MB of " in capsys.readouterr().out
+
+
+def test_features_alone_have_no_largest_logits(
+    tmp_path: Path, pictures: Path, teacher: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = feature_recipe(tmp_path, pictures, teacher, "class token, no logits")
+    assert train_main([f"recipe={recipe}", *cache, "model.teacher.cache_topk=2"]) == 2
+    assert "model.teacher.cache_topk: hint looks at no logits, none are kept; leave it out" in capsys.readouterr().err
+
+
+def test_layers_that_work_on_windows_cant_be_kept(
+    tmp_path: Path, pictures: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Swin's attention sees windows as the batch."""
+    arch = {"patch_size": 4, "window_size": 4, "embed_dim": 24, "depths": [1, 1], "num_heads": [2, 2]}
+    spec = {"arch": "swin_tiny_patch4_window7_224", "img_size": 32, "kwargs": arch}
+    torch.manual_seed(0)
+    model = timm.create_model(spec["arch"], num_classes=4, img_size=32, **arch)
+    save_file(model.state_dict(), tmp_path / "swin.safetensors")
+    recipe = write_recipe(
+        tmp_path / "f.yaml", pictures, tmp_path / "swin.safetensors",
+        model__teacher={**spec, "checkpoint": str(tmp_path / "swin.safetensors")},
+        model__distill_losses={"sp": {"class_path": "kd.losses.SPLoss"}},
+        model__taps={"sp": {"student": "norm", "teacher": "layers.0.blocks.0.attn"}},
+    )  # fmt: skip
+    assert train_main([f"recipe={recipe}", *cache]) == 2
+    assert not (tmp_path / "answers").exists()
+    said = capsys.readouterr().err
+    assert "keeps features by picture, but the layer 'layers.0.blocks.0.attn' of model.taps gives 8 rows for 2" in said
+
+
+def test_a_cache_of_other_layers_is_refused(
+    tmp_path: Path, pictures: Path, teacher: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = feature_recipe(tmp_path, pictures, teacher, "maps")
+    run(recipe, *cache, "trainer.max_epochs=1")
+    assert train_main([f"recipe={recipe}", *cache, "model.taps.hint.teacher=blocks.0"]) == 2
+    said = capsys.readouterr().err
+    assert "other kinds of answers: features is {'norm:patch': [32, 4, 4]} there, {'blocks.0:patch'" in said
 
 
 # -- killed, resumed, several processes --------
@@ -238,6 +383,24 @@ def test_the_predicted_gain_is_amdahls() -> None:
     assert StepTimes(90, 10, 0, 1).gain(epochs=4, views=4, filled=1.0) == 10
 
 
+def test_epochs_count_the_pictures_that_an_epoch_has(tmp_path: Path, pictures: Path) -> None:
+    """48 labelled and 64 unlabelled pictures, half as many of these as of those an epoch: 9 steps of 8."""
+    unlabelled = draw_folder(tmp_path / "more", train=16, val=0)
+    settings = {"img_size": 32, "batch_size": 8, "num_workers": 0, "unlabeled": str(unlabelled)}
+    beside = DistillationDataModule(ImageFolder(str(pictures)), unlabeled_ratio=0.5, **settings)
+    alone = DistillationDataModule(ImageFolder(str(pictures)), **settings)
+    assert (beside.info.train, beside.epoch_length, alone.epoch_length) == (112, 72, 64)
+    quiet: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    for limits, epochs in (
+        ({"max_steps": 90}, 10),
+        ({"max_steps": 90, "limit_train_batches": 3}, 30),
+        ({"max_steps": 90, "limit_train_batches": 0.5}, 23),
+        ({"max_epochs": 7, "max_steps": 90}, 7),
+    ):
+        assert _epochs(Trainer(**limits, **quiet), beside) == epochs
+    assert _epochs(Trainer(max_steps=80, **quiet), alone) == 10
+
+
 # -- refused --------
 
 
@@ -275,20 +438,6 @@ def test_a_stale_cache_is_refused(
     run(recipe, *cache, "trainer.max_epochs=1")
     assert train_main([f"recipe={recipe}", *cache, *items]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_losses_that_look_at_layers_are_refused(
-    tmp_path: Path, pictures: Path, teacher: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    hint = {"class_path": "kd.losses.HintLoss"}
-    recipe = write_recipe(
-        tmp_path / "tiny.yaml", pictures, teacher,
-        model__distill_losses={"hint": hint}, model__taps={"hint": {"student": "norm", "teacher": "norm"}},
-    )  # fmt: skip
-    assert train_main([f"recipe={recipe}", *cache]) == 2
-    assert "model.teacher.cache: keeps logits alone, but hint looks at the teacher's layers" in capsys.readouterr().err
-    run(recipe, *cache, "model.teacher.cache=auto", "trainer.max_epochs=1")
-    assert "cache: off: model.teacher.cache: keeps logits alone" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("loss", ["DISTLoss", "HardKDLoss"])
@@ -359,7 +508,7 @@ def test_a_full_disk_is_told_before_the_first_step(
 def test_a_store_that_can_no_longer_be_written_leaves_the_teacher_live(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    codec = DenseCodec(4)
+    codec = AnswerCodec(DenseCodec(4))
     store = AnswerStore(tmp_path / "c", {}, 10, 1, codec.record_bytes)
     os.close(store._write[0])
     store._write[0] = os.open(tmp_path / "c" / "view-0000.bin", os.O_RDONLY)
@@ -372,7 +521,7 @@ def test_a_store_that_can_no_longer_be_written_leaves_the_teacher_live(
 
 
 def test_an_answer_that_is_not_finite_is_named(tmp_path: Path) -> None:
-    codec = DenseCodec(4)
+    codec = AnswerCodec(DenseCodec(4))
     store = AnswerStore(tmp_path / "c", {}, 10, 1, codec.record_bytes)
     answers = torch.zeros(2, 4)
     answers[1, 2] = torch.nan

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +87,55 @@ class TopKCodec:
 
 Codec = DenseCodec | TopKCodec
 
+Feature = tuple[str, str]
+"""(layer, tokens): a layer of the teacher and its form, see :class:`kd.taps.TapSpec`."""
+
+
+class AnswerCodec:
+    """A whole answer: the logits by a codec of their own, and behind them features in float16.
+
+    A feature is off by at most 1 / 2048 of itself; values beyond +-65,504 are kept as that.
+
+    Args:
+        logits: None where no loss wants them.
+        features: the shape of each, of one picture.
+    """
+
+    def __init__(self, logits: Codec | None, features: Mapping[Feature, tuple[int, ...]] | None = None) -> None:
+        self.logits, self.features = logits, dict(features or {})
+        self._start = logits.record_bytes if logits else CRC_BYTES
+        self._sizes = [torch.Size(shape).numel() for shape in self.features.values()]
+        self.record_bytes = _padded(self._start + 2 * sum(self._sizes))
+
+    def describe(self) -> dict[str, Any]:
+        """What a reader must know to read the records."""
+        shapes = {":".join(feature): list(shape) for feature, shape in self.features.items()}
+        logits = self.logits.describe() if self.logits else {"format": "features alone"}
+        return {**logits, "features": shapes} if shapes else logits
+
+    def encode(self, logits: Tensor, features: Mapping[Feature, Tensor] | None = None) -> Tensor:
+        """Logits ``(N, C)`` and features ``(N, ...)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
+        empty = torch.zeros(len(logits), CRC_BYTES, dtype=torch.uint8, device=logits.device)
+        first = self.logits.encode(logits) if self.logits else empty
+        halves = [_half((features or {})[name].float()).flatten(1) for name in self.features]
+        body = torch.cat([first, *(half.contiguous().view(torch.uint8) for half in halves)], 1)
+        return torch.nn.functional.pad(body, (0, self.record_bytes - body.shape[1]))
+
+    def decode(self, records: Tensor) -> tuple[Tensor | TopKLogits | None, dict[Feature, Tensor]]:
+        """uint8 ``(N, record_bytes)`` -> what is known of the logits, and the features, float32."""
+        logits = self.logits.decode(records[:, : self._start]) if self.logits else None
+        columns = _columns(records, [(torch.float16, size) for size in self._sizes], self._start)
+        pairs = zip(self.features.items(), columns, strict=True)
+        return logits, {name: column.float().unflatten(1, shape) for (name, shape), column in pairs}
+
 
 def _padded(size: int) -> int:
     return -(-size // 4) * 4  # so that the columns of every record can be viewed as their own types
 
 
 def _half(values: Tensor) -> Tensor:
-    return values.clamp(min=torch.finfo(torch.float16).min).half()
+    most = torch.finfo(torch.float16).max
+    return values.clamp(-most, most).half()
 
 
 def _packed(columns: list[Tensor], record_bytes: int) -> Tensor:
@@ -100,8 +143,8 @@ def _packed(columns: list[Tensor], record_bytes: int) -> Tensor:
     return torch.nn.functional.pad(body, (CRC_BYTES, record_bytes - CRC_BYTES - body.shape[1]))
 
 
-def _columns(records: Tensor, layout: list[tuple[torch.dtype, int]]) -> list[Tensor]:
-    found, start = [], CRC_BYTES
+def _columns(records: Tensor, layout: list[tuple[torch.dtype, int]], start: int = CRC_BYTES) -> list[Tensor]:
+    found = []
     for dtype, count in layout:
         found.append(records[:, start : start + count * dtype.itemsize].view(dtype))
         start += count * dtype.itemsize

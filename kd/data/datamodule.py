@@ -352,6 +352,11 @@ class DistillationDataModule(LightningDataModule):
             return {"epoch": epoch + 1, "samples": 0}
         return {"epoch": epoch, "samples": self._train_batches.samples_after(epoch, done)}
 
+    @property
+    def epoch_length(self) -> int:
+        """Samples of an epoch, of all processes together, before an incomplete global batch is dropped."""
+        return self._batches(0, 1).epoch_length()
+
     def batches_before(self, samples: int) -> int:
         """How many of this run's batches count as done after ``samples`` samples of an epoch."""
         return self._batches(*self._rank()).batches_before(samples)

@@ -4,7 +4,8 @@
     python scripts/bench/input.py --folder DIR --size 224
 
 Every arm takes the same bytes in memory, one thread, and gives a uint8 batch: random resized crop and flip. "decode"
-is the limit: libjpeg-turbo alone, nothing else. DALI and SPDL are measured where they are installed.
+is the limit: libjpeg-turbo alone, nothing else. DALI and SPDL (which needs the shared libraries of FFmpeg) are measured
+where they are installed.
 """
 
 import argparse
@@ -92,7 +93,7 @@ def spdl(pictures: list[bytes], size: int) -> Callable[[], Any]:
     """SPDL's decoder with its own scaling to the view (no random crop: it has none on the CPU)."""
     import spdl.io
 
-    scale = spdl.io.get_filter_desc(scale_width=size, scale_height=size, pix_fmt="rgb24")
+    scale = spdl.io.get_video_filter_desc(scale_width=size, scale_height=size, pix_fmt="rgb24")
 
     def run() -> Any:
         frames = [spdl.io.decode_packets(spdl.io.demux_image(p), filter_desc=scale) for p in pictures]
@@ -128,8 +129,8 @@ def main() -> None:
             call = make()
             call()
             arms[name] = call
-        except ImportError as error:
-            missing.append(f"{name} ({error})")
+        except (ImportError, RuntimeError) as error:  # SPDL without FFmpeg's libraries gives the latter
+            missing.append(f"{name} ({str(error)[:80]})")
     rates = {name: [len(pictures) / s for s in times] for name, times in measure(arms, asked.rounds).items()}
     limit = statistics.median(rates["decode alone (the limit)"])
     sizes = f"{sum(map(len, pictures)) / len(pictures) / 1000:.0f} kB"

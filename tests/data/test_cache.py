@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kd.data.cache import AnswerStore, DenseCodec, TopKCodec
+from kd.data.cache import AnswerCodec, AnswerStore, DenseCodec, TopKCodec
 from kd.errors import UserError
 from kd.losses import KDLoss
 from kd.losses.functional import kd_loss, topk_kd_loss
@@ -98,6 +98,37 @@ def test_stored_top_k_gives_the_loss_of_exact_top_k(tmp_path: Path, classes: int
     tail = (z.scatter(1, indices, -torch.inf) / 2).logsumexp(1)
     exact = topk_kd_loss(student, values, indices, tail, 2.0)
     torch.testing.assert_close(KDLoss(2.0).forward_topk(student, back, torch.zeros(3)), exact, rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [DenseCodec(50), TopKCodec(50, 3, (1.0, 2.0)), None], ids=["dense", "topk", "none"])
+def test_features_come_back_within_the_stated_error(tmp_path: Path, kind: Any) -> None:
+    """Beside whatever is kept of the logits, which are as they are alone; an odd number of values too."""
+    codec = AnswerCodec(kind, {("norm", "patch"): (5, 3, 3), ("head", "class"): (4,)})
+    z, generator = logits(), torch.Generator().manual_seed(5)
+    grid, vector = torch.randn(6, 5, 3, 3, generator=generator) * 100, torch.randn(6, 4, generator=generator)
+    given = {("norm", "patch"): grid, ("head", "class"): vector.bfloat16()}
+    s = store(tmp_path / "c", codec)
+    s.put(0, np.arange(6), codec.encode(z, given).numpy())
+    back, features = read(s, codec, 0, [4, 1])
+    assert ((features["norm", "patch"] - grid[[4, 1]]).abs() <= grid[[4, 1]].abs() / 2048 + 1e-7).all()
+    assert torch.equal(features["head", "class"], vector.bfloat16()[[4, 1]].half().float())
+    if kind is not None:
+        alone = kind.decode(kind.encode(z[[4, 1]]))
+        for wanted, found in ((alone, back),) if isinstance(alone, torch.Tensor) else ((alone.values, back.values),):
+            assert torch.equal(wanted, found)
+    assert (back is None) == (kind is None)
+
+
+def test_features_beyond_half_precision_are_kept_finite() -> None:
+    codec = AnswerCodec(None, {("norm", "class"): (2,)})
+    _, back = codec.decode(codec.encode(torch.zeros(1, 3), {("norm", "class"): torch.tensor([[1e6, -7e4]])}))
+    assert torch.equal(back["norm", "class"], torch.tensor([[65504.0, -65504.0]]))
+
+
+def test_without_features_a_record_is_the_logits_codecs() -> None:
+    z = logits()
+    assert AnswerCodec(DenseCodec(50)).describe() == DenseCodec(50).describe()
+    assert torch.equal(AnswerCodec(DenseCodec(50)).encode(z), DenseCodec(50).encode(z))
 
 
 def test_a_record_of_ten_answers_is_small() -> None:
