@@ -158,14 +158,12 @@ class DeepSpeed(DDPStrategy):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Whole tensors on rank 0; all ranks must call it."""
-        import deepspeed
-
         assert self.lightning_module is not None
         state = {}
         for name, tensor in self.lightning_module.state_dict(keep_vars=True).items():
-            with deepspeed.zero.GatheredParameters([tensor] if isinstance(tensor, nn.Parameter) else []):
-                if self.is_global_zero:
-                    state[name] = tensor.detach().to("cpu", copy=True)
+            value = _whole(tensor)
+            if self.is_global_zero:
+                state[name] = value.detach().to("cpu", copy=True)
         return state
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -199,6 +197,18 @@ class DeepSpeed(DDPStrategy):
             for key, value in saved["state"][number].items():
                 if key != "step":
                     _set_state(parameter, value.to(self.root_device), key)
+
+
+def _whole(tensor: Any) -> Tensor:
+    """A tensor of stage 3 from its shards, without disturbing what the engine fetches ahead; else itself."""
+    import deepspeed
+
+    if not hasattr(tensor, "ds_id"):
+        return tensor
+    if tensor.requires_grad:
+        return deepspeed.utils.safe_get_full_fp32_param(tensor)
+    with deepspeed.zero.GatheredParameters([tensor]):
+        return tensor.detach().clone()
 
 
 def _make_room(optimizer: Any, example: dict[str, Tensor]) -> None:
