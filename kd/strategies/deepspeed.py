@@ -17,7 +17,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from kd.errors import UserError
+from kd.errors import RunError, UserError
 
 PRECISIONS = ("32-true", "bf16-mixed")
 
@@ -61,6 +61,11 @@ class DeepSpeed(DDPStrategy):
 
     # -- the engine --------------------------------------------------------------------------------------------------
 
+    @property
+    def engine(self) -> Any:
+        """DeepSpeed's, around the module."""
+        return self.model
+
     def shard(self, module: Any) -> None:
         """Called by the module before the optimizer is made.
 
@@ -93,7 +98,7 @@ class DeepSpeed(DDPStrategy):
         self.model, sharded, _, _ = deepspeed.initialize(
             model=self.model, optimizer=optimizer, config=self._config(trainer), dist_init_required=False
         )
-        self.model.set_gradient_accumulation_boundary(True)
+        self.engine.set_gradient_accumulation_boundary(True)
         self.optimizers = [sharded]
 
     def _check(self, trainer: Trainer, optimizer: Optimizer) -> None:
@@ -127,18 +132,18 @@ class DeepSpeed(DDPStrategy):
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
         """Inside, gradients add up; Lightning enters it for all batches but the last one before a step."""
-        self.model.set_gradient_accumulation_boundary(False)  # type: ignore[union-attr, operator]
+        self.engine.set_gradient_accumulation_boundary(False)
         try:
             yield
         finally:
-            self.model.set_gradient_accumulation_boundary(True)  # type: ignore[union-attr, operator]
+            self.engine.set_gradient_accumulation_boundary(True)
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """The engine's backward pass, between Lightning's hooks."""
         module = self.lightning_module
         assert module is not None
         loss = self.precision_plugin.pre_backward(closure_loss, module)
-        self.model.backward(loss)  # type: ignore[union-attr, operator]
+        self.engine.backward(loss)
         return self.precision_plugin.post_backward(loss, module)
 
     def optimizer_step(
@@ -148,10 +153,19 @@ class DeepSpeed(DDPStrategy):
         model: LightningModule | nn.Module | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Forward and backward pass by the closure, then the engine's step (it clips)."""
+        """Forward and backward pass by the closure, then the engine's step (it clips).
+
+        Raises:
+            RunError: a gradient that is no number: the engine leaves such a step out, and would do so for ever.
+        """
         assert self.lightning_module is not None
         loss = self.precision_plugin._wrap_closure(self.lightning_module, optimizer, closure)
-        self.model.step()  # type: ignore[union-attr, operator]
+        self.engine.step()
+        if not self.engine.was_step_applied():
+            raise RunError(
+                f"a gradient was NaN or infinite in step {self.lightning_module.global_step}; the last checkpoint is "
+                "from before"
+            )
         return loss
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
@@ -192,9 +206,9 @@ class DeepSpeed(DDPStrategy):
             group.update({key: value for key, value in before.items() if key != "params"})
         if not saved["state"]:
             return
-        _make_room(optimizer, saved["state"][0])
+        _make_room(optimizer, next(iter(saved["state"].values())))
         for number, parameter in enumerate(chain(*self._trained)):
-            for key, value in saved["state"][number].items():
+            for key, value in saved["state"].get(number, {}).items():
                 if key != "step":
                     _set_state(parameter, value.to(self.root_device), key)
 

@@ -83,6 +83,7 @@ def test_compressed_gradients_learn_nearly_the_same(recipe: Path) -> None:
 def test_a_static_graph(recipe: Path) -> None:
     plain = train(recipe, "trainer.strategy=ddp")
     static = train(recipe, "trainer.strategy=kd.strategies.ddp.DDP", "trainer.strategy.static_graph=true")
+    assert json.loads((static / "summary.json").read_text())["strategy"] == "DDP"
     a, b = (load_file(folder / "student.safetensors") for folder in (plain, static))
     assert all(torch.equal(a[key], b[key]) for key in a)
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from tests._forks import start_ranks, status_of
 from tests.strategies.test_ddp import losses, train
 from tests.strategies.test_fsdp import HINT, said
+from tests.test_survival import assert_good, disturb
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +98,28 @@ def ranks(recipe: Path, runs: Path, *items: str, expect: int = 0, resume: Path |
     log = recipe.parent / f"{runs.name}{bool(resume)}"
     pids = start_ranks([*source, "trainer.precision=32-true", *items], log, 3)
     assert {status_of(pid) for pid in pids} == {expect}, log.with_suffix(".0").read_text()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["trainer.precision=bf16-mixed"],
+        [f"trainer.strategy.zero={json.dumps({'offload_optimizer': {'device': 'cpu'}})}"],
+    ],
+    ids=["bf16", "offloaded"],
+)
+def test_autocast_and_offload(recipe: Path, more: list[str]) -> None:
+    plain, sharded = train(recipe, *PLAIN, *more[: "bf16" in more[0]]), train(recipe, *deepspeed(2), *more)
+    assert losses(sharded) == pytest.approx(losses(plain), rel=1e-3)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_gradient_that_is_no_number_stops_the_run(recipe: Path, stage: int) -> None:
+    """DeepSpeed leaves such a step out, and says nothing."""
+    every = "checkpoint.every_n_steps=1"
+    folder = train(recipe, *deepspeed(stage), every, disturb("BreakGradient", step=3), expect=1)
+    assert "kd-train: failed: a gradient was NaN or infinite in step 3" in said(recipe)
+    assert_good(folder, 3)
 
 
 @pytest.mark.parametrize(
