@@ -184,7 +184,7 @@ class DeepSpeed(DDPStrategy):
         """The whole state on rank 0, numbered in the order of the optimizer's groups, as a plain optimizer has it."""
         from deepspeed.utils import safe_get_full_optimizer_state
 
-        example: dict[str, Tensor] = next(iter(optimizer.state.values()), {})  # of any shard; none before the first step
+        example: dict[str, Tensor] = next(iter(optimizer.state.values()), {})  # empty before the first step
         _link_states(optimizer)
         state: dict[int, dict[str, Tensor]] = {}
         for number, parameter in enumerate(chain(*self._trained) if example else []):
