@@ -221,6 +221,8 @@ class KDCLI(LightningCLI):
         strategy = self.config.trainer.strategy
         if isinstance(strategy, str) and "." in strategy:  # a class path alone; the parser takes it for a name
             self.config = parser.parse_args([*items, f"--trainer.strategy={json.dumps({'class_path': strategy})}"])
+            if isinstance(self.config.trainer.strategy, str):
+                raise UserError(f"trainer.strategy: no class '{strategy}'")
 
     def _set_seed(self) -> None:
         if self._instantiate:
