@@ -21,6 +21,7 @@ def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ops.__compatible_ops__, "deepspeed_shm_comm", False)
 
 
+SLOW = pytest.mark.slow
 PLAIN = ["trainer.strategy=ddp"]
 
 
@@ -34,7 +35,11 @@ SHORT = ["trainer.accumulate_grad_batches=4", "trainer.gradient_clip_val=0.1"]  
 
 @pytest.mark.parametrize(
     ("stage", "more"),
-    [(1, SHORT), (2, [*SHORT, "model.ema_decay=0.9"]), (3, [*HINT, "trainer.max_epochs=2"])],
+    [
+        pytest.param(1, SHORT, marks=SLOW),
+        pytest.param(2, [*SHORT, "model.ema_decay=0.9"], marks=SLOW),
+        (3, [*HINT, "trainer.max_epochs=2"]),
+    ],
     ids=["1", "2, with an average", "3, with a loss with parameters"],
 )
 def test_shards_learn_what_whole_copies_learn(recipe: Path, stage: int, more: list[str]) -> None:
@@ -51,6 +56,7 @@ def test_shards_learn_what_whole_copies_learn(recipe: Path, stage: int, more: li
     assert account["rank0_mb"] == pytest.approx(account["whole_mb"] / 2, rel=0.05)
 
 
+@SLOW
 def test_a_checkpoint_holds_what_that_of_ddp_holds(recipe: Path) -> None:
     """The same keys, shapes and values, in one file that is read without pickle's code; no teacher."""
     plain, sharded = (
@@ -65,7 +71,12 @@ def test_a_checkpoint_holds_what_that_of_ddp_holds(recipe: Path) -> None:
 
 @pytest.mark.parametrize(
     ("first", "then"),
-    [(PLAIN, deepspeed(1)), (PLAIN, deepspeed(3)), (deepspeed(2), PLAIN), (deepspeed(3), deepspeed(2))],
+    [
+        pytest.param(PLAIN, deepspeed(1), marks=SLOW),
+        (PLAIN, deepspeed(3)),
+        (deepspeed(2), PLAIN),
+        pytest.param(deepspeed(3), deepspeed(2), marks=SLOW),
+    ],
     ids=["DDP to 1", "DDP to 3", "2 to DDP", "3 to 2"],
 )
 def test_checkpoints_load_in_the_other(recipe: Path, first: list[str], then: list[str]) -> None:
@@ -78,6 +89,7 @@ def test_checkpoints_load_in_the_other(recipe: Path, first: list[str], then: lis
     assert losses(folder) == pytest.approx(losses(whole), rel=1e-4)
 
 
+@SLOW
 def test_parameters_that_the_ranks_can_not_share_evenly(recipe: Path) -> None:
     """Three ranks: stage 3 pads every tensor; what is padding is neither saved nor looked at."""
     three = ["trainer.devices=3", "data.batch_size=5", "trainer.max_epochs=2", "config=audit"]
@@ -100,6 +112,7 @@ def ranks(recipe: Path, runs: Path, *items: str, expect: int = 0, resume: Path |
     assert {status_of(pid) for pid in pids} == {expect}, log.with_suffix(".0").read_text()
 
 
+@SLOW
 @pytest.mark.parametrize(
     "more",
     [
@@ -113,7 +126,7 @@ def test_autocast_and_offload(recipe: Path, more: list[str]) -> None:
     assert losses(sharded) == pytest.approx(losses(plain), rel=1e-3)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), 3])
 def test_a_gradient_that_is_no_number_stops_the_run(recipe: Path, stage: int) -> None:
     """DeepSpeed leaves such a step out, and says nothing."""
     every = "checkpoint.every_n_steps=1"
