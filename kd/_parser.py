@@ -216,7 +216,13 @@ class KDCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parses without a look at ``sys.argv`` (Lightning's own warns where both are there)."""
-        self.config: Namespace = parser.parse_args(list(args or []))
+        items = list(args or [])
+        self.config: Namespace = parser.parse_args(items)
+        strategy = self.config.trainer.strategy
+        if isinstance(strategy, str) and "." in strategy:  # a class path alone; the parser takes it for a name
+            self.config = parser.parse_args([*items, f"--trainer.strategy={json.dumps({'class_path': strategy})}"])
+            if isinstance(self.config.trainer.strategy, str):
+                raise UserError(f"trainer.strategy: no class '{strategy}'")
 
     def _set_seed(self) -> None:
         if self._instantiate:

@@ -382,4 +382,4 @@ def _filtered(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
 
 def count_parameters(model: nn.Module) -> int:
     """The number of parameters, trainable or not."""
-    return sum(p.numel() for p in model.parameters())
+    return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())  # DeepSpeed empties what is in shards

@@ -95,7 +95,7 @@ class DistillationModule(LightningModule):
         self.student_input = preprocess_for(self.student, student.img_size)
         if student.grad_checkpointing:
             self.student.set_grad_checkpointing(True)  # type: ignore[operator]
-        self.student_ema = ModelEmaV3(self.student, decay=ema_decay) if ema_decay else None
+        self.student_ema = ModelEmaV3(self.student, decay=ema_decay).requires_grad_(False) if ema_decay else None
 
         found = build_teachers(teacher, teachers or {}, data.classes, self.task.dense)
         object.__setattr__(self, "teacher", found)
@@ -488,6 +488,8 @@ class DistillationModule(LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clips as Lightning does, but also beside a fused optimizer, which Lightning refuses even without a scaler."""
+        if getattr(self.trainer.strategy, "clips_gradients", False):
+            return
         scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         if scaled or gradient_clip_algorithm == "value" or not gradient_clip_val:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)

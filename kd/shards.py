@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
@@ -50,6 +50,17 @@ def forget_forward(model: nn.Module) -> None:
     reset = getattr(model, "reset_iter_state", None)
     if reset is not None:
         reset()
+
+
+def own(tensor: Any) -> Tensor:
+    """This process's part of a shard (of FSDP2, or of DeepSpeed's stage 3); any other tensor itself."""
+    if isinstance(tensor, DTensor):
+        return tensor.to_local()
+    part = getattr(tensor, "ds_tensor", None)
+    if part is None:
+        return tensor
+    real = tensor.ds_numel - part.numel() * distributed.get_rank()
+    return part[: max(0, real)]  # what follows is padding, of any value
 
 
 def whole(tensor: Tensor) -> Tensor:

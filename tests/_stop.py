@@ -67,6 +67,17 @@ class BreakWeights(Callback):
             next(pl_module.student.parameters()).grad.fill_(float("nan"))
 
 
+class BreakGradient(Callback):
+    """Makes a gradient NaN while it is computed: some strategies keep none to be seen afterwards."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == self.step:
+            next(pl_module.student.parameters()).register_hook(lambda gradient: gradient * float("nan"))
+
+
 class KillWorker(Callback):
     """SIGKILL to a loader worker, as the kernel does where memory runs out."""
 

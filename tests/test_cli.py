@@ -186,6 +186,7 @@ WRONG = [
     ("recipe=foodtag_vit", "recipe is given twice"),
     ("data.augment=3", "data.augment: has settings of its own"),
     ("trainer.strategy=foo", "trainer: You selected an invalid strategy name"),
+    ("trainer.strategy=kd.strategies.ddp.DPP", "trainer.strategy: no class 'kd.strategies.ddp.DPP'"),
     ("trainer.devices=none", "trainer: "),
     ("data.source=Manifest", "data.source: the following arguments are required: train, val"),
     ("model.ema_decay=2", "model.ema_decay: must be > 0 and < 1, got 2.0"),

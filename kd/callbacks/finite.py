@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from pytorch_lightning import Callback, Trainer
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from kd.errors import RunError
+from kd.shards import own
 
 SHOWN = 16  # indices that the message names
 
@@ -36,9 +36,8 @@ class Finite(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Keeps weights that are no numbers out of the file: the one before stays the last good one."""
         self._look(trainer)
-        trained = [p.detach() for p in pl_module.parameters() if p.requires_grad]
-        own = [p.to_local() if isinstance(p, DTensor) else p for p in trained]
-        if not math.isfinite(float(torch.stack([p.abs().max() for p in own if p.numel()]).float().max())):
+        trained = [own(p).detach() for p in pl_module.parameters() if p.requires_grad]
+        if not math.isfinite(float(torch.stack([p.abs().max() for p in trained if p.numel()]).float().max())):
             raise RunError(
                 f"the student's weights are no numbers after step {trainer.global_step} (a gradient was NaN or "
                 "infinite); the last checkpoint is from before"

@@ -224,7 +224,7 @@ def optimizer_state(trainer: Trainer) -> dict[str, float]:
 
     Without sharding every rank holds the whole.
     """
-    sharded = any(
+    sharded = getattr(trainer.strategy, "shards_optimizer_state", False) or any(
         isinstance(optimizer, ZeroRedundancyOptimizer)
         or any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"])
         for optimizer in trainer.optimizers

@@ -62,6 +62,15 @@ def test_a_backend_from_elsewhere_by_name_and_import(
     assert json.loads((folder / "summary.json").read_text())["strategy"] == "DDP"
 
 
+def test_a_moving_average_is_not_trained(recipe: Path) -> None:
+    """Of two ranks it is that of one with their batches; DDP waits for no gradient of it."""
+    folder = train(recipe, "trainer.strategy=ddp", "model.ema_decay=0.5")
+    alone = train(recipe, "trainer.strategy=auto", "trainer.devices=1", "data.batch_size=8", "model.ema_decay=0.5")
+    a, b = (load_file(run / "student.safetensors") for run in (alone, folder))
+    for key in a:
+        torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-5)
+
+
 def test_compressed_gradients_learn_nearly_the_same(recipe: Path) -> None:
     plain = train(recipe, "trainer.strategy=ddp")
     by_bf16 = train(recipe, "config=bf16_gradients")
@@ -74,6 +83,7 @@ def test_compressed_gradients_learn_nearly_the_same(recipe: Path) -> None:
 def test_a_static_graph(recipe: Path) -> None:
     plain = train(recipe, "trainer.strategy=ddp")
     static = train(recipe, "trainer.strategy=kd.strategies.ddp.DDP", "trainer.strategy.static_graph=true")
+    assert json.loads((static / "summary.json").read_text())["strategy"] == "DDP"
     a, b = (load_file(folder / "student.safetensors") for folder in (plain, static))
     assert all(torch.equal(a[key], b[key]) for key in a)
 

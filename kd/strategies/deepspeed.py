@@ -1,0 +1,256 @@
+"""DeepSpeed's ZeRO for the student: optimizer state, gradients and weights in shards, in the usual checkpoints."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from importlib.util import find_spec
+from itertools import chain, count
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from lightning_fabric.plugins.collectives.torch_collective import default_pg_timeout
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.strategies import DDPStrategy
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from kd.errors import RunError, UserError
+
+PRECISIONS = ("32-true", "bf16-mixed")
+
+
+class DeepSpeed(DDPStrategy):
+    """The student and every loss with parameters under DeepSpeed's engine; the teacher stays outside of it.
+
+    It learns what DDP learns: weights are in float32 (bf16-mixed is torch's autocast), gradients are averaged in
+    float32, an accumulation ends with the epoch. Its checkpoints are those of the other strategies (whole tensors, the
+    optimizer's state by number): a run goes on with either. Lightning's own ``DeepSpeedStrategy`` does none of this: it
+    casts weights and batches, and writes a folder that is read with pickle.
+
+    Source: ZeRO, Rajbhandari et al., arXiv 1910.02054.
+
+    Args:
+        stage: what is in shards: 1 the optimizer's state, 2 gradients as well, 3 weights as well.
+        zero: further keys of the ``zero_optimization`` section of DeepSpeed's configuration, for example
+            ``{"offload_optimizer": {"device": "cpu"}}``.
+        process_group_backend: default: nccl on GPUs, gloo on CPUs.
+        timeout: of a collective.
+
+    Raises:
+        UserError: DeepSpeed is not installed.
+    """
+
+    shards_optimizer_state = True
+    clips_gradients = True
+
+    def __init__(
+        self,
+        stage: Literal[1, 2, 3] = 2,
+        zero: dict[str, Any] | None = None,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = default_pg_timeout,
+    ) -> None:
+        if find_spec("deepspeed") is None:
+            raise UserError("trainer.strategy: DeepSpeed needs the extra deepspeed: pip install 'kd-train[deepspeed]'")
+        super().__init__(process_group_backend=process_group_backend, timeout=timeout)
+        self.stage, self._zero = stage, zero or {}
+        self._trained: list[list[nn.Parameter]] = []
+
+    # -- the engine --------------------------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Any:
+        """DeepSpeed's, around the module."""
+        return self.model
+
+    def shard(self, module: Any) -> None:
+        """Called by the module before the optimizer is made.
+
+        Raises:
+            UserError: what does not go with it.
+        """
+        if module.student_ema is not None and self.stage == 3:
+            raise UserError("model.ema_decay: the average of a sharded student is not kept; leave it out with stage 3")
+        if module.optim_spec.zero:
+            raise UserError("optim.zero: DeepSpeed shards the optimizer's state already; leave config=zero out")
+
+    def configure_ddp(self) -> None:
+        """Nothing: the engine takes DDP's place once there is an optimizer."""
+
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        """Builds the optimizer and gives it to the engine, together with what it trains.
+
+        Raises:
+            UserError: an optimizer, a precision or a clipping that ZeRO's flat shards do not allow.
+        """
+        super().setup_optimizers(trainer)
+        (optimizer,) = self.optimizers
+        self._check(trainer, optimizer)
+        self._trained = [list(group["params"]) for group in optimizer.param_groups]
+        os.environ.setdefault("LOCAL_RANK", str(self.local_rank))
+        os.environ.setdefault("DS_ACCELERATOR", self.root_device.type)  # it would take a GPU that the run leaves alone
+        import deepspeed
+
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        self.model, sharded, _, _ = deepspeed.initialize(
+            model=self.model, optimizer=optimizer, config=self._config(trainer), dist_init_required=False
+        )
+        self.engine.set_gradient_accumulation_boundary(True)
+        self.optimizers = [sharded]
+
+    def _check(self, trainer: Trainer, optimizer: Optimizer) -> None:
+        if not isinstance(optimizer, (AdamW, Adam, SGD)):
+            raise UserError(
+                "optim.name: DeepSpeed cuts across the layers, so each number must be updated by itself and for one "
+                f"student: adamw, adam or sgd, got {type(optimizer).__name__}"
+            )
+        if trainer.precision not in PRECISIONS:
+            raise UserError(
+                f"trainer.precision: DeepSpeed takes {' or '.join(PRECISIONS)} here, got '{trainer.precision}'"
+            )
+        if trainer.gradient_clip_algorithm == "value":
+            raise UserError("trainer.gradient_clip_algorithm: DeepSpeed clips by norm, got 'value'")
+
+    def _config(self, trainer: Trainer) -> dict[str, Any]:
+        return {
+            "train_micro_batch_size_per_gpu": 1,  # for a log of its own: Lightning makes the batches,
+            "gradient_accumulation_steps": 1,  # divides the loss, and ends an accumulation with the epoch
+            "gradient_clipping": trainer.gradient_clip_val or 0.0,
+            "zero_optimization": {"stage": self.stage, **self._zero},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "torch_autocast": {
+                "enabled": trainer.precision == "bf16-mixed",
+                "dtype": "bfloat16",
+                "lower_precision_safe_modules": [],  # else their gradients are rounded before they are averaged
+            },
+        }
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Inside, gradients add up; Lightning enters it for all batches but the last one before a step."""
+        self.engine.set_gradient_accumulation_boundary(False)
+        try:
+            yield
+        finally:
+            self.engine.set_gradient_accumulation_boundary(True)
+
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        """The engine's backward pass, between Lightning's hooks."""
+        module = self.lightning_module
+        assert module is not None
+        loss = self.precision_plugin.pre_backward(closure_loss, module)
+        self.engine.backward(loss)
+        return self.precision_plugin.post_backward(loss, module)
+
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: LightningModule | nn.Module | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Forward and backward pass by the closure, then the engine's step (it clips).
+
+        Raises:
+            RunError: a gradient that is no number: the engine leaves such a step out, and would do so for ever.
+        """
+        assert self.lightning_module is not None
+        loss = self.precision_plugin._wrap_closure(self.lightning_module, optimizer, closure)
+        self.engine.step()
+        if not self.engine.was_step_applied():
+            raise RunError(
+                f"a gradient was NaN or infinite in step {self.lightning_module.global_step}; the last checkpoint is "
+                "from before"
+            )
+        return loss
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Whole tensors on rank 0; all ranks must call it."""
+        assert self.lightning_module is not None
+        state = {}
+        for name, tensor in self.lightning_module.state_dict(keep_vars=True).items():
+            value = _whole(tensor)
+            if self.is_global_zero:
+                state[name] = value.detach().to("cpu", copy=True)
+        return state
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The whole state on rank 0, numbered in the order of the optimizer's groups, as a plain optimizer has it."""
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        example: dict[str, Tensor] = next(iter(optimizer.state.values()), {})  # empty before the first step
+        _link_states(optimizer)
+        state: dict[int, dict[str, Tensor]] = {}
+        for number, parameter in enumerate(chain(*self._trained) if example else []):
+            whole = {key: safe_get_full_optimizer_state(parameter, key) for key in example if key != "step"}
+            if self.is_global_zero:
+                whole |= {"step": example["step"]} if "step" in example else {}
+                state[number] = {key: value.to("cpu", copy=True) for key, value in whole.items()}
+        numbers = count()
+        groups = [
+            {**group, "params": [next(numbers) for _ in trained]}
+            for group, trained in zip(optimizer.param_groups, self._trained, strict=True)
+        ]
+        return {"state": state, "param_groups": groups}
+
+    def load_optimizer_state_dict(self, checkpoint: Any) -> None:
+        """Takes its shards of the state in any strategy's checkpoint; the weights were loaded before they were cut."""
+        (optimizer,), (saved,) = self.optimizers, checkpoint["optimizer_states"]
+        for group, before in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+            group.update({key: value for key, value in before.items() if key != "params"})
+        if not saved["state"]:
+            return
+        _make_room(optimizer, next(iter(saved["state"].values())))
+        for number, parameter in enumerate(chain(*self._trained)):
+            for key, value in saved["state"].get(number, {}).items():
+                if key != "step":
+                    _set_state(parameter, value.to(self.root_device), key)
+
+
+def _whole(tensor: Any) -> Tensor:
+    """A tensor of stage 3 from its shards, without disturbing what the engine fetches ahead; else itself."""
+    import deepspeed
+
+    if not hasattr(tensor, "ds_id"):
+        return tensor
+    if tensor.requires_grad:
+        return deepspeed.utils.safe_get_full_fp32_param(tensor)
+    with deepspeed.zero.GatheredParameters([tensor]):
+        return tensor.detach().clone()
+
+
+def _make_room(optimizer: Any, example: dict[str, Tensor]) -> None:
+    """State for each shard, as the first step would make it: DeepSpeed sets only what is there."""
+    group = optimizer.param_groups[0]
+    shards = getattr(optimizer, "fp32_partitioned_groups_flat", None)  # of stage 3; its groups are empty between steps
+    for shard in shards or [p for group in optimizer.param_groups for p in group["params"]]:
+        on_device = group.get("fused") or group.get("capturable")
+        optimizer.state[shard] = {
+            key: value.to(shard.device if on_device else "cpu", copy=True) if key == "step" else torch.zeros_like(shard)
+            for key, value in example.items()
+        }
+    _link_states(optimizer)
+
+
+def _link_states(optimizer: Any) -> None:
+    """DeepSpeed does it once, after the step of the first group, when the others' state is not there yet."""
+    if hasattr(optimizer, "_hp_optimizer_states_linked"):  # stages 1 and 2
+        optimizer._hp_optimizer_states_linked = False
+        optimizer._lazy_init_hp_params_optimizer_state()
+
+
+def _set_state(parameter: Any, whole: Tensor, key: str) -> None:
+    from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
+
+    if not hasattr(parameter, "ds_tensor"):
+        safe_set_full_optimizer_state(parameter, whole, key)
+        return
+    size, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank()  # its setter of whole tensors of stage 3
+    padded = F.pad(whole.flatten(), (0, size * torch.distributed.get_world_size() - whole.numel()))  # does not pad
+    safe_set_local_optimizer_state(parameter, padded.narrow(0, size * rank, size), key)

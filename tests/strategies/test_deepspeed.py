@@ -1,0 +1,151 @@
+"""DeepSpeed over two gloo processes: learns what DDP learns, and each goes on from the other's checkpoints."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests._forks import start_ranks, status_of
+from tests.strategies.test_ddp import losses, train
+from tests.strategies.test_fsdp import HINT, said
+from tests.test_survival import assert_good, disturb
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imported before the ranks are forked; its own shared memory is for inference, and takes minutes to compile."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    ops = pytest.importorskip("deepspeed").ops
+    monkeypatch.setitem(ops.__compatible_ops__, "deepspeed_shm_comm", False)
+
+
+SLOW = pytest.mark.slow
+PLAIN = ["trainer.strategy=ddp"]
+
+
+def deepspeed(stage: int) -> list[str]:
+    keep = {"stage3_param_persistence_threshold": 0}  # else stage 3 leaves small tensors whole
+    return ["config=deepspeed", f"trainer.strategy.stage={stage}", f"trainer.strategy.zero={json.dumps(keep)}"]
+
+
+SHORT = ["trainer.accumulate_grad_batches=4", "trainer.gradient_clip_val=0.1"]  # the last accumulation is of two
+
+
+@pytest.mark.parametrize(
+    ("stage", "more"),
+    [
+        pytest.param(1, SHORT, marks=SLOW),
+        pytest.param(2, [*SHORT, "model.ema_decay=0.9"], marks=SLOW),
+        (3, [*HINT, "trainer.max_epochs=2"]),
+    ],
+    ids=["1", "2, with an average", "3, with a loss with parameters"],
+)
+def test_shards_learn_what_whole_copies_learn(recipe: Path, stage: int, more: list[str]) -> None:
+    plain, sharded = (train(recipe, *strategy, *more) for strategy in (PLAIN, deepspeed(stage)))
+    assert losses(sharded) == pytest.approx(losses(plain), rel=1e-4)
+    a, b = (load_file(folder / "student.safetensors") for folder in (plain, sharded))
+    for key in a:
+        torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-5)
+    of_plain, of_sharded = (json.loads((folder / "summary.json").read_text()) for folder in (plain, sharded))
+    assert of_sharded["student"]["params"] == of_plain["student"]["params"]
+    account = of_sharded["optimizer_state"]
+    assert account["sharded_over"] == 2
+    assert account["whole_mb"] == pytest.approx(of_plain["optimizer_state"]["whole_mb"], rel=0.05)
+    assert account["rank0_mb"] == pytest.approx(account["whole_mb"] / 2, rel=0.05)
+
+
+@SLOW
+def test_a_checkpoint_holds_what_that_of_ddp_holds(recipe: Path) -> None:
+    """The same keys, shapes and values, in one file that is read without pickle's code; no teacher."""
+    plain, sharded = (
+        torch.load(train(recipe, *strategy, *HINT) / "checkpoints" / "last.ckpt", weights_only=True)
+        for strategy in (PLAIN, deepspeed(3))
+    )
+    torch.testing.assert_close(sharded["state_dict"], plain["state_dict"], rtol=1e-3, atol=1e-5)
+    (a,), (b,) = plain["optimizer_states"], sharded["optimizer_states"]
+    torch.testing.assert_close(b["state"], a["state"], rtol=1e-2, atol=1e-6)
+    assert [group["params"] for group in b["param_groups"]] == [group["params"] for group in a["param_groups"]]
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        pytest.param(PLAIN, deepspeed(1), marks=SLOW),
+        (PLAIN, deepspeed(3)),
+        (deepspeed(2), PLAIN),
+        pytest.param(deepspeed(3), deepspeed(2), marks=SLOW),
+    ],
+    ids=["DDP to 1", "DDP to 3", "2 to DDP", "3 to 2"],
+)
+def test_checkpoints_load_in_the_other(recipe: Path, first: list[str], then: list[str]) -> None:
+    kill = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 4}})
+    audit = json.dumps([{"class_path": "kd.callbacks.audit.Audit"}])
+    whole = train(recipe, *PLAIN)
+    folder = train(recipe, *first, "checkpoint.every_n_steps=1", f"trainer.callbacks+={kill}", expect=1)
+    train(recipe, *then, f"trainer.callbacks={audit}", resume=folder)
+    assert len(losses(folder)) == len(losses(whole))
+    assert losses(folder) == pytest.approx(losses(whole), rel=1e-4)
+
+
+@SLOW
+def test_parameters_that_the_ranks_can_not_share_evenly(recipe: Path) -> None:
+    """Three ranks: stage 3 pads every tensor; what is padding is neither saved nor looked at."""
+    three = ["trainer.devices=3", "data.batch_size=5", "trainer.max_epochs=2", "config=audit"]
+    kill = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 4}})
+    whole, cut = recipe.parent / "whole", recipe.parent / "cut"
+    ranks(recipe, whole, *three, *PLAIN)
+    every = "checkpoint.every_n_steps=1"
+    ranks(recipe, cut, *three, *deepspeed(3), every, f"trainer.callbacks+={kill}", expect=1)
+    folder = cut / "tiny" / "000"
+    ranks(recipe, cut, *three[:3], *deepspeed(3), "trainer.callbacks=[]", resume=folder)
+    a, b = (load_file(runs / "tiny" / "000" / "student.safetensors") for runs in (whole, cut))
+    for key in a:
+        torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-5)
+
+
+def ranks(recipe: Path, runs: Path, *items: str, expect: int = 0, resume: Path | None = None) -> None:
+    source = [f"resume={resume}"] if resume else [f"recipe={recipe}", f"runs_dir={runs}"]
+    log = recipe.parent / f"{runs.name}{bool(resume)}"
+    pids = start_ranks([*source, "trainer.precision=32-true", *items], log, 3)
+    assert {status_of(pid) for pid in pids} == {expect}, log.with_suffix(".0").read_text()
+
+
+@SLOW
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["trainer.precision=bf16-mixed"],
+        [f"trainer.strategy.zero={json.dumps({'offload_optimizer': {'device': 'cpu'}})}"],
+    ],
+    ids=["bf16", "offloaded"],
+)
+def test_autocast_and_offload(recipe: Path, more: list[str]) -> None:
+    plain, sharded = train(recipe, *PLAIN, *more[: "bf16" in more[0]]), train(recipe, *deepspeed(2), *more)
+    assert losses(sharded) == pytest.approx(losses(plain), rel=1e-3)
+
+
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), 3])
+def test_a_gradient_that_is_no_number_stops_the_run(recipe: Path, stage: int) -> None:
+    """DeepSpeed leaves such a step out, and says nothing."""
+    every = "checkpoint.every_n_steps=1"
+    folder = train(recipe, *deepspeed(stage), every, disturb("BreakGradient", step=3), expect=1)
+    assert "kd-train: failed: a gradient was NaN or infinite in step 3" in said(recipe)
+    assert_good(folder, 3)
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([*deepspeed(3), "model.ema_decay=0.9"], "model.ema_decay: the average of a sharded student is not kept"),
+        ([*deepspeed(2), "config=zero"], "optim.zero: DeepSpeed shards the optimizer's state already"),
+        ([*deepspeed(2), "optim.name=lamb"], "optim.name: DeepSpeed cuts across the layers"),
+        ([*deepspeed(2), "trainer.precision=bf16-true"], "trainer.precision: DeepSpeed takes 32-true or bf16-mixed"),
+        ([*deepspeed(2), "trainer.gradient_clip_algorithm=value"], "trainer.gradient_clip_algorithm: DeepSpeed clips"),
+        ([*deepspeed(2), "trainer.strategy.stage=4"], "trainer.strategy"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(recipe: Path, items: list[str], message: str) -> None:
+    train(recipe, *items, expect=2)
+    assert f"kd-train: {message}" in said(recipe)
