@@ -7,9 +7,10 @@ from typing import Any
 import timm
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import nn
 
+from kd.checkpoints import write_whole
 from kd.dense import DenseModel
 from kd.models import Preprocess
 from kd.module import DistillationModule
@@ -45,9 +46,8 @@ def save_student(module: DistillationModule, path: Path, checkpoint: Path | None
         saved = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
         prefix = "student_ema.module." if module.student_ema is not None else "student."
         state = {key: saved[prefix + key] for key in state}
-    part = path.with_suffix(".part")
-    save_file({k: v.detach().cpu().contiguous() for k, v in state.items()}, part, student_metadata(module))
-    part.replace(path)
+    whole = save({k: v.detach().cpu().contiguous() for k, v in state.items()}, student_metadata(module))
+    write_whole(path, lambda file: file.write(whole))  # save_file would make a file that only its owner can read
 
 
 def load_student(path: Path) -> tuple[nn.Module, Preprocess, list[str]]:

@@ -94,7 +94,8 @@ class Health(Callback):
             return
         self._stop_listening()
         if batch.get("answers") is not None:  # a cache's: the model was not asked
-            self._teacher = _logits(pl_module.cached.codec.decode(batch["answers"]))
+            logits, _ = pl_module.cached.codec.decode(batch["answers"])
+            self._teacher = _logits(logits)
         for reading in self._readings:
             record = {"kind": "health", "step": trainer.fit_loop.epoch_loop.total_batch_idx}
             record |= {"student": reading.name} if reading.name else {}
