@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from kd._find import find, names
 from kd._parser import KDCLI, flatten
@@ -111,6 +110,11 @@ KEYS_OF_THE_README = [
 @pytest.mark.parametrize("item", KEYS_OF_THE_README)
 def test_every_short_key_is_taken(recipe: Path, item: str) -> None:
     assert resolved(recipe, item) != resolved(recipe) or item in ("data.source=ImageFolder", "data.num_workers=0")
+
+
+def test_a_strategy_by_class_path_alone(recipe: Path) -> None:
+    strategy = resolved(recipe, "trainer.strategy=kd.strategies.ddp.DDP")["trainer"]["strategy"]
+    assert strategy["class_path"] == "kd.strategies.ddp.DDP"
 
 
 def test_print_config_is_runnable(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
