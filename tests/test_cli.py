@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kd._find import find, names
 from kd._parser import KDCLI, flatten
@@ -113,8 +114,8 @@ def test_every_short_key_is_taken(recipe: Path, item: str) -> None:
 
 
 def test_a_strategy_by_class_path_alone(recipe: Path) -> None:
-    strategy = resolved(recipe, "trainer.strategy=kd.strategies.ddp.DDP")["trainer"]["strategy"]
-    assert strategy["class_path"] == "kd.strategies.ddp.DDP"
+    found = resolved(recipe, "trainer.strategy=kd.strategies.ddp.DDP")
+    assert found["trainer.strategy.class_path"] == "kd.strategies.ddp.DDP"
 
 
 def test_print_config_is_runnable(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
