@@ -25,6 +25,7 @@ from kd.data.sampler import TrainBatches
 from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.measure import StepTimes, _epochs
+from kd.report.records import read_run
 from tests._helpers import ROOT, draw_folder, run_cli, save_teacher, write_recipe
 from tests.test_train import assert_same, losses, run, run_folders, student_of
 
@@ -164,7 +165,10 @@ def test_cached_features_teach_what_live_ones_do(
     capsys.readouterr()
     filling = run(recipe, *items, *cache)
     shapes, before = FEATURES[kind][2:]
-    size = before + 2 * sum(int(np.prod(shape)) for shape in shapes.values())
+    kept = 2 * sum(int(np.prod(shape)) for shape in shapes.values())
+    header = read_run(live).headers[0]  # the report may advise a cache, and says what it needs
+    assert (header["cacheable"], header["feature_bytes"]) == (True, kept)
+    size = before + kept
     said = capsys.readouterr().out
     assert f"cache: {size:,} bytes an answer (" in said
     assert f"features {shapes}), {2 * 48 * size / 1e6:,.1f} MB for 2 view(s) of 48 pictures in " in said

@@ -1,5 +1,6 @@
 """Times the phases of every step: data wait, host to device, teacher, student, loss, backward, ..."""
 
+import math
 import os
 import platform
 import socket
@@ -20,10 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kd.callbacks.run_folder import RunFolder
 from kd.clock import Clock, StepTimes, annotate, run_clock
-from kd.losses import LogitLoss
 from kd.memory import cores
 from kd.report.records import PHASES, Run, Writer
 from kd.report.verdict import NAMES, mean_phases, verdict
+from kd.taps import TRIAL
 from kd.teacher import Teacher
 
 TOTAL_EVERY_S = 5.0
@@ -183,6 +184,7 @@ class Phases(Callback):
         """Opens the file and starts the clock."""
         assert self.folder.path is not None
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        features = cacheable_features(pl_module)
         self.header = {
             "of": "steps", "rank": trainer.global_rank, "world_size": trainer.world_size, "host": socket.gethostname(),
             "pid": os.getpid(), "device": pl_module.device.type, "cores": cores(),
@@ -191,7 +193,7 @@ class Phases(Callback):
             "accumulate": trainer.accumulate_grad_batches, "t": time.time(),
             "batches_per_epoch": trainer.num_training_batches, "max_epochs": trainer.max_epochs,
             "max_steps": trainer.max_steps, "python": platform.python_version(), "platform": platform.platform(),
-            "primary": pl_module.task.primary, "cacheable": answers_suffice(pl_module),
+            "primary": pl_module.task.primary, "cacheable": features is not None, "feature_bytes": features or 0,
             "cached": getattr(pl_module, "cached", None) is not None, "torch": torch.__version__,
             "device_name": torch.cuda.get_device_name() if self._cuda else processor(),
         }  # fmt: skip
@@ -321,11 +323,15 @@ def _add(total: dict[str, Any], record: dict[str, Any]) -> None:
         total["p"][name] = total["p"].get(name, 0.0) + ms
 
 
-def answers_suffice(pl_module: Any) -> bool:
-    """Whether one teacher's logits, one row a picture, are all that the losses ask for."""
-    losses = [loss for module in pl_module.named_students().values() for loss in module.distill_losses.values()]
-    logits_only = all(isinstance(loss, LogitLoss) for loss in losses if loss.weight)
-    return logits_only and isinstance(pl_module.teacher, Teacher) and not pl_module.task.dense
+def cacheable_features(pl_module: Any) -> int | None:
+    """Bytes of the features that a cache would keep of a picture beside its logits; None where no cache can serve."""
+    if len(pl_module.named_students()) > 1 or not isinstance(pl_module.teacher, Teacher) or pl_module.task.dense:
+        return None
+    features = pl_module.teacher_features
+    shapes = list(features.shapes.values()) if features else []
+    if any(shape[0] != TRIAL for shape in shapes):
+        return None
+    return sum(2 * math.prod(shape[1:]) for shape in shapes)  # half precision
 
 
 def processor() -> str:

@@ -311,7 +311,7 @@ def limits(run: Run) -> list[Limit]:
     found = [
         starved(phases, ready, workers, cores, threads, loading_load(run), other_load(run), header.get("processes", 1)),
         data_bound(phases, workers, cores, threads if cpu else 1, _loading_busy(run, total, workers), batches),
-        teacher_bound(phases, _cache_bytes(run), header.get("cacheable", True), _is_cached(run, header)),
+        teacher_bound(phases, _cache_bytes(run, header), header.get("cacheable", True), _is_cached(run, header)),
         communication_bound(phases, {r: _compute_ms(run, r) for r in run.totals}),
         launch_bound(phases, launch, None if cpu else gpu_busy(run)),
         bookkeeping_bound(phases, per_step),
@@ -425,15 +425,16 @@ def _is_cached(run: Run, header: Mapping[str, Any]) -> bool:
     return header.get("cached", told)
 
 
-def _cache_bytes(run: Run) -> float | None:
-    """A checksum, the largest logit, and all logits in half precision, for each picture in each of its views."""
+def _cache_bytes(run: Run, header: dict[str, Any]) -> float | None:
+    """A checksum, the largest logit, all logits and features in half precision, for each view of each picture."""
     data, teacher = run.summary.get("data"), _teacher(run)
     if not data:
         return None
     epochs = (run.config.get("trainer") or {}).get("max_epochs") or math.inf
     views = min(teacher.get("cache_views") or CACHE_VIEWS, epochs if epochs > 0 else math.inf)
     kept = teacher.get("cache_topk")
-    return data["train"] * views * (8 + (4 * kept if kept else 2 * data["classes"]))
+    answer = 8 + (4 * kept if kept else 2 * data["classes"]) + header.get("feature_bytes", 0)
+    return data["train"] * views * answer
 
 
 def readable_bytes(size: float) -> str:
