@@ -100,6 +100,7 @@ class CachedTeacher:
     def _ask(self, images: Images) -> tuple[Tensor, dict[Feature, Tensor]]:
         if self.features is None:
             return self.teacher(images), {}
+        self.features.taps.clear()  # kd-cache has no step behind which they are let go
         with self.features.taps:
             logits = self.teacher(images)
         return logits, {name: x.to(images.device) for name, x in self.features.read().items()}

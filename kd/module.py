@@ -375,6 +375,8 @@ class DistillationModule(LightningModule):
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
+        elif self.device.type != "cpu":
+            torch.manual_seed(seed)
 
     def set_epoch(self, epoch: int, max_epochs: int) -> None:
         """Tells the losses where training is: warm-ups and moving temperatures follow it."""
@@ -583,12 +585,14 @@ class DistillationModule(LightningModule):
 
 
 def logs_now(module: LightningModule) -> bool:
-    """Whether a logger will take this step's values; an epoch's first and last are kept for people.
+    """Whether a logger will take this step's values; those of an epoch's or the run's end are kept for people.
 
-    Lightning's ``log`` takes 0.7 ms a value, whether or not a logger listens.
+    Lightning's ``log`` takes 0.7 ms a value, whether or not a logger listens. A callback that looks at ``train/*``
+    between two logged steps (``trainer.log_every_n_steps``) sees the last logged one's.
     """
-    trainer = module._trainer
+    trainer: Any = module._trainer
     if trainer is None:  # called by hand
         return True
-    due = (trainer.global_step + 1) % max(1, trainer.log_every_n_steps) == 0  # type: ignore[attr-defined]
-    return due or trainer.is_last_batch or trainer.fit_loop.epoch_loop.batch_idx == 0
+    loop = trainer.fit_loop.epoch_loop
+    due = (loop._batches_that_stepped + 1) % max(1, trainer.log_every_n_steps) == 0  # as Lightning's loggers decide
+    return due or trainer.is_last_batch or loop.batch_idx == 0 or trainer.global_step + 1 == trainer.max_steps

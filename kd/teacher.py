@@ -119,8 +119,8 @@ class Teacher:
         A teacher without a head gives its features, ``(N, D)``. The answer is on the pictures' device, wherever the
         teacher is.
         """
-        if self.model.training:  # whatever was called on it in between: its dropout and BatchNorm never wake
-            self.model.eval()
+        if any(module.training for module in self.model.modules()):  # whatever was called on it in between: its
+            self.model.eval()  # dropout and BatchNorm never wake
         with torch.autocast(self.device.type, enabled=False):
             given = self.model(self.preprocess(images.to(self.device)).to(self.dtype))
         if self.is_shared_out:

@@ -89,3 +89,9 @@ def test_the_saved_configuration_holds_the_students(recipe: Path) -> None:
     (joint,) = run_folders(recipe)
     assert yaml.safe_load((joint / "config.yaml").read_text())["students"] == STUDENTS
     assert torch.load(joint / "checkpoints" / "last.ckpt", weights_only=True)["kd_classes"]
+
+
+def test_a_single_student_may_have_a_name(recipe: Path) -> None:
+    assert train_main([f"recipe={recipe}", "students={low: {optim.lr: 1e-4}}", "trainer.max_epochs=1"]) == 0
+    (joint,) = run_folders(recipe)
+    assert (joint / "students" / "low" / "student.safetensors").is_file()

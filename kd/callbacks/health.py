@@ -76,9 +76,9 @@ class Health(Callback):
         self._readings = [
             _Reading(name, module, self._chosen(module.student)) for name, module in pl_module.named_students().items()
         ]
-        if pl_module.teacher is not None:
-            first = next(iter(pl_module.teacher.members.values())).model
-            self._handle = first.register_forward_hook(self._hear_teacher)
+        first = next(iter(pl_module.teacher.members.values())) if pl_module.teacher is not None else None
+        if first is not None and first.has_head:
+            self._handle = first.model.register_forward_hook(self._hear_teacher)
 
     def _hear_teacher(self, _module: nn.Module, _inputs: Any, out: Any) -> None:
         self._teacher = _logits(out)
@@ -197,7 +197,7 @@ class _Reading:
 
 
 def _logits(out: Any) -> Tensor | None:
-    """What a classifier answered; nothing of features, or of a cache that keeps only the largest."""
+    """What a classifier answered; nothing of a cache that keeps only the largest."""
     return out.detach().float() if isinstance(out, Tensor) and out.ndim >= 2 else None
 
 

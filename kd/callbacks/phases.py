@@ -325,7 +325,8 @@ def _add(total: dict[str, Any], record: dict[str, Any]) -> None:
 
 def cacheable_features(pl_module: Any) -> int | None:
     """Bytes of the features that a cache would keep of a picture beside its logits; None where no cache can serve."""
-    if len(pl_module.named_students()) > 1 or not isinstance(pl_module.teacher, Teacher) or pl_module.task.dense:
+    several = "" not in pl_module.named_students()
+    if several or not isinstance(pl_module.teacher, Teacher) or pl_module.task.dense:
         return None
     features = pl_module.teacher_features
     shapes = list(features.shapes.values()) if features else []

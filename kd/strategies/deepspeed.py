@@ -2,6 +2,7 @@
 
 import logging
 import os
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -95,8 +96,10 @@ class DeepSpeed(DDPStrategy):
         import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        # else it takes the GPU that is numbered as the rank, whatever trainer.devices says
+        place = Namespace(device_rank=self.root_device.index) if self.root_device.type == "cuda" else None
         self.model, sharded, _, _ = deepspeed.initialize(
-            model=self.model, optimizer=optimizer, config=self._config(trainer), dist_init_required=False
+            args=place, model=self.model, optimizer=optimizer, config=self._config(trainer), dist_init_required=False
         )
         self.engine.set_gradient_accumulation_boundary(True)
         self.optimizers = [sharded]

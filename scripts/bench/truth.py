@@ -83,7 +83,8 @@ def plants(pictures: Path) -> list[Plant]:
               "data.num_workers"),
         Plant("slow disk", ("data",), [pace, disk], lambda run: [pace, disk, *workers(run)], "data.num_workers"),
         Plant("16 workers on few cores", ("host", "data"), [costly, "data.num_workers=16"],
-              lambda run: workers(run), "16 loader processes"),
+              lambda run: workers(run) or ["data.num_workers=1"],  # cheaper pictures, and no more workers than cores
+              "16 loader processes"),
         Plant("huge teacher", ("teacher",), [callback("Slow", part="teacher", seconds=0.2)],
               lambda run: [callback("FreeTeacher")], "model.teacher.cache=on"),
         Plant("slow optimizer", ("student",), [callback("Slow", part="optimizer", seconds=0.15)],
