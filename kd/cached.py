@@ -100,7 +100,6 @@ class CachedTeacher:
     def _ask(self, images: Images) -> tuple[Tensor, dict[Feature, Tensor]]:
         if self.features is None:
             return self.teacher(images), {}
-        self.features.taps.clear()  # kd-cache has no step behind which they are let go
         with self.features.taps:
             logits = self.teacher(images)
         return logits, {name: x.to(images.device) for name, x in self.features.read().items()}
@@ -108,7 +107,6 @@ class CachedTeacher:
     def _give(self, records: Tensor) -> Tensor | TopKLogits | None:
         logits, features = self.codec.decode(records)
         if self.features is not None:
-            self.features.taps.clear()
             self.features.taps.put(features)
         return logits
 
@@ -139,7 +137,7 @@ class CachedTeacher:
 
 
 def open_cache(
-    teacher: Teacher,
+    teacher: Teacher | Ensemble,
     losses: Mapping[str, Any],
     data: DistillationDataModule,
     features: Features | None,
@@ -158,6 +156,7 @@ def open_cache(
         UserError: losses or data that a cache can't serve, a cache of something else, no room on the disk.
     """
     check_cacheable(teacher, losses, data, features)
+    assert isinstance(teacher, Teacher)
     codec, parts, folder = _layout(teacher, losses, data, features)
     samples, views = data.info.train, teacher.spec.cache_views
     if announce:

@@ -107,16 +107,16 @@ class SeveralStudents(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One batch for all students -> the sum of their totals; their parameters, and so gradients, are apart."""
         answers = self._ask(batch["image"])
-        totals = []
+        totals, logged = [], logs_now(self)
         for name, module in self.named_students().items():
             module.seed_step(batch_idx)
             total, terms = module.losses(batch, answers if module.listens else {})
             totals.append(total)
-            if logs_now(self):
+            if logged:
                 for term, value in terms.items():
                     self.log(f"{name}/train/{term}", value)
         loss = torch.stack(totals).sum()
-        if logs_now(self):
+        if logged:
             self.log("train/loss", loss.detach())
         return loss
 

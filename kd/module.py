@@ -10,7 +10,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kd.cached import CachedTeacher, check_cacheable, open_cache
+from kd.cached import CachedTeacher, open_cache
 from kd.clock import annotate
 from kd.data.datamodule import Batch, DataInfo
 from kd.errors import UserError
@@ -315,12 +315,10 @@ class DistillationModule(LightningModule):
         self._open_cache(teacher)
 
     def _open_cache(self, teacher: Teacher | Ensemble) -> None:
-        losses, data, features = self.active_losses, self._datamodule, self.teacher_features
-        check_cacheable(teacher, losses, data, features)
-        assert isinstance(teacher, Teacher)
-        opened = open_cache(teacher, losses, data, features, announce=self.trainer.is_global_zero)
+        data, zero = self._datamodule, self.trainer.is_global_zero
+        opened = open_cache(teacher, self.active_losses, data, self.teacher_features, announce=zero)
         object.__setattr__(self, "cached", opened)
-        self._datamodule.views = teacher.spec.cache_views
+        data.views = opened.store.views
 
     def start_student(self, stage: str) -> None:
         """Takes the student's first weights from the teacher where asked, while that is whole and not yet placed."""

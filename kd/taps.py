@@ -99,7 +99,7 @@ class Taps:
         )
 
     def __enter__(self) -> "Taps":
-        self._open = True
+        self._open, self._given = True, {}  # a forward takes the place of what was given
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -125,7 +125,7 @@ class Taps:
 
     def put(self, features: Mapping[tuple[str, str], Tensor]) -> None:
         """Takes features by (layer, tokens), as :meth:`read` will give them: in place of a forward."""
-        self._given = dict(features)
+        self._caught, self._given = {}, dict(features)
 
     def clear(self) -> None:
         """Lets go of everything: no tensor, and no graph behind it, outlives the step."""
