@@ -1,6 +1,8 @@
 """The student alone: weights that plain timm loads."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,53 @@ def save_student(module: DistillationModule, path: Path, checkpoint: Path | None
         state = {key: saved[prefix + key] for key in state}
     whole = save({k: v.detach().cpu().contiguous() for k, v in state.items()}, student_metadata(module))
     write_whole(path, lambda file: file.write(whole))  # save_file would make a file that only its owner can read
+    if not module.task.dense:  # timm builds no models for dense prediction
+        _write_timm_folder(path, timm_config(module))
+
+
+def timm_config(module: DistillationModule) -> dict[str, Any]:
+    """The ``config.json`` by which timm builds the student and knows its input and class names."""
+    model: Any = module.student
+    want, own = module.student_input, model.pretrained_cfg
+    data: Any = getattr(module.trainer, "datamodule", None)
+    arguments = {k: v for k, v in model.made_with.items() if k != "num_classes"}
+    return {
+        "architecture": module.student_spec.arch,
+        "num_classes": model.num_classes,
+        "num_features": model.num_features,
+        "label_names": module.data_info.classes,
+        "model_args": arguments,
+        "pretrained_cfg": {
+            "input_size": [3, *want.size],
+            "fixed_input_size": bool(own.get("fixed_input_size")),
+            "interpolation": "bilinear",
+            "crop_pct": getattr(data, "crop_ratio", 1.0),
+            "crop_mode": "center",
+            "mean": want.mean,
+            "std": want.std,
+            "num_classes": model.num_classes,
+            "first_conv": own.get("first_conv"),
+            "classifier": own.get("classifier"),
+        },
+    }
+
+
+def _write_timm_folder(weights: Path, config: dict[str, Any]) -> None:
+    """``student/`` beside ``student.safetensors``: what ``timm.create_model("local-dir:...", pretrained=True)`` reads.
+
+    The weights are the same file under a second name; a copy where the file system has no links.
+    """
+    folder = weights.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    part = folder / "model.safetensors.part"
+    part.unlink(missing_ok=True)
+    try:
+        os.link(weights, part)
+    except OSError:
+        shutil.copyfile(weights, part)
+    part.replace(folder / "model.safetensors")
+    text = json.dumps(config, indent=2) + "\n"
+    write_whole(folder / "config.json", lambda file: file.write(text.encode()))
 
 
 def load_student(path: Path) -> tuple[nn.Module, Preprocess, list[str]]:

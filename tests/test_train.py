@@ -25,6 +25,7 @@ RUN_FILES = {
     "metrics.csv",
     "summary.json",
     "checkpoints",
+    "student",
     "student.safetensors",
     "records",
     "report.html",
@@ -192,27 +193,33 @@ def test_plain_timm_loads_the_student_and_gives_the_same_numbers(
     assert {"acc1", "acc5", "agreement"} <= set(found["student"])
     assert "teacher" in capsys.readouterr().out
 
+    model = timm.create_model(f"local-dir:{folder / 'student'}", pretrained=True).eval()
+    config = timm.data.resolve_model_data_config(model)
+    assert (config["input_size"], config["crop_pct"], config["interpolation"]) == ((3, 32, 32), 0.875, "bilinear")
+    right = 0
+    for c, name in enumerate(model.pretrained_cfg["label_names"]):
+        for path in sorted((pictures / "val" / name).iterdir()):
+            right += int(plain_prediction(model, config, path) == c)
+    assert found["student"]["acc1"] == right / 16
+
     file = folder / "student.safetensors"
     with safe_open(file, framework="pt") as opened:
         meta = opened.metadata()
-    model = timm.create_model(meta["arch"], **json.loads(meta["kwargs"]))
-    model.load_state_dict(load_file(file))
-    right = 0
-    for c, name in enumerate(json.loads(meta["classes"])):
-        for path in sorted((pictures / "val" / name).iterdir()):
-            right += int(plain_prediction(model.eval(), meta, path) == c)
-    assert found["student"]["acc1"] == right / 16
+    assert json.loads(meta["classes"]) == list(model.pretrained_cfg["label_names"])
+    same = timm.create_model(meta["arch"], **json.loads(meta["kwargs"]))
+    same.load_state_dict(load_file(file))
+    assert all(torch.equal(v, model.state_dict()[k]) for k, v in same.state_dict().items())
 
 
-def plain_prediction(model: torch.nn.Module, meta: dict[str, str], path: Path) -> int:
+def plain_prediction(model: torch.nn.Module, config: dict, path: Path) -> int:
     """Torchvision and timm alone."""
     from torchvision.io import decode_image
     from torchvision.transforms import v2
 
-    size = json.loads(meta["img_size"])
+    size = config["input_size"][-1]
     steps = v2.Compose([
-        v2.Resize(round(size / 0.875), antialias=True), v2.CenterCrop(size), v2.ToDtype(torch.float32, scale=True),
-        v2.Normalize(json.loads(meta["mean"]), json.loads(meta["std"])),
+        v2.Resize(round(size / config["crop_pct"]), antialias=True), v2.CenterCrop(size),
+        v2.ToDtype(torch.float32, scale=True), v2.Normalize(config["mean"], config["std"]),
     ])  # fmt: skip
     with torch.inference_mode():
         return int(model(steps(decode_image(str(path)))[None]).argmax())
