@@ -427,6 +427,8 @@ def _print_table(summary: dict[str, Any], folder: Path) -> None:
     console.print(table)
     speed = f"{summary['images_per_s']:,.0f} images/s, " if summary["images_per_s"] else ""
     print(f"{speed}{summary['device']}, {summary['precision']}, {summary['world_size']} process(es)")
+    for finding in summary.get("findings", []):
+        print(f"{finding['rule']}: {finding['text']}; {finding['lever']}")
     if "verdict" in summary:
         print(f"{summary['verdict']['text']} (report.html)")
     where = "students/NAME/student.safetensors" if summary.get("students") else "student.safetensors"

@@ -30,7 +30,7 @@ def write_comparison(before: Run, after: Run, file: Path) -> Path:
 
 
 def _write(file: Path, content: dict[str, Any]) -> Path:
-    text = json.dumps(_finite(content), separators=(",", ":")).replace("</", "<\\/")
+    text = json.dumps(_finite(content), separators=(",", ":")).replace("<", "\\u003c")  # no text opens markup
     page = PAGE.read_text(encoding="utf-8").replace("{{DATA}}", text)
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
     fresh.write_text(page, encoding="utf-8")
