@@ -97,3 +97,12 @@ def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
             return file, damaged
         damaged[file] = problem
     return None, damaged
+
+
+def run_folder(path: Path) -> Path:
+    """The run's own folder where ``path`` is a recipe's ``latest`` (a link, or a one-line file); else ``path``."""
+    if path.is_symlink():
+        return path.parent / path.readlink()
+    if path.name == "latest" and path.is_file():
+        return path.parent / path.read_text(encoding="utf-8").strip()
+    return path

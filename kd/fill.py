@@ -1,6 +1,5 @@
 """Fills the cache of a recipe's teacher ahead of training: what ``kd-cache`` does."""
 
-import sys
 import time
 from typing import Any
 
@@ -88,9 +87,3 @@ def fill(cli: Any) -> int:
         )
         print("       use them with model.teacher.cache=on (or only)", flush=True)
     return 0
-
-
-if __name__ == "__main__":
-    from kd.cli import cache_main
-
-    sys.exit(cache_main())

@@ -15,7 +15,7 @@ from timm.models import load_state_dict as read_timm_state_dict
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as tvf
 
-from kd._find import run_folder
+from kd.checkpoints import run_folder
 from kd.data.transforms import height_width
 from kd.errors import UserError
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import kd._parser  # noqa: F401 (Lightning and the rest, imported once, not by every fork)
+import kd.config.parser  # noqa: F401 (Lightning and the rest, imported once, not by every fork)
 from kd.cli import train_main
 from tests._helpers import ROOT
 

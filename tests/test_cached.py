@@ -333,8 +333,8 @@ def test_two_processes_fill_what_one_reads(recipe: Path, cache: list[str]) -> No
 
 def test_kd_cache_over_two_processes(recipe: Path, cache: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "kd.fill", f"recipe={recipe}",
-         "config=ddp_2cpu", "data.batch_size=10", *cache],
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "kd.cli", "cache",
+         f"recipe={recipe}", "config=ddp_2cpu", "data.batch_size=10", *cache],
         cwd=ROOT, text=True, capture_output=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

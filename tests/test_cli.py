@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kd._find import find, names
-from kd._parser import KDCLI, flatten
-from kd.cli import Request, train_main, translate
+from kd.cli import train_main
+from kd.config.find import find, names
+from kd.config.parser import KDCLI
+from kd.config.request import Request, translate
+from kd.config.values import flatten
 from kd.errors import UserError
 from tests._helpers import ROOT, write_recipe
 

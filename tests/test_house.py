@@ -12,7 +12,7 @@ import kd
 from tests._helpers import ROOT
 
 LAYERS = [
-    {"kd", "kd.errors", "kd._bar", "kd._find", "kd.checkpoints", "kd.losses.functional", "kd.report", "kd.clock"},
+    {"kd", "kd.errors", "kd._bar", "kd.checkpoints", "kd.losses.functional", "kd.report", "kd.clock"},
     {
         "kd.losses",
         "kd.models",
@@ -29,8 +29,11 @@ LAYERS = [
         "kd.memory",
     },
     {"kd.module", "kd.joint", "kd.evaluate"},
-    {"kd.strategies", "kd.callbacks"},
-    {"kd._parser", "kd._teachers", "kd.cli", "kd.fill", "kd.export", "kd.launch"},
+    {"kd.strategies", "kd.callbacks", "kd.export"},
+    {"kd._teachers", "kd.fill", "kd.launch"},
+    {"kd.config"},
+    {"kd.commands"},
+    {"kd.cli"},
 ]
 FILES = sorted((ROOT / "kd").rglob("*.py"))
 
@@ -74,7 +77,7 @@ def test_callbacks_and_strategies_do_not_know_the_module() -> None:
 
 def test_only_the_parser_knows_jsonargparse() -> None:
     users = {name_of(f) for f in FILES if re.search(r"^\s*(import|from) jsonargparse", f.read_text(), re.M)}
-    assert users == {"kd._parser"}
+    assert users == {"kd.config.parser"}
 
 
 def test_the_public_names() -> None:

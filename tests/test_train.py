@@ -16,8 +16,8 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from kd._parser import cpu_has_bfloat16
 from kd.cli import eval_main, train_main
+from kd.config.parser import cpu_has_bfloat16
 from tests._helpers import ROOT, run_cli, write_recipe
 
 RUN_FILES = {

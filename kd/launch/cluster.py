@@ -104,3 +104,8 @@ def marker(cluster: Cluster, runs: Path, command: Sequence[str]) -> Path | None:
         return None
     digest = hashlib.sha256("\0".join([cluster.job, *command]).encode()).hexdigest()[:12]
     return runs / f".job-{digest}"
+
+
+def is_rank_zero() -> bool:
+    """Whether this process speaks for the job, by its environment: known before any process group exists."""
+    return all(int(os.environ.get(name, "0")) == 0 for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK"))

@@ -114,13 +114,15 @@ class Turns(Callback):
 
 def train(recipe: str, items: Sequence[str], turns: Turns, prepare: Callable[[Any], None] = lambda cli: None) -> Any:
     """A whole ``kd-train`` run in this process with ``turns`` among its callbacks; returns its KDCLI."""
-    from kd._parser import KDCLI
-    from kd.cli import _quiet_libraries, _teacher_checkpoint, translate
+    from kd.config.parser import KDCLI
+    from kd.config.quiet import quiet_libraries
+    from kd.config.request import translate
+    from kd.config.train_first import teacher_checkpoint
 
-    _quiet_libraries()
+    quiet_libraries()
     quiet = ["trainer.limit_val_batches=0", "trainer.enable_progress_bar=false", "runs_dir=runs/bench"]
     args = translate([f"recipe={recipe}", *quiet, *items]).parser_args()
-    teacher = _teacher_checkpoint(KDCLI(args, instantiate=False).as_dict())
+    teacher = teacher_checkpoint(KDCLI(args, instantiate=False).as_dict())
     cli = KDCLI([*args, *([f"--model.teacher.checkpoint={teacher}"] if teacher else [])])
     cli.trainer.callbacks.append(turns)
     prepare(cli)

@@ -1,11 +1,11 @@
-"""Finds recipes and overlays (inside the installed package, else beside it in a checkout), and runs."""
+"""Finds recipes and overlays: inside the installed package, else beside it in a checkout."""
 
 import difflib
 from pathlib import Path
 
 from kd.errors import UserError
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parent.parent
 
 
 def folder(kind: str) -> Path:
@@ -17,6 +17,11 @@ def folder(kind: str) -> Path:
 def names(kind: str) -> dict[str, str]:
     """All recipes or overlays: name -> the first comment line of the file."""
     return {p.stem: _first_comment(p) for p in sorted(folder(kind).glob("*.yaml"))}
+
+
+def listing(kind: str, prefix: str) -> str:
+    """Recipes or overlays, a line each."""
+    return "".join(f"  {prefix}{name:<22} {first}\n" for name, first in names(kind).items())
 
 
 def _first_comment(path: Path) -> str:
@@ -42,12 +47,3 @@ def find(kind: str, name: str) -> Path:
     near = difflib.get_close_matches(name, names(kind), 1, 0.5)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     raise UserError(f"no {what} '{name}'{hint} (kd-train --list)")
-
-
-def run_folder(path: Path) -> Path:
-    """The run's own folder where ``path`` is a recipe's ``latest`` (a link, or a one-line file); else ``path``."""
-    if path.is_symlink():
-        return path.parent / path.readlink()
-    if path.name == "latest" and path.is_file():
-        return path.parent / path.read_text(encoding="utf-8").strip()
-    return path

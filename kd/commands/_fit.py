@@ -1,0 +1,125 @@
+"""Fits, exports the best student, prints the closing table; says in a line how a run that failed goes on."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kd.callbacks.preemption import Preempted
+from kd.callbacks.summary import best_checkpoint
+from kd.checkpoints import LAST
+from kd.errors import UserError, reason
+from kd.export import save_student
+from kd.launch.cluster import is_rank_zero
+
+
+def fit(cli: Any, resume_from: Path | None) -> int:
+    """Trains what the configuration describes; returns the exit status.
+
+    Args:
+        cli: the parsed configuration with its objects.
+        resume_from: the checkpoint to go on from.
+    """
+    say = print if is_rank_zero() else lambda *_, **__: None
+    info = cli.datamodule.info
+    say(f"data: {cli.datamodule.source.describe()}", flush=True)
+    left_out = f", {len(cli.datamodule.skipped)} damaged left out" if cli.datamodule.skipped else ""
+    without = f" ({info.unlabeled} without a label)" if info.unlabeled else ""
+    say(
+        f"      {info.train} training{without} and {info.val} validation pictures, "
+        f"{len(info.classes)} classes{left_out}"
+    )
+    if not info.labels:
+        say(
+            "      training on the unlabelled pictures alone: no task loss (beside labelled ones: data.unlabeled_ratio)"
+        )
+    if cli.precision_note:
+        say(cli.precision_note)
+    for module in cli.model.named_students().values():
+        module.resumed = resume_from is not None
+    try:
+        cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=resume_from, weights_only=True)
+    except Preempted as stop:
+        say(f"\nkd-train: {stop} at step {cli.trainer.global_step}; checkpoint: {stop.checkpoint}")
+        say(f"kd-train: go on with: kd-train resume={cli.folder.path}")
+        return _status_of_stop(stop.signal_number)
+    except SystemExit as stop:  # Lightning's answer to a signal outside our own training steps
+        say("kd-train: interrupted", file=sys.stderr)
+        return 143 if type(stop).__name__ == "SIGTERMException" else 130
+    except UserError:
+        raise
+    except Exception as error:
+        if cli.folder.path is None and resume_from:
+            reason = str(error).strip().splitlines() or [""]
+            raise UserError(
+                f"resume: {resume_from} can't be loaded: {type(error).__name__}: {reason[0][:200]}"
+            ) from error
+        if cli.folder.path is None:
+            raise
+        _tell_failure(cli, error)
+        return 1
+    if cli.trainer.is_global_zero:
+        _finish(cli)
+    return 0
+
+
+def _tell_failure(cli: Any, error: Exception) -> None:
+    """Each rank tells its own: rank 0 may be the one that is gone."""
+    rank = cli.trainer.global_rank
+    who = f"kd-train: rank {rank}" if rank else "kd-train"
+    folder, file = cli.folder.path, f"error.rank{rank}.txt" if rank else "error.txt"
+    print(f"{who}: failed: {reason(error)}", file=sys.stderr)
+    print(f"{who}: the traceback is in {folder / file}", file=sys.stderr)
+    if rank == 0 and (folder / "checkpoints" / LAST).is_file():
+        print(f"{who}: go on from the last checkpoint with: kd-train resume={folder}", file=sys.stderr, flush=True)
+
+
+def _status_of_stop(signal_number: int) -> int:
+    """128 + signal; but 0 on Lightning's child processes, whose parent takes any other for a crash."""
+    child = not is_rank_zero() and "TORCHELASTIC_RUN_ID" not in os.environ and "SLURM_PROCID" not in os.environ
+    return 0 if child else 128 + signal_number
+
+
+def _finish(cli: Any) -> None:
+    """Exports the best student and prints the closing table."""
+    best = best_checkpoint(cli.trainer)
+    path = best.best_model_path if best else ""
+    for name, module in cli.model.named_students().items():
+        file = cli.folder.student_path(name) / "student.safetensors"
+        if not name or not file.is_file():  # of several students each wrote its best epoch already
+            save_student(module, file, Path(path) if path else None)
+    _print_table(cli.summary.content, cli.folder.path)
+
+
+def _print_table(summary: dict[str, Any], folder: Path) -> None:
+    table = Table(title=f"{summary['recipe']}: {summary['epochs']} epochs in {_duration(summary['wall_s'])}")
+    shown = [name for name in summary["student"]["val"] if not name.startswith("iou_")]
+    for column in ("", "model", "parameters", *(f"val {name}" if name != "agreement" else name for name in shown)):
+        table.add_column(column, justify="left" if column in ("", "model") else "right")
+    teacher = summary["teacher"]
+    rows: list[tuple[str, Any, Any]] = [("teacher", teacher, teacher["val"])] if teacher else []
+    for name, student in (summary.get("students") or {"student": summary["student"]}).items():
+        best = student["best_val"]
+        rows += [(f"{name}, last epoch", student, student["val"])]
+        rows += [(f"{name}, best epoch ({best['epoch']})", student, best)] if best else []
+    for name, model, val in rows:
+        numbers = [f"{val[k]:.1%}" if k in val else "" for k in shown]
+        table.add_row(name, model["arch"], f"{model['params'] / 1e6:.2f} M", *numbers)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(table)
+    speed = f"{summary['images_per_s']:,.0f} images/s, " if summary["images_per_s"] else ""
+    print(f"{speed}{summary['device']}, {summary['precision']}, {summary['world_size']} process(es)")
+    for finding in summary.get("findings", []):
+        print(f"{finding['rule']}: {finding['text']}; {finding['lever']}")
+    if "verdict" in summary:
+        print(f"{summary['verdict']['text']} (report.html)")
+    where = "students/NAME/student.safetensors" if summary.get("students") else "student.safetensors"
+    print(f"run folder: {folder} ({where} holds the best epoch)", flush=True)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"

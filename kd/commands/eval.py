@@ -1,0 +1,113 @@
+"""``kd-eval``: accuracy of a run's student. Heavy imports wait until there is something to evaluate."""
+
+import difflib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from kd.checkpoints import run_folder
+from kd.config.request import Request
+from kd.errors import UserError
+
+HELP = """\
+kd-eval: accuracy of a run's student (and of its teacher), as a table and as JSON.
+
+  kd-eval RUN_FOLDER [split=NAME] [folder=DIR] [data.key=value ...]
+
+  split=NAME     the data's split: val (default), train, or for an ImageFolder any folder below its root
+  folder=DIR     other pictures: DIR/<class>/*.jpg, with class names the student knows
+  data.key=...   as for kd-train: data.source.root=DIR, data.batch_size=N, ...
+
+The JSON is written to RUN_FOLDER/eval_<split>.json. Computed in float32, as plain timm would.
+"""
+
+
+def run(request: Request) -> int:
+    """Evaluates a run, writes ``eval_<split>.json``."""
+    if "help" in request.flags or not request.rest:
+        print(HELP, end="")
+        return 0 if "help" in request.flags else 2
+    run = run_folder(Path(request.rest[0]))
+    own = dict(item.split("=", 1) for item in request.overrides if item.startswith(("split=", "folder=")))
+    for name in ("config.yaml", "student.safetensors"):
+        if not (run / name).is_file():
+            raise UserError(f"{run} is no finished run: it has no {name}")
+    request.recipe = str(run / "config.yaml")
+    request.overrides = [item for item in request.overrides if item.split("=", 1)[0] not in own]
+    foreign = next((o for o in request.overrides if not o.startswith(("data.", "model.teacher"))), None)
+    if foreign:
+        near = difflib.get_close_matches(foreign.split("=")[0], ["split", "folder"], 1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise UserError(f"it takes split=, folder=, data.* and model.teacher.*, not '{foreign}'{hint}")
+    result = _evaluate(run, request.parser_args(), own.get("split", "val"), own.get("folder"))
+    file = run / f"eval_{Path(own['folder']).name if 'folder' in own else own.get('split', 'val')}.json"
+    file.write_text(json.dumps(result, indent=2) + "\n")
+    _print_evaluation(result)
+    print(f"written to {file}")
+    return 0
+
+
+def _evaluate(run: Path, args: list[str], split: str, folder: str | None) -> dict[str, Any]:
+    import torch
+
+    from kd.config.parser import KDCLI, build_data, build_task
+    from kd.config.quiet import quiet_libraries
+    from kd.evaluate import evaluate
+    from kd.export import load_student
+    from kd.models import count_parameters
+
+    quiet_libraries()
+    config = KDCLI(args, instantiate=False).as_dict()
+    student, student_input, classes = load_student(run / "student.safetensors")
+    data = build_data(config["data"])
+    if folder:
+        data.use_folder(folder, classes)
+        split = "folder"
+    pictures = data.split(split)
+    if list(data.source.classes) != classes:
+        raise UserError(f"data.source: its {len(data.source.classes)} classes are not the student's {len(classes)}")
+    task = build_task(config["model"]["task"])
+    task.build(len(classes), data.source.ignore_index)
+    teacher = _teacher_of_run(config["model"], classes, task.dense)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = evaluate(student, student_input, data.eval_dataloader(split), task, teacher, device)
+    models = {"student": student} | ({"teacher": teacher.model} if teacher else {})
+    rows = {name: {"params": count_parameters(model), **found[name]} for name, model in models.items()}
+    return {
+        "run": str(run),
+        "data": folder or f"{data.source.describe()} ({split})",
+        "pictures": len(pictures.targets),
+        **rows,
+    }
+
+
+def _teacher_of_run(model: dict[str, Any], classes: list[str], dense: bool) -> Any:
+    """The run's teacher or teachers, if their checkpoints are still there."""
+    from kd.models import TeacherSpec
+    from kd.teacher import build_teachers
+
+    specs = {"": model["teacher"]} if model["teacher"] else model["teachers"] or {}
+    gone = [s["checkpoint"] for s in specs.values() if not (s["checkpoint"] and Path(s["checkpoint"]).exists())]
+    if gone:
+        print(f"the teacher's checkpoint {gone[0]} is gone: the student alone", file=sys.stderr)
+    if gone or not specs or not all(s["head"] for s in specs.values()):
+        return None
+    built = {name: TeacherSpec(**{**spec, "placement": "same"}) for name, spec in specs.items()}
+    return build_teachers(built.get(""), {name: s for name, s in built.items() if name}, classes, dense)
+
+
+def _print_evaluation(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{result['pictures']} pictures: {result['data']}")
+    shown = [name for name in result["student"] if name != "params" and not name.startswith("iou_")]
+    for column in ("", "parameters", *shown):
+        table.add_column(column, justify="right" if column else "left")
+    for name in ("teacher", "student"):
+        if name in result:
+            row = result[name]
+            numbers = [f"{row[k]:.1%}" if k in row else "" for k in shown]
+            table.add_row(name, f"{row['params'] / 1e6:.2f} M", *numbers)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)

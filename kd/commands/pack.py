@@ -1,0 +1,40 @@
+"""``kd-pack``: writes a recipe's pictures as tar shards."""
+
+from kd.config.request import Request
+from kd.errors import UserError
+
+HELP = """\
+kd-pack: writes a recipe's pictures as tar shards (WebDataset's layout), for data.source=Shards.
+
+  kd-pack recipe=NAME out=FOLDER_OR_URL [short_side=PIXELS] [data.source.key=value ...]
+
+  out=           a folder, or a URL that fsspec knows (s3://bucket/name; extra stream)
+  short_side=    pictures with a larger shorter side are resized once, here, instead of in every epoch
+"""
+
+
+def run(request: Request) -> int:
+    """Writes the shards of both splits."""
+    own = dict(item.split("=", 1) for item in request.overrides if item.startswith(("out=", "short_side=")))
+    if "help" in request.flags or not request.recipe or "out" not in own:
+        print(HELP, end="")
+        return 0 if "help" in request.flags else 2
+    side = own.get("short_side")
+    if side is not None and not (side.isdigit() and int(side) > 0):
+        raise UserError(f"short_side: must be a number of pixels, got '{side}'")
+    request.overrides = [item for item in request.overrides if item.split("=", 1)[0] not in own]
+    args = request.parser_args()
+    from kd.config.parser import KDCLI, build_data
+    from kd.config.quiet import quiet_libraries
+    from kd.data.shards import pack
+
+    quiet_libraries()
+    source = build_data(KDCLI(args, instantiate=False).as_dict()["data"]).source
+    if source.masks:
+        raise UserError("data.source: kd-pack packs pictures with labels, not with masks")
+    for name in ("train", "val"):
+        split = source.load(name)
+        size = pack(split, source.classes, own["out"].rstrip("/"), name, int(side) if side else None)
+        print(f"{name}: {len(split.targets)} pictures, {size / 1e6:,.1f} MB in {own['out']}", flush=True)
+    print(f"train with data.source=Shards data.source.root={own['out']}")
+    return 0

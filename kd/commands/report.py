@@ -1,0 +1,66 @@
+"""``kd-report``: what limits a run, as one page. Needs neither torch nor lightning."""
+
+import sys
+from pathlib import Path
+
+from kd.checkpoints import run_folder
+from kd.config.request import Request
+from kd.errors import UserError
+
+HELP = """\
+kd-report: what limits a run, as one page.
+
+  kd-report RUN_FOLDER [--open]           writes RUN_FOLDER/report.html; also while the run goes on, or after it failed
+  kd-report RUN_FOLDER --traces           also compares the GPUs in the profiled window (extra traces)
+  kd-report BEFORE AFTER [--open]         compares two runs: AFTER/comparison.html
+
+Needs neither torch nor a network.
+"""
+
+
+def run(request: Request) -> int:
+    """Writes the page of a run, or of two."""
+    from kd.report.html import write_comparison, write_report
+    from kd.report.records import read_run
+
+    if "help" in request.flags or not request.rest:
+        print(HELP, end="")
+        return 0 if "help" in request.flags else 2
+    if len(request.rest) > 2 or request.overrides:
+        raise UserError("it takes one run's folder, or two to compare, and --open")
+    folders = [_seen_run(run_folder(Path(name))) for name in request.rest]
+    if "traces" in request.flags:
+        from kd.report.traces import write_rank_shares
+
+        for folder in folders:
+            write_rank_shares(read_run(folder))
+    runs = [read_run(folder) for folder in folders]
+    for run in runs:
+        for note in run.notes:
+            print(f"kd-report: {run.folder}: {note}", file=sys.stderr)
+    try:
+        if len(runs) == 1:
+            file = write_report(runs[0], folders[0] / "report.html")
+        else:
+            file = write_comparison(runs[0], runs[1], folders[1] / "comparison.html")
+    except OSError as error:
+        raise UserError(f"{folders[-1]}: the page can't be written: {error.strerror}") from error
+    print(f"written to {file}")
+    if "open" in request.flags:
+        import webbrowser
+
+        webbrowser.open(file.resolve().as_uri())
+    return 0
+
+
+def _seen_run(folder: Path) -> Path:
+    """The folder, if a run has written to it; a page is put nowhere else."""
+    from kd.report.records import is_run
+
+    if not folder.is_dir():
+        raise UserError(f"there is no run folder {folder}")
+    if not is_run(folder):
+        below = ", ".join(str(file.parent) for file in sorted(folder.glob("[0-9]*/config.yaml"))[-3:])
+        hint = f"; did you mean {below}?" if below else ""
+        raise UserError(f"{folder} is no run's folder: it has no config.yaml, summary.json or records{hint}")
+    return folder

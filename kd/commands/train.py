@@ -1,0 +1,123 @@
+"""``kd-train``: trains a student. Heavy imports wait until there is something to train."""
+
+import os
+import sys
+from pathlib import Path
+
+from kd.checkpoints import LAST, newest_whole, run_folder
+from kd.config.find import listing, names
+from kd.config.request import Request
+from kd.errors import UserError
+from kd.launch.cluster import Cluster, is_rank_zero, recognise
+from kd.launch.cluster import marker as job_marker
+
+HELP = """\
+kd-train: trains a small, fast student from a big vision model.
+
+  kd-train recipe=NAME [config=OVERLAY ...] [key=value ...]
+  kd-train resume=RUN_FOLDER [key=value ...]
+
+  recipe=NAME       a recipe (below), or a YAML file; a run folder's config.yaml repeats that run
+  config=OVERLAY    where and how it runs (kd-train --list); may be given several times
+  key=value         any setting; --key=value and --key value mean the same
+  --list            all recipes and overlays
+  --print_config    the resolved settings; saved to a file they can be run again
+
+Often used keys:
+  data.source=ImageFolder data.source.root=DIR      your own pictures: DIR/train/<class>/*.jpg, DIR/val/<class>/*.jpg
+  model.teacher.arch, .checkpoint, .img_size, .pretrained    any timm model; safetensors, .pth or a run folder
+  model.student.arch, .checkpoint, .img_size, .pretrained    likewise
+  model.distill_losses.kd.temperature, .weight      model.task_loss_weight
+  data.batch_size  data.num_workers  data.img_size  data.augment.mixup  optim.lr  optim.zero
+  trainer.max_epochs  trainer.devices  trainer.precision  (all of Lightning's Trainer)
+  seed  runs_dir  resume
+
+Recipes:
+{recipes}
+Exit status: 0 done, 1 failed (the run folder says why), 2 wrong use, 130 Ctrl-C, 143 SIGTERM (both leave a checkpoint).
+"""
+
+
+def run(request: Request) -> int:
+    """Trains, or prints what is asked for."""
+    if request.rest:
+        known = ", ".join(names("recipes"))
+        raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, recipes recipe=NAME ({known})")
+    if "version" in request.flags:
+        import kd
+
+        print(f"kd {kd.__version__}")
+        return 0
+    if "list" in request.flags:
+        print(listing("recipes", "recipe=") + listing("configs", "config="), end="")
+        return 0
+    if "help" in request.flags or not (request.recipe or request.resume):
+        print(HELP.format(recipes=listing("recipes", "recipe=")), end="")
+        return 0 if "help" in request.flags else 2
+    cluster = _join_cluster(request)
+    resume_from = _check_resume(request)
+    args = request.parser_args()  # a wrong recipe's name is told before anything heavy is imported
+    from kd.commands._fit import fit
+    from kd.config.parser import KDCLI
+    from kd.config.quiet import quiet_libraries
+    from kd.config.train_first import teacher_checkpoint
+
+    quiet_libraries()
+    if resume_from:
+        args.append(f"--resume={request.resume}")
+    parsed = KDCLI(args, instantiate=False)
+    if "print_config" in request.flags:
+        print(parsed.as_yaml(), end="")
+        return 0
+    runs = Path(parsed.config.runs_dir) / parsed.config.recipe
+    marker = job_marker(cluster, runs, request.overrides) if cluster else None
+    if marker and resume_from is None and _was_here_before(marker, request):
+        resume_from = _check_resume(request)
+        args.append(f"--resume={request.resume}")
+    teacher = teacher_checkpoint(parsed.as_dict())
+    if teacher:
+        args.append(f"--model.teacher.checkpoint={teacher}")
+    return fit(KDCLI(args, launcher=cluster.launcher if cluster else None, marker=marker), resume_from)
+
+
+def _join_cluster(request: Request) -> Cluster | None:
+    """The launcher's job, unless the command line says itself how many machines there are."""
+    cluster = recognise()
+    if cluster is None or any(item.startswith("trainer.num_nodes=") for item in request.overrides):
+        return None
+    request.cluster = cluster.arguments()
+    for name, value in cluster.variables.items():
+        os.environ.setdefault(name, value)
+    return cluster
+
+
+def _was_here_before(marker: Path, request: Request) -> bool:
+    """Whether the launcher has started this command again, with something to go on from; then it is a resume."""
+    if not marker.is_file():
+        return False
+    run = marker.parent / marker.read_text(encoding="utf-8").strip()
+    if newest_whole(run / "checkpoints")[0] is None:
+        return False
+    request.resume = str(run)
+    if is_rank_zero():
+        print(f"kd-train: this job was here before: going on with {run}", flush=True)
+    return True
+
+
+def _check_resume(request: Request) -> Path | None:
+    """The checkpoint to go on from; the run's own settings are the recipe unless one is given."""
+    if request.resume is None:
+        return None
+    run = run_folder(Path(request.resume))
+    request.resume = str(run)
+    if not run.is_dir():
+        raise UserError(f"resume: there is no {run}")
+    checkpoint, damaged = newest_whole(run / "checkpoints")
+    told = "; ".join(f"{file} can't be loaded: {problem}" for file, problem in damaged.items())
+    if checkpoint is None:
+        raise UserError(f"resume: {told or f'{run} has no checkpoints/last.ckpt'}")
+    if is_rank_zero() and (damaged or checkpoint.name != LAST):
+        print(f"kd-train: warning: {told or 'last.ckpt is gone'}; going on from {checkpoint}", file=sys.stderr)
+    if request.recipe is None:
+        request.recipe = str(run / "config.yaml")
+    return checkpoint.resolve()
