@@ -48,6 +48,8 @@ def arguments(config: dict[str, Any]) -> list[str]:
         "model.student.arch": teacher["arch"],
         "model.student.img_size": teacher["img_size"],
         "model.student.kwargs": teacher["kwargs"],
+        "model.student.mean": teacher["mean"],
+        "model.student.std": teacher["std"],
         "trainer.accelerator": config["trainer"]["accelerator"],
         "trainer.limit_train_batches": config["trainer"]["limit_train_batches"],  # a trial run trains a trial teacher
         "trainer.limit_val_batches": config["trainer"]["limit_val_batches"],

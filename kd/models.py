@@ -2,22 +2,24 @@
 
 import difflib
 import json
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import timm
 import torch
-from safetensors import safe_open
-from timm.models import load_state_dict as read_timm_state_dict
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as tvf
 
-from kd.checkpoints import run_folder
 from kd.data.transforms import height_width
 from kd.errors import UserError
+from kd.weights import about, load_checkpoint, say
+
+__all__ = [
+    "Images", "ModelSpec", "Preprocess", "StudentSpec", "TeacherSpec", "build_model", "check_arch", "completed",
+    "count_parameters", "load_checkpoint", "preprocess_for", "read_names", "timm_model",
+]  # fmt: skip
 
 Images = Tensor  # uint8, (N, 3, H, W)
 
@@ -27,22 +29,34 @@ class ModelSpec:
     """A model: a timm architecture and where its weights come from.
 
     Attributes:
-        arch: a timm model name.
+        arch: a timm model name; a teacher's is taken from its checkpoint where that names one.
         img_size: side of its square input in pixels, or height and width; default: the architecture's own.
+        mean: what its input was normalised with, of each channel, of values in 0..1; default: the checkpoint's, else
+            the architecture's own.
+        std: likewise.
         pretrained: load timm's pre-trained weights (downloads them).
-        checkpoint: a safetensors, ``.pth`` or ``.ckpt`` file, or a run folder of ours.
+        checkpoint: a safetensors, ``.pth`` or ``.ckpt`` file, a run folder of ours, or a folder of timm's
+            (``config.json`` and weights).
         kwargs: further arguments of ``timm.create_model`` (``patch_size``, ``depth``, ``drop_path_rate``, ...).
         compile: a mode of ``torch.compile`` (true: ``default``; ``reduce-overhead`` uses CUDA graphs).
         channels_last: keep pictures and weights in channels-last order, which convolutions on a GPU like.
     """
 
-    arch: str
+    arch: str = ""
     img_size: int | tuple[int, int] | None = None
     pretrained: bool = False
     checkpoint: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
     compile: bool | Literal["default", "reduce-overhead", "max-autotune"] = False
     channels_last: bool = False
+    mean: list[float] | None = None
+    std: list[float] | None = None
+
+    def __post_init__(self) -> None:
+        for name, low in (("mean", None), ("std", 0.0)):
+            value = getattr(self, name)
+            if value is not None and (len(value) != 3 or (low is not None and not min(value) > low)):
+                raise ValueError(f"{name} must be three numbers{'' if low is None else ' > 0'}, got {value}")
 
     def compile_in_place(self, model: nn.Module) -> None:
         """Compiles ``model`` where it is asked for; its parameters keep their names."""
@@ -83,6 +97,7 @@ class TeacherSpec(ModelSpec):
     placement: str = "same"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.cache, bool):  # YAML 1.1 reads a bare on and off as truth values
             self.cache = "on" if self.cache else "off"
         for name in ("cache_views", "cache_topk"):
@@ -142,10 +157,43 @@ class Preprocess:
         return pictures.contiguous(memory_format=torch.channels_last) if self.channels_last else pictures
 
 
-def preprocess_for(model: nn.Module, img_size: int | Sequence[int] | None, channels_last: bool = False) -> Preprocess:
-    """The input that ``model`` wants, by its timm configuration, at ``img_size`` where given."""
+def preprocess_for(
+    model: nn.Module,
+    img_size: int | Sequence[int] | None,
+    channels_last: bool = False,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Preprocess:
+    """The input that ``model`` wants, by its timm configuration; what is given counts instead."""
     config = timm.data.resolve_model_data_config(model)
-    return Preprocess(img_size or config["input_size"][-2:], config["mean"], config["std"], channels_last)
+    size = img_size or config["input_size"][-2:]
+    return Preprocess(size, mean or config["mean"], std or config["std"], channels_last)
+
+
+Spec = TypeVar("Spec", bound=ModelSpec)
+
+
+def completed(spec: Spec, key: str) -> Spec:
+    """``spec`` with what it leaves open taken from what its checkpoint says of itself.
+
+    A teacher's checkpoint that names another architecture than the settings is believed, in a line: it could not be
+    loaded otherwise. A student stays what the settings say.
+    """
+    said = about(spec.checkpoint)
+    if isinstance(spec, TeacherSpec) and said.arch and said.arch != spec.arch:
+        size = said.img_size and (said.img_size[0] if said.img_size[0] == said.img_size[1] else said.img_size)
+        before = f", not the settings' {spec.arch}" if spec.arch else ""
+        say(f"{key}: {said.arch} at {size} px, as {spec.checkpoint} says{before}")
+        spec = replace(spec, arch=said.arch, img_size=size, kwargs=said.kwargs, mean=spec.mean, std=spec.std)
+    elif isinstance(spec, TeacherSpec) and said.arch:
+        spec = replace(spec, img_size=spec.img_size or said.img_size, kwargs={**said.kwargs, **spec.kwargs})
+    if said.arch not in ("", spec.arch):
+        return spec
+    return replace(spec, mean=spec.mean or _three(said.mean), std=spec.std or _three(said.std))
+
+
+def _three(values: Sequence[float] | None) -> list[float] | None:
+    return list(values) if values and len(values) == 3 else None
 
 
 def build_model(
@@ -215,6 +263,8 @@ def timm_model(arch: str, **kwargs: Any) -> nn.Module:
 
 def check_arch(arch: str, key: str) -> None:
     """Raises a UserError with the nearest name when timm has no model ``arch``."""
+    if not arch:
+        raise UserError(f"{key}.arch: which model? Give the name of one of timm's (timm.list_models())")
     if timm.is_model(arch):
         return
     near = difflib.get_close_matches(arch, timm.list_models(), 1, 0.5)
@@ -232,67 +282,6 @@ def _check_pretrained_classes(spec: ModelSpec, num_classes: int, key: str) -> No
         )
 
 
-def load_checkpoint(model: nn.Module, path: Path, key: str, classes: Sequence[str] = (), head: bool = False) -> None:
-    """Loads weights into ``model``; position embeddings of another size are resampled by timm.
-
-    Never executes code from the file (safetensors, or ``torch.load(weights_only=True)``).
-
-    Raises:
-        UserError: no such file, not a checkpoint, or tensors that do not fit (the first ones are named).
-    """
-    file, state, names = read_checkpoint(path, key)
-    state = _without_the_classifier(_in_the_models_layout(state, model), model)
-    expected = model.state_dict()
-    classifiers = classifier_names(model)
-    of_head = [k for k in expected if k.startswith(tuple(f"{name}." for name in classifiers))]
-    weight = f"{classifiers[0]}.weight"
-    if weight in state and weight in expected and len(state[weight]) != len(expected[weight]):
-        raise UserError(f"{key}: {file} names {len(state[weight])} classes, the data has {len(expected[weight])}")
-    if names and classes and list(names) != list(classes):
-        i = next(
-            (i for i, (a, b) in enumerate(zip(names, classes, strict=False)) if a != b),
-            min(len(names), len(classes)),
-        )
-        raise UserError(
-            f"{key}: {file} was trained on other classes: class {i} is {names[i]!r} there, {classes[i]!r} in the data"
-        )
-    wrong = [
-        f"{k} is {tuple(state[k].shape)} there, {tuple(v.shape)} here"
-        for k, v in expected.items()
-        if k in state and state[k].shape != v.shape
-    ]
-    wrong += [f"{k} is missing" for k in expected if k not in state and (head or k not in of_head)]
-    wrong += [f"{k} is not in the model" for k in state if k not in expected]
-    if wrong:
-        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
-        raise UserError(f"{key}: {file} does not fit: {'; '.join(wrong[:3])}{more}")
-    model.load_state_dict({k: v.to(expected[k].dtype) for k, v in state.items()}, strict=False)
-
-
-def classifier_names(model: nn.Module) -> list[str]:
-    """The module paths of a model's last layers (two for a model with a distillation token)."""
-    found = getattr(model, "pretrained_cfg", {}).get("classifier") or "head"
-    return [found] if isinstance(found, str) else list(found)
-
-
-def _without_the_classifier(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """A model that was built without a classifier takes the rest of a file that has one."""
-    names = tuple(f"{name}." for name in classifier_names(model))
-    if any(key.startswith(names) for key in model.state_dict()):
-        return state
-    return {k: v for k, v in state.items() if not k.startswith(names)}
-
-
-def class_names_of(path: Path) -> list[str]:
-    """The class names that a checkpoint (or run folder) of ours was trained on; empty where it does not say."""
-    path = run_folder(path)
-    file = path / "student.safetensors" if path.is_dir() else path
-    try:
-        return _class_names(file)
-    except Exception:  # a missing or damaged file is told by the one who loads it
-        return []
-
-
 def read_names(file: Path, key: str) -> list[str]:
     """Class names from a file: a JSON list, or one a line.
 
@@ -308,76 +297,6 @@ def read_names(file: Path, key: str) -> list[str]:
     if not names:
         raise UserError(f"{key}: {file} holds no names")
     return names
-
-
-def read_checkpoint(path: Path, key: str) -> tuple[Path, dict[str, Tensor], list[str]]:
-    """Reads a weights file or the student of a run folder.
-
-    Returns:
-        The file read, its state dict, and the class names it was trained on (empty where it does not say).
-
-    Raises:
-        UserError: no such file, or not a readable checkpoint.
-    """
-    path = run_folder(path)
-    file = path / "student.safetensors" if path.is_dir() else path
-    if not file.is_file():
-        raise UserError(f"{key}: there is no {file}")
-    try:
-        state = read_timm_state_dict(str(file))
-        names = _class_names(file)
-    except Exception as error:  # whatever a damaged or foreign file makes the readers raise
-        raise UserError(
-            f"{key}: {file} is not a readable checkpoint ({type(error).__name__}: {_first_line(error)})"
-        ) from error
-    if not state or not all(isinstance(v, Tensor) for v in state.values()):
-        raise UserError(f"{key}: {file} holds no state dict of tensors")
-    students = {k.removeprefix("student."): v for k, v in state.items() if k.startswith("student.")}
-    return file, students or state, names  # a training checkpoint of ours holds more than the student
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0][:160]
-
-
-def _class_names(file: Path) -> list[str]:
-    if file.suffix != ".safetensors":
-        return []
-    with safe_open(file, framework="pt") as opened:
-        return json.loads((opened.metadata() or {}).get("classes", "[]"))
-
-
-def _in_the_models_layout(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Applies the architecture's own checkpoint filter; a plain timm file becomes a dense model's backbone."""
-    backbone = getattr(model, "backbone", None)
-    if backbone is None:
-        return _filtered(state, model)
-    inner = {k.removeprefix("backbone."): v for k, v in state.items() if k.startswith("backbone.")}
-    if inner:
-        rest = {k: v for k, v in state.items() if not k.startswith("backbone.")}
-        return {**_prefixed(_filtered(inner, backbone)), **rest}
-    wanted = backbone.state_dict()  # a file for classification holds more: layers behind the last level, a classifier
-    return _prefixed({k: v for k, v in _filtered(state, backbone).items() if k in wanted})
-
-
-def _prefixed(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"backbone.{k}": v for k, v in state.items()}
-
-
-def _filtered(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """timm keeps a filter for foreign layouts and other position embeddings beside the model class."""
-    convert: Callable[..., dict[str, Tensor]] | None = getattr(
-        sys.modules[type(model).__module__], "checkpoint_filter_fn", None
-    )
-    if convert is None or (
-        state.keys() == model.state_dict().keys()
-        and all(v.shape == state[k].shape for k, v in model.state_dict().items())
-    ):
-        return state
-    try:
-        return convert(state, model)
-    except Exception:  # a file of another architecture: the comparison of keys and shapes says it better
-        return state
 
 
 def count_parameters(model: nn.Module) -> int:

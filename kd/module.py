@@ -18,7 +18,7 @@ from kd.losses import DistillLoss, EachLayer, FeatureLoss, LayersLoss, LogitLoss
 from kd.losses.topk import TopKLogits
 from kd.measure import cache_pays, tune_batch_size, tune_num_workers
 from kd.memory import Memory
-from kd.models import StudentSpec, TeacherSpec, build_model, preprocess_for
+from kd.models import StudentSpec, TeacherSpec, build_model, completed, preprocess_for
 from kd.optim import OptimSpec, build_optimizer, build_schedule, scaled_to_batch
 from kd.taps import TRIAL, Features, Taps, TapSpec, tap_shapes
 from kd.tasks import Classification, Task
@@ -82,6 +82,7 @@ class DistillationModule(LightningModule):
             )
         if ema_decay is not None and not 0 < ema_decay < 1:
             raise ValueError(f"ema_decay must be > 0 and < 1, got {ema_decay}")
+        student = completed(student, "model.student")
         self.data_info, self.student_spec, self.optim_spec = data, student, optim or OptimSpec()
         self.lr = self.optim_spec.lr
         self.memory: Memory | None = None
@@ -92,7 +93,7 @@ class DistillationModule(LightningModule):
 
         self.student = build_model(student, len(data.classes), "model.student", data.classes, dense=self.task.dense)
         self.student.train()  # Lightning leaves modes as it finds them
-        self.student_input = preprocess_for(self.student, student.img_size)
+        self.student_input = preprocess_for(self.student, student.img_size, False, student.mean, student.std)
         if student.grad_checkpointing:
             self.student.set_grad_checkpointing(True)  # type: ignore[operator]
         self.student_ema = ModelEmaV3(self.student, decay=ema_decay).requires_grad_(False) if ema_decay else None

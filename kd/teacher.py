@@ -16,8 +16,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from kd.clock import annotate
 from kd.errors import UserError
-from kd.models import Images, TeacherSpec, build_model, class_names_of, preprocess_for, read_names
+from kd.models import Images, TeacherSpec, build_model, completed, preprocess_for, read_names
 from kd.shards import forget_forward, is_sharded, shard, whole
+from kd.weights import about
 
 ALL = ""
 """The name of the answer of all teachers together."""
@@ -51,7 +52,9 @@ class Teacher:
         key: str = "model.teacher",
         dense: bool = False,
     ) -> None:
-        self.spec, self.arch, self.key = spec, spec.arch, key
+        given, spec = spec, completed(spec, key)
+        self.spec = given if given.arch == spec.arch else spec  # what is only completed keeps its key among the caches
+        self.arch, self.key = spec.arch, key
         names, self.columns = _columns(spec, classes, key)
         count = len(names) if self.columns is not None else num_classes
         self.has_head = spec.head
@@ -59,7 +62,7 @@ class Teacher:
             spec, count if spec.head else 0, key, names or classes, head=spec.head, dense=dense
         )
         self.model.requires_grad_(False).eval()
-        self.preprocess = preprocess_for(self.model, spec.img_size, spec.channels_last)
+        self.preprocess = preprocess_for(self.model, spec.img_size, spec.channels_last, spec.mean, spec.std)
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self._identity: dict[str, Any] = {}
 
@@ -292,7 +295,7 @@ def _names(spec: TeacherSpec, classes: Sequence[str], key: str) -> list[str]:
     if spec.classes:
         return list(spec.classes)
     if spec.checkpoint:
-        return class_names_of(Path(spec.checkpoint))
+        return about(spec.checkpoint).classes
     return _imagenet_names(spec, classes)
 
 
