@@ -106,6 +106,11 @@ def available_bytes(device: torch.device, local_processes: int) -> int:
     return free // local_processes
 
 
+def core_ids() -> list[int] | None:
+    """Numbers of the cores that this process may run on, where the system tells."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
 def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     """CPU cores that this process was given: by affinity, or by its container's ``quota`` (cgroup v2)."""
     given = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -21,9 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kd.callbacks.run_folder import RunFolder
 from kd.clock import Clock, StepTimes, annotate, run_clock
-from kd.memory import cores
+from kd.memory import core_ids, cores
+from kd.report.facts import Facts, part
 from kd.report.records import PHASES, Run, Writer
-from kd.report.verdict import NAMES, mean_phases, verdict
+from kd.report.verdict import NAMES, limits_of
 from kd.taps import TRIAL
 from kd.teacher import Teacher
 
@@ -162,6 +163,7 @@ class Phases(Callback):
         self.profiler: PhaseProfiler | None = None
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
         self.header: dict[str, Any] = {}
+        self._shown = ""
         self._writer: Writer | None = None
         self._total: dict[str, Any] = {}
         self._last_total = 0.0
@@ -187,7 +189,7 @@ class Phases(Callback):
         features = cacheable_features(pl_module)
         self.header = {
             "of": "steps", "rank": trainer.global_rank, "world_size": trainer.world_size, "host": socket.gethostname(),
-            "pid": os.getpid(), "device": pl_module.device.type, "cores": cores(),
+            "pid": os.getpid(), "device": pl_module.device.type, "cores": cores(), "core_ids": core_ids(),
             "threads": torch.get_num_threads(), "batch_size": data.batch_size, "num_workers": data.num_workers,
             "processes": trainer.num_devices,
             "accumulate": trainer.accumulate_grad_batches, "t": time.time(),
@@ -267,15 +269,16 @@ class Phases(Callback):
         total = _no_steps()
         for record in list(self.recent)[1:]:  # the first of all has the warm-up in it
             _add(total, record)
-        run = Run(Path(), headers={0: self.header}, totals={0: total})
-        phases = mean_phases(run, 0)
-        step = sum(ms for name, ms in phases.items() if name in PHASES)
-        return f"data wait {phases.get('data', 0.0) / step:.0%}, {NAMES[verdict(run)['bound']]}"
+        facts = Facts(Run(Path(), headers={0: self.header}, totals={0: total}))
+        self._shown = limits_of(facts, self._shown)[0].bound
+        return f"data wait {part(facts.phases, 'data'):.0%}, {NAMES[self._shown]}"
 
     def _write_total(self) -> None:
         assert self._writer is not None and self.profiler is not None
         costly = sorted(self.profiler.callbacks_ms.items(), key=lambda item: -item[1])[:8]
-        self._writer.write({**self._total, "callbacks": {name[:80]: round(ms, 1) for name, ms in costly}})
+        self._writer.write(
+            {**self._total, "t": round(time.time(), 3), "callbacks": {name[:80]: round(ms, 1) for name, ms in costly}}
+        )
 
     def _write_startup(self, first: StepTimes) -> None:
         assert self._writer is not None

@@ -5,7 +5,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ import torch.distributed as dist
 from pytorch_lightning import Callback, Trainer
 
 from kd.callbacks.run_folder import RunFolder
-from kd.memory import cores
+from kd.memory import core_ids, cores
 from kd.report.records import Writer
 
 CONTROL = "monitor"  # a file of this name in the run's folder, holding "on" or "off"
 MB = 2**20
-LOOK_FOR_CHILDREN = 8  # samples between two looks for new processes: that goes through all of the machine's
+LOOK_FOR_CHILDREN = 8  # samples between two looks for new processes and at all threads: that reads many files
 
 
 class Gpus:
@@ -69,6 +69,54 @@ class Gpus:
         return reading
 
 
+class Delays:
+    """How long the threads of processes stood ready to run but got no core, by the kernel's account (Linux).
+
+    All threads count: what starves a GPU is often autograd's thread, while the main thread sleeps.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[int, int], int] = {}
+        self._at = time.monotonic()
+
+    def read(self, ranks: Iterable[int], loaders: Iterable[int]) -> dict[str, Any]:
+        """% of the time since the last reading, of the most delayed thread of each process.
+
+        Returns:
+            ``thread_wait`` by training process, ``thread`` (name of the most delayed one), ``loader_wait`` by loader;
+            nothing where the kernel does not tell.
+        """
+        now = time.monotonic()
+        spent, self._at = now - self._at, now
+        read = {pid: _queue_ns(pid) for pid in (*ranks, *loaders)}
+        before, self._before = self._before, {(p, t): ns for p, threads in read.items() for t, ns in threads.items()}
+        worst: dict[int, tuple[float, int]] = {}
+        for pid, threads in read.items():
+            late = [(ns - before[pid, tid], tid) for tid, ns in threads.items() if (pid, tid) in before]
+            if late and spent > 0:
+                longest, tid = max(late)
+                worst[pid] = min(100.0, round(longest / spent / 1e7, 1)), tid
+        own = {pid: worst[pid] for pid in ranks if pid in worst}
+        if not own:
+            return {}
+        pid = max(own, key=lambda p: own[p])
+        found: dict[str, Any] = {"thread_wait": [share for share, _ in own.values()]}
+        with suppress(OSError):
+            found["thread"] = Path(f"/proc/{pid}/task/{own[pid][1]}/comm").read_text().strip()
+        waits = [worst[pid][0] for pid in loaders if pid in worst]
+        return found | ({"loader_wait": waits} if waits else {})
+
+
+def _queue_ns(pid: int) -> dict[int, int]:
+    """Nanoseconds on the run queue of each thread of a process so far (Documentation/scheduler/sched-stats.rst)."""
+    found: dict[int, int] = {}
+    with suppress(OSError):
+        for task in os.scandir(f"/proc/{pid}/task"):
+            with suppress(OSError, IndexError, ValueError):
+                found[int(task.name)] = int(Path(task.path, "schedstat").read_text().split()[1])
+    return found
+
+
 class Machine:
     """Readings of this machine and of a job's processes on it. Rates are since the reading before.
 
@@ -81,6 +129,7 @@ class Machine:
         self._ranks = [psutil.Process(pid) for pid in ranks or [os.getpid()]]
         self._children: dict[int, psutil.Process] = {}
         self._before: dict[str, float] = {}
+        self._delays = Delays()
         self._reads = 0
         self._at = time.monotonic()
         self.read()
@@ -115,8 +164,10 @@ class Machine:
 
     def _processes(self) -> dict[str, Any]:
         main, rss, workers = 0.0, 0, []
+        delays: dict[str, Any] = {}
         if self._reads % LOOK_FOR_CHILDREN == 0:
             self._children = self._find_children()
+            delays = self._delays.read([rank.pid for rank in self._ranks], list(self._children))
         self._reads += 1
         for rank in self._ranks:
             with suppress(psutil.Error):
@@ -126,7 +177,7 @@ class Machine:
             with suppress(psutil.Error):
                 workers.append(child.cpu_percent())
                 rss += child.memory_info().rss
-        return {"main": round(main, 1), "workers": workers, "rss_mb": round(rss / MB, 1)}
+        return {"main": round(main, 1), "workers": workers, "rss_mb": round(rss / MB, 1), **delays}
 
     def _find_children(self) -> dict[int, psutil.Process]:
         """The loader workers; those known already keep their readings."""
@@ -180,7 +231,7 @@ class System(Callback):
         name = f"{node}-{socket.gethostname()}"
         header = {
             "of": "system", "node": name, "cores": os.cpu_count(), "usable_cores": cores(),
-            "core_ids": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+            "core_ids": core_ids(),
             "memory_mb": round(psutil.virtual_memory().total / MB), "gpus": machine.gpus.names(),
             "interval_s": self.interval_s,
         }  # fmt: skip

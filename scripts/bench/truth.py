@@ -27,9 +27,11 @@ ROOT = Path(__file__).parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # started as a script: tests._helpers draws the pictures
 
+from kd.report.facts import Facts  # noqa: E402
 from kd.report.html import images_per_s  # noqa: E402
+from kd.report.limits import Limit  # noqa: E402
 from kd.report.records import Run, read_run  # noqa: E402
-from kd.report.verdict import Limit, limits, other_load, sentence  # noqa: E402
+from kd.report.verdict import limits, sentence  # noqa: E402
 
 QUIET = 0.25  # cores that other processes may use, on average
 
@@ -63,6 +65,7 @@ class Plant:
         items: that plant it.
         follow: the items of a run that follows the advice, given the planted run.
         mention: a word that the verdict's sentence must hold.
+        cores: that the run may use; default: all of the machine's.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Plant:
     items: list[str]
     follow: Callable[[Run], list[str]]
     mention: str = ""
+    cores: int | None = None
 
 
 def plants(pictures: Path) -> list[Plant]:
@@ -85,6 +89,8 @@ def plants(pictures: Path) -> list[Plant]:
         Plant("16 workers on few cores", ("host", "data"), [costly, "data.num_workers=16"],
               lambda run: workers(run) or ["data.num_workers=1"],  # cheaper pictures, and no more workers than cores
               "16 loader processes"),
+        Plant("2 ranks x 8 busy workers on 2 cores", ("host", "data"), [*two, costly, "data.num_workers=8"],
+              lambda run: [*two, costly, *(workers(run) or ["data.num_workers=1"])], "16 loader processes", cores=2),
         Plant("huge teacher", ("teacher",), [callback("Slow", part="teacher", seconds=0.2)],
               lambda run: [callback("FreeTeacher")], "model.teacher.cache=on"),
         Plant("slow optimizer", ("student",), [callback("Slow", part="optimizer", seconds=0.15)],
@@ -98,11 +104,13 @@ def plants(pictures: Path) -> list[Plant]:
     ]  # fmt: skip
 
 
-def train(recipe: Path, items: list[str]) -> Run:
-    """One run in a process of its own, one compute thread."""
+def train(recipe: Path, items: list[str], cores: int | None = None) -> Run:
+    """One run in a process of its own, one compute thread, on the first ``cores`` cores."""
     root = Path(tempfile.mkdtemp(dir=recipe.parent))
     command = [sys.executable, "-m", "kd.cli", f"recipe={recipe}", f"runs_dir={root}", *items]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    if cores is not None:
+        command = ["taskset", "-c", ",".join(str(c) for c in sorted(os.sched_getaffinity(0))[:cores]), *command]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(items)}: {done.stderr[-2000:]}")
@@ -145,10 +153,10 @@ class Round:
 
 def play(plant: Plant, recipe: Path, items: list[str]) -> Round:
     """One round of a plant."""
-    planted = train(recipe, [*plant.items, *items])
-    after = train(recipe, [*plant.follow(planted), *items])
+    planted = train(recipe, [*plant.items, *items], plant.cores)
+    after = train(recipe, [*plant.follow(planted), *items], plant.cores)
     reached = (images_per_s(after) or 0) / (images_per_s(planted) or 1)
-    return Round(own_limit(planted), reached, max(other_load(planted), other_load(after)))
+    return Round(own_limit(planted), reached, max(Facts(planted).other_cores, Facts(after).other_cores))
 
 
 def row(plant: Plant, rounds: list[Round]) -> str:
@@ -188,7 +196,7 @@ def main() -> None:
         healthy = train(recipe, [*items, "data.num_workers=1"])
         alarms = ", ".join(finding["rule"] for finding in healthy.summary["findings"]) or "none"
         text = f"{sentence(own_limit(healthy))}; rules: {alarms}"
-        lines.append(f"| nothing | | {text} | | | | {other_load(healthy):.1f} |")
+        lines.append(f"| nothing | | {text} | | | | {Facts(healthy).other_cores:.1f} |")
         print(lines[-1])
     head = (
         f"# Planted bottlenecks, {platform.machine()}, {os.cpu_count()} cores\n\n"

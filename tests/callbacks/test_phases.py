@@ -128,7 +128,7 @@ def test_monitor_off_leaves_no_records_and_the_same_student(recipe: Path) -> Non
 
 
 def test_communication_of_two_processes_is_timed_and_a_late_rank_is_seen(pictures: Path, tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path / "tiny.yaml", pictures, None, data__batch_size=4, trainer__max_epochs=1)
+    recipe = write_recipe(tmp_path / "tiny.yaml", pictures, None, data__batch_size=4, trainer__max_epochs=4)
     late = json.dumps({"class_path": "tests.callbacks.test_phases.LateRank"})
     done = run_cli(f"recipe={recipe}", "config=ddp_2cpu", f"trainer.callbacks+={late}")
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kd.report import rules
+from kd.report.limits import Swing
 from kd.report.records import Run
 
 # rule, arguments that fire it, arguments that don't
@@ -28,6 +29,12 @@ CASES: list[tuple[Callable[..., Any], str, tuple[Any, ...], tuple[Any, ...]]] = 
     (rules.max_initialization_time, "MaxInitializationTime", (1201.0,), (1199.0,)),
     (rules.dataloader, "Dataloader", (0.0, 16, 2, 2), (0.02, 1, 1, 2)),
     (rules.dataloader, "Dataloader", (0.4, 1, 1, 8), (0.02, 1, 1, 8)),
+    (rules.dataloader, "Dataloader", (0.0, 16, 1, 96, 0.1, 8), (0.0, 8, 1, 96, 0.1, 8)),  # 8 ranks
+    (rules.hot_cores, "HotCores", ([[100] * 6 + [35] * 90] * 90,), ([[100] * 6 + [35] * 90] * 90, [95] * 90)),
+    (rules.hot_cores, "HotCores", ([[100] * 2 + [0] * 6] * 90,), ([[0, 100] * 4] * 90,)),
+    (rules.phase_variation, "PhaseVariation", (Swing("backward", 8e3, 24e3, 31e3),), (None,)),
+    (rules.scheduler_delay, "SchedulerDelay", (0.3, None, "pt_autograd_0"), (0.1, 0.1, "")),
+    (rules.scheduler_delay, "SchedulerDelay", (0.0, 0.5), (None, None)),
     (rules.throttling, "Throttling", ([["heat"]] * 10 + [[]] * 90,), ([["heat"]] + [[]] * 99,)),
     (rules.swapping, "Swap", ([100, 200, 400],), ([400, 400, 410],)),
     (rules.loss_not_decreasing, "LossNotDecreasing", ([2.0 + 0.01 * (n % 3) for n in range(60)],),
@@ -64,7 +71,12 @@ def test_a_rule_fires_where_it_must_and_only_there(
     assert rule(*silent) is None
 
 
-SINGLE = (rules.max_initialization_time, rules.teacher_near_chance)  # these take numbers, not readings
+SINGLE = (
+    rules.max_initialization_time,
+    rules.teacher_near_chance,
+    rules.phase_variation,
+    rules.scheduler_delay,
+)  # these take numbers, not readings
 
 
 @pytest.mark.parametrize("rule", [rule for rule in dict.fromkeys(case[0] for case in CASES) if rule not in SINGLE])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from kd.report import verdict as v
+from kd.report.facts import Facts
 from kd.report.records import Run
 
 HEALTHY = {
@@ -95,8 +96,8 @@ def test_a_cache_is_as_large_as_its_records() -> None:
     run.summary = {"data": {"train": 1_000_000, "classes": 96}}
     run.config = {"trainer": {"max_epochs": 100}, "model": {"teacher": {"cache_views": 2}}}
     assert "needs 400.0 MB" in v.verdict(run)["lever"]  # 2 views of (4 + 4 + 96 * 2) bytes
-    run.config["trainer"]["max_epochs"] = 1
-    assert "needs 200.0 MB" in v.verdict(run)["lever"]
+    run.config["model"]["teacher"]["cache_topk"] = 8
+    assert "needs 80.0 MB" in v.verdict(run)["lever"]
 
 
 def test_waiting_workers_need_no_cores_computing_ones_do() -> None:
@@ -145,15 +146,85 @@ def test_starvation_names_who_took_the_core() -> None:
     ranks = v.starved(phases, ready_ms=60.0, num_workers=0, cores=1, threads=1, others=0.2, processes=2)
     assert ranks is not None
     assert ranks.text.startswith("2 training processes and 2 compute threads share 1 core: ")
+    fits = v.starved(phases, ready_ms=60.0, num_workers=1, cores=8, threads=1, loading=0.4)
+    assert fits is not None
+    assert "though not all of the 8 cores are taken" in fits.text
     assert "trainer.devices" in ranks.lever
     assert "other processes" in v.starved(phases, 60.0, 0, 2, 1, others=0.9, processes=2).text  # type: ignore[union-attr]
 
 
 def test_only_the_cores_that_the_run_may_use_count_as_taken_by_others() -> None:
     run = Run(Path("x"), samples={"n": [{"cpu": [100.0, 100.0], "main": 30.0, "workers": [40.0]}] * 3})
-    assert v.other_load(run) == pytest.approx(1.3)
+    assert Facts(run).other_cores == pytest.approx(1.3)
     run.nodes["n"] = {"core_ids": [0]}
-    assert v.other_load(run) == pytest.approx(0.3)
+    assert Facts(run).other_cores == pytest.approx(0.3)
+
+
+def test_a_cache_gains_what_the_runs_own_epochs_give() -> None:
+    slow = {"teacher": 60.0, "student": 40.0}
+    long = v.teacher_bound(slow, 1e6, epochs=20, views=4)
+    assert long is not None
+    assert long.gain == pytest.approx(20 / (4 + 16 * 0.4))  # four epochs compute, sixteen read
+    assert "in the run's 20 epochs of 4 views" in long.lever
+    for epochs in (1, 4):  # no view comes again
+        short = v.teacher_bound(slow, 1e6, epochs=epochs, views=4)
+        assert short is not None
+        assert short.lever.startswith("a smaller teacher")
+        assert f"more than 4 epochs, this one has {epochs}" in short.lever
+        assert short.gain == pytest.approx(2.5)
+
+
+def test_what_holds_most_of_the_step_is_the_headline() -> None:
+    """Data 11 %, student 88 %: the headline is the student's, and does not say that nothing holds it up."""
+    run = run_of({"data": 11.0, "student": 40.0, "backward": 48.0, "h2d": 1.0})
+    found = v.verdict(run)
+    assert found["bound"] == "student"
+    assert found["text"] == "student-bound: the student's own training takes 88% of the step"
+    assert [limit["bound"] for limit in found["others"]] == ["data"]
+    assert found["others"][0]["gain"] < 1.25
+    leads = v.verdict(run_of({"data": 30.0, "student": 40.0, "backward": 30.0}))
+    assert leads["bound"] == "data"
+    assert leads["others"] == []
+    mixed = v.verdict(run_of({"data": 9.0, "teacher": 29.0, "communication": 14.0, "logging": 10.0, "student": 38.0}))
+    assert mixed["text"].startswith("balanced: no part of the step stands out; most of it (38%) is the student's own")
+
+
+def test_a_headline_on_display_does_not_flicker() -> None:
+    def bound(data: float, shown: str) -> str:
+        return v.limits_of(Facts(run_of({"data": data, "student": 100 - data})), shown)[0].bound
+
+    assert [bound(share, "student") for share in (15.0, 19.0, 22.0)] == ["student", "student", "data"]
+    assert [bound(share, "data") for share in (22.0, 18.0, 14.0, 10.0)] == ["data", "data", "data", "student"]
+    close = Facts(run_of({"data": 29.0, "teacher": 30.0, "student": 41.0}))
+    assert v.limits_of(close)[0].bound == "teacher"
+    assert v.limits_of(close, "data")[0].bound == "data"
+
+
+def test_of_few_steps_nothing_is_said() -> None:
+    run = run_of(with_(checkpoint=200.0))
+    run.totals[0]["steps"] = 19
+    found = v.verdict(run)
+    assert found["bound"] == "none"
+    assert found["text"] == "too few steps were recorded to tell (19 of 20)"
+    assert not found.get("others")
+
+
+def test_startup_and_the_whole_run_are_timed_by_one_clock() -> None:
+    """82 s in all by the process's own start; the summary's clock began when most of it was over."""
+    run = run_of(HEALTHY)
+    run.summary = {"status": "done", "wall_s": 2.0}
+    parts = {"imports, models, data": 66.0, "checks before the first step": 1.0, "first step": 1.0}
+    run.events = [{"name": "startup", "s": 68.0, "parts": parts}]
+    run.headers[0]["t"] = 1e9 + 67.0
+    run.totals[0]["t"] = 1e9 + 82.0
+    assert Facts(run).wall_s == pytest.approx(82.0)
+    found = v.verdict(run)
+    assert found["bound"] == "startup"
+    assert "68 of 82 s" in found["text"]
+    assert found["predicted_speedup"] == pytest.approx(82 / 14, abs=0.01)
+    run.summary = {}  # still trains: 100 epochs are to come
+    run.headers[0] |= {"batches_per_epoch": 1000, "max_epochs": 100}
+    assert "startup" not in {limit.bound for limit in v.limits(run)}
 
 
 def test_a_late_rank_is_the_reason_where_there_is_one() -> None:

@@ -1,0 +1,383 @@
+"""What can limit a run: each a pure function of plain numbers that returns a :class:`Limit` or ``None``.
+
+``phases`` are mean ms a step by phase (:data:`kd.report.records.PHASES`); a gain is the step's time now over its time
+without the limit: with a share ``p`` removed, ``1 / (1 - p)`` (Amdahl, "Validity of the single processor approach",
+AFIPS 1967).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kd.report.facts import CACHE_VIEWS, OWN, part, step_ms
+from kd.report.records import percentile
+
+WORTH = 1.1  # a lever below this gain is not worth naming
+LEADS = 1.25  # a limit below this gain is no headline
+FUSED_OPTIMIZER_SHARE = 0.05  # what a fused optimizer is expected to take, over the rest of the step
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One thing that limits a run.
+
+    Attributes:
+        bound: a key of :data:`kd.report.verdict.NAMES`.
+        text: the evidence, a sentence.
+        lever: what to change.
+        gain: predicted speed-up of the lever; ``None`` where it can't be told.
+    """
+
+    bound: str
+    text: str
+    lever: str
+    gain: float | None
+
+
+@dataclass(frozen=True)
+class Swing:
+    """A phase whose time changes from step to step.
+
+    Attributes:
+        phase: its name.
+        low: 5th percentile, ms.
+        middle: median.
+        high: 95th percentile.
+    """
+
+    phase: str
+    low: float
+    middle: float
+    high: float
+
+    @property
+    def size(self) -> float:
+        """How far the tails are from the median: the larger of p95 / p50 and p50 / p5."""
+        return max(self.high / max(self.middle, 1e-6), self.middle / max(self.low, 1e-6))
+
+    def text(self) -> str:
+        """``backward takes 8.3 to 30.9 s (p5, p95)``."""
+        unit, by = ("s", 1000.0) if self.high >= 10_000 else ("ms", 1.0)
+        digits = 1 if unit == "s" else 0
+        return f"{self.phase} takes {self.low / by:.{digits}f} to {self.high / by:.{digits}f} {unit} (p5, p95)"
+
+
+def data_bound(
+    phases: Mapping[str, float],
+    num_workers: int,
+    cores: int,
+    threads: int,
+    busy: float,
+    batches_per_epoch: float = math.inf,
+    at: float = 0.1,
+    processes: int = 1,
+) -> Limit | None:
+    """The step stands still for its batch. Primary signal: the exposed wait, not a low GPU utilisation.
+
+    A batch costs one process ``wait`` ms (no workers) or about ``num_workers * step`` (workers that can't keep up).
+    With ``k`` workers a step takes the longest of: the rest of the step; ``cost / k``; and the CPU time of both over
+    the cores, ``(busy * cost + threads * rest) / cores``. The first batch of an epoch is waited for in any case.
+
+    Args:
+        phases: mean ms a step.
+        num_workers: loader processes now, of each training process.
+        cores: that the training processes and their workers may use together.
+        threads: that compute beside the loaders.
+        busy: share of a core that making batches takes while it goes on (1 computes, 0 waits for disk or network).
+        batches_per_epoch: of one process.
+        at: fires from this share of the step.
+        processes: training processes that share the cores.
+    """
+    step, wait = step_ms(phases), phases.get("data", 0.0)
+    if not step or wait / step < at:
+        return None
+    rest = max(step - wait, 0.01 * step)
+    cost = wait if num_workers == 0 else num_workers * step
+    floor = max(rest, processes * (busy * cost + threads * rest) / max(1, cores))
+    spare = floor == rest  # cores are left: one worker more, as batches do not take equally long
+    wanted = math.ceil(cost / floor) + spare
+    gain = step / (max(floor, cost / wanted) + cost / batches_per_epoch)
+    text = f"the step waits {wait:.0f} of its {step:.0f} ms ({wait / step:.0%}) for the next batch"
+    if wanted > num_workers and gain >= WORTH:
+        return Limit("data", text, f"data.num_workers={wanted} instead of {num_workers}", gain)
+    lever = "cheaper pictures (resized once, ahead of training: kd-pack short_side=) or more cores: at most"
+    if num_workers > 1 and processes * (num_workers + threads) > cores:
+        loaders = f"{processes * num_workers} loader processes"
+        text += f", though {loaders} share {cores} core{'s' * (cores > 1)} with training"
+        lever = f"data.num_workers={fewer_workers(num_workers, cores, threads, processes)}, and {lever}"
+    return Limit("data", text, lever, step / rest)
+
+
+def fewer_workers(num_workers: int, cores: int, threads: int, processes: int, needed: float = math.inf) -> int:
+    """Loader processes of each training process that leave the training a core: at least one fewer than now.
+
+    Args:
+        num_workers: now.
+        cores: of the machine.
+        threads: compute threads of each training process.
+        processes: training processes.
+        needed: cores that loading takes, of each training process.
+    """
+    fit = min(cores // processes - threads, math.ceil(needed) if math.isfinite(needed) else num_workers)
+    return min(num_workers - 1, max(1, fit))
+
+
+def teacher_bound(
+    phases: Mapping[str, float],
+    cache_bytes: float | None = None,
+    cacheable: bool = True,
+    cached: bool = False,
+    at: float = 0.3,
+    epochs: float = math.inf,
+    views: int = CACHE_VIEWS,
+) -> Limit | None:
+    """The frozen teacher's forward pass dominates; its answers can be computed once and kept.
+
+    A cache first computes each view once: its gain is that of the run's own epochs, and there is none where no view
+    comes again.
+
+    Args:
+        phases: mean ms a step.
+        cache_bytes: what the answers take on disk, where that is known.
+        cacheable: the losses need no more than answers that a cache keeps.
+        cached: there is a cache; as reading it costs next to nothing, it was being filled.
+        at: fires from this share of the step.
+        epochs: of the whole run; infinite where that is not known.
+        views: of each picture, that a cache keeps.
+    """
+    step, share = step_ms(phases), part(phases, "teacher")
+    if share < at:
+        return None
+    text = f"the teacher takes {phases['teacher']:.0f} of the step's {step:.0f} ms ({share:.0%})"
+    free = 1 / max(0.01, 1 - share)
+    if cached:
+        text += " to compute the answers that its cache keeps"
+        return Limit("teacher", text, "later epochs, and runs like this one, read them: at most", free)
+    if not cacheable:
+        return Limit("teacher", text, "a smaller teacher, or smaller pictures for it: at most", free)
+    needs = f" (needs {readable_bytes(cache_bytes)})" if cache_bytes else ""
+    if math.isinf(epochs):
+        return Limit("teacher", text, f"model.teacher.cache=on{needs}, once filled,", free)
+    computed = min(views, epochs)
+    gain = epochs / (computed + (epochs - computed) / free)
+    if gain < WORTH:
+        lever = (
+            f"a smaller teacher, or smaller pictures for it (model.teacher.cache=on pays in runs of more than {views}"
+        )
+        return Limit("teacher", text, f"{lever} epochs, this one has {epochs:g}): at most", free)
+    lever = f"model.teacher.cache=on{needs} in the run's {epochs:g} epochs of {computed:g} view{'s' * (computed > 1)}"
+    return Limit("teacher", text, lever, gain)
+
+
+def communication_bound(
+    phases: Mapping[str, float], compute_ms: Mapping[int, float] | None = None, at: float = 0.15, late: float = 1.15
+) -> Limit | None:
+    """Gradients are waited for after the last one is computed; or one rank makes all others wait.
+
+    Args:
+        phases: mean ms a step of a typical rank.
+        compute_ms: each rank's step without communication.
+        at: fires from this share of the step.
+        late: a rank counts as slow from this multiple of the median.
+    """
+    step, share = step_ms(phases), part(phases, "communication")
+    if share < at:
+        return None
+    text = f"gradients are waited for {phases['communication']:.0f} of {step:.0f} ms ({share:.0%})"
+    slow = slow_rank(compute_ms or {}, late)
+    if slow is not None:
+        rank, extra = slow
+        text += f" because rank {rank} computes {extra:.0f} ms longer than the others"
+        extra = min(extra, phases["communication"])
+        return Limit("communication", text, f"look at rank {rank}'s machine, or take it out", step / (step - extra))
+    lever = "larger batches or gradient accumulation (trainer.accumulate_grad_batches), a faster network: at most"
+    return Limit("communication", text, lever, 1 / (1 - share))
+
+
+def slow_rank(compute_ms: Mapping[int, float], late: float = 1.15) -> tuple[int, float] | None:
+    """The rank that computes ``late`` times as long as the median of the others, and by how many ms."""
+    if len(compute_ms) < 2:
+        return None
+    rank = max(compute_ms, key=lambda r: compute_ms[r])
+    others = percentile([ms for r, ms in compute_ms.items() if r != rank], 50)
+    return (rank, compute_ms[rank] - others) if compute_ms[rank] > late * others else None
+
+
+def starved(
+    phases: Mapping[str, float],
+    ready_ms: float,
+    num_workers: int,
+    cores: int,
+    threads: int,
+    loading: float = 0.0,
+    others: float = 0.0,
+    processes: int = 1,
+    at: float = 0.2,
+    swing: Swing | None = None,
+    hot: str = "",
+    thread: str = "",
+) -> Limit | None:
+    """The training processes are ready to run but get no core: too many processes of their own, or other jobs.
+
+    The evidence is time on the kernel's run queue; where that was not recorded of all threads, a computing phase whose
+    time swings although its shapes stay, beside more processes than cores. Fewer loader processes do not make their
+    work smaller: the step still takes the CPU time of both over the cores. Where that leaves no gain, the pictures
+    themselves cost too much. Where a few cores are full while the others have time, it is not the work that is missing
+    cores, but too many processes that press onto them.
+
+    Args:
+        phases: mean ms a step.
+        ready_ms: ms a step that the most delayed training thread spent on the kernel's run queue.
+        num_workers: loader processes of each training process.
+        cores: that the job may use on the machine.
+        threads: compute threads of each training process.
+        loading: cores that all loader processes use.
+        others: of these cores, what processes other than the job's use.
+        processes: training processes on the machine.
+        at: fires when this share of the step is lost.
+        swing: the phase that swings, where delays were not recorded.
+        hot: that a few cores are full while the others have time; empty where it is not so.
+        thread: name of the most delayed thread.
+    """
+    step = step_ms(phases)
+    taken = processes * (num_workers + threads)
+    crowded = taken > cores
+    if not step:
+        return None
+    if ready_ms / step >= at:
+        lost, who = ready_ms, f" ({thread})" if thread else ""
+        missing = (
+            f"training{who} stood ready but got no core for {lost:.0f} of {step:.0f} ms a step ({lost / step:.0%})"
+        )
+    elif crowded and swing is not None:
+        lost = phases[swing.phase] - swing.low
+        missing = f"{swing.text()} although nothing changes its shapes"
+    else:
+        return None
+    free = max(0.01 * step, step - lost)
+    beside = loading + (processes - 1) * threads
+    if taken + others > cores and others > max(beside if crowded else 0.0, 0.5):
+        text = f"other processes use {others:.1f} cores: {missing}"
+        return Limit("host", text, "run alone on the machine", step / free)
+    if not crowded:
+        text = f"{missing}, though not all of the {cores} cores are taken"
+        lever = "let the processes use all cores (taskset, srun --cpu-bind, docker --cpus): at most"
+        return Limit("host", text, lever, step / free)
+    counted = {"training process": processes * (processes > 1), "loader process": processes * num_workers,
+               "compute thread": processes * threads}  # fmt: skip
+    named = [_count(count, what) for what, count in counted.items() if count]
+    shared = f"{', '.join(named[:-1])}{' and ' * (len(named) > 1)}{named[-1]} share {_count(cores, 'core')}"
+    text = f"{shared}{f', {hot}' if hot else ''}: {missing}"
+    if processes * threads > cores:
+        return Limit("host", text, "fewer processes (trainer.devices) or threads, or more cores: at most", step / free)
+    fewer = fewer_workers(num_workers, cores, threads, processes, 1 if hot or swing else loading / processes)
+    lever = f"data.num_workers={fewer} instead of {num_workers}"
+    work = 0.0 if hot or swing else (loading * step + processes * threads * free) / cores
+    gain = step / max(free, work)
+    if gain >= WORTH:
+        return Limit("host", text, lever, gain)
+    return Limit("host", text, f"{lever}, and cheaper pictures (resized once, ahead of training): at most", step / free)
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 'es' if what.endswith('s') else 's'}"
+
+
+def launch_bound(
+    phases: Mapping[str, float], launch_ms: float, gpu_busy: float | None, at: float = 0.9, busy_below: float = 0.8
+) -> Limit | None:
+    """The GPU idles between kernels because the host launches them too slowly.
+
+    Args:
+        phases: mean device ms a step.
+        launch_ms: host ms a step outside the data wait.
+        gpu_busy: share of the time that the GPU computes (kernel profile, else NVML); unknown on a CPU.
+        at: the host works this share of the step or more.
+        busy_below: and the GPU computes less than this.
+    """
+    step = step_ms(phases)
+    if gpu_busy is None or not step or launch_ms / step < at or gpu_busy >= busy_below:
+        return None
+    text = f"the GPU computes {gpu_busy:.0%} of the time, while the host launches for {launch_ms:.0f} of {step:.0f} ms"
+    return Limit("host", text, "a larger data.batch_size (kernels grow, their number does not): at most", 1 / gpu_busy)
+
+
+def bookkeeping_bound(
+    phases: Mapping[str, float], callbacks_ms: Mapping[str, float] | None = None, at: float = 0.15
+) -> Limit | None:
+    """Callbacks, loggers and the loop around them take a notable part of the step.
+
+    Args:
+        phases: mean ms a step.
+        callbacks_ms: ms a step by callback hook.
+        at: fires from this share of the step.
+    """
+    step, share = step_ms(phases), part(phases, "logging")
+    if share < at:
+        return None
+    text = f"callbacks and logging take {phases['logging']:.0f} of {step:.0f} ms ({share:.0%})"
+    lever = "trainer.log_every_n_steps, fewer callbacks: at most"
+    if callbacks_ms:
+        name, ms = max(callbacks_ms.items(), key=lambda item: item[1])
+        if ms > 0.3 * phases["logging"]:
+            text += f", {name} alone {ms:.0f} ms"
+            lever = f"do less in {name}, or less often: at most"
+    return Limit("host", text, lever, 1 / (1 - share))
+
+
+def optimizer_bound(phases: Mapping[str, float], at: float = 0.25) -> Limit | None:
+    """The optimizer's step is usually a few percent."""
+    step, share = step_ms(phases), part(phases, "optimizer")
+    if share < at:
+        return None
+    text = f"the optimizer takes {phases['optimizer']:.0f} of {step:.0f} ms ({share:.0%})"
+    gain = 1 / ((1 - share) * (1 + FUSED_OPTIMIZER_SHARE)) if share < 1 else None
+    return Limit("student", text, "a fused optimizer (optim.name=adamw)", gain)
+
+
+def checkpoint_bound(phases: Mapping[str, float], at: float = 0.05) -> Limit | None:
+    """Saving takes a notable part of the training time."""
+    share = part(phases, "checkpoint")
+    if share < at:
+        return None
+    text = f"saving checkpoints takes {share:.0%} of the training time ({phases['checkpoint']:.0f} ms a step)"
+    return Limit("checkpoint", text, "save less often, or to a faster disk: at most", 1 / (1 - share))
+
+
+def startup_bound(
+    startup_s: float, parts: Mapping[str, float], wall_s: float, at: float = 0.3, least_s: float = 60.0
+) -> Limit | None:
+    """The run spends its time before the first step."""
+    if startup_s < least_s or wall_s <= startup_s or startup_s / wall_s < at:
+        return None
+    longest = max(parts, key=lambda name: parts[name]) if parts else "start-up"
+    text = f"start-up takes {startup_s:.0f} of {wall_s:.0f} s ({startup_s / wall_s:.0%}), most of it {longest}"
+    return Limit(
+        "startup", text, f"shorten '{longest}', or train longer in one run: at most", wall_s / (wall_s - startup_s)
+    )
+
+
+def student_bound(phases: Mapping[str, float], alone: bool = True, at: float = 0.5) -> Limit | None:
+    """What is left is the student's own work: the healthy case.
+
+    Args:
+        phases: mean ms a step.
+        alone: whether nothing around it is worth naming.
+        at: fires from this share of the step.
+    """
+    own = sum(part(phases, name) for name in OWN)
+    if own < at:
+        return None
+    text = f"the student's own training takes {own:.0%} of the step"
+    if alone:
+        text += "; nothing around it holds it up"
+    return Limit("student", text, "a faster device, more of them, or a smaller student", None)
+
+
+def readable_bytes(size: float) -> str:
+    """``1234567`` -> ``1.2 MB``."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

@@ -1,0 +1,250 @@
+"""Rules over the machine's readings and the steps: pure functions that return a :class:`Finding` where they fire.
+
+Names, thresholds and warm-up lengths are those of the SageMaker Debugger's built-in rules where it has such a rule
+(samples every 500 ms).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from kd.report.facts import hot, mean
+from kd.report.finding import Finding
+from kd.report.limits import Swing, slow_rank
+from kd.report.records import percentile
+
+
+def cpu_bottleneck(
+    cpu: Sequence[float],
+    gpu: Sequence[float],
+    high: float = 90,
+    low: float = 10,
+    share: float = 0.5,
+    skip: int = 100,
+) -> Finding | None:
+    """CPUs above ``high`` % while GPUs are below ``low`` %, for more than ``share`` of the samples."""
+    pairs = list(zip(cpu, gpu, strict=False))[skip:]
+    hits = sum(c > high and g < low for c, g in pairs)
+    if not pairs or hits <= share * len(pairs):
+        return None
+    text = f"CPU above {high:.0f} % and GPU below {low:.0f} % in {hits / len(pairs):.0%} of the samples"
+    return Finding("CPUBottleneck", text, "move work off the CPU, or give it more cores")
+
+
+def io_bottleneck(
+    io_wait: Sequence[float],
+    gpu: Sequence[float],
+    high: float = 50,
+    low: float = 70,
+    share: float = 0.5,
+    skip: int = 1000,
+) -> Finding | None:
+    """I/O wait above ``high`` % while GPUs are below ``low`` %, for more than ``share`` of the samples.
+
+    Without a GPU its share counts as 0.
+    """
+    used = gpu or [0.0] * len(io_wait)
+    pairs = list(zip(io_wait, used, strict=False))[skip:]
+    hits = sum(w > high and g < low for w, g in pairs)
+    if not pairs or hits <= share * len(pairs):
+        return None
+    text = f"I/O wait above {high:.0f} % in {hits / len(pairs):.0%} of the samples"
+    return Finding("IOBottleneck", text, "a faster disk, a local copy of the data, or fewer and larger files")
+
+
+def low_gpu_utilization(
+    gpu: Sequence[float], low: float = 70, floor: float = 10, window: int = 500, skip: int = 1000
+) -> Finding | None:
+    """The newest ``window``: p95 below ``low`` % (low), or p95 above it and p5 below ``floor`` % (fluctuating)."""
+    recent = gpu[skip:][-window:]
+    if not recent:
+        return None
+    p95, p5 = percentile(recent, 95), percentile(recent, 5)
+    if p95 < low:
+        return Finding(
+            "LowGPUUtilization",
+            f"p95 of GPU utilisation is {p95:.0f} %",
+            "see the verdict",
+        )
+    if p5 < floor:
+        text = f"GPU utilisation goes between {p5:.0f} and {p95:.0f} % (p5, p95)"
+        return Finding("LowGPUUtilization", text, "something makes it wait now and then; see the verdict")
+    return None
+
+
+def batch_size(
+    cpu: Sequence[float],
+    gpu: Sequence[float],
+    gpu_memory: Sequence[float],
+    low: float = 70,
+    window: int = 500,
+    skip: int = 100,
+) -> Finding | None:
+    """p95 of CPU, GPU and GPU memory are all below ``low`` %: there is room for a larger batch."""
+    recent = [values[skip:][-window:] for values in (cpu, gpu, gpu_memory)]
+    if not all(recent):
+        return None
+    p95 = [percentile(values, 95) for values in recent]
+    if max(p95) >= low:
+        return None
+    text = f"p95 of CPU {p95[0]:.0f} %, GPU {p95[1]:.0f} %, GPU memory {p95[2]:.0f} %"
+    return Finding("BatchSize", text, "a larger data.batch_size (with a learning rate to match)")
+
+
+def gpu_memory_increase(
+    memory: Sequence[float], increase: float = 0.1, window: int = 500, skip: int = 100
+) -> Finding | None:
+    """GPU memory grew by ``increase`` from the first to the last tenth of the newest ``window``."""
+    return _growth("GPUMemoryIncrease", "GPU memory", " %", memory[skip:][-window:], increase, 0)
+
+
+def memory_leak(
+    rss_mb: Sequence[float], increase: float = 0.1, least_mb: float = 100, skip: int = 20
+) -> Finding | None:
+    """Memory of the training process and its children keeps growing.
+
+    The samples after the first third in ten blocks: nearly each is above the one before, and together they grow by
+    ``increase`` and ``least_mb``. Caches that fill up level off and don't fire.
+    """
+    rest = rss_mb[skip:]
+    return _growth("MemoryLeak", "memory", " MB", rest[len(rest) // 3 :], increase, least_mb)
+
+
+def _growth(rule: str, what: str, unit: str, values: Sequence[float], increase: float, least: float) -> Finding | None:
+    if len(values) < 20:
+        return None
+    edges = [round(i * len(values) / 10) for i in range(11)]
+    blocks = [mean(values[a:b]) for a, b in pairwise(edges)]
+    rises = sum(b > a for a, b in pairwise(blocks))
+    grown = blocks[-1] - blocks[0]
+    if rises < 8 or grown < increase * blocks[0] or grown < least:
+        return None
+    text = f"{what} grew steadily from {blocks[0]:.0f} to {blocks[-1]:.0f}{unit}"
+    return Finding(rule, text, "something keeps tensors or objects alive: lists of losses, logged tensors with a graph")
+
+
+def load_balancing(gpus: Sequence[Sequence[float]], imbalance: float = 0.5, skip: int = 10) -> Finding | None:
+    """Mean utilisation of the idlest GPU is ``imbalance`` below the busiest one's."""
+    means = [mean(values[skip:]) for values in gpus if len(values) > skip]
+    if len(means) < 2 or max(means) <= 0 or (max(means) - min(means)) / max(means) < imbalance:
+        return None
+    text = f"GPU {means.index(max(means))} is used {max(means):.0f} %, GPU {means.index(min(means))} {min(means):.0f} %"
+    return Finding("LoadBalancing", text, "give all devices the same share of work")
+
+
+def straggler(compute_ms: Mapping[int, float], late: float = 1.15) -> Finding | None:
+    """One rank computes ``late`` times as long as the median of the others: all wait for it."""
+    slow = slow_rank(compute_ms, late)
+    if slow is None:
+        return None
+    text = f"rank {slow[0]} computes {slow[1]:.0f} ms a step longer than the median of the others"
+    return Finding("SlowRank", text, "look at its machine (throttling, other jobs, a slow disk)")
+
+
+def step_outlier(step_ms: Sequence[float], sigma: float = 5, ignore: int = 10) -> Finding | None:
+    """More than ``ignore`` steps lie ``sigma`` standard deviations above the mean."""
+    if len(step_ms) < 2:
+        return None
+    middle = mean(step_ms)
+    deviation = math.sqrt(mean([(ms - middle) ** 2 for ms in step_ms]))
+    slow = [ms for ms in step_ms if deviation and ms > middle + sigma * deviation]
+    if len(slow) <= ignore:
+        return None
+    text = f"{len(slow)} steps are {sigma:.0f} sigma above the mean of {middle:.0f} ms (slowest {max(slow):.0f} ms)"
+    return Finding("StepOutlier", text, "see which phase is long in them")
+
+
+def max_initialization_time(startup_s: float, limit_s: float = 20 * 60) -> Finding | None:
+    """More than ``limit_s`` before the first step is done."""
+    if startup_s <= limit_s:
+        return None
+    return Finding(
+        "MaxInitializationTime", f"start-up took {startup_s / 60:.0f} min", "copy or prepare data beforehand"
+    )
+
+
+def dataloader(
+    data_share: float, num_workers: int, threads: int, cores: int, low: float = 0.1, processes: int = 1
+) -> Finding | None:
+    """More loader processes and threads than cores; or waits of ``low`` with cores to spare.
+
+    Args:
+        data_share: of the step, that waits for data.
+        num_workers: loader processes of each training process.
+        threads: compute threads of each training process.
+        cores: of the machine.
+        low: fires from this share.
+        processes: training processes on the machine.
+    """
+    taken = processes * (num_workers + threads)
+    if processes * num_workers > max(1, cores) or (num_workers > 1 and taken > cores + 1):
+        text = f"{processes * num_workers} loader processes and {processes * threads} compute threads on "
+        text += f"{cores} core{'s' * (cores > 1)}"
+        return Finding("Dataloader", text, "data.num_workers=auto tries 0, 1, 2, ... under the real step")
+    if data_share > low and taken < cores:
+        text = f"{data_share:.0%} of the step waits for data while {cores - taken} cores are not used"
+        return Finding("Dataloader", text, f"data.num_workers={cores // processes - threads}")
+    return None
+
+
+def hot_cores(cores: Sequence[Sequence[float]], gpu: Sequence[float] = (), busy: float = 70) -> Finding | None:
+    """A few cores are full while the others have time (:func:`kd.report.facts.hot`), and the GPUs are not busy.
+
+    Args:
+        cores: % of each core, a row a sample.
+        gpu: mean utilisation in %.
+        busy: GPUs above it have enough to do.
+    """
+    found = hot(cores)
+    if found is None or (gpu and mean(gpu) >= busy):
+        return None
+    text = f"{found[0]} of {found[1]} cores are full while all average {found[2]:.0f} %"
+    return Finding(
+        "HotCores", text, "fewer loader processes (data.num_workers), or processes bound to cores of their own"
+    )
+
+
+def phase_variation(swing: Swing | None) -> Finding | None:
+    """A computing phase swings although nothing changes its shapes: its threads wait for a core, or a clock changes."""
+    if swing is None:
+        return None
+    lever = "see the verdict; fewer processes beside training, other jobs, a device that lowers its clocks"
+    return Finding("PhaseVariation", f"{swing.text()} although nothing changes its shapes", lever)
+
+
+def scheduler_delay(training: float | None, loading: float | None, thread: str = "", at: float = 0.2) -> Finding | None:
+    """Threads stand ready without a core for ``at`` of the time.
+
+    Args:
+        training: share of the time, of the training processes' most delayed thread.
+        loading: of the loader processes.
+        thread: name of that thread.
+        at: fires from here.
+    """
+    told = {f"training{f' ({thread})' if thread else ''}": training, "a loader process": loading}
+    late = {who: share for who, share in told.items() if share is not None and share >= at}
+    if not late:
+        return None
+    text = " and ".join(f"{who} {share:.0%}" for who, share in late.items())
+    return Finding(
+        "SchedulerDelay", f"ready to run but without a core: {text} of the time", "fewer processes; see the verdict"
+    )
+
+
+def throttling(reasons: Sequence[Sequence[str]], share: float = 0.05) -> Finding | None:
+    """A GPU lowered its clocks (heat, power) in more than ``share`` of the samples."""
+    hits = [r for r in reasons if r]
+    if not reasons or len(hits) <= share * len(reasons):
+        return None
+    names = sorted({name for r in hits for name in r})
+    text = f"the GPU lowered its clocks in {len(hits) / len(reasons):.0%} of the samples ({', '.join(names)})"
+    return Finding("Throttling", text, "cooling, or a higher power limit")
+
+
+def swapping(swap_mb: Sequence[float], grown_mb: float = 200) -> Finding | None:
+    """Memory was moved to disk during the run."""
+    if not swap_mb or max(swap_mb) - swap_mb[0] < grown_mb:
+        return None
+    return Finding(
+        "Swap", f"swap grew by {max(swap_mb) - swap_mb[0]:.0f} MB", "fewer loader processes, smaller batches"
+    )

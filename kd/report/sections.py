@@ -1,0 +1,185 @@
+"""The sections of a run's page, from its facts."""
+
+import time
+from typing import Any
+
+from kd.report import traces
+from kd.report.charts import health_lines, heat, machine_lines, metric_lines, phase_chart
+from kd.report.facts import Facts
+from kd.report.records import PHASES, Run, percentile
+from kd.report.rules import findings_of
+from kd.report.verdict import sentence, spoken_limits, verdict_of
+
+PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
+
+
+def report(facts: Facts) -> list[dict[str, Any]]:
+    """The page's sections, in order; those without data are left out."""
+    run = facts.run
+    sections = [
+        _verdict(facts),
+        _cards(facts),
+        notes(run),
+        _rules(facts),
+        _headspace(run),
+        phase_chart(facts),
+        heat(run),
+        *machine_lines(run),
+        *metric_lines(run),
+        _percentiles(facts),
+        _operations(facts),
+        traces.section(run),
+        *health_lines(run),
+        _settings(run),
+        _environment(facts),
+    ]
+    return [section for section in sections if section]
+
+
+def _verdict(facts: Facts) -> dict[str, Any]:
+    found, error = verdict_of(facts), facts.run.summary.get("error")
+    text = found["text"]
+    if error and facts.run.summary.get("status") == "failed":
+        text = f"failed: {error.splitlines()[0]}; until then {text}"
+    others = [sentence(limit) for limit in spoken_limits(facts)[1:]]
+    return {"kind": "verdict", "bound": found["bound"], "text": text, "others": others}
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def _cards(facts: Facts) -> dict[str, Any]:
+    run, summary = facts.run, facts.run.summary
+    teacher = summary.get("teacher") or {}
+    rows = [
+        ("status", _status(run), (summary.get("error") or "").splitlines()[0] if summary.get("error") else ""),
+        ("teacher", _percent((teacher.get("val") or {}).get(run.primary)), _about(f"val {run.primary}", teacher)),
+        *(
+            (name or "student", _percent(facts.best_val(name)), _about(f"best val {run.primary}", _student(run, name)))
+            for name in run.students
+        ),
+        ("images/s", _rounded(facts.images_per_s), _spread(facts)),
+        ("time per epoch", _duration(facts.epoch_s), f"{len({s['epoch'] for s in facts.steps})} epochs seen"),
+        ("cost per epoch", _cost(facts), f"at {facts.price} an hour"),
+        ("time left", _duration(facts.left_s), "at the pace so far"),
+    ]
+    return {"kind": "cards", "cards": [list(row) for row in rows if row[1]]}
+
+
+def _status(run: Run) -> str:
+    if "status" in run.summary:
+        return str(run.summary["status"])
+    newest = max((s[-1]["t"] for s in run.steps.values() if s), default=0.0)
+    return "running" if time.time() - newest < 600 else "stopped without a word"
+
+
+def _about(metric: str, model: dict[str, Any]) -> str:
+    return ", ".join(part for part in (metric, model.get("arch")) if part)
+
+
+def _student(run: Run, name: str) -> dict[str, Any]:
+    """What the summary says of a student."""
+    found = (run.summary.get("students") or {}).get(name) if name else run.summary.get("student")
+    return found or {}
+
+
+def _spread(facts: Facts) -> str:
+    ms = facts.steps_ms
+    return f"step {percentile(ms, 50):.0f} ms, p95 {percentile(ms, 95):.0f} ms" if ms else ""
+
+
+def _cost(facts: Facts) -> str:
+    return "" if facts.price is None or not facts.epoch_s else f"{facts.price * facts.epoch_s / 3600:.4g}"
+
+
+def _rounded(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.2f} h"
+
+
+def notes(run: Run) -> dict[str, Any] | None:
+    """What could not be read."""
+    return {"kind": "notes", "notes": run.notes} if run.notes else None
+
+
+def _rules(facts: Facts) -> dict[str, Any]:
+    rows = [[f.rule, f.text, f.lever] for f in findings_of(facts)]
+    return {"kind": "table", "title": "Rules that fired", "columns": ["rule", "evidence", "what to do"], "rows": rows,
+            "empty": "None: nothing unusual about the machine or the training."}  # fmt: skip
+
+
+def _headspace(run: Run) -> dict[str, Any] | None:
+    found = run.event("headspace")
+    if found is None:
+        return None
+    names = {"now_ms": "as it is", "free_input_ms": "with a perfect input",
+             "free_input_and_teacher_ms": "with a free teacher as well"}  # fmt: skip
+    rows = [[text, found[key], f"{found['now_ms'] / found[key]:.2f}x"] for key, text in names.items() if key in found]
+    return {"kind": "table", "title": "Headspace", "columns": ["", "ms a step", "speed"], "rows": rows}
+
+
+def _percentiles(facts: Facts) -> dict[str, Any] | None:
+    run, steps = facts.run, facts.usual_steps
+    columns: dict[str, list[float]] = {}
+    if steps:
+        columns["step (ms)"] = [s["ms"] for s in steps]
+        for name in PHASES:
+            if any(name in s["p"] for s in steps):
+                columns[f"{name} (ms)"] = [s["p"].get(name, 0.0) for s in steps]
+    for node, samples in run.samples.items():
+        where = f", {node}" if len(run.samples) > 1 else ""
+        columns[f"CPU{where} (%)"] = [sum(s["cpu"]) / len(s["cpu"]) for s in samples]
+        columns[f"memory{where} (%)"] = [s["mem"] for s in samples]
+        for gpu in range(max(len(s.get("gpu", [])) for s in samples)):
+            for key, label in (("util", "utilisation"), ("mem", "memory")):
+                columns[f"GPU {gpu} {label}{where} (%)"] = [
+                    s["gpu"][gpu][key] for s in samples if gpu < len(s.get("gpu", []))
+                ]
+    rows = [[name, *(round(percentile(v, q), 2) for q in PERCENTILES.values())] for name, v in columns.items()]
+    names = ["", *PERCENTILES]
+    return {"kind": "table", "title": "Percentiles", "columns": names, "rows": rows} if rows else None
+
+
+def _operations(facts: Facts) -> dict[str, Any] | None:
+    if not facts.windows:
+        return None
+    window = facts.windows[-1]
+    rows = [[op["name"], op["range"], op["ms"], round(100 * op["share"], 1), op["calls"]] for op in window["top"]]
+    return {"kind": "table", "title": f"Top operations (steps {window['first']} to {window['last']})",
+            "columns": ["operation", "range", "ms a step", "%", "calls a step"],
+            "rows": rows, "long": True}  # fmt: skip
+
+
+def _flat(tree: Any, prefix: str = "") -> list[list[str]]:
+    if isinstance(tree, dict) and tree:
+        return [row for k, v in tree.items() for row in _flat(v, f"{prefix}.{k}" if prefix else str(k))]
+    return [[prefix, "" if tree is None else str(tree)]]
+
+
+def _settings(run: Run) -> dict[str, Any] | None:
+    rows = _flat(run.config) if run.config else []
+    return (
+        {"kind": "table", "title": "Settings", "columns": ["key", "value"], "rows": rows, "folded": True}
+        if rows
+        else None
+    )
+
+
+def _environment(facts: Facts) -> dict[str, Any]:
+    known = ("host", "device_name", "cores", "threads", "world_size", "python", "torch", "platform")
+    run, header = facts.run, facts.header
+    rows = [[key, str(header[key])] for key in known if key in header]
+    rows += [["GPUs", ", ".join(node["gpus"])] for node in run.nodes.values() if node.get("gpus")]
+    rows += [[f"start-up: {name} (s)", str(s)] for name, s in facts.startup["parts"].items()]
+    rows += [[key, str(run.summary[key])] for key in ("kd_version", "precision", "strategy", "wall_s", "peak_memory_mb",
+                                                       "seed") if key in run.summary]  # fmt: skip
+    rows.append(["folder", str(run.folder)])
+    return {"kind": "table", "title": "Environment", "columns": ["", ""], "rows": rows, "folded": True}
