@@ -21,7 +21,18 @@ LOST = re.compile(  # what gloo, nccl and the rendezvous store say when the othe
     r"Connection (reset|closed|refused)|peer closed|Broken pipe|[Tt]imed out|remote process|DistNetworkError|"
     r"DistBackendError|NCCL|[Ww]ait timeout|No route to host|Socket Timeout"
 )
-KILLED_WORKER = re.compile(r"DataLoader worker \(pid.*? [\d, ]+\) (is killed by signal: \w+|exited unexpectedly)")
+KILLED_WORKER = re.compile(r"DataLoader worker \(pid.*? [\d, ]+\) (is killed by signal: [\w ]+|exited unexpectedly)")
+NO_SHARED_MEMORY = (
+    "data.num_workers: no shared memory is left for the loader processes' batches (/dev/shm); data.num_workers=0 does "
+    "without, or give the machine more (docker run --shm-size=8g)"
+)
+
+
+def run_error(error: BaseException | None) -> RunError | None:
+    """The :class:`RunError` behind what libraries made of it; None where there is none."""
+    while error is not None and not isinstance(error, RunError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def reason(error: BaseException) -> str:
@@ -32,10 +43,15 @@ def reason(error: BaseException) -> str:
     >>> reason(KeyError("a"))
     "KeyError: 'a'"
     """
-    first = (str(error).splitlines() or [""])[0]
+    lines = str(error).splitlines() or [""]
+    first = lines[0]
+    if "in DataLoader worker process" in first:  # its own traceback follows, and the message at the end
+        first = lines[-1].removeprefix("kd.errors.RunError: ")
     if isinstance(error, RunError):
         return first
     worker = KILLED_WORKER.search(str(error))
+    if worker and "Bus error" in worker[1]:
+        return NO_SHARED_MEMORY
     if worker:
         return f"a loader worker {worker[1].replace('is killed', 'was killed')} (out of memory? data.num_workers)"
     if isinstance(error, RuntimeError) and LOST.search(str(error)):

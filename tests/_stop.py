@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import subprocess
 import time
 from typing import Any
 
@@ -112,3 +113,37 @@ class Terminate(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_step == self.step:
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+class SignalGroup(Callback):
+    """The group's first process sends a signal to all of it before a step, as launchers and terminals do."""
+
+    def __init__(self, step: int, number: int = 15) -> None:
+        self.step, self.number = step, number
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == self.step and os.getpgid(0) == os.getpid():
+            subprocess.run(["kill", f"-{self.number}", "--", f"-{os.getpgid(0)}"])  # from outside, for all who get it
+            time.sleep(0.3)
+
+
+class SignalLauncher(Callback):
+    """SIGTERM to the process that has started this one."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == self.step and trainer.global_rank == 0:
+            os.kill(os.getppid(), signal.SIGTERM)
+            time.sleep(0.3)
+
+
+class TerminateAndKillWorker(Callback):
+    """SIGTERM to its own process and SIGKILL to one of its loader workers, within an optimizer step."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2 * trainer.accumulate_grad_batches + 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+            time.sleep(0.3)

@@ -9,6 +9,7 @@ from pytorch_lightning import Callback, Trainer
 
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.steps import ranks_meet
+from kd.errors import KILLED_WORKER
 
 
 class Preempted(Exception):
@@ -28,7 +29,8 @@ class Preemption(Callback):
     """Turns the first SIGTERM or SIGINT into a checkpoint and :class:`Preempted`; a second SIGINT stops at once.
 
     With several processes the ranks agree every few batches, so that all of them save at the same step. At an
-    epoch's last batch the validation and the epoch's usual checkpoint come first.
+    epoch's last batch the validation and the epoch's usual checkpoint come first. A loader worker that dies after the
+    signal (whoever stops the job may kill processes one by one) is a part of the interruption, not a failure.
     """
 
     def __init__(self) -> None:
@@ -80,7 +82,22 @@ class Preemption(Callback):
         """Gives the signals back."""
         self._restore()
 
+    def interruption(self, trainer: Trainer, error: BaseException) -> Preempted | None:
+        """The interruption that ``error`` is; None for a failure."""
+        if isinstance(error, Preempted):
+            return error
+        if self._received is None or not KILLED_WORKER.search(str(error)):
+            return None
+        return Preempted(self._received, self._last(trainer).path)
+
     def _restore(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
+
+
+def interruption(trainer: Trainer, error: BaseException) -> Preempted | None:
+    """The interruption that ended the trainer's run with ``error``; None for a failure."""
+    lightning: Any = trainer  # its type has no callbacks, the object does
+    own = (callback for callback in lightning.callbacks if isinstance(callback, Preemption))
+    return next((callback.interruption(trainer, error) for callback in own), None)

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 import kd
-from kd.callbacks.preemption import Preempted
+from kd.callbacks.preemption import interruption
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
 from kd.checkpoints import write_whole
@@ -101,7 +101,7 @@ class Summary(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         """Writes the summary of a run that did not, with the reason; the traceback goes to ``error.txt``."""
-        stopped = isinstance(exception, (Preempted, KeyboardInterrupt))
+        stopped = isinstance(exception, KeyboardInterrupt) or interruption(trainer, exception) is not None
         self.write(trainer, pl_module, "interrupted" if stopped else "failed", exception)
         if self.folder.path is not None and not stopped:
             name = "error.txt" if trainer.is_global_zero else f"error.rank{trainer.global_rank}.txt"

@@ -2,16 +2,17 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from kd.callbacks.preemption import Preempted
+from kd.callbacks.preemption import interruption
 from kd.callbacks.summary import best_checkpoint
 from kd.checkpoints import LAST
-from kd.errors import UserError, reason
+from kd.errors import UserError, reason, run_error
 from kd.export import save_student
 from kd.launch.cluster import is_rank_zero
 
@@ -42,28 +43,39 @@ def fit(cli: Any, resume_from: Path | None) -> int:
         module.resumed = resume_from is not None
     try:
         cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=resume_from, weights_only=True)
-    except Preempted as stop:
-        say(f"\nkd-train: {stop} at step {cli.trainer.global_step}; checkpoint: {stop.checkpoint}")
-        say(f"kd-train: go on with: kd-train resume={cli.folder.path}")
-        return _status_of_stop(stop.signal_number)
     except SystemExit as stop:  # Lightning's answer to a signal outside our own training steps
         say("kd-train: interrupted", file=sys.stderr)
         return 143 if type(stop).__name__ == "SIGTERMException" else 130
     except UserError:
         raise
     except Exception as error:
-        if cli.folder.path is None and resume_from:
-            reason = str(error).strip().splitlines() or [""]
-            raise UserError(
-                f"resume: {resume_from} can't be loaded: {type(error).__name__}: {reason[0][:200]}"
-            ) from error
-        if cli.folder.path is None:
-            raise
-        _tell_failure(cli, error)
-        return 1
+        return _ended_by(cli, error, resume_from, say)
     if cli.trainer.is_global_zero:
         _finish(cli)
     return 0
+
+
+def _ended_by(cli: Any, error: Exception, resume_from: Path | None, say: Callable[..., None]) -> int:
+    """Says why a run ended before its time; returns the exit status."""
+    stop = interruption(cli.trainer, error)
+    known = run_error(error)
+    if stop is not None:
+        kept = stop.checkpoint.is_file()
+        where = f"checkpoint: {stop.checkpoint}" if kept else "no checkpoint yet"
+        say(f"\nkd-train: {stop} at step {cli.trainer.global_step}; {where}")
+        if kept:
+            say(f"kd-train: go on with: kd-train resume={cli.folder.path}")
+        return _status_of_stop(stop.signal_number)
+    if cli.folder.path is not None:
+        _tell_failure(cli, known or error)
+    elif known is not None:
+        print(f"kd-train: failed: {reason(known)}", file=sys.stderr)
+    elif resume_from:
+        lines = str(error).strip().splitlines() or [""]
+        raise UserError(f"resume: {resume_from} can't be loaded: {type(error).__name__}: {lines[0][:200]}") from error
+    else:
+        raise error
+    return 1
 
 
 def _tell_failure(cli: Any, error: Exception) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
+from kd.data.loader import Loader, Shared, listen_to_parent
 from kd.data.sampler import EvalBatches, Key, TrainBatches, ViewBatches
 from kd.data.scan import damaged
 from kd.data.sources import FoodTagMini, Source, Split, Subset, labelled_folder
@@ -327,13 +328,14 @@ class DistillationDataModule(LightningDataModule):
     def _loader(
         self, data: Dataset[Any], batches: TrainBatches | EvalBatches | ViewBatches, collate: Callable[..., Any]
     ) -> DataLoader:
-        return DataLoader(
+        return Loader(
             data,
             batch_sampler=batches,
             num_workers=self.num_workers,
-            collate_fn=collate,
+            collate_fn=Shared(collate),
             pin_memory=torch.cuda.is_available(),
             persistent_workers=self.num_workers > 0,
+            worker_init_fn=listen_to_parent,
         )
 
     def sample_pictures(self, count: int) -> Tensor:

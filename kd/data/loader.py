@@ -1,0 +1,80 @@
+"""The loader: workers that outlive a signal to the whole job, and that say what the machine lacks for them."""
+
+import errno
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+from torch.utils.data import DataLoader, get_worker_info
+
+from kd.errors import NO_SHARED_MEMORY, RunError
+
+# The training process alone answers these: it needs its workers until the checkpoint is written. Python on macOS can't
+# say who sent a signal, so a worker there could not be ended by its own process: nothing is held back there.
+HELD_BACK = {signal.SIGTERM, signal.SIGINT} if hasattr(signal, "sigwaitinfo") else set[signal.Signals]()
+
+
+class Loader(DataLoader):
+    """A ``DataLoader`` whose workers ignore SIGTERM and SIGINT from anyone but the training process.
+
+    ``torchrun``, SLURM, systemd and a terminal's Ctrl-C send their signal to the whole process group: workers that die
+    of it take the run down before it has saved. To be made with ``worker_init_fn=listen_to_parent``.
+    """
+
+    def __iter__(self) -> Any:
+        """Starts the workers with the signals held back, so that there is no moment in which one could kill them."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+        try:
+            return super().__iter__()
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise RunError(NO_SHARED_MEMORY) from error
+            raise RunError(
+                f"data.num_workers: the {self.num_workers} loader processes can't be started "
+                f"({error.strerror or error}); data.num_workers=0 does without them, or raise the limit "
+                "(ulimit -u, a container's --pids-limit)"
+            ) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Shared:
+    """Collates in a worker, into shared memory.
+
+    The worker's queue would move the batch there as well, but in a thread of its own: where no memory is left the
+    batch would be lost there, and the training process would wait for it for ever.
+
+    Args:
+        collate: samples -> a batch.
+    """
+
+    def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """The batch."""
+        batch = self.collate(samples)
+        if get_worker_info() is None:
+            return batch
+        try:
+            return apply_to_collection(batch, Tensor, lambda part: part.share_memory_() if part.numel() else part)
+        except RuntimeError as error:
+            raise RunError(NO_SHARED_MEMORY) from error
+
+
+def listen_to_parent(worker: int) -> None:
+    """Runs in each worker as it starts."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)  # a worker that was not forked has not inherited it
+    if HELD_BACK:
+        threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_when_told(parent: int) -> None:
+    """The training process ends a worker by SIGTERM where it does not end by itself."""
+    while signal.sigwaitinfo(HELD_BACK).si_pid != parent:
+        pass
+    os._exit(0)

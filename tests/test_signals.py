@@ -1,0 +1,136 @@
+"""A job that is stopped from outside keeps its work, whichever of its processes the signal reaches."""
+
+import ctypes
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests._forks import start, start_ranks, status_of, survivors
+from tests._helpers import ROOT
+from tests.test_survival import assert_good, disturb
+
+QUIET = ["trainer.enable_progress_bar=false", "data.batch_size=2", "data.num_workers=2"]
+TWO = ["trainer.devices=2", "trainer.strategy=ddp"]
+
+
+def stopped(recipe: Path, *items: str) -> tuple[int, str, Path]:
+    """Exit status, output and folder of a run that a callback stops; nothing of it is left over."""
+    log = recipe.parent / "log"
+    pid = start([f"recipe={recipe}", *QUIET, *items], log)
+    status = status_of(pid)
+    assert survivors(pid) == []
+    return status, log.read_text(), recipe.parent / "runs" / "tiny" / "000"
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_the_group_spares_the_loaders_workers(recipe: Path, number: int, status: int) -> None:
+    ended, log, folder = stopped(recipe, disturb("SignalGroup", step=2, number=int(number)))
+    assert ended == status, log
+    assert f"kd-train: stopped by {signal.Signals(number).name} at step 3" in log
+    assert "Traceback" not in log
+    assert_good(folder, 3)
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+
+
+def test_a_worker_that_dies_after_the_signal_is_a_part_of_it(recipe: Path) -> None:
+    """Within an optimizer step there is nothing to save: the run goes on from the last checkpoint."""
+    items = ["trainer.accumulate_grad_batches=4", "checkpoint.every_n_steps=1", disturb("TerminateAndKillWorker")]
+    ended, log, folder = stopped(recipe, *items)
+    assert ended == 143, log
+    assert f"kd-train resume={folder}" in log
+    assert "Traceback" not in log
+    assert_good(folder, 2)
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+
+
+def launch(command: list[str], recipe: Path, *items: str) -> tuple[int, str, Path]:
+    """As ``stopped``, of a program of its own."""
+    process = subprocess.Popen(
+        [sys.executable, *command, f"recipe={recipe}", *QUIET, *items],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    log, _ = process.communicate(timeout=120)
+    assert survivors(process.pid) == []
+    return process.returncode, log, recipe.parent / "runs" / "tiny" / "000"
+
+
+def test_two_ranks_in_two_groups(recipe: Path) -> None:
+    log = recipe.parent / "log.txt"
+    pids = start_ranks([f"recipe={recipe}", *QUIET, *TWO, disturb("SignalGroup", step=2)], log)
+    text = log.with_suffix(".0").read_text
+    assert [status_of(pid, timeout_s=60) for pid in pids] == [143, 0], text()  # 0: see _status_of_stop
+    assert [survivors(pid) for pid in pids] == [[], []]
+    assert "kd-train: stopped by SIGTERM at step 10" in text()
+    assert_good(recipe.parent / "runs" / "tiny" / "000", 10)
+
+
+@pytest.mark.slow
+def test_two_ranks_in_one_group(recipe: Path) -> None:
+    ended, log, folder = launch(["-m", "kd.cli"], recipe, *TWO, disturb("SignalGroup", step=2))
+    assert ended == 143, log
+    assert_good(folder, 10)  # ranks agree every ten batches
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_torchrun_that_is_told_to_stop(recipe: Path, ranks: int) -> None:
+    torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "-m", "kd.cli"]
+    items = TWO if ranks == 2 else []
+    ended, log, folder = launch(torchrun, recipe, *items, disturb("SignalLauncher", step=2))
+    assert ended != 0
+    assert f"kd-train resume={folder}" in log, log
+    assert "loader worker" not in log
+    assert_good(folder, 10 if ranks == 2 else 3)
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+
+
+# -- what the machine lacks for loader processes -----------------------------------------------------------------------
+
+
+def forbid_forks() -> None:
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    os.fork = refuse
+
+
+def shrink_shared_memory() -> None:
+    """A /dev/shm of 160 kB, seen by this process alone; exit status 77 where that is not allowed."""
+    libc = ctypes.CDLL(None)
+    new_mounts, private = 0x20000, 0x44000
+    if libc.unshare(new_mounts) or libc.mount(b"none", b"/", None, private, None):
+        os._exit(77)
+    if libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=160k"):
+        os._exit(77)
+
+
+@pytest.mark.parametrize(
+    ("lack", "told"),
+    [
+        (forbid_forks, "the 2 loader processes can't be started (Resource temporarily unavailable)"),
+        (shrink_shared_memory, "data.num_workers: no shared memory is left"),
+    ],
+)
+def test_a_machine_without_room_for_loader_processes(recipe: Path, lack: Callable[[], None], told: str) -> None:
+    log = recipe.parent / "log"
+    pid = start(
+        [f"recipe={recipe}", "trainer.enable_progress_bar=false", "data.num_workers=2", "data.img_size=64"], log, lack
+    )
+    status = status_of(pid)
+    if status == 77:
+        pytest.skip("needs the right to mount a file system")
+    text = log.read_text()
+    assert status == 1, text
+    (line,) = [part for part in text.splitlines() if "kd-train: failed" in part]
+    assert told in line
+    assert "data.num_workers=0" in line
+    assert "Traceback" not in text
+    assert survivors(pid) == []
