@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from kd.data.datamodule import Batch, DataInfo
 from kd.errors import UserError
+from kd.losses.base import equal_on_all_ranks
 from kd.module import Answers, DistillationModule, logs_now
 from kd.optim import Together
 from kd.tasks import Task
@@ -34,6 +35,7 @@ class SeveralStudents(LightningModule):
     def __init__(self, students: dict[str, DistillationModule]) -> None:
         super().__init__()
         self.students = nn.ModuleDict(students)
+        self._ddp_params_and_buffers_to_ignore = equal_on_all_ranks(self)
         taught = [module.teacher for module in students.values() if module.teacher is not None]
         if any(teacher.identity() != taught[0].identity() for teacher in taught):
             raise UserError("students: all must have the same model.teacher, it answers once for all")
@@ -161,6 +163,8 @@ class SeveralStudents(LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Logs ``<student>/val/<metric>``."""
         for name, module in self.named_students().items():
+            if not module.classifies:
+                continue
             self.log_dict({f"{name}/val/{metric}": value for metric, value in module.task.compute().items()})
             module.task.reset()
 

@@ -15,6 +15,7 @@ from kd.clock import annotate
 from kd.data.datamodule import Batch, DataInfo
 from kd.errors import UserError
 from kd.losses import DistillLoss, EachLayer, FeatureLoss, LayersLoss, LogitLoss, SimKDLoss
+from kd.losses.base import equal_on_all_ranks
 from kd.losses.topk import TopKLogits
 from kd.measure import cache_pays, tune_batch_size, tune_num_workers
 from kd.memory import Memory
@@ -108,11 +109,13 @@ class DistillationModule(LightningModule):
         self.resumed = False  # set by who resumes: Lightning tells its module too late
         self.teacher_answers: Tensor | None = None  # by validation index, from the preflight
 
+        self._check_names(losses)
         self.distill_losses = nn.ModuleDict(losses)
         self._teacher_of = self._checked_teacher_of(teacher_of or {})
         self._bind_losses(data)
         self._build_feature_losses(dict(taps or {}))
         self._prepare_classifier()
+        self._ddp_params_and_buffers_to_ignore = equal_on_all_ranks(self)
 
     def named_students(self) -> "dict[str, DistillationModule]":
         """Itself, under no name (several students: :class:`kd.joint.SeveralStudents`)."""
@@ -126,6 +129,12 @@ class DistillationModule(LightningModule):
             raise UserError(f"model.task: {kind} needs {needs}, data.source gives {data.kind}")
         if self.task.multi_label != data.multi_label:
             raise UserError(f"model.task: {type(self.task).__name__} does not fit data.source, which gives {data.kind}")
+
+    @staticmethod
+    def _check_names(losses: dict[str, DistillLoss]) -> None:
+        for name in losses:
+            if name == "task" or hasattr(nn.ModuleDict(), name):
+                raise UserError(f"model.distill_losses.{name}: the name '{name}' is taken, give the loss another")
 
     def _checked_teacher_of(self, teacher_of: dict[str, str]) -> dict[str, str]:
         members = list(self.teacher.members) if self.teacher else []
@@ -149,12 +158,7 @@ class DistillationModule(LightningModule):
             if type(loss) is DistillLoss:  # only a weight was given
                 others = self._among(other for other in self.distill_losses if other != name)
                 raise UserError(f"{key}: there is no loss '{name}'{others}; to add one: {key}=KDLoss")
-            if loss.needs_class_ids and (data.soft_targets or not data.labels or data.unlabeled or data.multi_label):
-                reason = (
-                    "mixes labels (data.augment.mixup=0 data.augment.cutmix=0)" if data.soft_targets
-                    else "has several labels a picture" if data.multi_label else "has pictures without a label"
-                )  # fmt: skip
-                raise UserError(f"{key}: {type(loss).__name__} needs a class id for each picture, the data {reason}")
+            self._check_targets(key, loss, data)
             if isinstance(loss, LogitLoss) and self.teacher is not None and not self.teacher.has_head:
                 raise UserError(f"{key}: the teacher has no classifier (model.teacher.head=false), its features alone "
                                 "can teach")  # fmt: skip
@@ -162,6 +166,26 @@ class DistillationModule(LightningModule):
                 loss.bind(len(data.classes), data.train, data.ignore_index)
             except ValueError as error:
                 raise UserError(f"{key}: {error}") from error
+
+    def _check_targets(self, key: str, loss: DistillLoss, data: DataInfo) -> None:
+        kind = type(loss).__name__
+        if isinstance(loss, LogitLoss) and loss.for_maps != self.task.dense:
+            if loss.for_maps:
+                raise UserError(f"{key}: {kind} is defined for masks alone (model.task=Segmentation)")
+            raise UserError(
+                f"{key}: {kind} is not defined for masks; PixelKDLoss, CWDLoss and the losses over features are"
+            )
+        wants = "a class id" if loss.needs_class_ids else "a label" if loss.needs_labels else ""
+        if wants == "a class id" and data.soft_targets:
+            reason = "mixes labels (data.augment.mixup=0 data.augment.cutmix=0)"
+        elif data.multi_label:
+            reason = "has several labels a picture"
+        elif not data.labels or data.unlabeled:
+            reason = "has pictures without a label"
+        else:
+            return
+        if wants:
+            raise UserError(f"{key}: {kind} needs {wants} for each picture, the data {reason}")
 
     def _build_feature_losses(self, taps: dict[str, TapSpec]) -> None:
         wanted = [n for n, loss in self.distill_losses.items() if isinstance(loss, (FeatureLoss, LayersLoss))]
@@ -180,6 +204,9 @@ class DistillationModule(LightningModule):
         self._teacher_shapes: dict[str, dict[tuple[str, str], tuple[int, ...]]] = {}  # of each loss
         for name in wanted:
             self._build_feature_loss(name, taps[name])
+        for loss in self.distill_losses.values():
+            if not loss.weight:  # never computed: DDP stops at parameters that get no gradient
+                loss.requires_grad_(False)
 
     def _build_feature_loss(self, name: str, spec: TapSpec) -> None:
         assert self.teacher is not None
@@ -414,6 +441,13 @@ class DistillationModule(LightningModule):
         """Whether a loss needs the teacher."""
         return self.teacher is not None and bool(self.active_losses)
 
+    @property
+    def classifies(self) -> bool:
+        """Whether the student's classifier means anything: features alone leave a new one as it was drawn."""
+        taught = any(isinstance(loss, LogitLoss) for loss in self.active_losses.values()) or self._folded is not None
+        brought = self.student_spec.inherit or self.student_spec.checkpoint is not None
+        return bool(self.task_loss_weight) or taught or brought
+
     def tapping_the_teacher(self) -> ExitStack:
         """Inside, the teacher's features are caught for this module's losses."""
         stack = ExitStack()
@@ -525,6 +559,8 @@ class DistillationModule(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Adds one batch to the task's metrics; padding (index -1) is left out."""
+        if not self.classifies:
+            return
         real = batch["index"] >= 0
         images, target, index = (batch[k][real] for k in ("image", "target", "index"))
         if not len(images):
@@ -545,6 +581,8 @@ class DistillationModule(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Logs the task's metrics over all processes, as ``val/<name>``."""
+        if not self.classifies:
+            return
         self.log_dict({f"val/{name}": value for name, value in self.task.compute().items()})
         self.task.reset()
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import timm
 import torch
+import yaml
+from pytorch_lightning import Callback, Trainer
 from safetensors.torch import load_file
 
 from kd.cli import train_main
@@ -14,18 +16,23 @@ from kd.data.datamodule import DataInfo
 from kd.errors import UserError
 from kd.losses import (
     CRDLoss,
+    CWDLoss,
     DistillLoss,
+    DISTLoss,
     DKDLoss,
     HardKDLoss,
     KDLoss,
     NKDLoss,
     SimKDLoss,
     StandardizedLoss,
+    WSLDLoss,
 )
 from kd.losses.functional import hard_kd_loss, kd_loss
 from kd.models import StudentSpec, TeacherSpec
 from kd.module import DistillationModule
 from kd.taps import TapSpec
+from kd.tasks import MultiLabel
+from tests._forks import start_ranks, status_of
 from tests._helpers import ARCH, CLASSES, TINY, write_recipe
 from tests.test_train import assert_same, losses, run_folders, student_of
 
@@ -83,22 +90,108 @@ def test_all_losses_together_train_and_resume_bit_for_bit(tmp_path: Path, pictur
     assert set(student_of(whole)) == set(plain.state_dict())
 
 
+class MemoryOfEachRank(Callback):
+    """Writes what a rank remembers, and whether DDP broadcasts it each step."""
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        memory = pl_module.distill_losses["crd"].memory_teacher
+        broadcast = [buffer.data_ptr() for buffer in trainer.model.modules_buffers]
+        found = {"memory": memory, "broadcast": memory.data_ptr() in broadcast, "counted": len(broadcast)}
+        torch.save(found, Path(trainer.default_root_dir) / f"rank{trainer.global_rank}.pt")
+
+
 def test_losses_with_parameters_on_two_processes_with_sharded_state(
     tmp_path: Path, pictures: Path, teacher: Path
 ) -> None:
-    from tests._helpers import run_cli
-
-    chosen = {"hint": {"class_path": "kd.losses.HintLoss"}, "crd": {"class_path": "kd.losses.CRDLoss"}}
+    """One of them has no weight: its parameters get no gradient, and DDP must not wait for one."""
+    chosen = {"hint": {"class_path": "kd.losses.HintLoss"}, "crd": {"class_path": "kd.losses.CRDLoss"},
+              "off": {"class_path": "kd.losses.HintLoss", "init_args": {"weight": 0}}}  # fmt: skip
     recipe = write_recipe(
-        tmp_path / "tiny.yaml", pictures, teacher, model__distill_losses=chosen, model__taps={"hint": BLOCKS}
-    )
-    done = run_cli(f"recipe={recipe}", "config=ddp_2cpu", "config=zero", "data.batch_size=4", "trainer.max_epochs=1")
-    assert done.returncode == 0, done.stderr
+        tmp_path / "tiny.yaml", pictures, teacher, model__distill_losses=chosen,
+        model__taps={"hint": BLOCKS, "off": BLOCKS},
+    )  # fmt: skip
+    look = json.dumps({"class_path": "tests.test_losses_in_training.MemoryOfEachRank"})
+    two_ranks(recipe, "config=ddp_2cpu", "config=zero", f"trainer.callbacks+={look}",
+              f"trainer.default_root_dir={tmp_path}")  # fmt: skip
     (folder,) = run_folders(recipe)
+    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
+    assert torch.equal(ranks[0]["memory"], ranks[1]["memory"])
+    assert [(r["broadcast"], r["counted"] > 0) for r in ranks] == [(False, True)] * 2
     state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     memory = state["distill_losses.crd.memory_student"]
     assert memory.shape == (48, 128)
     torch.testing.assert_close(memory.norm(dim=1), torch.ones(48))
+
+
+def two_ranks(recipe: Path, *items: str) -> None:
+    shared = [f"recipe={recipe}", "data.batch_size=4", "trainer.max_epochs=1", *items]
+    pids = start_ranks(shared, recipe.parent / "log.txt")
+    assert {status_of(pid) for pid in pids} == {0}, (recipe.parent / "log.0").read_text()
+
+
+def test_losses_over_the_batch_see_the_batches_of_all_processes(tmp_path: Path, pictures: Path, teacher: Path) -> None:
+    """Two ranks of 4 pictures train the student that one of 8 trains."""
+    chosen: dict[str, Any] = {name: {"class_path": name} for name in ("RKDLoss", "SPLoss", "CKALoss")}
+    chosen |= {n: {"class_path": n, "init_args": {"gather": True}} for n in ("DISTLoss", "PKDLoss")}
+    recipe = write_recipe(
+        tmp_path / "tiny.yaml", pictures, teacher, model__distill_losses=chosen, model__taps={"PKDLoss": BLOCKS},
+        optim={"name": "sgd", "lr": 0.02, "warmup_epochs": 0}, trainer__precision="32-true", trainer__max_epochs=1,
+    )  # fmt: skip
+    two_ranks(recipe, "config=ddp_2cpu")
+    assert train_main([f"recipe={recipe}"]) == 0
+    assert train_main([f"recipe={recipe}", "model.distill_losses.RKDLoss.weight=0"]) == 0
+    two, one, other = (student_of(folder) for folder in run_folders(recipe))
+    for key, value in one.items():
+        torch.testing.assert_close(two[key], value, rtol=1e-4, atol=1e-5)
+    assert max((two[key] - value).abs().max() for key, value in other.items()) > 1e-3
+
+
+def test_features_alone_of_a_vit_teach_a_cnn(
+    tmp_path: Path, pictures: Path, teacher: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under bfloat16, by every feature loss. An untrained classifier has no accuracy; the last epoch counts."""
+    stages = {"student": "layer[13]", "teacher": "blocks.*"}  # a finer and a coarser grid than the teacher's
+    chosen: dict[str, Any] = {name: {"class_path": name} for name in ("HintLoss", *FEATURE)}
+    taps = {name: stages for name in ("HintLoss", *FEATURE) if FEATURE.get(name, BLOCKS)}
+    recipe = write_recipe(
+        tmp_path / "tiny.yaml", pictures, teacher, model__distill_losses=chosen, model__taps=taps,
+        model__task_loss_weight=0.0, trainer__precision="bf16-mixed",
+        model__student={"arch": "resnet18", "img_size": 32, "kwargs": {"channels": [8, 16, 24, 32]}},
+    )  # fmt: skip
+    assert train_main([f"recipe={recipe}"]) == 0
+    out = capsys.readouterr().out
+    assert "student.safetensors holds the last epoch" in out
+    assert "acc1" not in out
+    (folder,) = run_folders(recipe)
+    header, *rows = (folder / "metrics.csv").read_text().splitlines()
+    assert "val/" not in header
+    assert all(f"train/{name}_loss" in header for name in chosen)
+    assert "nan" not in "".join(rows)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["student"]["val"] == summary["student"]["best_val"] == {}
+    last = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    for key, value in student_of(folder).items():
+        assert torch.equal(value, last[f"student.{key}"]), key
+    assert train_main([f"recipe={recipe}", "checkpoint.monitor=val/acc1"]) == 2
+    assert "checkpoint.monitor: nothing trains the student's classifier" in capsys.readouterr().err
+
+
+def test_a_run_with_pkds_former_projection_resumes(tmp_path: Path, pictures: Path, teacher: Path) -> None:
+    """PKD had one between equal widths too; a checkpoint with it goes on as it was."""
+    before = {"class_path": "kd.losses.PKDLoss", "init_args": {"projection": {"class_path": "kd.losses.Projection"}}}
+    recipe = write_recipe(
+        tmp_path / "tiny.yaml", pictures, teacher, model__distill_losses={"pkd": before}, model__taps={"pkd": BLOCKS}
+    )
+    assert train_main([f"recipe={recipe}"]) == 0
+    stop = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 8}})
+    assert train_main([f"recipe={recipe}", f"trainer.callbacks+={stop}"]) == 1
+    whole, part = run_folders(recipe)
+    config = yaml.safe_load((part / "config.yaml").read_text())
+    del config["model"]["distill_losses"]["pkd"]["init_args"]["projection"]
+    (part / "config.yaml").write_text(yaml.safe_dump(config))
+    assert train_main([f"resume={part}", "trainer.callbacks=null"]) == 0
+    assert losses(part) == losses(whole)
+    assert_same(student_of(part), student_of(whole))
 
 
 # -- single losses ---------------------------------------------------------------------------------------------------
@@ -192,6 +285,13 @@ def test_simkd_takes_over_the_teachers_classifier(teacher: Path) -> None:
         ({"kd": KDLoss()}, INFO, {"teacher_of": {"x": "a"}}, r"teacher_of.x: there is no loss 'x' \(kd\)"),
         ({"kd": KDLoss()}, INFO, {"teacher_of": {"kd": "a"}}, "there is no teacher 'a' in model.teachers"),
         ({"simkd": SimKDLoss()}, INFO, {}, "set model.task_loss_weight=0"),
+        ({"wsld": WSLDLoss()}, DataInfo(list(CLASSES), 48, 16, unlabeled=8), {},
+         "distill_losses.wsld: WSLDLoss needs a label for each picture, the data has pictures without a label"),
+        ({"std": StandardizedLoss(WSLDLoss())}, DataInfo(list(CLASSES), 48, 16, multi_label=True),
+         {"task": MultiLabel()}, "StandardizedLoss needs a label for each picture, the data has several labels"),
+        ({"std": StandardizedLoss(KDLoss())}, DataInfo(["a", "b"], 48, 16), {}, "StandardizedLoss needs >= 3 classes"),
+        ({"dist": DISTLoss()}, DataInfo(["a", "b"], 48, 16), {}, "DISTLoss needs >= 3 classes or beta=0"),
+        ({"cwd": CWDLoss()}, INFO, {}, r"CWDLoss is defined for masks alone \(model.task=Segmentation\)"),
     ],
 )  # fmt: skip
 def test_what_a_loss_is_not_defined_for_is_refused(
@@ -220,6 +320,8 @@ def test_what_a_loss_is_not_defined_for_is_refused(
         (["model.distill_losses.d=DKDLoss", "data.augment.mixup=0.2"], "DKDLoss needs a class id for each picture"),
         (["model.distill_losses.kd.temperature=0"], "temperature: must be > 0, got 0"),
         (["model.distill_losses.h=HintLos"], "did you mean 'HintLoss'"),
+        (["model.distill_losses.task=KDLoss"], "model.distill_losses.task: the name 'task' is taken"),
+        (["model.distill_losses.keys=KDLoss"], "model.distill_losses.keys: the name 'keys' is taken"),
     ],
 )  # fmt: skip
 def test_users_mistakes_with_losses_end_in_one_line(

@@ -101,6 +101,14 @@ def test_a_teacher_of_more_classes_in_another_order(tmp_path: Path) -> None:
     assert bias.shape == (4,)
 
 
+def test_a_name_that_stands_twice_is_refused_where_it_is_needed(tmp_path: Path) -> None:
+    file = save_teacher(tmp_path / "plain.safetensors", 3)
+    twice = spec(file, classes=["crane", "dog", "crane"])
+    with pytest.raises(UserError, match=r"model.teacher.classes: 'crane' stands 2 times among the teacher's 3 names"):
+        Teacher(twice, 2, ["crane", "dog"])
+    assert Teacher(twice, 1, ["dog"])(PICTURES).shape == (len(PICTURES), 1)
+
+
 def test_names_from_a_file_and_a_map(tmp_path: Path) -> None:
     file = save_teacher(tmp_path / "plain.safetensors", 5)
     (tmp_path / "names.txt").write_text("pomme\nbread\ncake\ndates\nzebra\n")

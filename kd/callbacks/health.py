@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kd.callbacks.run_folder import RunFolder
+from kd.losses import LogitLoss
 from kd.report.records import Writer
 from kd.shards import whole
 from kd.taps import layer_paths
@@ -186,7 +187,7 @@ class _Reading:
             found["update_ratio"] = _finite(torch.stack(ratios).median()) if ratios else None
         if teacher is not None:
             several = self.module.task.multi_label
-            found["teacher_entropy"] = _finite(_entropy(teacher, _temperature(self.module), several))
+            found["teacher_entropy"] = _finite(_entropy(_softened(self.module, teacher), several))
             if self._student is not None and self._student.shape == teacher.shape:
                 found["agreement"] = _finite(_agreement(self._student, teacher.to(self._student.device), several))
         found["spread"] = {name: _finite(value) for name, value in self._spread.items()}
@@ -217,19 +218,21 @@ def _class_counts(targets: Any) -> list[int]:
     return []
 
 
-def _temperature(module: Any) -> float:
-    found = [getattr(loss, "temperature", None) for loss in module.distill_losses.values()]
-    return next((float(t) for t in found if isinstance(t, int | float)), 1.0)
+def _softened(module: Any, teacher: Tensor) -> Tensor:
+    """The teacher's logits as the first loss over logits compares them."""
+    over_logits = (loss for loss in module.active_losses.values() if isinstance(loss, LogitLoss))
+    loss = next(over_logits, None)
+    return teacher if loss is None else loss.softened(teacher)
 
 
-def _entropy(logits: Tensor, temperature: float, multi_label: bool = False) -> Tensor:
-    """Mean entropy of ``(N, C, ...)`` logits at a temperature, over its maximum: 0 one-hot, 1 uniform.
+def _entropy(logits: Tensor, multi_label: bool = False) -> Tensor:
+    """Mean entropy of ``(N, C, ...)`` logits, over its maximum: 0 one-hot, 1 uniform.
 
     With ``multi_label`` each class is a yes or no of its own.
     """
     if multi_label:
         logits = torch.stack([logits, torch.zeros_like(logits)], 1)
-    log_p = (logits / temperature).log_softmax(1)
+    log_p = logits.log_softmax(1)
     return -(log_p.exp() * log_p).sum(1).mean() / math.log(max(2, logits.shape[1]))
 
 

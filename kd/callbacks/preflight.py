@@ -43,7 +43,8 @@ class Preflight(Callback):
         judges = {name: copy.deepcopy(pl_module.task) for name in {"": None, **teacher.members}}
         for judge in judges.values():
             judge.reset()
-        seen = TargetCounts(len(pl_module.data_info.classes)).to(pl_module.device)
+        info = pl_module.data_info
+        seen = TargetCounts(len(info.classes), info.ignore_index).to(pl_module.device)
         pl_module.keep_teacher_answers(self._measure(trainer, pl_module, judges, seen))
         counts, total = seen.compute()
         found = {name: _rounded(judge.compute()) for name, judge in judges.items()}

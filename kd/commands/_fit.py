@@ -129,7 +129,8 @@ def _print_table(summary: dict[str, Any], folder: Path) -> None:
     if "verdict" in summary:
         print(f"{summary['verdict']['text']} (report.html)")
     where = "students/NAME/student.safetensors" if summary.get("students") else "student.safetensors"
-    print(f"run folder: {folder} ({where} holds the best epoch)", flush=True)
+    which = "best" if summary["student"]["best_val"] else "last"
+    print(f"run folder: {folder} ({where} holds the {which} epoch)", flush=True)
 
 
 def _duration(seconds: float) -> str:

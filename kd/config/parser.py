@@ -235,6 +235,10 @@ class KDCLI(LightningCLI):
             for name in self.model.task.metric_names(bool(self.model.teacher and self.model.teacher.has_head))
         ]
         monitor = config.checkpoint.monitor or f"val/{self.model.task.primary}"
+        has_best = any(module.classifies for module in self.model.named_students().values())
+        if config.checkpoint.monitor and not has_best:
+            raise UserError("checkpoint.monitor: nothing trains the student's classifier, so there is no validation "
+                            "metric; the last epoch is exported")  # fmt: skip
         if monitor not in known:
             raise ValueError(f"monitor must be one of {', '.join(known)}, got '{monitor}'")
         resume = Path(config.resume) if config.resume else None
@@ -244,7 +248,7 @@ class KDCLI(LightningCLI):
         checkpoints: list[ModelCheckpoint | LastCheckpoint] = [
             LastCheckpoint(where, config.checkpoint.every_n_steps, config.checkpoint.every_n_minutes)
         ]
-        if not config.students:  # of several students each keeps its own best epoch
+        if has_best and not config.students:  # of several students each keeps its own best epoch
             checkpoints.insert(
                 0, ModelCheckpoint(where, "best", save_weights_only=True, enable_version_counter=False, **best)
             )

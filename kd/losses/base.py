@@ -18,14 +18,18 @@ class DistillLoss(nn.Module):
         weight: factor of this loss in the total, >= 0. With 0 the loss is not computed.
 
     Attributes:
-        needs_class_ids: not defined for the mixed targets of mixup and cutmix.
+        needs_class_ids: not defined for the mixed targets of mixup and cutmix, nor without a label.
+        needs_labels: needs one label a picture; mixed targets may do.
+        equal_on_all_ranks: buffers that every process updates alike, so that DDP need not broadcast them each step.
         needs_index: ``forward`` also takes ``index``, the samples' numbers ``(N,)``.
         epoch: where training is, in epochs, from 0; may be fractional.
         max_epochs: where it will end.
     """
 
     needs_class_ids = False
+    needs_labels = False
     needs_index = False
+    equal_on_all_ranks: tuple[str, ...] = ()
     epoch = 0.0
     max_epochs = 1
 
@@ -49,7 +53,25 @@ class DistillLoss(nn.Module):
 
 
 class LogitLoss(DistillLoss):
-    """A loss over the logits of both models: ``forward(student_logits, teacher_logits, target)``."""
+    """A loss over the logits of both models: ``forward(student_logits, teacher_logits, target)``.
+
+    Attributes:
+        for_maps: defined for logit maps ``(N, C, H, W)`` with ignored pixels, and for nothing else.
+        temperature: that both models' logits are divided by, where there is one.
+    """
+
+    for_maps = False
+    temperature = 1.0
+
+    def softened(self, teacher_logits: Tensor) -> Tensor:
+        """The teacher's logits in the form whose softmax over classes is compared with the student's."""
+        return teacher_logits / self.temperature
+
+
+def equal_on_all_ranks(module: nn.Module) -> list[str]:
+    """The names, below ``module``, of the losses' buffers that DDP need not broadcast."""
+    losses = ((path, loss) for path, loss in module.named_modules() if isinstance(loss, DistillLoss))
+    return [f"{path}.{name}" for path, loss in losses for name in loss.equal_on_all_ranks]
 
 
 class FeatureLoss(DistillLoss):
@@ -86,7 +108,7 @@ class EachLayer(LayersLoss):
     def __init__(self, loss: FeatureLoss) -> None:
         super().__init__(loss.weight)
         self.losses = nn.ModuleList([loss])
-        self.needs_index = loss.needs_index
+        self.needs_index, self.needs_labels = loss.needs_index, loss.needs_labels
 
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
         """Makes the copies and builds each.

@@ -11,6 +11,8 @@ from kd.losses.projections import Projection
 class _MapLoss(LogitLoss):
     """A loss over logit maps at a temperature, without the pixels that the task ignores."""
 
+    for_maps = True
+
     def __init__(self, temperature: float, weight: float) -> None:
         super().__init__(weight)
         positive("temperature", temperature)
@@ -56,6 +58,10 @@ class CWDLoss(_MapLoss):
 
     def __init__(self, temperature: float = 4.0, weight: float = 1.0) -> None:
         super().__init__(temperature, weight)
+
+    def softened(self, teacher_logits: Tensor) -> Tensor:
+        """As they are: the temperature is that of a softmax over positions, not over classes."""
+        return teacher_logits
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C, H, W)``, ``(N, C, H, W)``, class ids ``(N, H, W)`` -> scalar."""

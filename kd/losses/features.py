@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from kd.losses.base import FeatureLoss, LayersLoss, Shape
 from kd.losses.functional import at_loss, hcl_loss, hint_loss, masked_hint_loss, pkd_loss
-from kd.losses.functional._checks import positive
+from kd.losses.functional._checks import positive, wide
 from kd.losses.projections import Projection, resize
+from kd.losses.ranks import of_all_ranks
 
 
 def _check_maps(name: str, *shapes: Shape) -> None:
@@ -59,7 +60,7 @@ class HintLoss(FeatureLoss):
 class ATLoss(FeatureLoss):
     """Attention transfer, see :func:`kd.losses.functional.at_loss`. No parameters.
 
-    The student's attention map is resized to the teacher's grid.
+    The larger of the two maps is average-pooled to the smaller one's grid, as in the code of CRD's authors.
 
     Args:
         p: power, > 0.
@@ -81,29 +82,60 @@ class ATLoss(FeatureLoss):
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         """``(N, C_s, H, W)``, ``(N, C_t, H', W')``, unused -> scalar."""
-        return at_loss(resize(student_features, teacher_features.shape[2:]), teacher_features, self.p)
+        (height, width), (other_height, other_width) = student_features.shape[2:], teacher_features.shape[2:]
+        size = (min(height, other_height), min(width, other_width))
+        student, teacher = (F.adaptive_avg_pool2d(wide(x), size) for x in (student_features, teacher_features))
+        return at_loss(student, teacher, self.p)
 
 
 class PKDLoss(FeatureLoss):
     """Pearson correlation of feature maps, see :func:`kd.losses.functional.pkd_loss`.
 
+    The student's map is resized to the teacher's grid.
+
     Args:
-        projection: from the student's features to the teacher's shape; default: linear.
+        projection: from the student's features to the teacher's shape; default: linear where the widths differ, none
+            where they are equal, as in the paper.
         weight: factor in the total loss.
+        gather: standardise over the batches of all processes, whose whole maps then travel, instead of each
+            process's own.
+
+    >>> import torch
+    >>> loss = PKDLoss()
+    >>> loss.build((2, 8, 4, 4), (2, 8, 4, 4))
+    >>> x = torch.randn(2, 8, 4, 4)
+    >>> loss(x, x, torch.zeros(2))
+    tensor(0.)
     """
 
-    def __init__(self, projection: Projection | None = None, weight: float = 1.0) -> None:
+    def __init__(self, projection: Projection | None = None, weight: float = 1.0, gather: bool = False) -> None:
         super().__init__(weight)
-        self.projection = projection or Projection()
+        self.projection, self.gather = projection, gather
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        """Makes the projection; two maps of one shape need none, as in the paper."""
+        """Makes the projection, where there is one."""
         _check_maps("PKDLoss", student_shape, teacher_shape)
-        self.projection.build(student_shape, teacher_shape)
+        self._shapes = student_shape, teacher_shape
+        if self.projection is None and student_shape[1] != teacher_shape[1]:
+            self.projection = Projection()
+        if self.projection is not None:
+            self.projection.build(student_shape, teacher_shape)
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         """``(N, C_s, H, W)``, ``(N, C_t, H', W')``, unused -> scalar."""
-        return pkd_loss(self.projection(student_features), teacher_features)
+        if self.projection is not None:
+            student = self.projection(student_features)
+        else:
+            student = resize(student_features, teacher_features.shape[2:])
+        if self.gather:
+            student, teacher_features = of_all_ranks(student, teacher_features)
+        return pkd_loss(student, teacher_features)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Older checkpoints have a projection between equal widths too: such a run resumes with it."""
+        if self.projection is None and f"{prefix}projection.layers.weight" in state_dict:
+            self.projection = Projection().build(*self._shapes)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class _Generator(nn.Sequential):
@@ -153,11 +185,12 @@ class ViTKDLoss(LayersLoss):
 
     Args:
         mask_ratio: share of hidden positions, in (0, 1).
-        generation_weight: of the last layer's term; the paper's ratio of the two is 0.1.
+        generation_weight: of the last layer's term. The code sums over two shallow layers, with a tenth of their weight
+            for the last one: 0.05 where the shallow layers are averaged.
         weight: factor in the total loss.
     """
 
-    def __init__(self, mask_ratio: float = 0.5, generation_weight: float = 0.1, weight: float = 1.0) -> None:
+    def __init__(self, mask_ratio: float = 0.5, generation_weight: float = 0.05, weight: float = 1.0) -> None:
         super().__init__(weight)
         _check_share("mask_ratio", mask_ratio)
         self.mask_ratio, self.generation_weight = mask_ratio, generation_weight
@@ -250,7 +283,9 @@ class _Fusion(nn.Module):
             deeper = F.interpolate(deeper, x.shape[2:], mode="nearest")
             attention = self.attend(torch.cat([x, deeper], dim=1))
             x = x * attention[:, :1] + deeper * attention[:, 1:]
-        return self.widen(resize(x, size)), x
+        if x.shape[2:] != size:
+            x = F.interpolate(x, size, mode="nearest")
+        return self.widen(x), x
 
 
 class SimKDLoss(FeatureLoss):

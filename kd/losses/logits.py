@@ -16,6 +16,7 @@ from kd.losses.functional import (
     wsld_loss,
 )
 from kd.losses.functional._checks import positive
+from kd.losses.ranks import of_all_ranks
 from kd.losses.topk import TopKLogits
 
 
@@ -61,6 +62,10 @@ class KDLoss(LogitLoss):
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar."""
         return kd_loss(student_logits, teacher_logits, self.temperature_now(), self.teacher_temperature)
+
+    def softened(self, teacher_logits: Tensor) -> Tensor:
+        """See :meth:`LogitLoss.softened`."""
+        return teacher_logits / (self.teacher_temperature or self.temperature_now())
 
     @property
     def topk_temperature(self) -> float | None:
@@ -143,6 +148,7 @@ class DISTLoss(LogitLoss):
         gamma: weight of the relation within a class, over the batch.
         temperature: > 0.
         weight: factor in the total loss.
+        gather: compare over the batches of all processes instead of each process's own.
 
     >>> import torch
     >>> x = torch.tensor([[1.0, 2.0, 4.0], [3.0, 1.0, 5.0]])
@@ -150,14 +156,28 @@ class DISTLoss(LogitLoss):
     True
     """
 
-    def __init__(self, beta: float = 1.0, gamma: float = 1.0, temperature: float = 1.0, weight: float = 1.0) -> None:
+    def __init__(
+        self,
+        beta: float = 1.0,
+        gamma: float = 1.0,
+        temperature: float = 1.0,
+        weight: float = 1.0,
+        gather: bool = False,
+    ) -> None:
         super().__init__(weight)
         positive("temperature", temperature)
-        self.beta, self.gamma, self.temperature = beta, gamma, temperature
+        self.beta, self.gamma, self.temperature, self.gather = beta, gamma, temperature, gather
+
+    def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
+        """Refuses two classes with ``beta``: any two pairs of numbers correlate by 1 or -1, without a gradient."""
+        if num_classes < 3 and self.beta:
+            raise ValueError(f"DISTLoss needs >= 3 classes or beta=0, the data has {num_classes}; KDLoss takes two")
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar."""
-        return dist_loss(student_logits, teacher_logits, self.beta, self.gamma, self.temperature)
+        student, teacher = of_all_ranks(student_logits, teacher_logits) if self.gather else (
+            student_logits, teacher_logits)  # fmt: skip
+        return dist_loss(student, teacher, self.beta, self.gamma, self.temperature)
 
 
 class NKDLoss(LogitLoss):
@@ -202,6 +222,8 @@ class WSLDLoss(LogitLoss):
     tensor(0.)
     """
 
+    needs_labels = True
+
     def __init__(self, temperature: float = 2.0, weight: float = 1.0) -> None:
         super().__init__(weight)
         positive("temperature", temperature)
@@ -231,6 +253,10 @@ class MLKDLoss(LogitLoss):
         for temperature in temperatures:
             positive("temperatures", temperature)
         self.temperatures = tuple(temperatures)
+
+    def softened(self, teacher_logits: Tensor) -> Tensor:
+        """See :meth:`LogitLoss.softened`; by the lowest of the temperatures."""
+        return teacher_logits / min(self.temperatures)
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar."""
@@ -276,11 +302,18 @@ class StandardizedLoss(LogitLoss):
         if loss.weight != 1:
             raise ValueError(f"weight must be given to StandardizedLoss, the loss inside it got {loss.weight}")
         self.loss = loss
-        self.needs_class_ids, self.needs_index = loss.needs_class_ids, loss.needs_index
+        self.needs_class_ids, self.needs_labels = loss.needs_class_ids, loss.needs_labels
+        self.needs_index, self.for_maps = loss.needs_index, loss.for_maps
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
-        """See :meth:`DistillLoss.bind`."""
+        """Refuses two classes: standardised, any two logits are the same two numbers, without a gradient."""
+        if num_classes < 3:
+            raise ValueError(f"StandardizedLoss needs >= 3 classes, the data has {num_classes}; KDLoss takes two")
         self.loss.bind(num_classes, num_samples, ignore_index)
+
+    def softened(self, teacher_logits: Tensor) -> Tensor:
+        """See :meth:`LogitLoss.softened`."""
+        return self.loss.softened(standardize_logits(teacher_logits))
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor, **extra: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, the target of the loss inside -> scalar."""

@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kd.losses.base import Shape
+from kd.losses.functional._checks import wide
 
 
 class Projection(nn.Module):
@@ -75,7 +76,8 @@ class MLPProjection(Projection):
 
 
 def resize(features: Tensor, size: tuple[int, ...]) -> Tensor:
-    """``(N, C, H, W)`` -> ``(N, C, *size)``, bilinear, with averaging where it gets smaller."""
+    """``(N, C, H, W)`` -> ``(N, C, *size)``, bilinear, with averaging where it gets smaller. Keeps the dtype."""
     if features.shape[2:] == size:
         return features
-    return F.interpolate(features, size, mode="bilinear", antialias=True)
+    resized = F.interpolate(wide(features), size, mode="bilinear", antialias=True)  # bfloat16: not on the CPU
+    return resized.to(features.dtype)

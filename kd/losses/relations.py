@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from kd.losses.base import FeatureLoss, Shape
 from kd.losses.functional import cka_loss, crd_loss, rkd_loss, sp_loss
 from kd.losses.functional._checks import matmul, positive
+from kd.losses.ranks import in_parallel, of_all_ranks, own_rows
 
 
 class RKDLoss(FeatureLoss):
@@ -17,6 +18,7 @@ class RKDLoss(FeatureLoss):
         distance_weight: >= 0.
         angle_weight: >= 0. The angle term takes the cube of the batch size in memory.
         weight: factor in the total loss.
+        gather: compare with the batches of all P processes too; the angle term then takes P^2 times the memory.
 
     >>> import torch
     >>> x = torch.tensor([[0.0, 0], [3, 4], [6, 1]])
@@ -26,13 +28,19 @@ class RKDLoss(FeatureLoss):
 
     default_tap = "prelogits"
 
-    def __init__(self, distance_weight: float = 25.0, angle_weight: float = 50.0, weight: float = 1.0) -> None:
+    def __init__(
+        self, distance_weight: float = 25.0, angle_weight: float = 50.0, weight: float = 1.0, gather: bool = True
+    ) -> None:
         super().__init__(weight)
-        self.distance_weight, self.angle_weight = distance_weight, angle_weight
+        self.distance_weight, self.angle_weight, self.gather = distance_weight, angle_weight, gather
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         """``(N, D_s)``, ``(N, D_t)``, unused -> scalar."""
-        return rkd_loss(student_features, teacher_features, self.distance_weight, self.angle_weight)
+        weights, vertices = (self.distance_weight, self.angle_weight), None
+        if self.gather:
+            vertices = own_rows(len(student_features))
+            student_features, teacher_features = of_all_ranks(student_features, teacher_features)
+        return rkd_loss(student_features, teacher_features, *weights, vertices)
 
 
 class SPLoss(FeatureLoss):
@@ -40,6 +48,7 @@ class SPLoss(FeatureLoss):
 
     Args:
         weight: factor in the total loss.
+        gather: compare over the batches of all processes instead of each process's own.
 
     >>> import torch
     >>> SPLoss()(torch.eye(2), torch.eye(2), torch.zeros(2))
@@ -48,8 +57,14 @@ class SPLoss(FeatureLoss):
 
     default_tap = "prelogits"
 
+    def __init__(self, weight: float = 1.0, gather: bool = True) -> None:
+        super().__init__(weight)
+        self.gather = gather
+
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         """``(N, ...)``, ``(N, ...)``, unused -> scalar."""
+        if self.gather:
+            student_features, teacher_features = of_all_ranks(student_features, teacher_features)
         return sp_loss(student_features, teacher_features)
 
 
@@ -58,6 +73,7 @@ class CKALoss(FeatureLoss):
 
     Args:
         weight: factor in the total loss.
+        gather: compare over the batches of all processes instead of each process's own.
 
     >>> import torch
     >>> CKALoss()(torch.eye(2), torch.eye(2), torch.zeros(2)).round(decimals=4)
@@ -66,8 +82,14 @@ class CKALoss(FeatureLoss):
 
     default_tap = "prelogits"
 
+    def __init__(self, weight: float = 1.0, gather: bool = True) -> None:
+        super().__init__(weight)
+        self.gather = gather
+
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         """``(N, ...)``, ``(N, ...)``, unused -> scalar."""
+        if self.gather:
+            student_features, teacher_features = of_all_ranks(student_features, teacher_features)
         return cka_loss(student_features, teacher_features)
 
 
@@ -90,6 +112,7 @@ class CRDLoss(FeatureLoss):
 
     default_tap = "prelogits"
     needs_index = True
+    equal_on_all_ranks = ("memory_student", "memory_teacher")
     memory_student: Tensor
     memory_teacher: Tensor
     scale: Tensor
@@ -109,6 +132,7 @@ class CRDLoss(FeatureLoss):
             raise ValueError(f"momentum must be >= 0 and < 1, got {momentum}")
         self.embed_dim, self.negatives = embed_dim, negatives
         self.temperature, self.momentum = temperature, momentum
+        self._shared = False
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
         """Makes the memory."""
@@ -133,6 +157,7 @@ class CRDLoss(FeatureLoss):
         """
         if index is None:
             raise ValueError("index must hold the samples' numbers (N,) for CRDLoss, got none")
+        self._share()
         student = F.normalize(self.project_student(student_features.flatten(1)).float(), dim=1)
         teacher = F.normalize(self.project_teacher(teacher_features.detach().flatten(1)).float(), dim=1)
         others = torch.randint(self.num_samples, (self.negatives,), device=index.device)
@@ -150,16 +175,16 @@ class CRDLoss(FeatureLoss):
             )
         return crd_loss(scores - self.scale[side], self.num_samples)
 
+    def _share(self) -> None:
+        """Once, rank 0's memory for all: from then on every process writes the same into its own."""
+        if in_parallel() and not self._shared:
+            for memory in (self.memory_student, self.memory_teacher):
+                dist.broadcast(memory, 0)
+        self._shared = True
+
     @torch.no_grad()
     def _remember(self, student: Tensor, teacher: Tensor, index: Tensor) -> None:
-        if dist.is_available() and dist.is_initialized():  # every process keeps the whole memory
-            student, teacher, index = (_from_all(x) for x in (student, teacher, index))
+        student, teacher, index = of_all_ranks(student, teacher, index)
         for memory, new in ((self.memory_student, student), (self.memory_teacher, teacher)):
             mixed = self.momentum * memory[index] + (1 - self.momentum) * new
             memory[index] = F.normalize(mixed, dim=1)
-
-
-def _from_all(x: Tensor) -> Tensor:
-    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, x.contiguous())
-    return torch.cat(parts)

@@ -58,7 +58,7 @@ class Task(nn.Module):
             metric.reset()
 
     def chance(self, counts: Tensor, total: int) -> float:
-        """What a guesser reaches in the primary metric, with three standard errors on top where they are known.
+        """What a guesser may reach in the primary metric by luck; a model at or below it is no better. Below 1.
 
         Args:
             counts: how often each class was the target, ``(C,)``.
@@ -72,14 +72,15 @@ class TargetCounts(Metric):
 
     Args:
         num_classes: C.
+        ignore_index: the id that is left out.
     """
 
     counts: Tensor
     total: Tensor
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, ignore_index: int | None = None) -> None:
         super().__init__()
-        self.num_classes = num_classes
+        self.num_classes, self.ignore_index = num_classes, ignore_index
         self.add_state("counts", torch.zeros(num_classes), dist_reduce_fx="sum")
         self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
 
@@ -89,7 +90,7 @@ class TargetCounts(Metric):
             self.counts += target.sum(0)
             self.total += len(target)
             return
-        known = target[(target >= 0) & (target < self.num_classes)]
+        known = target[(target >= 0) & (target < self.num_classes) & (target != self.ignore_index)]
         self.counts += torch.bincount(known.flatten().long(), minlength=self.num_classes)
         self.total += known.numel()
 

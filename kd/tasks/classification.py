@@ -2,11 +2,14 @@
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics.classification import MulticlassAccuracy
 
 from kd.tasks.base import Task
+
+P_VALUE = 0.00135  # of three standard errors on one side
 
 
 class Classification(Task):
@@ -57,6 +60,17 @@ class Classification(Task):
             self.agreement.update(logits, teacher_answer)
 
     def chance(self, counts: Tensor, total: int) -> float:
-        """Always naming the most frequent class, three standard errors above."""
+        """Just below the least number of right answers that guessing the most frequent class reaches with p < 0.00135.
+
+        That is three standard errors of a large set; the test is exact (binomial), so that it holds for small sets too.
+        A model that is right on all is never below.
+        """
         share = counts.max().item() / total
-        return share + 3 * math.sqrt(share * (1 - share) / total)
+        if share == 1:
+            return 1 - 0.5 / total
+        k = torch.arange(total + 1, dtype=torch.float64)
+        ways = math.lgamma(total + 1) - torch.lgamma(k + 1) - torch.lgamma(total - k + 1)
+        chances = (ways + k * math.log(share) + (total - k) * math.log1p(-share)).exp()
+        at_least = chances.flip(0).cumsum(0).flip(0)  # P(>= k right)
+        enough = int((at_least >= P_VALUE).sum())  # the least k with less
+        return (min(enough, total) - 0.5) / total

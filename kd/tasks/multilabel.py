@@ -1,10 +1,12 @@
 """Multi-label classification: several labels a picture, or none."""
 
+import warnings
+
 import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics.classification import MultilabelAccuracy, MultilabelAveragePrecision, MultilabelF1Score
 
-from kd.tasks.base import Task
+from kd.tasks.base import TargetCounts, Task
 
 
 class MultiLabel(Task):
@@ -12,15 +14,19 @@ class MultiLabel(Task):
 
     The loss is the sum over labels, as for every loss of ours, so its size is that of
     :func:`kd.losses.functional.binary_kd_loss`.
+
+    Average precision is exact, which keeps ``num_classes`` numbers a validation picture. It and F1 are means over the
+    labels that occur: one without a positive has neither.
     """
 
     multi_label = True
     primary = "map"
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
-        """Makes the metrics; the average precision is binned at 200 thresholds, which bounds its memory."""
-        self.map = MultilabelAveragePrecision(num_classes, average="macro", thresholds=200)
-        self.f1 = MultilabelF1Score(num_classes, average="macro")
+        """Makes the metrics."""
+        self.map = MultilabelAveragePrecision(num_classes, average="none", thresholds=None)
+        self.f1 = MultilabelF1Score(num_classes, average="none")
+        self.positives = TargetCounts(num_classes)
         self.agreement = MultilabelAccuracy(num_classes, average="macro")
 
     def metric_names(self, teacher: bool) -> list[str]:
@@ -39,12 +45,26 @@ class MultiLabel(Task):
 
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
         """Adds a batch: ``(N, C)``, labels ``(N, C)``, and the teacher's decisions ``(N, C)``."""
-        probabilities = logits.float().sigmoid()
-        self.map.update(probabilities, target.long())
+        logits = logits.float()
+        probabilities = logits.sigmoid()
+        order = (1 + F.softsign(logits)) / 2  # in 0..1 like a probability, but strong answers don't become equal
+        self.map.update(order, target.long())
         self.f1.update(probabilities, target.long())
+        self.positives.update(target.float())
         if teacher_answer is not None:
             self.agreement.update(probabilities, teacher_answer)
 
+    def compute(self) -> dict[str, Tensor]:
+        """``map``, ``f1`` and ``agreement``."""
+        with warnings.catch_warnings():  # of labels without a positive, which are left out below
+            warnings.filterwarnings("ignore", "No positive samples")
+            found = super().compute()
+        occurs = found.pop("positives")[0] > 0
+        for name in ("map", "f1"):
+            found[name] = found[name][occurs].mean() if occurs.any() else found[name].new_zeros(())
+        return found
+
     def chance(self, counts: Tensor, total: int) -> float:
-        """A random order has the labels' share as its precision; a fifth more is no better."""
-        return 1.2 * counts.mean().item() / total
+        """A random order's precision is the labels' share; a fifth more, of it or of what is left, is no better."""
+        share = counts[counts > 0].sum().item() / max(1, int((counts > 0).sum())) / total
+        return share + 0.2 * min(share, 1 - share)

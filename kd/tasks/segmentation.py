@@ -42,7 +42,7 @@ class Segmentation(Task):
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy: ``(N, C, H, W)``, ids ``(N, H, W)`` -> the mean over valid pixels; 0 where all are ignored."""
         target = target.long()
-        valid = (target >= 0) & (target < self.num_classes)
+        valid = (target >= 0) & (target < self.num_classes) & (target != self.ignore_index)
         losses = F.cross_entropy(logits.float(), torch.where(valid, target, 0), reduction="none")
         return (losses * valid).sum() / valid.sum().clamp_min(1)
 
@@ -63,9 +63,12 @@ class Segmentation(Task):
         """``miou``, ``pixel_acc``, ``agreement``, and ``iou_<class id>`` for the classes that occur."""
         found = super().compute()
         per_class = found.pop("iou")  # NaN where a class occurs neither in targets nor in predictions
+        if self.ignore_index in range(self.num_classes):  # predicted it may be, but nothing can be right about it
+            per_class[self.ignore_index] = torch.nan
         each = {f"iou_{i:02d}": value for i, value in enumerate(per_class) if not value.isnan()}
         return {"miou": per_class.nanmean(), **found, **each}
 
     def chance(self, counts: Tensor, total: int) -> float:
-        """Always naming the most frequent class: its share is its IoU, all others have 0."""
-        return counts.max().item() / total / max(1, int((counts > 0).sum()))
+        """Always naming the most frequent class: its share is its IoU, all others have 0. Below 1 in any case."""
+        found = counts.max().item() / total / max(1, int((counts > 0).sum()))
+        return min(found, 1 - 1 / total)

@@ -49,10 +49,20 @@ def test_readings_are_what_they_say(recipe: Path) -> None:
 
 
 def test_entropy_is_zero_one_hot_and_one_uniform() -> None:
-    assert float(_entropy(torch.zeros(3, 7), 1.0)) == pytest.approx(1)
-    assert float(_entropy(100 * torch.eye(7), 1.0)) == pytest.approx(0, abs=1e-6)
+    assert float(_entropy(torch.zeros(3, 7))) == pytest.approx(1)
+    assert float(_entropy(100 * torch.eye(7))) == pytest.approx(0, abs=1e-6)
     p = torch.tensor([[0.5, 0.25, 0.25]])
-    assert float(_entropy(2 * p.log(), 2.0)) == pytest.approx(1.5 / torch.log2(torch.tensor(3.0)).item())
+    assert float(_entropy(p.log())) == pytest.approx(1.5 / torch.log2(torch.tensor(3.0)).item())
+
+
+def test_the_entropy_is_at_the_temperature_of_the_loss_over_logits(recipe: Path) -> None:
+    """Not at CRD's, which softens something else, nor at that of a loss without weight."""
+    alone = trained(recipe, "trainer.max_epochs=1")
+    before = "{crd: {class_path: CRDLoss}, hot: {class_path: KDLoss, init_args: {temperature: 99, weight: 0}},"
+    both = trained(recipe, "trainer.max_epochs=1", f"model.distill_losses={before} kd: {{class_path: KDLoss, "
+                   "init_args: {temperature: 2}}}")  # fmt: skip
+    for h, own in zip(both.health, alone.health, strict=True):
+        assert h["teacher_entropy"] == pytest.approx(own["teacher_entropy"], rel=1e-4)
 
 
 class Vanish(Callback):
@@ -126,5 +136,5 @@ def test_a_cached_teacher_is_read_too(recipe: Path, tmp_path: Path) -> None:
 
 
 def test_yes_or_no_of_each_class_has_an_entropy_of_its_own() -> None:
-    assert float(_entropy(torch.zeros(3, 7), 1.0, multi_label=True)) == pytest.approx(1)
-    assert float(_entropy(torch.full((3, 7), 50.0), 1.0, multi_label=True)) == pytest.approx(0, abs=1e-6)
+    assert float(_entropy(torch.zeros(3, 7), multi_label=True)) == pytest.approx(1)
+    assert float(_entropy(torch.full((3, 7), 50.0), multi_label=True)) == pytest.approx(0, abs=1e-6)

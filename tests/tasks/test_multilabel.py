@@ -80,3 +80,30 @@ def test_loss_and_metrics_against_their_formulas() -> None:
     torch.testing.assert_close(task.loss(logits, target), rows[[0, 1, 3, 4]].mean())
     task.update(torch.tensor([[3.0, -2, 1], [-1, 4, -3]]), torch.tensor([[1.0, 0, 0], [0, 1, 1]]), None)
     assert task.compute()["map"].item() == pytest.approx((1 + 1 + 0.5) / 3)
+
+
+def average_precision(scores: np.ndarray, labels: np.ndarray) -> float:
+    """The precision at each positive, averaged."""
+    hits = labels[np.argsort(-scores)]
+    return float((np.cumsum(hits) / np.arange(1, len(hits) + 1))[hits == 1].mean())
+
+
+@pytest.mark.parametrize(("shift", "scale"), [(0, 1), (-8, 1), (0, 20)], ids=["plain", "unsure", "saturated"])
+def test_metrics_are_exact_over_the_labels_that_occur(shift: float, scale: float) -> None:
+    rng = np.random.RandomState(0)
+    labels = (rng.rand(300, 4) < 0.3).astype(float)
+    labels[:, 3] = 0  # such a label has neither precision nor F1
+    logits = (scale * (2 * labels + rng.normal(size=labels.shape)) + shift).astype(np.float32)
+    task = MultiLabel()
+    task.build(4)
+    for half in (slice(0, 100), slice(100, 300)):
+        task.update(torch.tensor(logits[half]), torch.tensor(labels[half]).float(), None)
+    found = task.compute()
+    assert found["map"].item() == pytest.approx(
+        np.mean([average_precision(logits[:, c], labels[:, c]) for c in range(3)]), abs=1e-6
+    )
+    yes = logits > 0
+    f1 = [2 * (yes * labels)[:, c].sum() / (yes[:, c].sum() + labels[:, c].sum()) for c in range(3)]
+    assert found["f1"].item() == pytest.approx(np.mean(f1), abs=1e-6)
+    chance = task.chance(torch.tensor([90.0, 90, 90, 0]), 100)
+    assert 0.9 < chance < 1

@@ -19,6 +19,7 @@ from kd.export import load_student
 from kd.inherit import inherit_dense
 from kd.models import ModelSpec, build_model, preprocess_for
 from kd.tasks import Segmentation
+from kd.tasks.base import TargetCounts
 from tests._helpers import ARCH, TINY, save_teacher
 from tests.test_train import run_folders
 
@@ -137,25 +138,30 @@ def test_picture_and_mask_are_cropped_and_flipped_together(root: Path) -> None:
     assert len({tuple(t.flatten().tolist()) for t in batch["target"]}) == 8
 
 
-def test_metrics_against_numpy() -> None:
+@pytest.mark.parametrize("ignored", [255, 0], ids=["beyond the classes", "one of the classes"])
+def test_metrics_against_numpy(ignored: int) -> None:
     rng = np.random.RandomState(0)
-    task = Segmentation()
-    task.build(4, ignore_index=255)
-    logits, target = rng.normal(size=(2, 3, 4, 5, 6)), rng.choice([0, 1, 3, 255], (2, 3, 5, 6))
+    task, counts = Segmentation(), TargetCounts(4, ignored)
+    task.build(4, ignore_index=ignored)
+    logits, target = rng.normal(size=(2, 3, 4, 5, 6)), rng.choice([0, 1, 3], (2, 3, 5, 6))
+    target[rng.rand(*target.shape) < 0.2] = ignored
     logits[:, :, 2] = -99  # class 2 occurs nowhere
     for x, y in zip(logits, target, strict=True):
         task.update(torch.tensor(x), torch.tensor(y), torch.tensor(x).argmax(1).to(torch.uint8))
+        counts.update(torch.tensor(y))
     found = task.compute()
-    prediction, valid = logits.argmax(2), target != 255
+    prediction, valid = logits.argmax(2), target != ignored
+    assert counts.compute()[0].tolist() == [(target[valid] == c).sum() for c in range(4)]
     ious = []
-    for c in (0, 1, 3):
+    for c in {0, 1, 3} - {ignored}:
         a, b = (prediction == c) & valid, (target == c) & valid
         ious.append((a & b).sum() / (a | b).sum())
     assert found["miou"].item() == pytest.approx(np.mean(ious))
-    assert found["iou_03"].item() == pytest.approx(ious[2])
+    assert found["iou_03"].item() == pytest.approx(ious[-1])
     assert found["pixel_acc"].item() == pytest.approx((prediction == target)[valid].mean())
     assert found["agreement"].item() == 1
     assert "iou_02" not in found
+    assert ("iou_00" in found) == (ignored != 0)
 
 
 def test_the_loss_leaves_out_ignored_and_foreign_pixels() -> None:
@@ -172,6 +178,9 @@ def test_the_loss_leaves_out_ignored_and_foreign_pixels() -> None:
     nothing.backward()
     assert nothing.item() == 0
     assert logits.grad.abs().max() == 0
+    task.build(3, ignore_index=0)  # one of the classes
+    wanted = torch.nn.functional.cross_entropy(logits, target.where(target < 3, 0), ignore_index=0)
+    torch.testing.assert_close(task.loss(logits, target.to(torch.uint8)), wanted)
 
 
 @pytest.mark.parametrize(
@@ -248,10 +257,13 @@ def test_a_missing_mask_and_a_missing_folder(root: Path) -> None:
             "model.task: Classification needs one label a picture, data.source gives masks",
         ),
         (["model.student.arch=vgg11x"], "model.student.arch: timm has no model 'vgg11x'"),
+        *[([f"model.distill_losses.x={name}"], f"distill_losses.x: {name} is not defined for masks; PixelKDLoss")
+          for name in ("KDLoss", "HardKDLoss", "DKDLoss", "DISTLoss", "NKDLoss", "MLKDLoss", "WSLDLoss")],
     ],
-)
+)  # fmt: skip
 def test_mistakes_end_in_one_line(
     items: list[str], message: str, tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train_main([f"recipe={recipe_of(tmp_path, root)}", *items]) == 2
+    teacher = {"arch": ARCH, "img_size": [24, 32], "kwargs": TINY}
+    assert train_main([f"recipe={recipe_of(tmp_path, root, teacher=teacher)}", *items]) == 2
     assert message in capsys.readouterr().err

@@ -279,7 +279,7 @@ def wsld_loss(student_logits: Tensor, teacher_logits: Tensor, target: Tensor, te
     Args:
         student_logits: ``(N, C)``.
         teacher_logits: the same shape.
-        target: class ids ``(N,)``, or probabilities ``(N, C)``.
+        target: class ids ``(N,)``, or probabilities ``(N, C)``; each picture needs a label.
         temperature: ``T`` > 0.
 
     Returns:
@@ -304,8 +304,8 @@ def mlkd_loss(
 
     With ``P`` the ``(N, C)`` softmax matrix at a temperature: instance ``T^2 * KL`` (mean over the batch), batch
     ``|P_s P_s' - P_t P_t'|^2 / N``, class ``|P_s' P_s - P_t' P_t|^2 / C``. Source: Jin et al., Multi-level Logit
-    Distillation, CVPR 2023, equations 3 to 8. This is the paper's form; the released code also masks the batch and
-    class terms by the teacher's confidence and compares two augmentations.
+    Distillation, CVPR 2023, equations 3 to 8. Paper and code sum over the temperatures, here is their mean; the code
+    also masks the batch and class terms by the teacher's confidence and compares two augmentations.
 
     Args:
         student_logits: ``(N, C)``.

@@ -45,7 +45,9 @@ def _distances(x: Tensor) -> Tensor:
     return distances / torch.where(mean > 0, mean, torch.ones_like(mean))
 
 
-def rkd_angle_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
+def rkd_angle_loss(
+    student_features: Tensor, teacher_features: Tensor, vertices: slice | None = None
+) -> Tensor:  # fmt: skip
     """RKD's angle term: smooth L1 between the cosines of the angles of all triplets.
 
     Source: Park et al., arXiv 1904.05068, equations 8 and 9.
@@ -53,25 +55,31 @@ def rkd_angle_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor
     Args:
         student_features: ``(N, D)``.
         teacher_features: ``(N, any D)``.
+        vertices: only angles at these samples; default: at all.
 
     Returns:
-        A scalar: the mean over all N^3 triplets. Takes N^3 numbers of memory.
+        A scalar: the mean over all triplets, N^2 a vertex. Takes as many numbers of memory.
 
     >>> x = torch.tensor([[0.0, 0], [3, 4], [6, 1]])
     >>> rkd_angle_loss(2 * x, x)
     tensor(0.)
     """
-    student, teacher = (_angles(x) for x in _embeddings(student_features, teacher_features))
+    student, teacher = (_angles(x, vertices) for x in _embeddings(student_features, teacher_features))
     return F.smooth_l1_loss(student, teacher)
 
 
-def _angles(x: Tensor) -> Tensor:
-    directions = F.normalize(x[None] - x[:, None], dim=2)
+def _angles(x: Tensor, vertices: slice | None) -> Tensor:
+    at = x if vertices is None else x[vertices]
+    directions = F.normalize(x[None] - at[:, None], dim=2)
     return matmul(directions, directions.transpose(1, 2))
 
 
 def rkd_loss(
-    student_features: Tensor, teacher_features: Tensor, distance_weight: float = 25.0, angle_weight: float = 50.0
+    student_features: Tensor,
+    teacher_features: Tensor,
+    distance_weight: float = 25.0,
+    angle_weight: float = 50.0,
+    vertices: slice | None = None,
 ) -> Tensor:
     """Relational KD: ``distance_weight * distance term + angle_weight * angle term``.
 
@@ -82,6 +90,7 @@ def rkd_loss(
         teacher_features: ``(N, any D)``.
         distance_weight: of :func:`rkd_distance_loss`.
         angle_weight: of :func:`rkd_angle_loss`.
+        vertices: the samples whose angles are compared; default: all.
 
     Returns:
         A scalar.
@@ -91,7 +100,7 @@ def rkd_loss(
     tensor(0.)
     """
     distance = rkd_distance_loss(student_features, teacher_features)
-    return distance_weight * distance + angle_weight * rkd_angle_loss(student_features, teacher_features)
+    return distance_weight * distance + angle_weight * rkd_angle_loss(student_features, teacher_features, vertices)
 
 
 def sp_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:

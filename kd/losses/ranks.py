@@ -1,0 +1,48 @@
+"""Batches of all processes together, for losses that compare the samples of a batch with each other."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+
+
+def in_parallel() -> bool:
+    """Whether several processes train together."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+class _AllGather(Function):
+    """Rows of all ranks; not torch's own, whose backward misreads gradients that are not contiguous."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.rows = len(x)
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, x)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        gradient = gradients[0].contiguous().clone()
+        dist.all_reduce(gradient)
+        return gradient[own_rows(ctx.rows)]
+
+
+def of_all_ranks(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Each ``(N, ...)`` -> ``(processes * N, ...)`` in the order of ranks, and the same on all; alone: as it is.
+
+    Gradients come back from all processes to the one that a row is from, summed. A loss of the whole that all compute
+    alike, or of which each computes its own rows' share, then has the gradient of one process with the whole batch,
+    once DDP has averaged the parameters' gradients. All processes must have as many rows.
+    """
+    if not in_parallel():
+        return tensors
+    return tuple(_AllGather.apply(x.contiguous()) for x in tensors)
+
+
+def own_rows(count: int) -> slice:
+    """Where this process's ``count`` rows are in what :func:`of_all_ranks` gives."""
+    first = count * dist.get_rank() if in_parallel() else 0
+    return slice(first, first + count)
