@@ -265,5 +265,6 @@ def test_mistakes_end_in_one_line(
     items: list[str], message: str, tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     teacher = {"arch": ARCH, "img_size": [24, 32], "kwargs": TINY}
-    assert train_main([f"recipe={recipe_of(tmp_path, root, teacher=teacher)}", *items]) == 2
+    recipe = recipe_of(tmp_path, root, teacher=teacher)
+    assert train_main([f"recipe={recipe}", "preflight=warn", *items]) == 2
     assert message in capsys.readouterr().err
