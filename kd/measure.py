@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning_fabric.utilities import move_data_to_device
 from torch import Tensor
 
 from kd.cached import cached_share, check_cacheable
@@ -20,7 +21,8 @@ from kd.errors import UserError
 from kd.memory import HEAD_ROOM, Memory, available_bytes, cores
 
 WORTH = 1.1  # a predicted gain below this is within what the prediction can be wrong by
-TRIFLE = 0.1  # loading that takes less than this share of a step is not worth a process
+NEAR = 1.05  # fewer loader processes are taken where a step is within this of the fastest
+TRIAL_S = 1.0  # measured for each number of loader processes, at least 4 steps
 DISK_SHARE = 0.5  # of the free disk, at most
 
 
@@ -76,19 +78,6 @@ class StepTimes:
         live, cached = self.step_ms(True), self.step_ms(False)
         computed = min(epochs, views) * (1 - filled)
         return epochs * live / (computed * live + (epochs - computed) * cached)
-
-    def workers_needed(self, teacher: bool, most: int) -> int:
-        """As many loader processes as keep up with the step, and a quarter more; none where loading is a trifle.
-
-        >>> StepTimes(60, 40, 300, 0).workers_needed(teacher=True, most=8)
-        4
-        >>> StepTimes(60, 40, 5, 0).workers_needed(teacher=True, most=8)
-        0
-        """
-        compute = self.student_ms + (self.teacher_ms if teacher else 0)
-        if self.loading_ms < TRIFLE * compute:
-            return 0
-        return min(most, math.ceil(1.25 * self.loading_ms / compute))
 
 
 def step_times(module: Any, data: DistillationDataModule) -> StepTimes:
@@ -148,14 +137,62 @@ def learn_from(output: Any) -> Tensor:
 
 
 def tune_num_workers(module: Any, data: DistillationDataModule) -> str:
-    """Sets ``data.num_workers`` to what keeps up with a step, within the cores, and says so."""
-    times = step_times(module, data)
-    most = max(0, cores() // module.trainer.num_devices - 1)
-    data.num_workers = times.workers_needed(module.teacher is not None, most)
-    return (
-        f"loader processes: {data.num_workers} (a batch takes {times.loading_ms:.0f} ms to load, "
-        f"{times.teacher_ms + times.student_ms:.0f} ms to learn from; at most {most} beside the training process)"
-    )
+    """Sets ``data.num_workers`` to the fewest that make a step fastest, and says so; all ranks must call it together.
+
+    Tries 0, 1, 2, ... on the run's own training batches, with teacher and student working, on all ranks at once: what
+    the processes take from each other is in the times. Ends after two tries that gain nothing.
+    """
+    devices = module.trainer.num_devices
+    most = max(min(1, cores() - 1), cores() // devices - 1)
+    learn = _learner(module, data)
+    with torch.random.fork_rng(devices=[] if module.trainer.strategy.root_device.type == "cpu" else None):
+        ms = [_trial_ms(module, data, 0, 4, learn)]
+        steps = min(20, max(4, round(1000 * TRIAL_S / ms[0])))
+        while len(ms) <= most and min(ms[-2:]) * NEAR <= min(ms[:-2], default=math.inf):
+            ms.append(_trial_ms(module, data, len(ms), steps, learn))
+    data.num_workers = next(n for n, found in enumerate(ms) if found <= NEAR * min(ms))
+    times = ", ".join(f"{found:.0f} ms with {n}" for n, found in enumerate(ms))
+    together = f", {devices} processes at once" if devices > 1 else ""
+    return f"loader processes: {data.num_workers} (a step takes {times}{together}; at most {most} fit the cores)"
+
+
+def _learner(module: Any, data: DistillationDataModule) -> Callable[[Any], None]:
+    """A step on a batch, of a copy of the student: the run's own stays as it is."""
+    device = module.trainer.strategy.root_device
+    student, teacher = copy.deepcopy(module.student).to(device), module.teacher
+    cached = teacher is not None and any(t.spec.cache in ("on", "only") for t in teacher.members.values())
+
+    def learn(batch: Any) -> None:
+        batch = data.on_after_batch_transfer(move_data_to_device(batch, device), 0)
+        if teacher is not None and not cached:
+            teacher(batch["image"])
+        with module.trainer.precision_plugin.forward_context():
+            learn_from(student(module.student_input(batch["image"]))).backward()
+
+    return learn
+
+
+def _trial_ms(
+    module: Any, data: DistillationDataModule, num_workers: int, steps: int, learn: Callable[[Any], None]
+) -> float:
+    """Mean ms of a step with so many loader processes, of the slowest rank.
+
+    What the loaders have prepared during their start is used up before the clock starts.
+    """
+    strategy = module.trainer.strategy
+    ahead = 2 * num_workers + 1
+    data.num_workers = num_workers
+    batches = iter(data.trial_loader(ahead + steps))
+    for _ in range(ahead):
+        learn(next(batches))
+    _synchronize(strategy.root_device)
+    strategy.barrier()
+    start = time.perf_counter()
+    for batch in batches:
+        learn(batch)
+    _synchronize(strategy.root_device)
+    spent = torch.tensor(1000 * (time.perf_counter() - start) / steps, device=strategy.root_device)
+    return float(strategy.reduce(spent, reduce_op="max"))
 
 
 def cache_pays(module: Any, teacher: Any, losses: Mapping[str, Any], data: DistillationDataModule) -> tuple[bool, str]:

@@ -301,7 +301,7 @@ class DistillationModule(LightningModule):
         self.student_spec.compile_in_place(self.student)
 
     def _tune(self) -> None:
-        """Finds by measuring what is left to it; rank 0 measures for all."""
+        """Finds by measuring what is left to it: the batch size on rank 0, loader processes on all ranks at once."""
         data, trainer = self._datamodule, self.trainer
         if "batch_size" in data.auto and self.optim_spec.lr_batch is None:
             raise UserError(
@@ -311,8 +311,9 @@ class DistillationModule(LightningModule):
         for name, tune in (("batch_size", tune_batch_size), ("num_workers", tune_num_workers)):
             if name not in data.auto:
                 continue
+            found = tune(self, data) if trainer.is_global_zero or name == "num_workers" else ""
             if trainer.is_global_zero:
-                print(tune(self, data), flush=True)
+                print(found, flush=True)
             setattr(data, name, trainer.strategy.broadcast(getattr(data, name)))
 
     @property

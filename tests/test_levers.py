@@ -1,6 +1,7 @@
 """What makes a step faster must not change what it learns; what is found by measuring stays within its limits."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from kd.cli import train_main
 from kd.memory import Memory, cores, saved_bytes
 from kd.models import StudentSpec, build_model, preprocess_for
-from tests._helpers import write_recipe
+from tests._helpers import run_cli, write_recipe
 from tests.test_train import losses, run
 
 
@@ -79,10 +80,27 @@ def test_batch_size_auto_needs_to_know_what_the_rate_is_for(recipe: Path, capsys
     assert "optim.lr_batch: say which global batch optim.lr=0.001 is meant for" in capsys.readouterr().err
 
 
-def test_num_workers_auto_never_takes_more_than_the_cores(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_num_workers_auto_measures_and_changes_nothing(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run(recipe, "data.num_workers=auto", "trainer.max_epochs=1")
-    assert 0 <= summary(folder)["num_workers"] <= cores() - 1
-    assert "loader processes: " in capsys.readouterr().out
+    found = summary(folder)["num_workers"]
+    assert 0 <= found <= cores() - 1
+    told = capsys.readouterr().out
+    assert re.search(rf"loader processes: {found} \(a step takes \d+ ms with 0", told)
+    assert losses(folder) == losses(run(recipe, f"data.num_workers={found}", "trainer.max_epochs=1"))
+
+
+@pytest.mark.skipif(cores() < 2, reason="one core leaves nothing to try")
+def test_num_workers_auto_tries_on_all_processes_at_once(pictures: Path, tmp_path: Path) -> None:
+    """Pictures that wait for their disk: a loader process is worth it, and both ranks take as many."""
+    slow = {"class_path": "scripts.bench.plants.SlowFolder", "init_args": {"root": str(pictures), "sleep_s": 0.02}}
+    recipe = write_recipe(tmp_path / "tiny.yaml", pictures, None, data__batch_size=4, trainer__max_epochs=1)
+    done = run_cli(f"recipe={recipe}", "config=ddp_2cpu", "data.num_workers=auto", f"data.source={json.dumps(slow)}")
+    assert done.returncode == 0, done.stderr
+    assert "ms with 1, 2 processes at once; at most 1 fit the cores" in done.stdout or cores() > 2
+    folder = tmp_path / "runs" / "tiny" / "000"
+    assert summary(folder)["num_workers"] >= 1
+    headers = [json.loads(f.read_text().splitlines()[0]) for f in sorted((folder / "records").glob("phases.*"))]
+    assert [h["num_workers"] for h in headers] == [summary(folder)["num_workers"]] * 2
 
 
 @pytest.mark.parametrize(

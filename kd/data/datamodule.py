@@ -1,9 +1,10 @@
 """The LightningDataModule: a source's pictures as batches ``{"image", "target", "index"}``."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -129,8 +130,8 @@ class DistillationDataModule(LightningDataModule):
         img_size: side of a view in pixels, or height and width; teacher and student resize it to their own size on the
             device.
         batch_size: pictures a step and process; ``auto`` takes the largest that fits (see ``optim.lr_batch``).
-        num_workers: loader processes of each training process; 0 loads in the training process; ``auto`` measures how
-            many keep up, within the cores that the process was given.
+        num_workers: loader processes of each training process; 0 loads in the training process; ``auto`` tries 0,
+            1, 2, ... under the real step on all processes at once, and takes the fewest that make it fastest.
         crop_ratio: validation crops the centre out of a picture whose shorter side is ``img_size / crop_ratio``.
         augment: the training views.
         engine: who makes the training views: ``torch`` (the loader's processes), ``device`` (all but decoding on the
@@ -279,6 +280,17 @@ class DistillationDataModule(LightningDataModule):
         self._train_batches = batches
         return self._train_loader(split, batches)
 
+    def trial_loader(self, count: int) -> DataLoader:
+        """``count`` training batches of this process, over and over where an epoch is shorter; to be timed.
+
+        Raises:
+            UserError: a global batch larger than the training set.
+        """
+        rank, world_size = self._rank()
+        self.check_batch_size(world_size)
+        batches = list(islice(cycle(self._batches(rank, world_size)), count))
+        return self._train_loader(self.split("train"), batches)
+
     def _batches(self, rank: int, world_size: int) -> TrainBatches:
         split, unlabelled = self.split("train"), self._unlabelled_count()
         return TrainBatches(
@@ -286,7 +298,7 @@ class DistillationDataModule(LightningDataModule):
             self.unlabeled_ratio, self.views, self.augment.mixes,
         )  # fmt: skip
 
-    def _train_loader(self, split: Split, batches: TrainBatches | ViewBatches) -> DataLoader:
+    def _train_loader(self, split: Split, batches: Iterable[list[Key]]) -> DataLoader:
         mix = MixPairs(self.augment, len(self.source.classes), self.seed)
         collate = self._collate(mix)
         if self._engine is None:
@@ -325,9 +337,7 @@ class DistillationDataModule(LightningDataModule):
         transform = eval_transform(self.size, self.crop_ratio)
         return self._loader(PictureSet(pictures, transform, self.seed, self.source), batches, self._collate())
 
-    def _loader(
-        self, data: Dataset[Any], batches: TrainBatches | EvalBatches | ViewBatches, collate: Callable[..., Any]
-    ) -> DataLoader:
+    def _loader(self, data: Dataset[Any], batches: Iterable[list[Key]], collate: Callable[..., Any]) -> DataLoader:
         return Loader(
             data,
             batch_sampler=batches,
