@@ -10,7 +10,8 @@ from itertools import pairwise
 
 from kd.report.facts import hot, mean
 from kd.report.finding import Finding
-from kd.report.limits import Swing, slow_rank
+from kd.report.host_limits import Swing
+from kd.report.limits import slow_rank
 from kd.report.records import percentile
 
 

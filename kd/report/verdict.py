@@ -4,19 +4,16 @@ from dataclasses import asdict
 from typing import Any
 
 from kd.report.facts import OWN, Facts, part
+from kd.report.host_limits import Swing, bookkeeping_bound, launch_bound, starved
 from kd.report.limits import (
     LEADS,
     WORTH,
     Limit,
-    Swing,
-    bookkeeping_bound,
     checkpoint_bound,
     communication_bound,
     data_bound,
-    launch_bound,
     optimizer_bound,
     startup_bound,
-    starved,
     student_bound,
     teacher_bound,
 )

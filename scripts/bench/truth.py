@@ -90,7 +90,9 @@ def plants(pictures: Path) -> list[Plant]:
               lambda run: workers(run) or ["data.num_workers=1"],  # cheaper pictures, and no more workers than cores
               "16 loader processes"),
         Plant("2 ranks x 8 busy workers on 2 cores", ("host", "data"), [*two, costly, "data.num_workers=8"],
-              lambda run: [*two, costly, *(workers(run) or ["data.num_workers=1"])], "16 loader processes", cores=2),
+              lambda run: [*two, *([] if "cheaper" in own_limit(run).lever else [costly]),
+                           *(workers(run) or ["data.num_workers=1"])],
+              "16 loader processes", cores=2),
         Plant("huge teacher", ("teacher",), [callback("Slow", part="teacher", seconds=0.2)],
               lambda run: [callback("FreeTeacher")], "model.teacher.cache=on"),
         Plant("slow optimizer", ("student",), [callback("Slow", part="optimizer", seconds=0.15)],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kd.report import rules
-from kd.report.limits import Swing
+from kd.report.host_limits import Swing
 from kd.report.records import Run
 
 # rule, arguments that fire it, arguments that don't
