@@ -1,34 +1,25 @@
 """Trains the teacher that a recipe names when no checkpoint is given, once, and keeps it in the cache."""
 
+import fcntl
 import hashlib
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from filelock import FileLock
 
 import kd
+from kd.checkpoints import newest_whole
 from kd.data.sources import Source, cache_dir, fingerprint
-from kd.errors import UserError
+from kd.errors import Stopped, UserError
+from kd.launch.child import start_kd_train
 
 ONE_PROCESS = [
     "trainer.devices=1", "trainer.num_nodes=1", "trainer.strategy=auto", "optim.zero=false",
 ]  # fmt: skip
-FOREIGN = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "NODE_RANK",
-    "GROUP_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
 
 
 def arguments(config: dict[str, Any]) -> list[str]:
@@ -78,6 +69,8 @@ def key_of(config: dict[str, Any], source: Source) -> str:
 def trained_teacher(items: list[str], key: str, name: str, say: bool) -> Path:
     """The run folder of the teacher, trained now unless the cache has it. Two processes at once train one.
 
+    A training that was stopped or killed goes on from its last checkpoint.
+
     Args:
         items: command line of the teacher's run.
         key: names it in the cache.
@@ -86,6 +79,7 @@ def trained_teacher(items: list[str], key: str, name: str, say: bool) -> Path:
 
     Raises:
         UserError: the training failed.
+        Stopped: by a signal; the training has saved.
     """
     home = cache_dir() / "teachers"
     final = home / f"{name}-{key}"
@@ -95,15 +89,10 @@ def trained_teacher(items: list[str], key: str, name: str, say: bool) -> Path:
             if say:
                 print(f"teacher: {final} (trained earlier by recipe={name})", flush=True)
             return final
-        print(
-            f"teacher: no checkpoint given, so recipe={name} trains one first (kept for later runs)",
-            flush=True,
-        )
         part = home / f"{name}-{key}.part"
-        shutil.rmtree(part, ignore_errors=True)
-        status = _run([*items, f"runs_dir={part}"])
-        if status in (130, 143, -signal.SIGTERM):
-            raise KeyboardInterrupt
+        with (home / f"{name}-{key}.owner").open("w") as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX)  # the training of a process that was killed may still be saving
+            status = _run(_begin(items, part, name), owner.fileno())
         if status != 0:
             raise UserError(f"model.teacher.recipe: training {name} failed (exit {status}), see above and {part}")
         shutil.rmtree(final, ignore_errors=True)
@@ -112,14 +101,39 @@ def trained_teacher(items: list[str], key: str, name: str, say: bool) -> Path:
     return final
 
 
-def _run(items: list[str]) -> int:
-    """``kd-train`` in a process of its own, outside any distributed job; signals are handed on to it."""
-    env = {k: v for k, v in os.environ.items() if k not in FOREIGN and not k.startswith(("SLURM_", "TORCHELASTIC_"))}
-    child = subprocess.Popen([sys.executable, "-m", "kd.cli", *items], env=env)
-    before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+def _begin(items: list[str], part: Path, name: str) -> list[str]:
+    """The command line that goes on with a training in ``part``, or begins one."""
+    run = part / name / "000"
+    if newest_whole(run / "checkpoints")[0] is not None:
+        print(f"teacher: going on with the training that was stopped ({run})", flush=True)
+        return [f"resume={run}"]
+    print(f"teacher: no checkpoint given, so recipe={name} trains one first (kept for later runs)", flush=True)
+    shutil.rmtree(part, ignore_errors=True)
+    return [*items, f"runs_dir={part}"]
+
+
+def _run(items: list[str], owner: int) -> int:
+    """``kd-train`` in a process of its own, which holds the lock ``owner`` too; a signal is handed on to it."""
+    received: list[int] = []
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        again = number == signal.SIGINT and received
+        received.append(number)
+        child.send_signal(signal.SIGINT if again else signal.SIGTERM)  # a second Ctrl-C stops it at once
+
+    child = start_kd_train(items, pass_fds=(owner,))
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        return child.wait()
-    except KeyboardInterrupt:
-        return child.wait()  # the terminal sent the signal to both: let it save
+        status = child.wait()
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    by_signal = {
+        130: signal.SIGINT,
+        143: signal.SIGTERM,
+        -signal.SIGINT: signal.SIGINT,
+        -signal.SIGTERM: signal.SIGTERM,
+    }
+    if received or status in by_signal:
+        raise Stopped(received[0] if received else by_signal[status])
+    return status

@@ -8,7 +8,8 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from kd.config.request import translate
-from kd.errors import UserError
+from kd.errors import Stopped, UserError
+from kd.launch.child import end_with_parent
 from kd.launch.cluster import is_rank_zero
 
 
@@ -29,6 +30,7 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
+    end_with_parent()
     try:
         request = translate(sys.argv[1:] if argv is None else argv)
         return import_module(f"kd.commands.{command}").run(request)
@@ -36,6 +38,9 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
         if is_rank_zero():
             print(f"kd-{command}: {error}", file=sys.stderr)
         return 2
+    except Stopped as stop:
+        print(f"kd-{command}: {stop}; the same command goes on from here", file=sys.stderr)
+        return 128 + stop.signal_number
     except KeyboardInterrupt:
         print(f"kd-{command}: interrupted", file=sys.stderr)
         return 130

@@ -1,6 +1,7 @@
 """Exceptions that the commands tell in one line."""
 
 import re
+import signal
 
 
 class UserError(ValueError):
@@ -15,6 +16,20 @@ class RunError(RuntimeError):
 
     The commands print the message and exit with status 1; the traceback goes to the run's ``error.txt``.
     """
+
+
+class Stopped(Exception):
+    """A signal has ended the work before there was a run folder.
+
+    The commands exit with 128 + the signal's number.
+
+    Args:
+        signal_number: the signal.
+    """
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signal_number).name}")
+        self.signal_number = signal_number
 
 
 LOST = re.compile(  # what gloo, nccl and the rendezvous store say when the other side is gone or silent

@@ -58,6 +58,8 @@ class Preemption(Callback):
             self._stop_after_epoch = True
             return
         self._last(trainer).save(trainer)
+        lightning: Any = trainer  # logs the step after this hook; a resumed run does not make it again
+        lightning._logger_connector.update_train_step_metrics()
         self._stop(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:

@@ -19,7 +19,7 @@ def teacher_checkpoint(config: dict[str, Any]) -> Path | None:
     items = arguments(config)
     own = KDCLI(translate(items).parser_args(), instantiate=False)
     key = key_of(own.as_dict(), build_data(config["data"]).source)
-    return trained_teacher(items, key, teacher["recipe"], is_rank_zero())
+    return trained_teacher(items, key, own.config.recipe, is_rank_zero())
 
 
 def _refuse_random_weights(config: dict[str, Any]) -> None:

@@ -1,0 +1,84 @@
+"""A teacher that is trained before the run, and what becomes of it when something stops."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests._forks import start, status_of, survivors
+from tests._helpers import write_recipe
+from tests.test_survival import assert_good
+
+
+@pytest.fixture()
+def student(tmp_path: Path, pictures: Path, teacher: Path) -> Path:
+    """A recipe without a teacher's checkpoint, and the teacher's recipe, whose steps are slow."""
+    slow = {"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.05}}
+    own = write_recipe(
+        tmp_path / "own.yaml", pictures, None, recipe="own", trainer__callbacks=[slow], trainer__max_epochs=8
+    )
+    recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher, trainer__max_epochs=1)
+    recipe.write_text(recipe.read_text().replace(f"checkpoint: {teacher}", f"recipe: {own}"))
+    return recipe
+
+
+def begin(student: Path, log: Path) -> int:
+    return start([f"recipe={student}", "trainer.enable_progress_bar=false"], log, KD_CACHE=str(student.parent / "kd"))
+
+
+def rows(student: Path) -> list[str]:
+    """The teacher's training so far: the rows of its metrics that tell a training loss."""
+    files = list((student.parent / "kd" / "teachers").glob("own-*/**/metrics.csv"))
+    if not files:
+        return []
+    header, *lines = files[0].read_text().splitlines()
+    loss = header.split(",").index("train/loss")
+    return [line.split(",")[1] for line in lines if line.split(",")[loss:][:1] > [""]]
+
+
+def wait_for_rows(student: Path, more_than: int, pid: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(rows(student)) <= more_than:
+        assert time.monotonic() < deadline and os.waitpid(pid, os.WNOHANG)[0] == 0
+        time.sleep(0.05)
+
+
+def part(student: Path) -> Path:
+    (folder,) = (student.parent / "kd" / "teachers").glob("own-*.part")
+    return folder / "own" / "000"
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)], ids=["term", "kill"]
+)
+def test_its_training_goes_on_where_it_was_stopped(student: Path, number: int) -> None:
+    """SIGTERM to both processes, or SIGKILL to the parent alone; nothing is left over, no step is made again."""
+    log = student.parent / "log"
+    pid = begin(student, log)
+    wait_for_rows(student, 2, pid)
+    os.killpg(pid, number) if number == signal.SIGTERM else os.kill(pid, number)
+    assert status_of(pid) == (143 if number == signal.SIGTERM else -9), log.read_text()
+    assert survivors(pid) == []
+    known = len(rows(student))
+    assert_good(part(student), known)
+    assert status_of(begin(student, log)) == 0, log.read_text()
+    text = log.read_text()
+    assert text.count("teacher: no checkpoint given") == 1
+    assert text.count("teacher: going on with the training that was stopped") == 1
+    assert rows(student) == [str(step) for step in range(8 * 6)]
+    summary = json.loads((student.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
+    assert summary["status"] == "done"
+
+
+@pytest.mark.slow
+def test_a_training_that_fails_is_told(student: Path) -> None:
+    own = student.parent / "own.yaml"
+    own.write_text(
+        own.read_text().replace("tests._stop.Slow", "tests._stop.FailAtStep").replace("seconds: 0.05", "step: 2")
+    )
+    log = student.parent / "log"
+    assert status_of(begin(student, log)) == 2
+    assert "kd-train: model.teacher.recipe: training own failed (exit 1), see above" in log.read_text()
