@@ -22,8 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 from kd.callbacks.run_folder import RunFolder
 from kd.clock import Clock, StepTimes, annotate, run_clock
 from kd.memory import core_ids, cores
-from kd.report.facts import Facts, part
+from kd.report.facts import Facts
 from kd.report.records import PHASES, Run, Writer
+from kd.report.step_facts import part
 from kd.report.verdict import NAMES, limits_of
 from kd.taps import TRIAL
 from kd.teacher import Teacher

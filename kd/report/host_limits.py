@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kd.report.facts import part, step_ms
 from kd.report.limits import WORTH, Limit, fewer_workers
+from kd.report.step_facts import part, step_ms
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kd.report.facts import CACHE_VIEWS, OWN, part, step_ms
+from kd.report.facts import CACHE_VIEWS, OWN
 from kd.report.records import percentile
+from kd.report.step_facts import part, step_ms
 
 WORTH = 1.1  # a lever below this gain is not worth naming
 LEADS = 1.25  # a limit below this gain is no headline

@@ -8,11 +8,12 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from kd.report.facts import hot, mean
 from kd.report.finding import Finding
 from kd.report.host_limits import Swing
 from kd.report.limits import slow_rank
+from kd.report.machine_facts import hot
 from kd.report.records import percentile
+from kd.report.step_facts import mean
 
 
 def cpu_bottleneck(
@@ -189,7 +190,7 @@ def dataloader(
 
 
 def hot_cores(cores: Sequence[Sequence[float]], gpu: Sequence[float] = (), busy: float = 70) -> Finding | None:
-    """A few cores are full while the others have time (:func:`kd.report.facts.hot`), and the GPUs are not busy.
+    """A few cores are full while the others have time (:func:`kd.report.machine_facts.hot`), and the GPUs are not busy.
 
     Args:
         cores: % of each core, a row a sample.

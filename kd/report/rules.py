@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kd.report.facts import Facts, mean, part
+from kd.report.facts import Facts
 from kd.report.finding import Finding
 from kd.report.machine_rules import (
     batch_size,
@@ -28,6 +28,7 @@ from kd.report.machine_rules import (
     throttling,
 )
 from kd.report.records import Run
+from kd.report.step_facts import mean, part
 from kd.report.training_rules import (
     class_imbalance,
     dead_relu,

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from kd.report.facts import mean
 from kd.report.finding import Finding
 from kd.report.records import percentile
+from kd.report.step_facts import mean
 
 
 def loss_not_decreasing(loss: Sequence[float], percent: float = 0.1, least: int = 20) -> Finding | None:

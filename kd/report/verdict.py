@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from kd.report.facts import OWN, Facts, part
+from kd.report.facts import OWN, Facts
 from kd.report.host_limits import Swing, bookkeeping_bound, launch_bound, starved
 from kd.report.limits import (
     LEADS,
@@ -18,6 +18,7 @@ from kd.report.limits import (
     teacher_bound,
 )
 from kd.report.records import PHASES, Run
+from kd.report.step_facts import part
 
 NAMES = {
     "data": "data-bound",

@@ -1,0 +1,151 @@
+"""Numbers of a run's machines, see :mod:`kd.report.facts`."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from kd.report.step_facts import StepFacts, mean
+
+
+class MachineFacts(StepFacts):
+    """What the readings of processes, cores and GPUs say."""
+
+    @cached_property
+    def cpu(self) -> bool:
+        """Whether it trains on a CPU."""
+        return self.header.get("device", "cpu") == "cpu"
+
+    @cached_property
+    def cores(self) -> int:
+        """Cores that the processes on one machine may use together, by affinity and by their container's quota."""
+        here = [h for h in self.run.headers.values() if h.get("host") == self.header.get("host")]
+        own = self.header.get("cores", 1)
+        bound = {core for h in here for core in h.get("core_ids") or []}
+        apart = len(bound) > len(self.header.get("core_ids") or bound)  # each rank has cores of its own
+        return len(bound) if apart else own
+
+    @cached_property
+    def processes(self) -> int:
+        """Training processes on the machine."""
+        return self.header.get("processes", 1)
+
+    @cached_property
+    def threads(self) -> int:
+        """Compute threads of each; beside a GPU the one that launches its work."""
+        return self.header.get("threads", 1) if self.cpu else 1
+
+    @cached_property
+    def workers(self) -> int:
+        """Loader processes of each training process."""
+        return self.header.get("num_workers", 0)
+
+    @cached_property
+    def samples(self) -> list[dict[str, Any]]:
+        """Readings of all machines."""
+        return [s for samples in self.run.samples.values() for s in samples]
+
+    @cached_property
+    def core_use(self) -> list[list[float]]:
+        """% of each core that the run may use, a row a sample."""
+        rows = []
+        for node, samples in self.run.samples.items():
+            ids = self.run.nodes.get(node, {}).get("core_ids")
+            rows += [s["cpu"] if ids is None else [s["cpu"][i] for i in ids if i < len(s["cpu"])] for s in samples]
+        return rows
+
+    @cached_property
+    def hot(self) -> str:
+        """That a few cores are full while the others have time; empty where it is not so."""
+        found = hot(self.core_use)
+        return f"{found[0]} of {found[1]} cores are full while all average {found[2]:.0f} %" if found else ""
+
+    @cached_property
+    def loading_cores(self) -> float:
+        """Cores that the loader processes of a machine use, on average."""
+        used = [sum(s["workers"]) / 100 for s in self.samples if "workers" in s]
+        return mean(used) if used else 0.0
+
+    @cached_property
+    def loading_busy(self) -> float:
+        """Share of a core that making batches takes while it goes on."""
+        if self.workers == 0:
+            wait = self.total.get("p", {}).get("data", 0.0)
+            return min(1.0, self.total.get("data_cpu_ms", 0.0) / wait) if wait else 1.0
+        worker = [w / 100 for s in self.samples for w in s.get("workers", [])]
+        return min(1.0, mean(worker)) if worker else 1.0
+
+    @cached_property
+    def other_cores(self) -> float:
+        """What processes other than the run's use of the cores that it may use, on average."""
+        pairs = [(cpu, s) for cpu, s in zip(self.core_use, self.samples, strict=True) if "main" in s]
+        used = [(sum(cpu) - s["main"] - sum(s["workers"])) / 100 for cpu, s in pairs]
+        return max(0.0, mean(used)) if used else 0.0
+
+    @cached_property
+    def thread_wait(self) -> float | None:
+        """Share of the time that a training process's most delayed thread stood ready without a core.
+
+        Of several processes the most delayed one's in each reading: the others wait for it. ``None``: not recorded.
+        """
+        read = [max(s["thread_wait"]) / 100 for s in self.samples if s.get("thread_wait")]
+        return mean(read) if read else None
+
+    @cached_property
+    def delayed_thread(self) -> str:
+        """The name of the thread that was most often the most delayed one."""
+        names = [s["thread"] for s in self.samples if s.get("thread")]
+        return max(set(names), key=names.count) if names else ""
+
+    @cached_property
+    def loader_wait(self) -> float | None:
+        """Share of the time that a loader process's threads stood ready without a core; ``None``: not recorded."""
+        read = [w / 100 for s in self.samples for w in s.get("loader_wait", [])]
+        return mean(read) if read else None
+
+    @cached_property
+    def hidden(self) -> bool:
+        """Whether the GPU is the slower one: it has work while the host waits."""
+        return not self.cpu and self.per_step("launch_ms") < 0.9 * self.step_ms
+
+    @cached_property
+    def ready_ms(self) -> float:
+        """Ms a step that training stood ready without a core: of the main thread, or of a more delayed one."""
+        if self.hidden:
+            return 0.0
+        return max(self.per_step("ready_ms"), (self.thread_wait or 0.0) * self.step_ms)
+
+    @cached_property
+    def windows(self) -> list[dict[str, Any]]:
+        """Profiled windows of the typical rank; of all where it has none."""
+        return [k for k in self.run.kernels if k.get("rank") == self.rank] or self.run.kernels
+
+    @cached_property
+    def gpu_busy(self) -> float | None:
+        """Share of the time that the GPUs compute: of the kernel profile where there is one, else NVML's."""
+        if self.cpu:
+            return None
+        profiled = [k["busy"] for k in self.windows if k.get("busy") is not None]
+        if profiled:
+            return profiled[-1]
+        used = [g["util"] for s in self.samples for g in s.get("gpu", [])]
+        return mean(used) / 100 if used else None
+
+
+def hot(
+    cores: Sequence[Sequence[float]], full: float = 95, low: float = 60, most: float = 0.25, skip: int = 20
+) -> tuple[int, int, float] | None:
+    """How many cores are full, of how many, and their mean use, where a few are full and the others have time.
+
+    Args:
+        cores: % of each core, a row a sample.
+        full: a core counts from here.
+        low: the mean of all is below this.
+        most: share of the cores that is still a few.
+        skip: samples of the start.
+    """
+    rows = [row for row in cores[skip:] if row]
+    counts = sorted(sum(use >= full for use in row) for row in rows if mean(row) <= low)
+    if len(counts) <= len(rows) / 2:
+        return None
+    count, total = counts[len(counts) // 2], len(rows[0])
+    return (count, total, mean([mean(row) for row in rows])) if 0 < count <= most * total else None
