@@ -69,7 +69,8 @@ class TeacherSpec(ModelSpec):
     """The teacher's model.
 
     Attributes:
-        recipe: without a checkpoint and not pre-trained: the recipe that trains this teacher first.
+        recipe: without a checkpoint and not pre-trained: this recipe's teacher, which ships with it or is trained first
+            (``checkpoint=train`` trains it in any case).
         head: the teacher has a classifier; without one it teaches by its features alone.
         weight: its share of the mean, among several teachers.
         classes: names of the classes it knows, in its order, or a file with one a line (or a JSON list), where they

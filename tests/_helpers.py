@@ -75,13 +75,15 @@ def write_recipe(path: Path, data: Path, teacher: Path | None, **changes: object
     return path
 
 
-def run_cli(*items: str, program: str = "train", env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run_cli(
+    *items: str, program: str = "train", env: dict[str, str] | None = None, timeout: float = 240
+) -> subprocess.CompletedProcess[str]:
     """``kd-train`` or ``kd-eval`` in a process of its own, one thread."""
     return subprocess.run(
         [sys.executable, "-c", f"import sys; from kd.cli import {program}_main; sys.exit({program}_main())", *items]
         if program != "train"
         else [sys.executable, "-m", "kd.cli", *items],
-        cwd=ROOT, text=True, capture_output=True, timeout=240,
+        cwd=ROOT, text=True, capture_output=True, timeout=timeout,
         env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
     )  # fmt: skip
 

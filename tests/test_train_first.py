@@ -1,15 +1,19 @@
 """A teacher that is trained before the run, and what becomes of it when something stops."""
 
+import hashlib
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
+from kd.cli import train_main
 from tests._forks import start, status_of, survivors
-from tests._helpers import write_recipe
+from tests._helpers import ROOT, run_cli, write_recipe
 from tests.test_survival import assert_good
 
 
@@ -82,3 +86,43 @@ def test_a_training_that_fails_is_told(student: Path) -> None:
     log = student.parent / "log"
     assert status_of(begin(student, log)) == 2
     assert "kd-train: model.teacher.recipe: training own failed (exit 1), see above" in log.read_text()
+
+
+# -- the one that ships ------------------------------------------------------------------------------------------------
+
+FEW = ["recipe=foodtag_vit", "config=debug", "data.source.train_per_class=2", "data.source.val_per_class=2"]
+
+
+def test_foodtags_teacher_ships_with_its_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = ROOT / "recipes" / "foodtag_teacher.safetensors"
+    made, line = file.with_suffix(".sha256").read_text().splitlines()
+    assert made.startswith("# kd-train recipe=foodtag_teacher (")
+    assert line.split() == [hashlib.sha256(file.read_bytes()).hexdigest(), file.name]
+    assert file.stat().st_size < 1.7e6
+    assert train_main([*FEW, f"runs_dir={tmp_path}"]) == 0
+    assert f"teacher: {file} (ships with kd; model.teacher.checkpoint=train trains one)" in capsys.readouterr().out
+    resolved = yaml.safe_load((tmp_path / "foodtag_vit" / "000" / "config.yaml").read_text())
+    assert resolved["model"]["teacher"]["checkpoint"] == str(file)
+
+
+def test_another_teacher_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is asked for, or where the one that ships is of another architecture."""
+    asked: list[list[str]] = []
+    monkeypatch.setattr("kd.config.train_first.trained_teacher", lambda items, *_: asked.append(items) or Path("none"))
+    for item in ("model.teacher.checkpoint=train", "model.teacher.kwargs.depth=3"):
+        assert train_main([*FEW, f"runs_dir={tmp_path}", item]) == 2  # no such file
+    assert [items[0] for items in asked] == ["recipe=foodtag_teacher"] * 2
+    assert train_main([*FEW, "model.teacher.checkpoint=train", "model.teacher.recipe=null"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_teacher_trained_anew_is_as_good_as_the_one_that_ships(tmp_path: Path) -> None:
+    """The recipe that is said to have made it does make one of its accuracy, within two standard errors."""
+    made = (ROOT / "recipes" / "foodtag_teacher.sha256").read_text()
+    shipped = float(re.search(r"val acc1 ([\d.]+)%", made)[1]) / 100
+    done = run_cli("recipe=foodtag_teacher", f"runs_dir={tmp_path}", timeout=3600)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "foodtag_teacher" / "000" / "summary.json").read_text())
+    error = (shipped * (1 - shipped) / summary["data"]["val"]) ** 0.5
+    assert abs(summary["student"]["best_val"]["acc1"] - shipped) < 2 * error

@@ -1,35 +1,58 @@
-"""The teacher that a recipe names, trained before the run where no checkpoint is given."""
+"""The teacher that a recipe names, where no checkpoint is given: it ships with the recipe, or is trained first."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from kd._teachers import arguments, key_of, trained_teacher
+from kd.config.find import find
 from kd.config.parser import KDCLI, build_data
 from kd.config.request import translate
+from kd.data.sources import Source
 from kd.errors import UserError
 from kd.launch.cluster import is_rank_zero
 
+TRAIN = "train"
+"""``model.teacher.checkpoint``: train the teacher even where one ships with its recipe."""
+
 
 def teacher_checkpoint(config: dict[str, Any]) -> Path | None:
-    """Trains the teacher that the recipe names, where the run has none."""
-    _refuse_random_weights(config)
+    """The checkpoint of the teacher whose recipe the configuration names; None where it needs none.
+
+    Raises:
+        UserError: a teacher is to be trained and no recipe named, or its training failed.
+    """
     teacher = config["model"]["teacher"]
-    if not teacher or teacher["checkpoint"] or teacher["pretrained"] or not teacher.get("recipe"):
+    if not teacher or teacher["checkpoint"] not in (None, TRAIN):
         return None
+    train = teacher["checkpoint"] == TRAIN
+    if train and not teacher.get("recipe"):
+        raise UserError("model.teacher.checkpoint: train needs the recipe to train, model.teacher.recipe=NAME")
+    if not teacher.get("recipe") or (teacher["pretrained"] and not train):
+        return None
+    source = build_data(config["data"]).source
+    shipped = None if train else shipped_teacher(teacher, source)
+    if shipped is not None:
+        if is_rank_zero():
+            print(f"teacher: {shipped} (ships with kd; model.teacher.checkpoint=train trains one)", flush=True)
+        return shipped
     items = arguments(config)
     own = KDCLI(translate(items).parser_args(), instantiate=False)
-    key = key_of(own.as_dict(), build_data(config["data"]).source)
-    return trained_teacher(items, key, own.config.recipe, is_rank_zero())
+    return trained_teacher(items, key_of(own.as_dict(), source), own.config.recipe, is_rank_zero())
 
 
-def _refuse_random_weights(config: dict[str, Any]) -> None:
-    """A teacher that nobody has trained is a forgotten key, and the preflight would take a minute to find out."""
-    model = config["model"]
-    specs = {"teacher": model["teacher"]} if model["teacher"] else {}
-    specs |= {f"teachers.{name}": spec for name, spec in (model["teachers"] or {}).items()}
-    for name, spec in specs.items():
-        if not (spec["checkpoint"] or spec["pretrained"] or spec["recipe"]) and config["preflight"] == "stop":
-            raise UserError(
-                f"model.{name}.checkpoint: random weights: no checkpoint given; give a file, or "
-                f"model.{name}.pretrained=true (preflight=warn distils from it all the same)"
-            )
+def shipped_teacher(teacher: dict[str, Any], source: Source) -> Path | None:
+    """The weights beside the teacher's recipe, where they are of this architecture, size and classes."""
+    file = find("recipes", teacher["recipe"]).with_suffix(".safetensors")
+    if not file.is_file():
+        return None
+    with safe_open(file, "pt") as opened:
+        made = opened.metadata()
+    wanted = {**teacher["kwargs"], "img_size": teacher["img_size"]}
+    kwargs = {key: value for key, value in json.loads(made["kwargs"]).items() if key != "num_classes"}
+    if made["arch"] != teacher["arch"] or kwargs != wanted:
+        return None
+    source.load("train")  # only then its classes are known
+    return file if json.loads(made["classes"]) == list(source.classes) else None
