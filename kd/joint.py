@@ -150,6 +150,11 @@ class SeveralStudents(LightningModule):
 
     # -- validation --------------------------------------------------------------------------------------------------
 
+    def on_train_end(self) -> None:
+        """Each student's own."""
+        for module in self.named_students().values():
+            module.on_train_end()
+
     def on_validation_start(self) -> None:
         """Each student's own."""
         for module in self.named_students().values():
@@ -172,7 +177,8 @@ class SeveralStudents(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Stores who the teacher was."""
-        self._first.on_save_checkpoint(checkpoint)
+        for module in self.named_students().values():
+            module.on_save_checkpoint(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuses to go on with another teacher or other classes."""

@@ -253,21 +253,29 @@ class DistillationModule(LightningModule):
         )
         if self._two_heads:
             student.set_distilled_training(True)
-        self._folded = next((loss for loss in self.distill_losses.values() if isinstance(loss, SimKDLoss)), None)
-        if self._folded is None:
+        found = next(((n, loss) for n, loss in self.distill_losses.items() if isinstance(loss, SimKDLoss)), None)
+        self._folded = found[1] if found else None
+        if found is None or self.teacher is None:
             return
+        self._folded_teacher: Teacher = self.teacher.members[self._teacher_of.get(found[0], ALL)]
         if self.task_loss_weight or any(isinstance(loss, LogitLoss) for loss in self.distill_losses.values()):
             raise UserError(
                 "model.distill_losses: SimKDLoss puts the teacher's classifier in place of the student's, so nothing "
                 "else may train it: set model.task_loss_weight=0 and leave out losses over logits"
             )
+        for role, model in (("student", student), ("teacher", self._folded_teacher.model)):
+            if not isinstance(model.get_classifier(), nn.Linear):
+                raise UserError(
+                    f"model.{role}.arch: SimKDLoss needs a {role} with one linear classifier, {type(model).__name__} "
+                    "has another kind or two (distilled)"
+                )
         student.get_classifier().requires_grad_(False)
 
     @torch.no_grad()
     def _fold_classifier(self) -> None:
-        if self._folded is None or not isinstance(self.teacher, Teacher):
+        if self._folded is None:
             return
-        weight, bias = self._folded.fold(*(x.to(self.device) for x in self.teacher.classifier()))
+        weight, bias = self._folded.fold(*(x.to(self.device) for x in self._folded_teacher.classifier()))
         models: list[Any] = [self.student, *([self.student_ema.module] if self.student_ema is not None else [])]
         for model in models:
             model.get_classifier().weight.copy_(weight)
@@ -558,6 +566,10 @@ class DistillationModule(LightningModule):
         """Brings a classifier that is made of the teacher's up to date."""
         self._fold_classifier()
 
+    def on_train_end(self) -> None:
+        """Likewise where no validation came last."""
+        self._fold_classifier()
+
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Adds one batch to the task's metrics; padding (index -1) is left out."""
         if not self.classifies:
@@ -591,6 +603,7 @@ class DistillationModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Stores who the teacher was (its weights stay out)."""
+        self._fold_classifier()
         checkpoint["kd_teacher"] = self.teacher_identity
         checkpoint["kd_classes"] = list(self.data_info.classes)
         checkpoint["kd_cached"] = self.cached is not None

@@ -65,6 +65,7 @@ class Teacher:
         self.preprocess = preprocess_for(self.model, spec.img_size, spec.channels_last, spec.mean, spec.std)
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self._identity: dict[str, Any] = {}
+        self._classifier: tuple[Tensor, Tensor] | None = None
 
     @property
     def members(self) -> "dict[str, Teacher]":
@@ -85,6 +86,8 @@ class Teacher:
             UserError: there is no such device, or nothing to share the weights with.
         """
         self.identity()  # of the weights as loaded
+        if self.has_head and dtype != torch.float32 and isinstance(self.model.get_classifier(), nn.Module):  # type: ignore[operator]
+            self._classifier = tuple(x.clone() for x in self.classifier())  # type: ignore[assignment]
         self.device, self.dtype = device, dtype
         if self.spec.placement == "shard":
             self._share_out()
@@ -137,9 +140,20 @@ class Teacher:
         return {ALL: self(images)}
 
     def classifier(self) -> tuple[Tensor, Tensor]:
-        """Weight ``(C, D)`` and bias ``(C,)`` of the last layer, float32, in the data's classes."""
+        """Weight ``(C, D)`` and bias ``(C,)`` of the last layer, float32, in the data's classes.
+
+        As loaded: not rounded to what the teacher computes in, wherever it is.
+
+        Raises:
+            UserError: the model has no last layer, or two.
+        """
+        if self._classifier is not None:
+            return self._classifier
         layer: Any = self.model.get_classifier()  # type: ignore[operator]
-        weight, bias = whole(layer.weight).float(), whole(layer.bias).float()
+        if not hasattr(layer, "weight"):
+            raise UserError(f"{self.key}: {self.arch} has no single classifier")
+        weight = whole(layer.weight).float()
+        bias = weight.new_zeros(len(weight)) if layer.bias is None else whole(layer.bias).float()
         return (weight, bias) if self.columns is None else (weight[self.columns], bias[self.columns])
 
     def in_the_datas_classes(self) -> nn.Module:

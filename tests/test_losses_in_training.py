@@ -268,6 +268,33 @@ def test_simkd_takes_over_the_teachers_classifier(teacher: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "items",
+    [
+        ["trainer.precision=bf16-mixed", "trainer.max_epochs=1"],
+        ["trainer.max_steps=4", "trainer.max_epochs=5"],
+        ["trainer.limit_val_batches=0", "trainer.max_epochs=1", "model.ema_decay=0.5"],
+        ["several", "trainer.max_epochs=1"],
+    ],
+)
+def test_simkd_exports_the_teachers_classifier_however_a_run_ends(
+    items: list[str], recipe: Path, teacher: Path
+) -> None:
+    """In float32, from one of several teachers, where no validation ran since the last step, or none at all."""
+    if items[0] == "several":
+        own = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(teacher)}
+        both = json.dumps({"a": own, "b": {**own, "img_size": 48}})
+        items = ["model.teacher=null", f"model.teachers={both}", "model.teacher_of={x: a}", *items[1:]]
+    simkd = "model.distill_losses={x: {class_path: SimKDLoss}}"
+    assert train_main([f"recipe={recipe}", "model.task_loss_weight=0", simkd, *items]) == 0
+    (folder,) = run_folders(recipe)
+    saved = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    theirs = load_file(teacher)
+    weight = theirs["head.weight"] @ saved["distill_losses.x.projection.layers.weight"]
+    for found in (student_of(folder)["head.weight"], saved["student.head.weight"]):
+        torch.testing.assert_close(found, weight, rtol=1e-5, atol=1e-6)
+
+
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -292,6 +319,8 @@ def test_simkd_takes_over_the_teachers_classifier(teacher: Path) -> None:
         ({"std": StandardizedLoss(KDLoss())}, DataInfo(["a", "b"], 48, 16), {}, "StandardizedLoss needs >= 3 classes"),
         ({"dist": DISTLoss()}, DataInfo(["a", "b"], 48, 16), {}, "DISTLoss needs >= 3 classes or beta=0"),
         ({"cwd": CWDLoss()}, INFO, {}, r"CWDLoss is defined for masks alone \(model.task=Segmentation\)"),
+        ({"simkd": SimKDLoss()}, INFO, {"arch": "deit_tiny_distilled_patch16_224", "task_loss_weight": 0.0},
+         "model.student.arch: SimKDLoss needs a student with one linear classifier, VisionTransformerDistilled has"),
     ],
 )  # fmt: skip
 def test_what_a_loss_is_not_defined_for_is_refused(
