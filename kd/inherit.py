@@ -22,6 +22,7 @@ from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from kd._bar import bar
 from kd.dense import DenseModel
 from kd.models import Images, Preprocess
 
@@ -57,7 +58,8 @@ def inherit(student: ViT, teacher: ViT, pictures: Images, student_input: Preproc
     _reset_norms(student)
     _inherit_embedding(student, teacher, projection, student_input, teacher_input)
     stream = student._pos_embed(student.patch_embed(student_input(pictures)))
-    for block, number in zip(student.blocks, _chosen_blocks(student, teacher), strict=True):
+    pairs = list(zip(student.blocks, _chosen_blocks(student, teacher), strict=True))
+    for block, number in bar(pairs, label="inherit: the student's blocks", unit=" blocks"):
         # a student of fewer blocks makes in one step what the teacher makes in several
         stream = _inherit_block(block, teacher.blocks[number], stream, streams[number], streams[number + 1], projection)
     _inherit_head(student, teacher, stream, streams[-1], projection, logits)
@@ -159,7 +161,7 @@ def _centred(stream: Tensor) -> Tensor:
 def _teacher_streams(teacher: ViT, stream: Tensor) -> list[Tensor]:
     """The centred stream before each block and after the last, each (N, L, D_teacher)."""
     streams = [stream]
-    for block in teacher.blocks:
+    for block in bar(teacher.blocks, label="inherit: the teacher's blocks", unit=" blocks"):
         streams.append(torch.cat([block(part) for part in streams[-1].split(64)]))
     return [_centred(s) for s in streams]
 

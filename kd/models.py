@@ -123,11 +123,18 @@ class StudentSpec(ModelSpec):
 
     Attributes:
         inherit: start from the teacher's own layers, cut down to the student's size (:mod:`kd.inherit`).
+        inherit_pictures: training pictures whose activations guide that: more changed nothing, fewer are noisier.
         grad_checkpointing: compute activations twice instead of keeping them (timm's ``set_grad_checkpointing``).
     """
 
     inherit: bool = False
+    inherit_pictures: int = 256
     grad_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.inherit_pictures < 1:
+            raise ValueError(f"inherit_pictures must be >= 1, got {self.inherit_pictures}")
 
 
 class Preprocess:

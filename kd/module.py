@@ -25,8 +25,6 @@ from kd.taps import TRIAL, Features, Taps, TapSpec, tap_shapes
 from kd.tasks import Classification, Task
 from kd.teacher import ALL, Ensemble, Teacher, build_teachers, dtype_for
 
-INHERIT_PICTURES = 256  # pictures whose activations guide kd.inherit: more changed nothing, fewer were noisier
-
 Answers = dict[str, Any]
 """The teachers' logits by name; ``ALL`` is their mean (or the one teacher's). A cache may give :class:`TopKLogits`."""
 
@@ -253,17 +251,18 @@ class DistillationModule(LightningModule):
         )
         if self._two_heads:
             student.set_distilled_training(True)
-        found = next(((n, loss) for n, loss in self.distill_losses.items() if isinstance(loss, SimKDLoss)), None)
-        self._folded = found[1] if found else None
-        if found is None or self.teacher is None:
+        found = [(n, loss) for n, loss in self.distill_losses.items() if isinstance(loss, SimKDLoss)]
+        self._folded: SimKDLoss | None = found[0][1] if found else None
+        if not found or self.teacher is None:
             return
-        self._folded_teacher: Teacher = self.teacher.members[self._teacher_of.get(found[0], ALL)]
+        self._folded_teacher: Teacher = self.teacher.members[self._teacher_of.get(found[0][0], ALL)]
         if self.task_loss_weight or any(isinstance(loss, LogitLoss) for loss in self.distill_losses.values()):
             raise UserError(
                 "model.distill_losses: SimKDLoss puts the teacher's classifier in place of the student's, so nothing "
                 "else may train it: set model.task_loss_weight=0 and leave out losses over logits"
             )
-        for role, model in (("student", student), ("teacher", self._folded_teacher.model)):
+        pair: dict[str, Any] = {"student": student, "teacher": self._folded_teacher.model}
+        for role, model in pair.items():
             if not isinstance(model.get_classifier(), nn.Linear):
                 raise UserError(
                     f"model.{role}.arch: SimKDLoss needs a {role} with one linear classifier, {type(model).__name__} "
@@ -275,7 +274,8 @@ class DistillationModule(LightningModule):
     def _fold_classifier(self) -> None:
         if self._folded is None:
             return
-        weight, bias = self._folded.fold(*(x.to(self.device) for x in self._folded_teacher.classifier()))
+        theirs = [x.to(self.device) for x in self._folded_teacher.classifier()]
+        weight, bias = self._folded.fold(theirs[0], theirs[1])
         models: list[Any] = [self.student, *([self.student_ema.module] if self.student_ema is not None else [])]
         for model in models:
             model.get_classifier().weight.copy_(weight)
@@ -298,6 +298,7 @@ class DistillationModule(LightningModule):
         """Puts the teacher on its device, in the run's precision."""
         if self.teacher is not None:
             self.teacher.to(self.trainer.strategy.root_device, dtype_for(str(self.trainer.precision)))
+            self.teacher.forget_original()
 
     def prepare_fit(self) -> None:
         """Settles by measuring what is left to it, opens the cache, compiles the student."""
@@ -361,8 +362,13 @@ class DistillationModule(LightningModule):
         """Takes the student's first weights from the teacher where asked, while that is whole and not yet placed."""
         if self.student_spec.inherit and self.teacher is None:
             raise UserError("model.student.inherit: needs a model.teacher")
-        if self.teacher is not None and stage == "fit" and self.student_spec.inherit and not self.resumed:
+        if self.teacher is not None and stage == "fit" and self.will_inherit:
             self._inherit(self.teacher)
+
+    @property
+    def will_inherit(self) -> bool:
+        """Whether this run starts the student from the teacher's layers."""
+        return self.student_spec.inherit and not self.resumed
 
     def configure_model(self) -> None:
         """Lets a strategy that shards the student do so (:mod:`kd.strategies.fsdp`)."""
@@ -375,10 +381,10 @@ class DistillationModule(LightningModule):
 
         if not isinstance(teacher, Teacher):
             raise UserError("model.student.inherit: needs one model.teacher, not model.teachers")
-        pictures = self._datamodule.sample_pictures(INHERIT_PICTURES)
+        pictures = self._datamodule.sample_pictures(self.student_spec.inherit_pictures)
         try:
             start: Any = inherit_dense if self.task.dense else inherit
-            start(self.student, teacher.in_the_datas_classes(), pictures, self.student_input, teacher.preprocess)
+            start(self.student, teacher.original(), pictures, self.student_input, teacher.preprocess)
         except ValueError as error:
             raise UserError(f"model.student.inherit: {error}") from error
         if self.student_ema is not None:

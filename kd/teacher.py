@@ -57,7 +57,7 @@ class Teacher:
         self.arch, self.key = spec.arch, key
         names, self.columns = _columns(spec, classes, key)
         count = len(names) if self.columns is not None else num_classes
-        self.has_head = spec.head
+        self.has_head, self.classes = spec.head, count
         self.model: nn.Module = build_model(
             spec, count if spec.head else 0, key, names or classes, head=spec.head, dense=dense
         )
@@ -66,6 +66,8 @@ class Teacher:
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self._identity: dict[str, Any] = {}
         self._classifier: tuple[Tensor, Tensor] | None = None
+        self._original: nn.Module | None = None
+        self._placed = False
 
     @property
     def members(self) -> "dict[str, Teacher]":
@@ -77,15 +79,22 @@ class Teacher:
         """Whether it answers only where all processes ask."""
         return is_sharded(self.model)
 
-    def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> "Teacher":
-        """Puts the weights where ``placement`` says, seen from the student's ``device``.
+    def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "Teacher":
+        """Puts the weights where ``placement`` says, seen from the student's ``device``; later calls change nothing.
 
-        With bfloat16 they are stored so: autocast would cast frozen weights anew each step.
+        With bfloat16 they are stored so: autocast would cast frozen weights anew each step. ``keep`` keeps a copy as
+        loaded for :meth:`original`.
 
         Raises:
             UserError: there is no such device, or nothing to share the weights with.
         """
+        if self._placed:
+            return self
+        self._placed = True
         self.identity()  # of the weights as loaded
+        if keep:
+            own = self.in_the_datas_classes()
+            self._original = copy.deepcopy(own) if own is self.model else own
         if self.has_head and dtype != torch.float32 and isinstance(self.model.get_classifier(), nn.Module):  # type: ignore[operator]
             self._classifier = tuple(x.clone() for x in self.classifier())  # type: ignore[assignment]
         self.device, self.dtype = device, dtype
@@ -156,6 +165,14 @@ class Teacher:
         bias = weight.new_zeros(len(weight)) if layer.bias is None else whole(layer.bias).float()
         return (weight, bias) if self.columns is None else (weight[self.columns], bias[self.columns])
 
+    def original(self) -> nn.Module:
+        """The model with the data's classes and its weights as loaded, on the CPU unless it was placed before."""
+        return self.in_the_datas_classes() if self._original is None else self._original
+
+    def forget_original(self) -> None:
+        """Lets go of the copy that :meth:`to` has kept."""
+        self._original = None
+
     def in_the_datas_classes(self) -> nn.Module:
         """The model itself, or a copy whose classifier has the data's classes where the two differ."""
         if self.columns is None:
@@ -166,6 +183,13 @@ class Teacher:
         layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(bias)
         model.num_classes = len(weight)
         return model
+
+    def names_of_its_columns(self, names: Sequence[str]) -> list[str] | None:
+        """Names of the data's classes, in the order in which the model itself has them; None where it knows more."""
+        if self.columns is None:
+            return list(names)
+        own = dict(zip(self.columns.tolist(), names, strict=True))
+        return [own[i] for i in sorted(own)] if len(own) == self.classes else None
 
     def identity(self) -> dict[str, Any]:
         """Architecture and a hash of the weights, stored in checkpoints instead of the weights."""
@@ -203,11 +227,16 @@ class Ensemble:
         """Whether it answers only where all processes ask."""
         return any(teacher.is_shared_out for teacher in self.members.values())
 
-    def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> "Ensemble":
+    def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "Ensemble":
         """Moves all."""
         for teacher in self.members.values():
-            teacher.to(device, dtype)
+            teacher.to(device, dtype, keep)
         return self
+
+    def forget_original(self) -> None:
+        """All let go of their copies."""
+        for teacher in self.members.values():
+            teacher.forget_original()
 
     def answers(self, images: Images) -> dict[str, Tensor]:
         """uint8 ``(N, 3, H, W)`` -> the logits of each teacher by name, and of all together as ``ALL``.

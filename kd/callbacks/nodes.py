@@ -18,7 +18,7 @@ class Nodes(Callback):
     def __init__(self, launcher: str | None = None) -> None:
         self.launcher = launcher
 
-    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Gathers the addresses of all ranks."""
         if trainer.world_size == 1:
             return

@@ -1,7 +1,11 @@
 """Looks at the teacher before the first step: a wrong one costs the whole run."""
 
 import copy
+import json
 import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,9 +13,11 @@ from pytorch_lightning import Callback, Trainer
 from torch import Tensor
 
 from kd._bar import bar
+from kd.callbacks.class_order import MOST_CLASSES, Confusions, found_order
 from kd.errors import UserError
 from kd.tasks import Task
 from kd.tasks.base import TargetCounts
+from kd.teacher import Teacher, dtype_for
 
 
 class Preflight(Callback):
@@ -20,19 +26,23 @@ class Preflight(Callback):
     A teacher that is no better than a guesser (:meth:`kd.tasks.Task.chance`) stops the run. Of several teachers each is
     measured, and all together.
 
+    It runs before the student inherits and before the run's folder is made. Where a weak teacher's classes turn out to
+    be in another order, the message names the key, and the order found is written down.
+
     Args:
         mode: ``stop``, or ``warn`` to go on with a weak teacher.
+        lists: the folder for such an order.
     """
 
-    def __init__(self, mode: str = "stop") -> None:
-        self.mode = mode
+    def __init__(self, mode: str = "stop", lists: Path | None = None) -> None:
+        self.mode, self.lists = mode, lists
         self.teacher_val: dict[str, float] = {}
         self.members: dict[str, dict[str, float]] = {}
 
-    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Runs the teacher over this process's share of the validation set."""
         teacher = pl_module.teacher
-        if teacher is None or trainer.limit_val_batches == 0:
+        if teacher is None or trainer.limit_val_batches == 0 or stage != "fit":
             return
         if not teacher.has_head:
             if trainer.is_global_zero:
@@ -40,21 +50,49 @@ class Preflight(Callback):
                     f"preflight: teacher {teacher.arch} has no classifier: its features teach, unmeasured", flush=True
                 )
             return
-        judges = {name: copy.deepcopy(pl_module.task) for name in {"": None, **teacher.members}}
+        keep = any(module.will_inherit for module in pl_module.named_students().values())
+        teacher.to(pl_module.device, dtype_for(str(trainer.precision)), keep)
+        judges = {name: copy.deepcopy(pl_module.task).to(pl_module.device) for name in {"": None, **teacher.members}}
         for judge in judges.values():
             judge.reset()
         info = pl_module.data_info
-        seen = TargetCounts(len(info.classes), info.ignore_index).to(pl_module.device)
-        pl_module.keep_teacher_answers(self._measure(trainer, pl_module, judges, seen))
+        seen, orders = TargetCounts(len(info.classes), info.ignore_index).to(pl_module.device), self._orders(pl_module)
+        pl_module.keep_teacher_answers(self._measure(trainer, pl_module, judges, seen, orders))
         counts, total = seen.compute()
         found = {name: _rounded(judge.compute()) for name, judge in judges.items()}
         self.teacher_val, self.members = found[""], {name: val for name, val in found.items() if name}
         for name, val in found.items():
             arch = teacher.members[name].arch if name in teacher.members else f"ensemble {teacher.arch}"
-            self._judge(trainer, pl_module.task, f"{name} ({arch})" if name else arch, val, counts, int(total))
+            told = partial(self._told_order, trainer, teacher.members.get(name), orders.get(name), info.classes)
+            self._judge(trainer, pl_module.task, f"{name} ({arch})" if name else arch, val, counts, int(total), told)
+
+    def _orders(self, pl_module: Any) -> dict[str, Confusions]:
+        """Where one class is asked for: what is needed to find a teacher's order of the classes."""
+        count = len(pl_module.data_info.classes)
+        if pl_module.task.primary != "acc1" or count > MOST_CLASSES:
+            return {}
+        return {name: Confusions(count).to(pl_module.device) for name in pl_module.teacher.members}
+
+    def _told_order(
+        self, trainer: Trainer, teacher: Teacher | None, seen: Confusions | None, classes: list[str]
+    ) -> str:  # fmt: skip
+        """What to do where a weak teacher's classes are in another order; empty where they are not."""
+        found = found_order(seen.compute()) if seen is not None else None
+        names = teacher.names_of_its_columns([classes[i] for i in found[0]]) if teacher and found else None
+        if teacher is None or found is None or names is None or self.lists is None:
+            return ""
+        file = self.lists / f"{teacher.key.split('.')[-1]}_classes.json"
+        if trainer.is_global_zero:
+            self.lists.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(names, indent=1) + "\n")
+        reached = f"in the one found it reaches {found[1]:.1%}"
+        return f"; its classes are in another order, {reached}: {teacher.key}.classes={file}"
 
     @torch.no_grad()
-    def _measure(self, trainer: Trainer, pl_module: Any, judges: dict[str, Task], seen: TargetCounts) -> Tensor | None:
+    def _measure(
+        self, trainer: Trainer, pl_module: Any, judges: dict[str, Task], seen: TargetCounts,
+        orders: dict[str, Confusions],
+    ) -> Tensor | None:  # fmt: skip
         """The teacher's answers by validation index."""
         data, task, answers = pl_module.trainer.datamodule, pl_module.task, None
         loader = data.val_dataloader()
@@ -75,6 +113,8 @@ class Preflight(Callback):
             for name, judge in judges.items():
                 judge.update(logits[name], target, None)
             seen.update(target)
+            for name, order in orders.items():
+                order.update(logits[name].argmax(1), target, batch["index"][real])
             answer = task.decide(logits[""]).cpu()
             if answers is None:
                 answers = torch.zeros(len(data.split("val").targets), *answer.shape[1:], dtype=answer.dtype)
@@ -83,22 +123,27 @@ class Preflight(Callback):
         return answers
 
     def _judge(
-        self, trainer: Trainer, task: Task, name: str, val: dict[str, float], counts: Tensor, total: int
-    ) -> None:
+        self, trainer: Trainer, task: Task, name: str, val: dict[str, float], counts: Tensor, total: int,
+        order: Callable[[], str],
+    ) -> None:  # fmt: skip
         value = val[task.primary]
         weak = value <= task.chance(counts.cpu(), total)
         if task.primary == "acc1":
             found = f"is right on {round(value * total)} of {total} validation pictures"
         else:
             found = f"reaches {task.primary} {value:.1%} on the validation set"
+        hint = order() if weak else ""
         if weak and self.mode == "stop":
             raise UserError(
-                f"model.teacher: {name} {found}, no better than guessing "
-                "(wrong class order, size or weights?); preflight=warn distils from it all the same"
+                f"model.teacher: {name} {found}, no better than guessing"
+                f"{hint or ' (wrong class order, size or weights?)'}; preflight=warn distils from it all the same"
             )
         if trainer.is_global_zero:
             share = f" ({value:.1%})" if task.primary == "acc1" else ""
-            print(f"preflight: teacher {name} {found}{share}{', no better than guessing' if weak else ''}", flush=True)
+            print(
+                f"preflight: teacher {name} {found}{share}{', no better than guessing' if weak else ''}{hint}",
+                flush=True,
+            )
 
 
 def _rounded(metrics: dict[str, Tensor]) -> dict[str, float]:

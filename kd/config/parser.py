@@ -242,7 +242,7 @@ class KDCLI(LightningCLI):
         if monitor not in known:
             raise ValueError(f"monitor must be one of {', '.join(known)}, got '{monitor}'")
         resume = Path(config.resume) if config.resume else None
-        preflight = Preflight(config.preflight)
+        preflight = Preflight(config.preflight, Path(config.runs_dir) / config.recipe)
         best = {"monitor": monitor, "mode": config.checkpoint.mode}
         where = resume.resolve() / "checkpoints" if resume else None
         checkpoints: list[ModelCheckpoint | LastCheckpoint] = [
