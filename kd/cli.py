@@ -11,6 +11,7 @@ from kd.config.request import translate
 from kd.errors import Stopped, UserError
 from kd.launch.child import end_with_parent
 from kd.launch.cluster import is_rank_zero
+from kd.launch.threads import wait_asleep
 
 
 def __getattr__(name: str) -> Callable[..., int]:
@@ -31,6 +32,7 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     end_with_parent()
+    wait_asleep()
     try:
         request = translate(sys.argv[1:] if argv is None else argv)
         return import_module(f"kd.commands.{command}").run(request)
