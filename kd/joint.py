@@ -12,7 +12,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from kd.data.datamodule import Batch, DataInfo
 from kd.errors import UserError
-from kd.losses.base import equal_on_all_ranks
 from kd.module import Answers, DistillationModule, logs_now
 from kd.optim import Together
 from kd.tasks import Task
@@ -35,7 +34,9 @@ class SeveralStudents(LightningModule):
     def __init__(self, students: dict[str, DistillationModule]) -> None:
         super().__init__()
         self.students = nn.ModuleDict(students)
-        self._ddp_params_and_buffers_to_ignore = equal_on_all_ranks(self)
+        self._ddp_params_and_buffers_to_ignore = [
+            f"students.{name}.{own}" for name, m in students.items() for own in m._ddp_params_and_buffers_to_ignore
+        ]
         taught = [module.teacher for module in students.values() if module.teacher is not None]
         if any(teacher.identity() != taught[0].identity() for teacher in taught):
             raise UserError("students: all must have the same model.teacher, it answers once for all")

@@ -113,7 +113,7 @@ class DistillationModule(LightningModule):
         self._bind_losses(data)
         self._build_feature_losses(dict(taps or {}))
         self._prepare_classifier()
-        self._ddp_params_and_buffers_to_ignore = equal_on_all_ranks(self)
+        self._ddp_params_and_buffers_to_ignore = [*equal_on_all_ranks(self), *self._without_gradient()]
 
     def named_students(self) -> "dict[str, DistillationModule]":
         """Itself, under no name (several students: :class:`kd.joint.SeveralStudents`)."""
@@ -202,9 +202,6 @@ class DistillationModule(LightningModule):
         self._teacher_shapes: dict[str, dict[tuple[str, str], tuple[int, ...]]] = {}  # of each loss
         for name in wanted:
             self._build_feature_loss(name, taps[name])
-        for loss in self.distill_losses.values():
-            if not loss.weight:  # never computed: DDP stops at parameters that get no gradient
-                loss.requires_grad_(False)
 
     def _build_feature_loss(self, name: str, spec: TapSpec) -> None:
         assert self.teacher is not None
@@ -269,6 +266,24 @@ class DistillationModule(LightningModule):
                     "has another kind or two (distilled)"
                 )
         student.get_classifier().requires_grad_(False)
+
+    def _without_gradient(self) -> list[str]:
+        """Parameters that no term reaches, by name: DDP would stop at the first step, waiting for their gradients."""
+        off = {f"distill_losses.{name}." for name, loss in self.distill_losses.items() if not loss.weight}
+        names = [name for name, _ in self.named_parameters() if name.startswith(tuple(off))] if off else []
+        over_features = {name: self._tap_specs[name] for name in self.active_losses if name in self._tap_specs}
+        if self.task_loss_weight or len(over_features) < len(self.active_losses):
+            return names
+        training = self.student.training
+        self.student.eval()
+        with torch.enable_grad(), self._student_taps:
+            self.student(self.student_input(torch.zeros(TRIAL, 3, *self.student_input.size, dtype=torch.uint8)))
+        self.student.train(training)
+        read = [x for spec in over_features.values() for x in self._student_taps.read(spec.student, spec.tokens)]
+        self._student_taps.clear()
+        parameters = {f"student.{name}": p for name, p in self.student.named_parameters() if p.requires_grad}
+        found = torch.autograd.grad([x.sum() for x in read], list(parameters.values()), allow_unused=True)
+        return names + [name for name, gradient in zip(parameters, found, strict=True) if gradient is None]
 
     @torch.no_grad()
     def _fold_classifier(self) -> None:

@@ -26,6 +26,7 @@ from kd.losses import (
     SimKDLoss,
     StandardizedLoss,
     WSLDLoss,
+    targets,
 )
 from kd.losses.functional import hard_kd_loss, kd_loss
 from kd.models import StudentSpec, TeacherSpec
@@ -54,12 +55,16 @@ FEATURE: dict[str, dict | None] = {
     "ATLoss": BLOCKS, "PKDLoss": BLOCKS, "MGDLoss": BLOCKS, "CWDFeatureLoss": BLOCKS, "PairwiseLoss": BLOCKS,
     "ReviewKDLoss": {"student": "blocks.*", "teacher": "blocks.*"},
     "ViTKDLoss": {"student": "blocks.*", "teacher": "blocks.*"},
-    "RKDLoss": None, "SPLoss": None, "CKALoss": None, "CRDLoss": None,
+    "CosineLoss": BLOCKS, "SmoothL1Loss": BLOCKS, "MSELoss": BLOCKS, "RADIOLoss": BLOCKS, "GramKLLoss": BLOCKS,
+    "RKDLoss": None, "SPLoss": None, "CKALoss": None, "CRDLoss": None, "PseudoClassLoss": None,
 }  # fmt: skip
 
 
-def test_all_losses_together_train_and_resume_bit_for_bit(tmp_path: Path, pictures: Path, teacher: Path) -> None:
+def test_all_losses_together_train_and_resume_bit_for_bit(
+    tmp_path: Path, pictures: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each in one recipe under its class's name; killed at a step in the second epoch, it goes on as if nothing was."""
+    monkeypatch.setattr(targets, "BATCHES", 10)  # the kill falls between: statistics, then their rotation, carry on
     chosen: dict[str, Any] = {name: {"class_path": f"kd.losses.{name}"} for name in [*LOGIT, *FEATURE]}
     chosen["std"] = {
         "class_path": "kd.losses.StandardizedLoss",
@@ -67,6 +72,9 @@ def test_all_losses_together_train_and_resume_bit_for_bit(tmp_path: Path, pictur
     }
     chosen["CRDLoss"]["init_args"] = {"negatives": 16}
     chosen["DKDLoss"]["init_args"] = {"warmup_epochs": 2}
+    chosen["RADIOLoss"]["init_args"] = {"standardize": "phi_s"}
+    chosen["SmoothL1Loss"]["init_args"] = {"standardize": "variance"}
+    chosen["PseudoClassLoss"]["init_args"] = {"queue_size": 20}
     taps = {name: tap for name, tap in FEATURE.items() if tap}
     recipe = write_recipe(
         tmp_path / "tiny.yaml", pictures, teacher, model__distill_losses=chosen, model__taps=taps, model__ema_decay=0.9
@@ -82,7 +90,13 @@ def test_all_losses_together_train_and_resume_bit_for_bit(tmp_path: Path, pictur
     assert losses(part) == losses(whole)
     assert_same(student_of(part), student_of(whole))
     saved = torch.load(whole / "checkpoints" / "last.ckpt", weights_only=True)
-    for key in ("ViTKDLoss.mask_token", "CRDLoss.memory_student", "MGDLoss.generator.0.weight"):
+    for key in (
+        "RADIOLoss.targets.turn",
+        "PseudoClassLoss.queue",
+        "ViTKDLoss.mask_token",
+        "CRDLoss.memory_student",
+        "MGDLoss.generator.0.weight",
+    ):
         assert f"distill_losses.{key}" in saved["state_dict"]
     trained = sum(len(group["params"]) for group in saved["optimizer_states"][0]["param_groups"])
     assert trained > len(load_file(whole / "student.safetensors"))
@@ -112,7 +126,8 @@ def test_losses_with_parameters_on_two_processes_with_sharded_state(
     )  # fmt: skip
     look = json.dumps({"class_path": "tests.test_losses_in_training.MemoryOfEachRank"})
     two_ranks(recipe, "config=ddp_2cpu", "config=zero", f"trainer.callbacks+={look}",
-              f"trainer.default_root_dir={tmp_path}")  # fmt: skip
+              f"trainer.default_root_dir={tmp_path}", "model.student.kwargs.depth=2", "model.task_loss_weight=0",
+              "model.distill_losses.crd.weight=1e-3")  # fmt: skip
     (folder,) = run_folders(recipe)
     ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
     assert torch.equal(ranks[0]["memory"], ranks[1]["memory"])
@@ -129,12 +144,18 @@ def two_ranks(recipe: Path, *items: str) -> None:
     assert {status_of(pid) for pid in pids} == {0}, (recipe.parent / "log.0").read_text()
 
 
-def test_losses_over_the_batch_see_the_batches_of_all_processes(tmp_path: Path, pictures: Path, teacher: Path) -> None:
+def test_losses_over_the_batch_see_the_batches_of_all_processes(
+    tmp_path: Path, pictures: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two ranks of 4 pictures train the student that one of 8 trains."""
+    monkeypatch.setattr(targets, "BATCHES", 3)
     chosen: dict[str, Any] = {name: {"class_path": name} for name in ("RKDLoss", "SPLoss", "CKALoss")}
     chosen |= {n: {"class_path": n, "init_args": {"gather": True}} for n in ("DISTLoss", "PKDLoss")}
+    chosen["PseudoClassLoss"] = {"class_path": "PseudoClassLoss", "init_args": {"queue_size": 20}}
+    chosen["RADIOLoss"] = {"class_path": "RADIOLoss", "init_args": {"standardize": "phi_s"}}
     recipe = write_recipe(
-        tmp_path / "tiny.yaml", pictures, teacher, model__distill_losses=chosen, model__taps={"PKDLoss": BLOCKS},
+        tmp_path / "tiny.yaml", pictures, teacher, model__distill_losses=chosen,
+        model__taps={"PKDLoss": BLOCKS, "RADIOLoss": BLOCKS},
         optim={"name": "sgd", "lr": 0.02, "warmup_epochs": 0}, trainer__precision="32-true", trainer__max_epochs=1,
     )  # fmt: skip
     two_ranks(recipe, "config=ddp_2cpu")

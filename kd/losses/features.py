@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from kd.losses.base import FeatureLoss, LayersLoss, Shape
 from kd.losses.functional import at_loss, hcl_loss, hint_loss, masked_hint_loss, pkd_loss
-from kd.losses.functional._checks import positive, wide
-from kd.losses.projections import Projection, resize
+from kd.losses.functional._checks import positive
+from kd.losses.projections import Projection, on_one_grid, resize
 from kd.losses.ranks import of_all_ranks
 
 
@@ -82,10 +82,7 @@ class ATLoss(FeatureLoss):
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         """``(N, C_s, H, W)``, ``(N, C_t, H', W')``, unused -> scalar."""
-        (height, width), (other_height, other_width) = student_features.shape[2:], teacher_features.shape[2:]
-        size = (min(height, other_height), min(width, other_width))
-        student, teacher = (F.adaptive_avg_pool2d(wide(x), size) for x in (student_features, teacher_features))
-        return at_loss(student, teacher, self.p)
+        return at_loss(*on_one_grid(student_features, teacher_features), self.p)
 
 
 class PKDLoss(FeatureLoss):

@@ -81,3 +81,10 @@ def resize(features: Tensor, size: tuple[int, ...]) -> Tensor:
         return features
     resized = F.interpolate(wide(features), size, mode="bilinear", antialias=True)  # bfloat16: not on the CPU
     return resized.to(features.dtype)
+
+
+def on_one_grid(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    """``(N, C_s, H, W)``, ``(N, C_t, H', W')`` -> both average-pooled to the smaller height and width, float32."""
+    (height, width), (other_height, other_width) = student.shape[2:], teacher.shape[2:]
+    size = (min(height, other_height), min(width, other_width))
+    return F.adaptive_avg_pool2d(wide(student), size), F.adaptive_avg_pool2d(wide(teacher), size)

@@ -1,4 +1,4 @@
-"""Losses over the relations between samples. They look at ``prelogits`` unless told otherwise."""
+"""Losses over relations: between samples (of ``prelogits`` unless told otherwise), or between a map's positions."""
 
 import torch
 import torch.distributed as dist
@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kd.losses.base import FeatureLoss, Shape
-from kd.losses.functional import cka_loss, crd_loss, rkd_loss, sp_loss
-from kd.losses.functional._checks import matmul, positive
+from kd.losses.functional import cka_loss, crd_loss, gram_kl_loss, pseudo_class_loss, rkd_loss, sp_loss
+from kd.losses.functional._checks import matmul, positive, wide
+from kd.losses.projections import Projection, on_one_grid
 from kd.losses.ranks import in_parallel, of_all_ranks, own_rows
 
 
@@ -188,3 +189,106 @@ class CRDLoss(FeatureLoss):
         for memory, new in ((self.memory_student, student), (self.memory_teacher, teacher)):
             mixed = self.momentum * memory[index] + (1 - self.momentum) * new
             memory[index] = F.normalize(mixed, dim=1)
+
+
+class GramKLLoss(FeatureLoss):
+    """How alike a map's positions are to each other, see :func:`kd.losses.functional.gram_kl_loss`. No parameters.
+
+    The finer of the two maps is average-pooled to the coarser one's grid.
+
+    Args:
+        temperature: > 0.
+        weight: factor in the total loss.
+
+    >>> import torch
+    >>> GramKLLoss()(torch.ones(1, 3, 4, 4), torch.ones(1, 5, 8, 8), torch.zeros(1)).round(decimals=4)
+    tensor(0.)
+    """
+
+    def __init__(self, temperature: float = 0.07, weight: float = 1.0) -> None:
+        super().__init__(weight)
+        positive("temperature", temperature)
+        self.temperature = temperature
+
+    def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
+        """Checks that both are maps."""
+        for name, shape in (("student", student_shape), ("teacher", teacher_shape)):
+            if len(shape) != 4:
+                raise ValueError(f"GramKLLoss compares maps, got {shape[1:]} a sample of the {name}")
+
+    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
+        """``(N, C_s, H, W)``, ``(N, C_t, H', W')``, unused -> scalar."""
+        student, teacher = on_one_grid(student_features, teacher_features)
+        return gram_kl_loss(student, teacher, self.temperature).mean()
+
+
+class PseudoClassLoss(FeatureLoss):
+    """Divergence over pseudo-classes, see :func:`kd.losses.functional.pseudo_class_loss`. Needs no labels.
+
+    The classes are the teacher's features of the newest pictures of all processes, this batch's among them, in a queue
+    that is part of checkpoints.
+
+    Args:
+        queue_size: pictures that the queue holds, > 0; about a tenth of a small data set, 8,192 for a large one.
+        temperature: > 0.
+        projection: from the student's width to the teacher's; default: linear.
+        weight: factor in the total loss.
+
+    >>> import torch
+    >>> loss = PseudoClassLoss(queue_size=8)
+    >>> loss.build((2, 4), (2, 6))
+    >>> loss(torch.randn(2, 4), torch.randn(2, 6), torch.zeros(2)).shape
+    torch.Size([])
+    """
+
+    default_tap = "prelogits"
+    equal_on_all_ranks = ("queue", "seen")
+    queue: Tensor
+    seen: Tensor
+
+    def __init__(
+        self,
+        queue_size: int = 1024,
+        temperature: float = 0.07,
+        projection: Projection | None = None,
+        weight: float = 1.0,
+    ) -> None:
+        super().__init__(weight)
+        for name, value in (("queue_size", queue_size), ("temperature", temperature)):
+            positive(name, value)
+        self.queue_size, self.temperature, self.projection = queue_size, temperature, projection or Projection()
+        self._seen: int | None = None  # as the buffer says: to ask the device each step would stop it
+
+    def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
+        """Makes the projection and an empty queue.
+
+        Raises:
+            ValueError: the teacher's features are no vectors.
+        """
+        if len(teacher_shape) != 2:
+            raise ValueError(
+                f"PseudoClassLoss compares vectors, got {teacher_shape[1:]} a sample of the teacher (prelogits, or "
+                "tokens=class)"
+            )
+        self.projection.build(student_shape, teacher_shape)
+        self.register_buffer("queue", torch.zeros(self.queue_size, teacher_shape[1]))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))  # pictures so far; the next goes to its rest
+
+    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
+        """``(N, D_s)`` (maps are averaged), ``(N, D_t)``, unused -> scalar."""
+        if self._seen is None:
+            self._seen = int(self.seen)
+        if self.training:
+            self._remember(*of_all_ranks(F.normalize(wide(teacher_features.detach()), dim=1)))
+        filled = self.queue[: self._seen]
+        classes = filled if len(filled) else teacher_features
+        return pseudo_class_loss(self.projection(student_features), teacher_features, classes, self.temperature).mean()
+
+    def _remember(self, new: Tensor) -> None:
+        assert self._seen is not None
+        first, new = self._seen + max(0, len(new) - self.queue_size), new[-self.queue_size :]
+        self.queue[torch.arange(first, first + len(new), device=new.device) % self.queue_size] = new.to(
+            self.queue.dtype
+        )
+        self._seen = first + len(new)
+        self.seen.fill_(self._seen)

@@ -196,6 +196,36 @@ def np_pairwise(s, t, _):
     return ((similarities(s) - similarities(t)) ** 2).mean()
 
 
+def np_cosine(s, t, _):
+    norm = np.linalg.norm
+    return (1 - (s * t).sum(1) / norm(s, axis=1) / norm(t, axis=1)).mean()
+
+
+def np_smooth_l1(s, t, _, beta=2.0):
+    d = np.abs(s - t)
+    return np.where(d < beta, d**2 / 2 / beta, d - beta / 2).mean()
+
+
+def np_gram_kl(s, t, _, temperature=0.5):
+    total = []
+    for a, b in zip(s, t, strict=True):
+        a, b = (x.reshape(len(x), -1) / np.linalg.norm(x.reshape(len(x), -1), axis=0) for x in (a, b))
+        total += list(kl(softmax(b.T @ b / temperature), softmax(a.T @ a / temperature)))
+    return np.mean(total)
+
+
+QUEUE = np.random.RandomState(7).normal(size=(9, 5))
+
+
+def queue(like):
+    return torch.tensor(QUEUE).to(torch.promote_types(like.dtype, torch.float32))
+
+
+def np_pseudo_class(s, t, _, temperature=0.5):
+    s, t, k = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (s, t, QUEUE))
+    return kl(softmax(t @ k.T / temperature), softmax(s @ k.T / temperature)).mean()
+
+
 def np_crd(s, _t, _y):
     p = np.exp(s)
     noise = (s.shape[1] - 1) / 50
@@ -227,6 +257,15 @@ LOSSES = {
     "cka": LossTester(lambda s, t, y: L.cka_loss(s, t), np_cka, embeddings, per_sample=False),
     "pixel_kd": LossTester(lambda s, t, y: L.pixel_kd_loss(s, t, y, 2.0, 255), np_pixel, dense),
     "cwd": LossTester(lambda s, t, y: L.cwd_loss(s, t, y, 2.0, 255), np_cwd, dense),
+    "cosine": LossTester(lambda s, t, y: L.cosine_loss(s, t).mean(), np_cosine, maps),
+    "cosine_tokens": LossTester(
+        lambda s, t, y: L.cosine_loss(s.flatten(2).mT, t.flatten(2).mT).mean(), np_cosine, maps
+    ),
+    "smooth_l1": LossTester(lambda s, t, y: L.smooth_l1_loss(s, t, 2.0).mean(), np_smooth_l1, maps),
+    "gram_kl": LossTester(lambda s, t, y: L.gram_kl_loss(s, t, 0.5).mean(), np_gram_kl, maps),
+    "pseudo_class": LossTester(
+        lambda s, t, y: L.pseudo_class_loss(s, t, queue(s), 0.5).mean(), np_pseudo_class, embeddings
+    ),
     "pairwise": LossTester(lambda s, t, y: L.pairwise_loss(s, t), np_pairwise, maps),
 }  # fmt: skip
 CHECKS = ["reference", "gradient", "zero", "low_precision", "extreme", "batch_of_one", "halves", "compiled"]

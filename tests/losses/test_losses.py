@@ -1,11 +1,15 @@
 """Losses against independent references."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from kd import losses
 from kd.losses import HintLoss, KDLoss
 from kd.losses.functional import hint_loss, kd_loss
+from tests._helpers import ROOT
 
 STUDENT = torch.tensor([[2, 1, 0, -1], [0, 1, 2, 3], [1, -1, 0.5, 0]], dtype=torch.float64)
 TEACHER = torch.tensor([[3, 1, -1, 0], [1, 0, 2, 4], [-1, 2, 1, 0]], dtype=torch.float64)
@@ -100,3 +104,12 @@ def test_hint_projects_to_the_teachers_shape() -> None:
     assert loss.projection(torch.randn(3, 8, 5, 5)).shape == (3, 16, 9, 9)
     with pytest.raises(ValueError, match=r"no projection leads from the student's \(8,\) .* \(16, 9, 9\)"):
         HintLoss().build((2, 8), (2, 16, 9, 9))
+
+
+def test_the_readmes_list_every_loss() -> None:
+    """Each in the guide by name, and as many in the README as there are."""
+    bases = {"DistillLoss", "EachLayer", "FeatureLoss", "LayersLoss", "LogitLoss", "Regression"}
+    names = [name for name in losses.__all__ if name.endswith("Loss") and name not in bases]
+    guide = (Path(losses.__file__).parent / "README.md").read_text()
+    assert [name for name in names if f"`{name}`" not in guide] == []
+    assert f"{len(names)} losses by name" in (ROOT / "README.md").read_text()

@@ -1,7 +1,17 @@
 """Distillation losses as pure functions of tensors."""
 
 from kd.losses.functional.dense import cwd_loss, pairwise_loss, pixel_kd_loss
-from kd.losses.functional.features import at_loss, hcl_loss, hint_loss, masked_hint_loss, pkd_loss
+from kd.losses.functional.features import (
+    at_loss,
+    cosine_loss,
+    gram_kl_loss,
+    hcl_loss,
+    hint_loss,
+    masked_hint_loss,
+    pkd_loss,
+    pseudo_class_loss,
+    smooth_l1_loss,
+)
 from kd.losses.functional.logits import (
     binary_kd_loss,
     dist_loss,
@@ -15,10 +25,12 @@ from kd.losses.functional.logits import (
     wsld_loss,
 )
 from kd.losses.functional.relations import cka_loss, crd_loss, rkd_angle_loss, rkd_distance_loss, rkd_loss, sp_loss
+from kd.losses.functional.targets import hadamard, phi_s, teacher_shares
 
 __all__ = [
-    "at_loss", "binary_kd_loss", "cka_loss", "crd_loss", "cwd_loss", "dist_loss", "dkd_loss", "hard_kd_loss",
-    "hcl_loss", "hint_loss", "kd_loss", "masked_hint_loss", "mlkd_loss", "nkd_loss", "pairwise_loss",
-    "pixel_kd_loss", "pkd_loss", "rkd_angle_loss", "rkd_distance_loss", "rkd_loss", "sp_loss", "standardize_logits",
+    "at_loss", "binary_kd_loss", "cka_loss", "cosine_loss", "crd_loss", "cwd_loss", "dist_loss", "dkd_loss",
+    "gram_kl_loss", "hadamard", "hard_kd_loss", "hcl_loss", "hint_loss", "kd_loss", "masked_hint_loss", "mlkd_loss",
+    "nkd_loss", "pairwise_loss", "phi_s", "pixel_kd_loss", "pkd_loss", "pseudo_class_loss", "rkd_angle_loss",
+    "rkd_distance_loss", "rkd_loss", "smooth_l1_loss", "sp_loss", "standardize_logits", "teacher_shares",
     "topk_kd_loss", "wsld_loss",
 ]  # fmt: skip

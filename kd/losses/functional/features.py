@@ -6,7 +6,7 @@ All cast to float32 (float64 stays) and detach the teacher's side.
 import torch.nn.functional as F
 from torch import Tensor
 
-from kd.losses.functional._checks import same_shape, wide
+from kd.losses.functional._checks import matmul, positive, same_shape, wide
 
 
 def hint_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
@@ -143,3 +143,119 @@ def masked_hint_loss(student_features: Tensor, teacher_features: Tensor, masked:
     same_shape(student_features, teacher_features, "features")
     error = (wide(student_features) - wide(teacher_features.detach())).square() * masked
     return error.sum() / (masked.sum() * student_features.shape[1]).clamp_min(1)
+
+
+def cosine_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
+    """One minus the cosine of the two feature vectors at each position: their size does not count.
+
+    Source: the summary term of AM-RADIO, Ranzinger et al., arXiv 2312.06709, section 3.4.
+
+    Args:
+        student_features: maps, tokens or vectors, already projected to the teacher's width.
+        teacher_features: the same shape.
+
+    Returns:
+        ``(N,)``: of each picture the mean over its positions, in [0, 2].
+
+    >>> import torch
+    >>> cosine_loss(torch.tensor([[3.0, 0], [0, 1]]), torch.tensor([[1.0, 0], [1, 0]]))
+    tensor([0., 1.])
+    """
+    same_shape(student_features, teacher_features, "features")
+    channels = 1 if student_features.ndim == 4 else -1
+    similarity = F.cosine_similarity(wide(student_features), wide(teacher_features.detach()), dim=channels)
+    return 1 - similarity.flatten(1).mean(dim=1) if similarity.ndim > 1 else 1 - similarity
+
+
+def smooth_l1_loss(student_features: Tensor, teacher_features: Tensor, beta: float = 1.0) -> Tensor:
+    """Smooth L1: ``d^2 / (2 beta)`` where the difference ``d`` is below ``beta``, ``|d| - beta / 2`` elsewhere.
+
+    Source: Girshick, Fast R-CNN, arXiv 1504.08083, equation 3; of features: AM-RADIO, arXiv 2312.06709, section 3.4.
+
+    Args:
+        student_features: any shape, already projected to the teacher's width.
+        teacher_features: the same shape.
+        beta: > 0, in the features' own unit.
+
+    Returns:
+        ``(N,)``: of each picture the mean over all its elements.
+
+    >>> import torch
+    >>> smooth_l1_loss(torch.zeros(2, 1), torch.tensor([[0.5], [3.0]]))
+    tensor([0.1250, 2.5000])
+    """
+    same_shape(student_features, teacher_features, "features")
+    positive("beta", beta)
+    student, teacher = wide(student_features), wide(teacher_features.detach())
+    return F.smooth_l1_loss(student, teacher, beta=beta, reduction="none").flatten(1).mean(dim=1)
+
+
+def gram_kl_loss(student_features: Tensor, teacher_features: Tensor, temperature: float = 0.07) -> Tensor:
+    """Divergence of how each position of a map attends to all others, by cosine.
+
+    With ``S`` the ``(L, L)`` cosines between the positions of one picture: the mean over rows of ``KL(softmax(S_t / T)
+    || softmax(S_s / T))``, without a factor ``T^2``. The widths may differ. Source: LightlyTrain's documentation of its
+    third distillation method; the Gram matrix of patches as a target is DINOv3's (arXiv 2508.10104, section 4.2), there
+    compared by squared difference.
+
+    Args:
+        student_features: ``(N, C_s, H, W)``.
+        teacher_features: ``(N, C_t, H, W)``.
+        temperature: ``T`` > 0.
+
+    Returns:
+        ``(N,)``: of each picture the mean over its positions. Takes ``L^2`` numbers a picture.
+
+    >>> import torch
+    >>> x = torch.randn(2, 3, 4, 4)
+    >>> gram_kl_loss(5 * x, x).abs().max() < 1e-5
+    tensor(True)
+    """
+    if student_features.shape[2:] != teacher_features.shape[2:]:
+        raise ValueError(
+            f"student_features must have the teacher's height and width {tuple(teacher_features.shape[2:])}, "
+            f"got {tuple(student_features.shape[2:])}"
+        )
+    positive("temperature", temperature)
+    log_p, log_q = (
+        (_cosines(wide(x)) / temperature).log_softmax(dim=2) for x in (student_features, teacher_features.detach())
+    )
+    return F.kl_div(log_p, log_q, reduction="none", log_target=True).sum(dim=2).mean(dim=1)
+
+
+def _cosines(x: Tensor) -> Tensor:
+    directions = F.normalize(x.flatten(2), dim=1)
+    return matmul(directions.transpose(1, 2), directions)
+
+
+def pseudo_class_loss(
+    student_features: Tensor, teacher_features: Tensor, classes: Tensor, temperature: float = 0.07
+) -> Tensor:
+    """KL divergence over pseudo-classes: the cosines of a picture's features with other pictures' of the teacher.
+
+    ``KL(softmax(t K' / T) || softmax(s K' / T))`` with all rows normalised, without a factor ``T^2``. Needs no labels.
+    Source: LightlyTrain's documentation of distillation with a queue of representations as a pseudo-classifier; such a
+    queue with two distributions over it is SEED's (Fang et al., arXiv 2101.04731, equation 5).
+
+    Args:
+        student_features: ``(N, D)``, already projected to the teacher's width.
+        teacher_features: ``(N, D)``.
+        classes: ``K``, ``(K, D)``: the teacher's features of other (and these) pictures.
+        temperature: ``T`` > 0.
+
+    Returns:
+        ``(N,)``: of each picture.
+
+    >>> import torch
+    >>> x, queue = torch.randn(2, 8), torch.randn(5, 8)
+    >>> pseudo_class_loss(3 * x, x, queue).abs().max() < 1e-5
+    tensor(True)
+    """
+    same_shape(student_features, teacher_features, "features")
+    positive("temperature", temperature)
+    keys = F.normalize(wide(classes.detach()), dim=1)
+    log_p, log_q = (
+        (matmul(F.normalize(wide(x), dim=1), keys.T) / temperature).log_softmax(dim=1)
+        for x in (student_features, teacher_features.detach())
+    )
+    return F.kl_div(log_p, log_q, reduction="none", log_target=True).sum(dim=1)

@@ -1,0 +1,125 @@
+"""Targets of teachers' features brought to one scale, and how several teachers share a picture's loss."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def hadamard(order: int) -> Tensor:
+    """A normalised Hadamard matrix: orthogonal, all entries ``1 / sqrt(order)`` or its negative.
+
+    By Sylvester's doubling and Paley's two constructions over primes: 1, 2, and among the multiples of 4 all usual
+    widths of vision models. Source: Paley, On Orthogonal Matrices, 1933.
+
+    Args:
+        order: > 0.
+
+    Returns:
+        ``(order, order)``, float64.
+
+    Raises:
+        ValueError: none of the three constructions has this order.
+
+    >>> h = hadamard(12)
+    >>> bool((h @ h.T - torch.eye(12)).abs().max() < 1e-12), round(float(h.abs().max()) ** 2, 6)
+    (True, 0.083333)
+    """
+    return _signs(order) / math.sqrt(order)
+
+
+def _signs(order: int) -> Tensor:
+    two = torch.tensor([[1.0, 1], [1, -1]], dtype=torch.float64)
+    if order == 1:
+        return torch.ones(1, 1, dtype=torch.float64)
+    if order == 2:
+        return two
+    if order % 4:
+        raise ValueError(f"no Hadamard matrix has the order {order}: it must be 1, 2 or a multiple of 4")
+    if _is_prime(order - 1):  # order - 1 = 3 mod 4
+        core = _with_border(_residues(order - 1), -1.0)
+        return torch.eye(order, dtype=torch.float64) + core
+    half = order // 2
+    if half % 4 == 2 and _is_prime(half - 1):  # half - 1 = 1 mod 4
+        turned = torch.tensor([[1.0, -1], [-1, -1]], dtype=torch.float64)
+        core = _with_border(_residues(half - 1), 1.0)
+        return torch.kron(core, two) + torch.kron(torch.eye(half, dtype=torch.float64), turned)
+    try:
+        return torch.kron(two, _signs(half))
+    except ValueError:
+        raise ValueError(f"no Hadamard matrix of the order {order} is known here") from None
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % d for d in range(2, math.isqrt(number) + 1))
+
+
+def _residues(prime: int) -> Tensor:
+    """Paley's matrix: 1 where the difference of column and row is a square modulo ``prime``, else -1; 0 if equal."""
+    squares = {i * i % prime for i in range(1, prime)}
+    sign = torch.tensor([0.0, *(1.0 if i in squares else -1.0 for i in range(1, prime))], dtype=torch.float64)
+    index = torch.arange(prime)
+    return sign[(index[None] - index[:, None]) % prime]
+
+
+def _with_border(core: Tensor, left: float) -> Tensor:
+    bordered = torch.zeros(len(core) + 1, len(core) + 1, dtype=torch.float64)
+    bordered[1:, 1:], bordered[0, 1:], bordered[1:, 0] = core, 1.0, left
+    return bordered
+
+
+def phi_s(covariance: Tensor) -> Tensor:
+    """PHI-S: the matrix ``A`` with which ``A (x - mean)`` has the variance 1 in every channel, whatever ``x`` had.
+
+    ``A = H U' / sqrt(trace / C)``: ``U`` the eigenvectors of the covariance, ``H`` a normalised Hadamard matrix, which
+    spreads every eigenvalue evenly over all channels. One scale for all directions: unlike dividing each channel by its
+    own deviation it keeps the teacher's geometry (``A`` is a rotation times a number, and ``x`` comes back by its
+    transpose). Source: Ranzinger et al., PHI-S: Distribution Balancing for Label-Free Multi-Teacher Distillation, arXiv
+    2410.01680, section 3.
+
+    Args:
+        covariance: ``(C, C)``, of features; not all 0.
+
+    Returns:
+        ``(C, C)``, float64.
+
+    Raises:
+        ValueError: there is no Hadamard matrix of this width, or no variance.
+
+    >>> covariance = torch.tensor([[9.0, 2, 0, 0], [2, 1, 0, 0], [0, 0, 0.5, 0], [0, 0, 0, 0.1]]).double()
+    >>> a = phi_s(covariance)
+    >>> (a @ covariance @ a.T).diagonal()
+    tensor([1., 1., 1., 1.], dtype=torch.float64)
+    """
+    covariance = covariance.double()
+    scale = covariance.diagonal().mean().sqrt()
+    if not scale > 0:
+        raise ValueError("covariance must have a variance > 0, got none")
+    _, vectors = torch.linalg.eigh(covariance)
+    return hadamard(len(covariance)).to(covariance.device) @ vectors.T / scale
+
+
+def teacher_shares(losses: Tensor, drop: float = 0.5) -> Tensor:
+    """UNIC's teacher dropping: of each picture the teacher with the largest loss counts, each other by chance.
+
+    It keeps the teachers that are easy to follow from taking the student over. The total is
+    ``(teacher_shares(losses) * losses).sum()``, a weighted mean of the losses. Source: Sariyildiz et al., UNIC:
+    Universal Classification Models via Multi-teacher Distillation, arXiv 2408.05088, section 3.4.
+
+    Args:
+        losses: ``(T, N)``: of each teacher, of each picture. Read, not differentiated.
+        drop: the chance in [0, 1] of any other teacher to be left out.
+
+    Returns:
+        ``(T, N)`` without a gradient, >= 0; their sum is 1.
+
+    >>> teacher_shares(torch.tensor([[3.0, 1.0], [2.0, 2.0]]), drop=1.0)
+    tensor([[0.5000, 0.0000],
+            [0.0000, 0.5000]])
+    """
+    if not 0 <= drop <= 1:
+        raise ValueError(f"drop must be >= 0 and <= 1, got {drop}")
+    losses = losses.detach()
+    kept = torch.rand_like(losses, dtype=torch.float32) >= drop
+    kept = kept.scatter(0, losses.argmax(dim=0, keepdim=True), True)
+    return kept / kept.sum()

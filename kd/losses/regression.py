@@ -1,0 +1,158 @@
+"""Losses that regress a teacher's features: what is learned from a teacher without a classifier, without labels."""
+
+from typing import Literal
+
+from torch import Tensor
+
+from kd.losses.base import FeatureLoss, Shape
+from kd.losses.functional import cosine_loss, smooth_l1_loss
+from kd.losses.functional._checks import positive, wide
+from kd.losses.projections import Projection, resize
+from kd.losses.targets import Standardizer
+
+STATISTICS = tuple(f"targets.{name}" for name in ("mean", "scatter", "turn", "rows", "batches"))
+
+
+class Regression(FeatureLoss):
+    """The teacher's features from the student's, after a projection to the teacher's width.
+
+    Maps are compared on the student's grid, to which the teacher's are resized (bilinear, with averaging where they get
+    smaller). Subclasses say what is compared (:meth:`compare`).
+
+    Args:
+        projection: from the student's width to the teacher's; default: linear.
+        standardize: the teacher's features as they are (``none``), each channel with mean 0 and variance 1
+            (``variance``), or all of them turned and scaled together, by PHI-S (``phi_s``):
+            :class:`kd.losses.targets.Standardizer`.
+        weight: factor in the total loss.
+    """
+
+    def __init__(
+        self,
+        projection: Projection | None = None,
+        standardize: Literal["none", "variance", "phi_s"] = "none",
+        weight: float = 1.0,
+    ) -> None:
+        super().__init__(weight)
+        self.projection, self.standardize = projection or Projection(), standardize
+
+    def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
+        """Makes the projection, and what standardises the targets.
+
+        Raises:
+            ValueError: no projection leads from the one shape to the other, or PHI-S has no rotation of this width.
+        """
+        if len(student_shape) == len(teacher_shape) == 4:
+            teacher_shape = (*teacher_shape[:2], *student_shape[2:])
+        self.projection.build(student_shape, teacher_shape)
+        if self.standardize != "none":
+            width = teacher_shape[1] if len(teacher_shape) == 4 else teacher_shape[-1]
+            self.targets = Standardizer(width, self.standardize)
+            self.equal_on_all_ranks = STATISTICS
+
+    def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """The two models' features -> the loss of each picture, ``(N,)``."""
+        if student_features.ndim == teacher_features.ndim == 4:
+            teacher_features = resize(wide(teacher_features), student_features.shape[2:])
+        if self.standardize != "none":
+            teacher_features = self.targets(teacher_features)
+        return self.compare(self.projection(student_features), teacher_features)
+
+    def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """Two tensors of one shape -> ``(N,)``."""
+        raise NotImplementedError
+
+    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
+        """The student's features, the teacher's, unused -> scalar."""
+        return self.per_picture(student_features, teacher_features).mean()
+
+
+class CosineLoss(Regression):
+    """The direction of the teacher's features, see :func:`kd.losses.functional.cosine_loss` and :class:`Regression`.
+
+    Args:
+        projection: from the student's width to the teacher's; default: linear.
+        standardize: the teacher's features: ``none``, ``variance`` or ``phi_s``.
+        weight: factor in the total loss.
+
+    >>> import torch
+    >>> loss = CosineLoss()
+    >>> loss.build((2, 8, 4, 4), (2, 16, 8, 8))
+    >>> loss(torch.randn(2, 8, 4, 4), torch.randn(2, 16, 8, 8), torch.zeros(2)).shape
+    torch.Size([])
+    """
+
+    def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """See :meth:`Regression.compare`."""
+        return cosine_loss(student_features, teacher_features)
+
+
+class SmoothL1Loss(Regression):
+    """Smooth L1, see :func:`kd.losses.functional.smooth_l1_loss` and :class:`Regression`.
+
+    Args:
+        beta: where it passes from square to absolute, > 0.
+        projection: from the student's width to the teacher's; default: linear.
+        standardize: the teacher's features: ``none``, ``variance`` or ``phi_s``.
+        weight: factor in the total loss.
+    """
+
+    def __init__(
+        self,
+        beta: float = 1.0,
+        projection: Projection | None = None,
+        standardize: Literal["none", "variance", "phi_s"] = "none",
+        weight: float = 1.0,
+    ) -> None:
+        super().__init__(projection, standardize, weight)
+        positive("beta", beta)
+        self.beta = beta
+
+    def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """See :meth:`Regression.compare`."""
+        return smooth_l1_loss(student_features, teacher_features, self.beta)
+
+
+class MSELoss(Regression):
+    """The mean squared error, see :class:`Regression`: a :class:`HintLoss` on the student's grid.
+
+    Args:
+        projection: from the student's width to the teacher's; default: linear.
+        standardize: the teacher's features: ``none``, ``variance`` or ``phi_s``.
+        weight: factor in the total loss.
+    """
+
+    def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """See :meth:`Regression.compare`."""
+        return (wide(student_features) - wide(teacher_features)).square().flatten(1).mean(dim=1)
+
+
+class RADIOLoss(Regression):
+    """Cosine and smooth L1 together: the loss of AM-RADIO's patch features (arXiv 2312.06709, equation 3).
+
+    UNIC (arXiv 2408.05088) takes both at 0.5.
+
+    Args:
+        cosine_share: of the cosine, in [0, 1]; smooth L1 has the rest.
+        projection: from the student's width to the teacher's; default: linear.
+        standardize: the teacher's features: ``none``, ``variance`` or ``phi_s``.
+        weight: factor in the total loss.
+    """
+
+    def __init__(
+        self,
+        cosine_share: float = 0.9,
+        projection: Projection | None = None,
+        standardize: Literal["none", "variance", "phi_s"] = "none",
+        weight: float = 1.0,
+    ) -> None:
+        super().__init__(projection, standardize, weight)
+        if not 0 <= cosine_share <= 1:
+            raise ValueError(f"cosine_share must be >= 0 and <= 1, got {cosine_share}")
+        self.cosine_share = cosine_share
+
+    def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """See :meth:`Regression.compare`."""
+        direction = cosine_loss(student_features, teacher_features)
+        distance = smooth_l1_loss(student_features, teacher_features)
+        return self.cosine_share * direction + (1 - self.cosine_share) * distance

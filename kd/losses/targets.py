@@ -1,0 +1,102 @@
+"""Teachers' features on one scale, learned while training."""
+
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from kd.losses.functional import hadamard, phi_s
+from kd.losses.functional._checks import matmul, wide
+from kd.losses.ranks import in_parallel
+
+Standardization = Literal["none", "variance", "phi_s"]
+BATCHES = 100  # whose features the statistics are of: more change little, and a target that moves is harder to follow
+
+
+class Standardizer(nn.Module):
+    """Features of mean 0 and variance 1, by statistics of the first :data:`BATCHES` batches of all processes.
+
+    ``variance`` divides each channel by its own deviation. ``phi_s`` turns and scales all channels together
+    (:func:`kd.losses.functional.phi_s`); until all its batches are in it scales by one number, unturned. After that
+    nothing moves. The statistics are part of checkpoints.
+
+    Args:
+        width: channels C of the features.
+        kind: ``variance`` or ``phi_s``.
+
+    Raises:
+        ValueError: a width that ``phi_s`` has no rotation for.
+    """
+
+    mean: Tensor
+    scatter: Tensor
+    turn: Tensor
+    rows: Tensor
+    batches: Tensor
+
+    def __init__(self, width: int, kind: Standardization) -> None:
+        super().__init__()
+        self.kind = kind
+        shape = (width,) if kind == "variance" else (width, width)
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("scatter", torch.zeros(shape))  # sum of products of deviations
+        self.register_buffer("rows", torch.zeros(()))
+        self.register_buffer("batches", torch.zeros((), dtype=torch.long))
+        if kind == "phi_s":
+            try:
+                hadamard(width)
+            except ValueError as error:
+                raise ValueError(f"standardize=phi_s: {error}; standardize=variance takes any width") from error
+            self.register_buffer("turn", torch.zeros(shape))
+        self._complete = False
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``(N, C, H, W)``, ``(N, L, C)`` or ``(N, C)`` -> the same shape, float32 at least."""
+        is_map = features.ndim == 4
+        x = wide(features.detach())
+        x = x.movedim(1, -1) if is_map else x
+        self._complete = self._complete or bool(self.batches >= BATCHES)  # asks the device no longer than needed
+        if self.training and not self._complete:
+            self._add(x.flatten(0, -2))
+        x = self._standardized(x)
+        return x.movedim(-1, 1) if is_map else x
+
+    def _standardized(self, x: Tensor) -> Tensor:
+        x = x - self.mean
+        if self._complete and self.kind == "phi_s":
+            return matmul(x, self.turn.T)
+        spread = self.scatter if self.kind == "variance" else self.scatter.diagonal().mean()
+        deviation = (spread / self.rows.clamp_min(1)).sqrt()
+        return x / deviation.clamp_min(1e-6)
+
+    @torch.no_grad()
+    def _add(self, x: Tensor) -> None:
+        """Takes in ``(M, C)`` rows."""
+        count = _of_all(torch.tensor(float(len(x)), device=x.device))
+        mean = _of_all(x.sum(dim=0)) / count
+        centred, moved, total = x - mean, mean - self.mean, self.rows + count
+        within = _of_all(self._product(centred))
+        self.scatter += within + self._product(moved[None]) * (self.rows * count / total)
+        self.mean += moved * (count / total)
+        self.rows.copy_(total)
+        self.batches += 1
+        if self.batches == BATCHES:
+            self._complete = True
+            if self.kind == "phi_s":
+                self._find_turn()
+
+    def _product(self, x: Tensor) -> Tensor:
+        return x.square().sum(dim=0) if self.kind == "variance" else matmul(x.T, x)
+
+    def _find_turn(self) -> None:
+        turn = phi_s((self.scatter / self.rows).cpu())
+        self.turn.copy_(turn)
+        if in_parallel():  # another machine's eigenvectors may differ in their signs
+            dist.broadcast(self.turn, 0)
+
+
+def _of_all(x: Tensor) -> Tensor:
+    if in_parallel():
+        dist.all_reduce(x)
+    return x
