@@ -10,6 +10,7 @@ from kd._bar import bar
 from kd.data.datamodule import Batch
 from kd.models import Preprocess
 from kd.tasks import Task
+from kd.tasks.fidelity import Fidelity
 from kd.teacher import Ensemble, Teacher
 
 
@@ -21,6 +22,7 @@ def evaluate(
     task: Task,
     teacher: Teacher | Ensemble | None = None,
     device: torch.device | None = None,
+    fidelity: Fidelity | None = None,
 ) -> dict[str, dict[str, float]]:
     """Runs a student (and its teacher) in float32 over batches.
 
@@ -31,6 +33,7 @@ def evaluate(
         task: what the labels mean, built for the data's classes.
         teacher: its teacher.
         device: where to compute; default: the CPU.
+        fidelity: takes in every batch's logits.
 
     Returns:
         The task's metrics, ``{"student": {"acc1", ..., "agreement"}, "teacher": {...}}``, each in 0..1.
@@ -44,10 +47,13 @@ def evaluate(
     for batch in bar(batches, label="evaluating", unit=" batches"):
         real = batch["index"] >= 0
         images, target = batch["image"][real].to(device), batch["target"][real].to(device)
-        answer = None
+        answer = taught = None
         if teacher is not None:
-            logits = task.fit(teacher(images), target)
-            answer = task.decide(logits)
-            tasks["teacher"].update(logits, target, None)
-        tasks["student"].update(task.fit(student(student_input(images)), target), target, answer)
+            taught = task.fit(teacher(images), target)
+            answer = task.decide(taught)
+            tasks["teacher"].update(taught, target, None)
+        logits = task.fit(student(student_input(images)), target)
+        tasks["student"].update(logits, target, answer)
+        if fidelity is not None:
+            fidelity.update(logits, taught, target, batch["index"][real])
     return {name: {k: float(v) for k, v in found.compute().items()} for name, found in tasks.items()}

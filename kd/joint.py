@@ -161,10 +161,10 @@ class SeveralStudents(LightningModule):
         for module in self.named_students().values():
             module.on_validation_start()
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Adds one batch to each student's metrics."""
-        for module in self.named_students().values():
-            module.validation_step(batch, batch_idx)
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        """Adds one batch to each student's metrics; see :meth:`DistillationModule.validation_step`."""
+        each = {name: module.validation_step(batch, batch_idx) for name, module in self.named_students().items()}
+        return {name: found[""] for name, found in each.items() if found}
 
     def on_validation_epoch_end(self) -> None:
         """Logs ``<student>/val/<metric>``."""

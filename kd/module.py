@@ -591,10 +591,14 @@ class DistillationModule(LightningModule):
         """Likewise where no validation came last."""
         self._fold_classifier()
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Adds one batch to the task's metrics; padding (index -1) is left out."""
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        """Adds one batch to the task's metrics; padding (index -1) is left out.
+
+        Returns:
+            For callbacks, under the student's name (``""``): logits, targets and indices of what was added.
+        """
         if not self.classifies:
-            return
+            return {}
         real = batch["index"] >= 0
         images, target, index = (batch[k][real] for k in ("image", "target", "index"))
         if not len(images):
@@ -602,9 +606,10 @@ class DistillationModule(LightningModule):
                 self.final_student(self.student_input(batch["image"]))
             if self.teacher is not None and self.teacher.is_shared_out and self.teacher_answers is None:
                 self.teacher(batch["image"])
-            return
+            return {}
         logits = self.task.fit(self.final_student(self.student_input(images)), target)
         self.task.update(logits, target, self._teacher_answer(images, target, index))
+        return {"": (logits, target, index)}
 
     def _teacher_answer(self, images: Tensor, target: Tensor, index: Tensor) -> Tensor | None:
         if self.teacher is None or not self.teacher.has_head:

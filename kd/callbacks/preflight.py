@@ -17,6 +17,7 @@ from kd.callbacks.class_order import MOST_CLASSES, Confusions, found_order
 from kd.errors import UserError
 from kd.tasks import Task
 from kd.tasks.base import TargetCounts
+from kd.tasks.fidelity import KeptLogits
 from kd.teacher import Teacher, dtype_for
 
 
@@ -38,6 +39,7 @@ class Preflight(Callback):
         self.mode, self.lists = mode, lists
         self.teacher_val: dict[str, float] = {}
         self.members: dict[str, dict[str, float]] = {}
+        self.kept: KeptLogits | None = None  # of all teachers together, for who compares the students with them
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Runs the teacher over this process's share of the validation set."""
@@ -55,6 +57,7 @@ class Preflight(Callback):
         judges = {name: copy.deepcopy(pl_module.task).to(pl_module.device) for name in {"": None, **teacher.members}}
         for judge in judges.values():
             judge.reset()
+        self.kept = KeptLogits()
         info = pl_module.data_info
         seen, orders = TargetCounts(len(info.classes), info.ignore_index).to(pl_module.device), self._orders(pl_module)
         pl_module.keep_teacher_answers(self._measure(trainer, pl_module, judges, seen, orders))
@@ -113,6 +116,8 @@ class Preflight(Callback):
             for name, judge in judges.items():
                 judge.update(logits[name], target, None)
             seen.update(target)
+            if self.kept is not None:
+                self.kept.add(batch["index"][real], logits[""])
             for name, order in orders.items():
                 order.update(logits[name].argmax(1), target, batch["index"][real])
             answer = task.decide(logits[""]).cpu()

@@ -20,6 +20,7 @@ from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCL
 from pytorch_lightning.plugins.io import AsyncCheckpointIO
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
+from kd.callbacks.fidelity import FidelityRecord
 from kd.callbacks.finite import Finite
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.monitor import MonitorSpec, monitors
@@ -256,7 +257,7 @@ class KDCLI(LightningCLI):
         watching = monitors(MonitorSpec(**config.monitor), self.folder)
         self.summary = Summary(self.folder, preflight, config.recipe, config.seed, monitor, config.checkpoint.mode)
         ours: list[Callback] = [Nodes(self._launcher), preflight, self.folder, Finite(), Preemption(), *watching]
-        ours.append(self.summary)
+        ours += [FidelityRecord(self.folder, preflight, monitor, config.checkpoint.mode), self.summary]
         if config.students:
             ours.append(StudentFolders(self.folder, self.summary, self.student_configs, save_student))
         ours += checkpoints

@@ -31,6 +31,8 @@ def student_metadata(module: DistillationModule) -> dict[str, str]:
     }
     if module.task.dense:
         content["dense"] = True  # a timm backbone below kd.dense.DenseModel
+    if not module.classifies:
+        content["classifies"] = False  # nothing has trained the classifier: what counts are the features below it
     return {"arch": spec.arch, **{key: json.dumps(value) for key, value in content.items()}}
 
 
@@ -51,26 +53,30 @@ def save_student(module: DistillationModule, path: Path, checkpoint: Path | None
     whole = save({k: v.detach().cpu().contiguous() for k, v in state.items()}, student_metadata(module))
     write_whole(path, lambda file: file.write(whole))  # save_file would make a file that only its owner can read
     if not module.task.dense:  # timm builds no models for dense prediction
-        _write_timm_folder(path, timm_config(module))
+        model: Any = module.student
+        crop = getattr(getattr(module.trainer, "datamodule", None), "crop_ratio", 1.0)
+        config = timm_config(
+            model, module.student_spec.arch, model.made_with, module.student_input, module.data_info.classes, crop
+        )
+        write_timm_folder(path, path.with_suffix(""), config)  # student/ beside student.safetensors
 
 
-def timm_config(module: DistillationModule) -> dict[str, Any]:
+def timm_config(
+    model: Any, arch: str, made_with: dict[str, Any], want: Preprocess, classes: list[str], crop_ratio: float
+) -> dict[str, Any]:
     """The ``config.json`` by which timm builds the student and knows its input and class names."""
-    model: Any = module.student
-    want, own = module.student_input, model.pretrained_cfg
-    data: Any = getattr(module.trainer, "datamodule", None)
-    arguments = {k: v for k, v in model.made_with.items() if k != "num_classes"}
+    own = model.pretrained_cfg
     return {
-        "architecture": module.student_spec.arch,
+        "architecture": arch,
         "num_classes": model.num_classes,
         "num_features": model.num_features,
-        "label_names": module.data_info.classes,
-        "model_args": arguments,
+        "label_names": classes,
+        "model_args": {k: v for k, v in made_with.items() if k != "num_classes"},
         "pretrained_cfg": {
             "input_size": [3, *want.size],
             "fixed_input_size": bool(own.get("fixed_input_size")),
             "interpolation": "bilinear",
-            "crop_pct": getattr(data, "crop_ratio", 1.0),
+            "crop_pct": crop_ratio,
             "crop_mode": "center",
             "mean": want.mean,
             "std": want.std,
@@ -81,12 +87,11 @@ def timm_config(module: DistillationModule) -> dict[str, Any]:
     }
 
 
-def _write_timm_folder(weights: Path, config: dict[str, Any]) -> None:
-    """``student/`` beside ``student.safetensors``: what ``timm.create_model("local-dir:...", pretrained=True)`` reads.
+def write_timm_folder(weights: Path, folder: Path, config: dict[str, Any]) -> None:
+    """Writes what ``timm.create_model("local-dir:...", pretrained=True)`` reads.
 
     The weights are the same file under a second name; a copy where the file system has no links.
     """
-    folder = weights.with_suffix("")
     folder.mkdir(exist_ok=True)
     part = folder / "model.safetensors.part"
     part.unlink(missing_ok=True)
@@ -99,10 +104,15 @@ def _write_timm_folder(weights: Path, config: dict[str, Any]) -> None:
     write_whole(folder / "config.json", lambda file: file.write(text.encode()))
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of ``student.safetensors``."""
+    with safe_open(path, framework="pt") as opened:
+        return dict(opened.metadata() or {})
+
+
 def load_student(path: Path) -> tuple[nn.Module, Preprocess, list[str]]:
     """Reads ``student.safetensors``: the model in eval mode, its input, its class names."""
-    with safe_open(path, framework="pt") as opened:
-        meta = opened.metadata()
+    meta = read_metadata(path)
     kwargs = json.loads(meta["kwargs"])
     if "dense" in meta:
         classes = kwargs.pop("num_classes")

@@ -1,0 +1,144 @@
+"""Keeps how faithful the best epoch's student is: ``fidelity.json``, with a few pictures for the report."""
+
+import base64
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from PIL import Image
+from pytorch_lightning import Callback, Trainer
+
+from kd.callbacks.preflight import Preflight
+from kd.callbacks.run_folder import RunFolder
+from kd.checkpoints import write_whole
+from kd.data.datamodule import DistillationDataModule
+from kd.data.masks import colours
+from kd.data.transforms import decode, eval_transform
+from kd.tasks import Task
+from kd.tasks.fidelity import Fidelity
+
+FILE = "fidelity.json"
+SIDE = 112  # pixels of a thumbnail's longer side: two dozen of them take some 100 kB of the page
+
+
+class FidelityRecord(Callback):
+    """Compares student and teacher in the validation passes that a run makes anyway.
+
+    The teacher's logits are the preflight's. Written at each epoch that is the best one so far: the file tells of the
+    student that is exported.
+
+    Args:
+        folder: of the run.
+        preflight: has asked the teacher.
+        monitor: the metric that decides which epoch is the best (``val/acc1``).
+        mode: whether more (``max``) or less (``min``) of it is better.
+    """
+
+    def __init__(self, folder: RunFolder, preflight: Preflight, monitor: str, mode: str) -> None:
+        self.folder, self.preflight = folder, preflight
+        self.metric, self.sign = monitor.removeprefix("val/"), -1 if mode == "min" else 1
+        self._found: dict[str, Fidelity] = {}
+        self._best: dict[str, float] = {}
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Starts anew."""
+        self._found = {}
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Takes in the students' logits that the validation step returns, by name."""
+        for name, (logits, target, index) in (outputs or {}).items():
+            taught = self.preflight.kept.get(index) if self.preflight.kept else None
+            found = self._found.setdefault(name, start(pl_module.task, len(pl_module.data_info.classes)))
+            found.update(logits, None if taught is None else taught.to(logits.device), target, index)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Writes what a best epoch has shown."""
+        if trainer.sanity_checking:
+            return
+        for name in pl_module.named_students():
+            value = trainer.callback_metrics.get(f"{name}/val/{self.metric}" if name else f"val/{self.metric}")
+            whole = _of_all_processes(self._found.get(name))
+            if value is None or self.folder.path is None or whole is None:
+                continue
+            if name in self._best and self.sign * float(value) <= self.sign * self._best[name]:
+                continue
+            self._best[name] = float(value)
+            if trainer.is_global_zero:
+                data: Any = pl_module.trainer.datamodule
+                write(self.folder.student_path(name), whole, data, "val", pl_module.data_info.classes)
+        self._found = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """A resumed run goes on with the best epoch so far."""
+        return {"best": self._best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes it back."""
+        self._best = state_dict["best"]
+
+
+def start(task: Task, classes: int) -> Fidelity:
+    """An empty one for a task."""
+    return Fidelity("segmentation" if task.dense else "multilabel" if task.multi_label else "classification", classes)
+
+
+def _of_all_processes(mine: Fidelity | None) -> Fidelity | None:
+    if not (dist.is_available() and dist.is_initialized()):
+        return mine
+    each: list[Fidelity | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(each, mine)
+    known = [found for found in each if found is not None]
+    for other in known[1:]:
+        known[0].add(other)
+    return known[0] if known else None
+
+
+def write(folder: Path, found: Fidelity, data: DistillationDataModule, split: str, classes: Sequence[str]) -> None:
+    """Writes ``fidelity.json``: :meth:`kd.tasks.fidelity.Fidelity.result`, and ``examples`` with thumbnails."""
+    content = {**found.result(classes), "examples": examples(found, data, split, classes)}
+    text = json.dumps(content) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / FILE, lambda file: file.write(text.encode()))
+
+
+def examples(
+    found: Fidelity, data: DistillationDataModule, split: str, classes: Sequence[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """The kept mistakes, worst first: ``name``, ``image`` (a data URL), and the models' answers by class name."""
+    pictures, view = data.split(split), eval_transform(data.size, data.crop_ratio)
+    made: dict[str, list[dict[str, Any]]] = {}
+    for kind, kept in found.mistakes.items():
+        made[kind] = []
+        for _, place, entry in sorted(kept, key=lambda item: item[:2], reverse=True):
+            picture = view(decode(pictures.read(-place))).permute(1, 2, 0).numpy()
+            told = {"name": "/".join(Path(pictures.name(-place)).parts[-2:])}
+            if found.kind == "segmentation":
+                made[kind].append({**told, **_panels(picture, entry, len(classes))})
+                continue
+            truth = [classes[c] for c in entry.pop("truth") if 0 <= c < len(classes)]
+            answers = {model: [[classes[c], round(p, 4)] for c, p in top] for model, top in entry.items()}
+            made[kind].append({**told, "image": thumbnail(picture), "truth": truth, **answers})
+    return made
+
+
+def _panels(picture: np.ndarray, maps: dict[str, Any], classes: int) -> dict[str, Any]:
+    """Picture, truth, student and teacher side by side; pixels that don't count are black."""
+    palette, counts = colours(classes), (maps["truth"].numpy() >= 0) & (maps["truth"].numpy() < classes)
+    parts = [palette[np.where(counts, ids.numpy(), 255)] for ids in maps.values()]
+    sheet = np.concatenate([picture, *parts], axis=1)
+    return {"image": thumbnail(sheet, SIDE * (len(parts) + 1)), "panels": ["picture", *maps]}
+
+
+def thumbnail(picture: np.ndarray, side: int = SIDE) -> str:
+    """uint8 ``(H, W, 3)`` -> a JPEG of at most ``side`` pixels as a data URL."""
+    small = Image.fromarray(picture)
+    small.thumbnail((side, side))
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=80)
+    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"

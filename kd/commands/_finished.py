@@ -1,0 +1,169 @@
+"""A finished run, as the commands that use its student need it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from kd.checkpoints import run_folder
+from kd.config.parser import KDCLI, build_data, build_task
+from kd.config.request import Request
+from kd.data.datamodule import DistillationDataModule
+from kd.data.transforms import height_width
+from kd.errors import UserError
+from kd.export.manifest import Layout, Manifest, TaskKind
+from kd.export.prepared import Prepared
+from kd.export.student import load_student, read_metadata
+from kd.models import Preprocess
+from kd.tasks import Task
+
+
+@dataclass
+class FinishedRun:
+    """A run's student and settings.
+
+    Attributes:
+        folder: of the run, or of one of its students.
+        config: the resolved settings.
+        model: the student, in eval mode.
+        preprocess: its input.
+        classes: names by class id; empty for a student without a classifier.
+        task: what its answers mean, built for the classes.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    model: nn.Module
+    preprocess: Preprocess
+    classes: list[str]
+    task: Task
+
+    @property
+    def kind(self) -> TaskKind:
+        """What the student's answers are."""
+        if not self.classes:
+            return "features"
+        return "segmentation" if self.task.dense else "multilabel" if self.task.multi_label else "classification"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the views that validation shows."""
+        return height_width(self.config["data"]["img_size"])
+
+    @property
+    def crop_ratio(self) -> float:
+        """Share of a scaled picture that validation's crop keeps."""
+        return float(self.config["data"]["crop_ratio"])
+
+    @cached_property
+    def data(self) -> DistillationDataModule:
+        """The run's data.
+
+        Raises:
+            UserError: it is gone, or has other classes.
+        """
+        data = build_data(self.config["data"])
+        data.split("val")
+        known = len(data.source.classes)
+        if self.classes and list(data.source.classes) != self.classes:
+            raise UserError(f"data.source: its {known} classes are not the student's {len(self.classes)}")
+        self.task.build(known, data.source.ignore_index)
+        return data
+
+    def prepared(self, layout: Layout) -> Prepared:
+        """The student with its preprocessing."""
+        return Prepared(self.model, self.preprocess, self.size, layout)
+
+    def manifest(self, format_name: str, layout: Layout, int8: bool) -> Manifest:
+        """What an export says of itself."""
+        return Manifest(
+            self.kind, self.config["model"]["student"]["arch"], self.classes, self.size, self.crop_ratio, layout,
+            list(self.preprocess.mean), list(self.preprocess.std), format_name, int8,
+        )  # fmt: skip
+
+    def calibration(self, layout: Layout, count: int) -> Iterator[np.ndarray]:
+        """Training pictures of a fixed shuffle as validation would see them, one at a time, ``(1, *shape)``."""
+        pictures = self.data.sample_pictures(count)
+        for picture in pictures.permute(0, 2, 3, 1) if layout == "nhwc" else pictures:
+            yield picture.contiguous()[None].numpy()
+
+
+def open_run(request: Request, takes: tuple[str, ...] = ()) -> FinishedRun:
+    """Opens the run that a command line names first.
+
+    Args:
+        request: its first word is the folder; of its overrides only ``data.*`` and ``model.teacher*`` may be left.
+        takes: the command's own keys, named where another is given.
+
+    Raises:
+        UserError: no finished run, or a key that the command does not take.
+    """
+    folder = run_folder(Path(request.rest[0]))
+    check_finished(folder)
+    foreign = [item for item in request.overrides if not item.startswith(("data.", "model.teacher"))]
+    if foreign:
+        known = ", ".join(f"{key}=" for key in takes)
+        raise UserError(f"no key '{foreign[0].split('=')[0]}' (it takes {known}{', ' * bool(known)}data.*)")
+    request.recipe = str(folder / "config.yaml")
+    config = KDCLI(request.parser_args(), instantiate=False).as_dict()
+    model, preprocess, classes = load_student(folder / "student.safetensors")
+    if read_metadata(folder / "student.safetensors").get("classifies") == "false":
+        model.reset_classifier(0)  # type: ignore[operator]
+        classes = []
+    task = build_task(config["model"]["task"])
+    return FinishedRun(folder, config, model, preprocess, classes, task)
+
+
+def check_finished(folder: Path) -> None:
+    """Raises a UserError unless a run has left its student and settings in ``folder``."""
+    for name in ("config.yaml", "student.safetensors"):
+        if (folder / name).is_file():
+            continue
+        several = sorted(path.parent.name for path in folder.glob("students/*/student.safetensors"))
+        if several:
+            raise UserError(f"{folder} holds several students: name one, {folder}/students/{several[0]}")
+        raise UserError(f"{folder} is no finished run: it has no {name}")
+
+
+def take(request: Request, *keys: str) -> dict[str, str]:
+    """Removes a command's own ``key=value`` items from the request; the last of each counts."""
+    own = {k: v for k, _, v in (item.partition("=") for item in request.overrides) if k in keys}
+    request.overrides = [item for item in request.overrides if item.split("=", 1)[0] not in own]
+    return own
+
+
+def whole_number(own: dict[str, str], key: str, default: int) -> int:
+    """A positive whole number of a command's own keys."""
+    text = own.get(key, str(default))
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise UserError(f"{key}: must be a whole number > 0, got '{text}'")
+    return int(text)
+
+
+def truth(own: dict[str, str], key: str) -> bool:
+    """A yes or no of a command's own keys; no where it is not given."""
+    text = own.get(key, "false").lower()
+    if text not in ("true", "false"):
+        raise UserError(f"{key}: must be true or false, got '{own[key]}'")
+    return text == "true"
+
+
+def choose_device(name: str | None) -> torch.device:
+    """The device asked for, else the GPU where there is one.
+
+    Raises:
+        UserError: there is no such device.
+    """
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(f"device: '{name}' can't be used: {str(error).splitlines()[0]}") from error
+    return device

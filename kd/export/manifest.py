@@ -1,0 +1,94 @@
+"""What a program must know to use an exported student; written into every export."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from kd.errors import UserError
+
+FILE = "manifest.json"
+PREFIX = "kd."  # of the keys in a model file's own metadata
+
+TaskKind = Literal["classification", "multilabel", "segmentation", "features"]
+Layout = Literal["nhwc", "nchw"]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The input and the answer of an exported student.
+
+    A picture is scaled so that its centre crop of ``size`` keeps ``crop_ratio`` of it, and goes in as uint8 RGB; what
+    follows (scaling to the model's own size, normalisation) is inside the exported graph.
+
+    Attributes:
+        task: what the answer is: logits of one class a picture, of several labels, of a class for every pixel, or
+            features.
+        arch: the timm architecture.
+        classes: names by class id; empty for features.
+        size: height and width of the input in pixels.
+        crop_ratio: share of the scaled picture that the centre crop keeps, in (0, 1].
+        layout: ``nhwc`` (N, H, W, 3) or ``nchw`` (N, 3, H, W).
+        mean: per channel, of values in 0..1, as the graph applies it.
+        std: likewise.
+        format: the export's format.
+        int8: whether weights and activations are quantised.
+    """
+
+    task: TaskKind
+    arch: str
+    classes: list[str]
+    size: tuple[int, int]
+    crop_ratio: float
+    layout: Layout
+    mean: list[float]
+    std: list[float]
+    format: str
+    int8: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of one picture, in the layout."""
+        height, width = self.size
+        return (height, width, 3) if self.layout == "nhwc" else (3, height, width)
+
+    def as_metadata(self) -> dict[str, str]:
+        """For a model file's own metadata: strings by prefixed keys."""
+        return {f"{PREFIX}{key}": json.dumps(value) for key, value in asdict(self).items()}
+
+    def write(self, folder: Path) -> None:
+        """Writes ``manifest.json``."""
+        (folder / FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+
+def from_metadata(metadata: dict[str, str], file: Path) -> Manifest:
+    """The manifest in a model file's metadata.
+
+    Raises:
+        UserError: the file is not an export of kd-export.
+    """
+    found = {key.removeprefix(PREFIX): value for key, value in metadata.items() if key.startswith(PREFIX)}
+    try:
+        return _manifest({key: json.loads(value) for key, value in found.items()})
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{file} was not written by kd-export: its metadata does not say what goes in") from error
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of an export's folder.
+
+    Raises:
+        UserError: there is none.
+    """
+    file = folder / FILE
+    try:
+        return _manifest(json.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError as error:
+        raise UserError(f"{folder} is not an export: it has no {FILE}") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{file} can't be read as the manifest of an export") from error
+
+
+def _manifest(content: dict) -> Manifest:
+    height, width = content["size"]
+    return Manifest(**{**content, "size": (int(height), int(width))})

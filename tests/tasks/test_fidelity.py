@@ -1,0 +1,121 @@
+"""Agreement, divergence, calibration, classes and confusions, against NumPy written from the definitions."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kd.cli import main
+from kd.tasks.fidelity import Fidelity, KeptLogits
+from tests._helpers import CLASSES
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def expected_ece(p: np.ndarray, truth: np.ndarray) -> float:
+    confidence, right = p.max(1), p.argmax(1) == truth
+    total = 0.0
+    for low in np.arange(15) / 15:
+        inside = (confidence >= low) & (confidence < low + 1 / 15)
+        if inside.any():
+            total += inside.mean() * abs(confidence[inside].mean() - right[inside].mean())
+    return total
+
+
+def logits_of(n: int = 400, c: int = 5) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.RandomState(0)
+    truth = rng.randint(0, c - 1, n)  # the last class never occurs
+    teacher = rng.normal(0, 1, (n, c)) + 2 * np.eye(c)[truth]
+    return teacher + rng.normal(0, 1, (n, c)), teacher, truth
+
+
+def fed(kind: str, parts: int, student: np.ndarray, teacher: np.ndarray, truth: np.ndarray) -> Fidelity:
+    """In several objects of several batches each, put together."""
+    index = np.arange(len(truth))
+    each = [Fidelity(kind, 5) for _ in range(2)]  # type: ignore[arg-type]
+    for i, rows in enumerate(np.array_split(index, parts)):
+        x = [torch.from_numpy(np.ascontiguousarray(a[rows])) for a in (student, teacher, truth, index)]
+        each[i % 2].update(x[0].float(), x[1].float(), x[2], x[3])
+    each[0].add(each[1])
+    return each[0]
+
+
+def test_classes_against_the_definitions() -> None:
+    student, teacher, truth = logits_of()
+    p, q = softmax(student), softmax(teacher)
+    s, t = p.argmax(1), q.argmax(1)
+    found = fed("classification", 7, student, teacher, truth).result("abcde")
+    assert found["agreement"] == pytest.approx((s == t).mean())
+    assert found["kl"] == pytest.approx((q * np.log(q / p)).sum(1).mean(), rel=1e-4)
+    assert found["ece"]["student"] == pytest.approx(expected_ece(p, truth), abs=1e-5)
+    assert found["ece"]["teacher"] == pytest.approx(expected_ece(q, truth), abs=1e-5)
+    assert found["outcomes"]["only_teacher"] == pytest.approx(((t == truth) & (s != truth)).mean())
+    assert sum(found["outcomes"].values()) == pytest.approx(1)
+    assert [row["name"] for row in found["per_class"]] == list("abcd")
+    assert found["per_class"][1]["student"] == pytest.approx((s == 1)[truth == 1].mean())
+    worst = found["confusions"][0]
+    a, b = "abcde".index(worst["is"]), "abcde".index(worst["called"])
+    assert worst["student"] == ((truth == a) & (s == b)).sum() and worst["teacher"] == ((truth == a) & (t == b)).sum()
+
+
+def test_the_examples_are_the_worst_in_any_order_of_batches() -> None:
+    student, teacher, truth = logits_of()
+    q, lost = softmax(teacher).max(1), (teacher.argmax(1) == truth) & (student.argmax(1) != truth)
+    worst = set(np.argsort(-np.where(lost, q, -1))[:12].tolist())
+    for parts in (3, 50):
+        found = fed("classification", parts, student, teacher, truth)
+        assert {-place for _, place, _ in found.mistakes["lost"]} == worst
+        assert len(found.mistakes["both_wrong"]) == 12
+
+
+def test_pixels_and_labels() -> None:
+    rng = np.random.RandomState(1)
+    truth = rng.randint(0, 6, (4, 6, 8))  # 5 is not a class
+    student, teacher = (rng.normal(0, 1, (4, 5, 6, 8)) for _ in range(2))
+    found = fed("segmentation", 4, student, teacher, truth).result("abcde")
+    s, known = student.argmax(1), truth < 5
+    assert found["agreement"] == pytest.approx((s == teacher.argmax(1))[known].mean())
+    both = ((s == 2) & (truth == 2)).sum()
+    assert found["per_class"][2]["student"] == pytest.approx(both / (((s == 2) & known) | (truth == 2)).sum())
+
+    labels = (rng.rand(40, 5) < 0.3).astype(np.float32)
+    student, teacher = (rng.normal(0, 1, (40, 5)) for _ in range(2))
+    found = fed("multilabel", 4, student, teacher, labels).result("abcde")
+    yes = student > 0
+    assert found["agreement"] == pytest.approx((yes == (teacher > 0)).mean())
+    f1 = 2 * (yes & (labels == 1))[:, 3].sum() / (yes[:, 3].sum() + labels[:, 3].sum())
+    assert found["per_class"][3]["student"] == pytest.approx(f1)
+
+
+def test_kept_logits_end_at_their_limit() -> None:
+    kept = KeptLogits(limit=100)
+    kept.add(torch.tensor([3, 1]), torch.ones(2, 10))
+    assert kept.get(torch.tensor([1, 3])).shape == (2, 10) and kept.get(torch.tensor([1, 2])) is None
+    kept.add(torch.arange(10, 20), torch.ones(10, 10))
+    assert kept.get(torch.tensor([1])) is None
+
+
+def test_a_run_says_how_faithful_its_best_student_is(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run's own file, from passes it makes anyway, and kd-eval's over the exported weights tell the same."""
+    assert main("train", [f"recipe={recipe}", "trainer.precision=32-true"]) == 0
+    run = recipe.parent / "runs" / "tiny" / "000"
+    own = json.loads((run / "fidelity.json").read_text())
+    best = json.loads((run / "summary.json").read_text())["student"]["best_val"]
+    assert own["agreement"] == pytest.approx(best["agreement"], abs=1e-6) and own["pictures"] == 16
+    right = sum(row["student"] * row["count"] for row in own["per_class"]) / 16
+    assert right == pytest.approx(best["acc1"], abs=1e-6)
+    assert {row["name"] for row in own["per_class"]} == set(CLASSES)
+    example = (own["examples"].get("lost") or own["examples"]["both_wrong"])[0]
+    assert example["image"].startswith("data:image/jpeg;base64,") and example["truth"][0] in CLASSES
+    assert main("eval", [str(run), "robust=true"]) == 0
+    found = json.loads((run / "eval_val.json").read_text())
+    for key in ("agreement", "kl"):
+        assert found["fidelity"][key] == pytest.approx(own[key], abs=2e-3)  # the run keeps logits in float16
+    assert set(found["robust"]) == {"blur", "noise", "jpeg", "brightness"}
+    assert all(len(values) == 3 for models in found["robust"].values() for values in models.values())
+    assert "expected calibration error: student" in capsys.readouterr().out
