@@ -1,0 +1,166 @@
+"""How good features are without training a head: k nearest neighbours, a ridge probe, RankMe. Tensors in, numbers out.
+
+Features are ``(N, D)``, one vector a picture, on any device; labels are class ids ``(N,)`` from 0. The *bank* is what
+answers are looked up in or fitted to, usually the training set's features of the same model.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CHUNK = 1024  # pictures whose similarities with the whole bank are in memory at once
+STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+
+
+def knn_accuracy(
+    bank: Tensor, bank_labels: Tensor, features: Tensor, labels: Tensor, k: int = 20, temperature: float = 0.07
+) -> float:
+    """Top-1 accuracy of the ``k`` nearest neighbours by cosine, each with a vote of ``exp(cosine / temperature)``.
+
+    Source: Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discrimination, arXiv 1805.01978,
+    section 3.4; with 20 neighbours as DINO (arXiv 2104.14294) has it.
+
+    Args:
+        bank: ``(M, D)``.
+        bank_labels: ``(M,)``.
+        features: ``(N, D)``.
+        labels: ``(N,)``.
+        k: neighbours, > 0; all of a smaller bank.
+        temperature: > 0.
+
+    Returns:
+        In 0..1.
+
+    Raises:
+        ValueError: sizes that do not fit each other, an empty bank, or nothing to ask.
+
+    >>> bank, names = torch.tensor([[1.0, 0], [2, 0.1], [0, 1]]), torch.tensor([0, 0, 1])
+    >>> knn_accuracy(bank, names, torch.tensor([[5.0, 1], [1, 5]]), torch.tensor([0, 1]), k=2)
+    1.0
+    """
+    _check(bank, bank_labels, features, labels)
+    if k < 1:
+        raise ValueError(f"k must be >= 1, got {k}")
+    if not temperature > 0:
+        raise ValueError(f"temperature must be > 0, got {temperature}")
+    keys, k = F.normalize(bank.float(), dim=1), min(k, len(bank))
+    classes, right = int(bank_labels.max()) + 1, 0
+    for some, wanted in zip(features.split(CHUNK), labels.split(CHUNK), strict=True):
+        cosines, nearest = (F.normalize(some.float(), dim=1) @ keys.T).topk(k, dim=1)
+        votes = cosines.new_zeros(len(some), classes)
+        votes.scatter_add_(1, bank_labels[nearest], ((cosines - 1) / temperature).exp())
+        right += int((votes.argmax(1) == wanted).sum())
+    return right / len(features)
+
+
+def ridge_classifier(
+    bank: Tensor, bank_labels: Tensor, strengths: tuple[float, ...] = STRENGTHS
+) -> tuple[Tensor, Tensor]:
+    """A linear classifier by ridge regression of the one-hot labels, in closed form.
+
+    Features count with mean 0 and variance 1; the strength is the one whose leave-one-out accuracy on the bank is the
+    highest (of equals the strongest), found without refitting. The intercept is not penalised.
+
+    Args:
+        bank: ``(M, D)``.
+        bank_labels: ``(M,)``.
+        strengths: of the penalty, relative to M; each > 0.
+
+    Returns:
+        Weight ``(C, D)`` and bias ``(C,)`` for the features as they are, float64.
+
+    >>> weight, bias = ridge_classifier(torch.tensor([[0.0], [1], [4], [5]]), torch.tensor([0, 0, 1, 1]))
+    >>> (torch.tensor([[1.5], [3.0]]).double() @ weight.T + bias).argmax(1)
+    tensor([0, 1])
+    """
+    x, count = bank.double(), len(bank)
+    mean, deviation = x.mean(dim=0), x.std(dim=0, correction=0)
+    deviation = torch.where(deviation > 0, deviation, torch.ones_like(deviation))
+    x = (x - mean) / deviation
+    targets = F.one_hot(bank_labels.long()).double()
+    share = targets.mean(dim=0)
+    values, vectors = torch.linalg.eigh(x.T @ x)
+    turned = x @ vectors
+    towards = turned.T @ (targets - share)
+    best, chosen = -1.0, strengths[0]
+    for strength in sorted(strengths, reverse=True):
+        shrunk = 1 / (values.clamp_min(0) + strength * count)
+        fitted = turned @ (shrunk[:, None] * towards) + share
+        leverage = 1 / count + (turned.square() * shrunk).sum(dim=1, keepdim=True)
+        without = targets - (targets - fitted) / (1 - leverage).clamp_min(1e-9)  # the fit without the picture itself
+        accuracy = float((without.argmax(1) == bank_labels).double().mean())
+        if accuracy > best:
+            best, chosen = accuracy, strength
+    shrunk = 1 / (values.clamp_min(0) + chosen * count)
+    weight = (vectors @ (shrunk[:, None] * towards)).T / deviation
+    return weight, share - weight @ mean
+
+
+def ridge_accuracy(
+    bank: Tensor,
+    bank_labels: Tensor,
+    features: Tensor,
+    labels: Tensor,
+    strengths: tuple[float, ...] = STRENGTHS,
+) -> float:
+    """Top-1 accuracy of :func:`ridge_classifier` fitted to the bank.
+
+    Args:
+        bank: ``(M, D)``.
+        bank_labels: ``(M,)``.
+        features: ``(N, D)``.
+        labels: ``(N,)``.
+        strengths: see :func:`ridge_classifier`.
+
+    Returns:
+        In 0..1.
+
+    Raises:
+        ValueError: sizes that do not fit each other, an empty bank, or nothing to ask.
+
+    >>> bank, names = torch.tensor([[0.0], [1], [4], [5]]), torch.tensor([0, 0, 1, 1])
+    >>> ridge_accuracy(bank, names, torch.tensor([[1.5], [3.0]]), torch.tensor([0, 1]))
+    1.0
+    """
+    _check(bank, bank_labels, features, labels)
+    weight, bias = ridge_classifier(bank, bank_labels, strengths)
+    answers = torch.cat([(some.double() @ weight.T + bias).argmax(1) for some in features.split(CHUNK)])
+    return float((answers == labels).double().mean())
+
+
+def rank_me(features: Tensor) -> float:
+    """RankMe: how many directions the features use, as the exponential of the entropy of their singular values.
+
+    ``exp(-sum p log p)`` with ``p = s / sum(s) + 1e-7``: from 1 (all on one line) to D (all directions alike). It shows
+    collapsed features without labels. Source: Garrido et al., RankMe, arXiv 2210.02885, equation 1 (it advises 25,600
+    pictures).
+
+    Args:
+        features: ``(N, D)``, as they are: neither centred nor normalised.
+
+    Returns:
+        The effective rank; 0 where all features are 0.
+
+    >>> round(rank_me(torch.eye(8)), 3), round(rank_me(torch.ones(8, 4)), 3)
+    (8.0, 1.0)
+    """
+    if features.ndim != 2 or not len(features):
+        raise ValueError(f"features must be (N, D) with N >= 1, got {tuple(features.shape)}")
+    x = features.double()
+    x = x.T if len(x) < x.shape[1] else x
+    values = torch.linalg.eigvalsh(x.T @ x).clamp_min(0).sqrt()  # of the smaller of the two Gram matrices
+    if not values.sum() > 0:
+        return 0.0
+    p = values / values.sum() + 1e-7
+    return float((-(p * p.log()).sum()).exp())
+
+
+def _check(bank: Tensor, bank_labels: Tensor, features: Tensor, labels: Tensor) -> None:
+    for name, x, ids in (("bank", bank, bank_labels), ("features", features, labels)):
+        if x.ndim != 2 or not len(x) or ids.shape != x.shape[:1]:
+            raise ValueError(
+                f"{name} must be (N, D) with N >= 1 and a label each, got {tuple(x.shape)} with labels "
+                f"{tuple(ids.shape)}"
+            )
+    if bank.shape[1] != features.shape[1]:
+        raise ValueError(f"bank and features must have one width, got {bank.shape[1]} and {features.shape[1]}")

@@ -1,0 +1,88 @@
+"""What features are worth, against formulas written from the definitions."""
+
+import numpy as np
+import pytest
+import torch
+
+from kd.tasks import features
+from kd.tasks.features import knn_accuracy, rank_me, ridge_accuracy, ridge_classifier
+
+
+def clusters(n: int, seed: int, width: int = 12, classes: int = 4, noise: float = 2.0):
+    """Features that tell classes apart, but not all."""
+    centres = np.random.RandomState(0).normal(size=(classes, width)) * np.geomspace(3, 0.1, width)
+    rng = np.random.RandomState(seed)
+    labels = rng.randint(0, classes, n)
+    x = centres[labels] + noise * rng.normal(size=(n, width)) * np.geomspace(2, 0.3, width) + 1
+    return torch.tensor(x).float(), torch.tensor(labels)
+
+
+def test_knn_against_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "CHUNK", 7)
+    (bank, names), (asked, labels) = clusters(150, 1), clusters(40, 2)
+    unit = [x.numpy() / np.linalg.norm(x.numpy(), axis=1, keepdims=True) for x in (bank, asked)]
+    for k, temperature in ((20, 0.07), (1, 1.0), (500, 0.5)):
+        right = 0
+        for x, wanted in zip(unit[1], labels.tolist(), strict=True):
+            cosines = unit[0] @ x
+            votes = np.zeros(4)
+            for i in np.argsort(-cosines)[:k]:
+                votes[names[i]] += np.exp(cosines[i] / temperature)
+            right += votes.argmax() == wanted
+        assert knn_accuracy(bank, names, asked, labels, k, temperature) == right / 40
+    assert 0.4 < knn_accuracy(bank, names, asked, labels) < 1
+
+
+def test_ridge_against_the_normal_equations_and_refits() -> None:
+    """The strength by really leaving each picture out, the weights by solving with an intercept column."""
+    (bank, names), (asked, labels) = clusters(60, 3), clusters(50, 4)
+    x, y = bank.double().numpy(), np.eye(4)[names]
+    scale = x.std(0)
+
+    def fit(rows: np.ndarray, strength: float) -> np.ndarray:
+        a = np.hstack([x[rows] / scale, np.ones((len(rows), 1))])
+        penalty = strength * len(x) * np.diag([*np.ones(12), 0.0])
+        return np.linalg.solve(a.T @ a + penalty, a.T @ y[rows])
+
+    scores = {}
+    for strength in features.STRENGTHS:
+        right = 0
+        for i in range(60):
+            answer = np.append(x[i] / scale, 1) @ fit(np.delete(np.arange(60), i), strength)
+            right += answer.argmax() == names[i]
+        scores[strength] = right
+    assert len(set(scores.values())) > 1  # the choice matters here
+    best = max(features.STRENGTHS, key=lambda s: (scores[s], s))
+    whole = fit(np.arange(60), best)
+    weight, bias = ridge_classifier(bank, names)
+    np.testing.assert_allclose(weight.numpy(), whole[:-1].T / scale, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(bias.numpy(), whole[-1], rtol=1e-6, atol=1e-9)
+    answers = (np.hstack([asked.numpy() / scale, np.ones((50, 1))]) @ whole).argmax(1)
+    assert ridge_accuracy(bank, names, asked, labels) == (answers == labels.numpy()).mean()
+
+
+def test_a_probe_of_more_directions_than_pictures_and_of_dead_ones() -> None:
+    bank, names = clusters(10, 5, width=32, noise=0.1)
+    bank[:, 3] = 7.0
+    assert ridge_accuracy(bank, names, bank, names) == 1.0
+
+
+@pytest.mark.parametrize("shape", [(50, 12), (12, 50)])
+def test_rank_me_is_the_entropy_of_singular_values(shape: tuple[int, int]) -> None:
+    x = np.random.RandomState(0).normal(size=shape) * np.geomspace(5, 0.01, shape[1])
+    s = np.linalg.svd(x, compute_uv=False)
+    p = s / s.sum() + 1e-7
+    assert rank_me(torch.tensor(x).float()) == pytest.approx(np.exp(-(p * np.log(p)).sum()), rel=1e-4)
+    assert rank_me(torch.zeros(4, 3)) == 0
+
+
+def test_sizes_that_do_not_fit_are_named() -> None:
+    x, y = clusters(6, 0)
+    with pytest.raises(ValueError, match=r"bank must be \(N, D\) with N >= 1 and a label each, got \(0, 12\)"):
+        knn_accuracy(x[:0], y[:0], x, y)
+    with pytest.raises(ValueError, match="one width, got 12 and 5"):
+        ridge_accuracy(x, y, x[:, :5], y)
+    with pytest.raises(ValueError, match="k must be >= 1"):
+        knn_accuracy(x, y, x, y, k=0)
+    with pytest.raises(ValueError, match="features must be"):
+        rank_me(torch.zeros(0, 3))
