@@ -108,6 +108,7 @@ class DistillationModule(LightningModule):
         self.teacher_answers: Tensor | None = None  # by validation index, from the preflight
 
         self._check_names(losses)
+        self._check_inheritance()
         self.distill_losses = nn.ModuleDict(losses)
         self._teacher_of = self._checked_teacher_of(teacher_of or {})
         self._bind_losses(data)
@@ -118,6 +119,20 @@ class DistillationModule(LightningModule):
     def named_students(self) -> "dict[str, DistillationModule]":
         """Itself, under no name (several students: :class:`kd.joint.SeveralStudents`)."""
         return {"": self}
+
+    def _check_inheritance(self) -> None:
+        """Refuses a pair that can't inherit before data are read and the teacher is measured."""
+        from kd.inherit import check_pair
+
+        if not self.student_spec.inherit or self.teacher is None:
+            return
+        if not isinstance(self.teacher, Teacher):
+            raise UserError("model.student.inherit: needs one model.teacher, not model.teachers")
+        pair: list[Any] = [self.student, self.teacher.model]
+        try:
+            check_pair(*(model.backbone if self.task.dense else model for model in pair))
+        except ValueError as error:
+            raise UserError(f"model.student.inherit: {error}") from error
 
     # -- losses ------------------------------------------------------------------------------------------------------
 
