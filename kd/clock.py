@@ -7,9 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
 import torch
 
 from kd.report.records import PHASES
@@ -176,6 +178,18 @@ def _open_schedule() -> int | None:
     with suppress(OSError):
         return os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
     return None
+
+
+def process_start() -> float:
+    """Unix time of this process's start, by the clock that the rest is measured with.
+
+    The kernel counts from the machine's start; what it says of that moment is off wherever the machine's clock was set
+    in between, so the process's age is taken instead.
+    """
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return psutil.Process().create_time()
+    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - started)
 
 
 _running: Clock | None = None

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.profilers import PassThroughProfiler, Profiler
@@ -20,7 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from kd.callbacks.run_folder import RunFolder
-from kd.clock import Clock, StepTimes, annotate, run_clock
+from kd.clock import Clock, StepTimes, annotate, process_start, run_clock
 from kd.memory import core_ids, cores
 from kd.report.facts import Facts
 from kd.report.records import PHASES, Run, Writer
@@ -158,7 +157,7 @@ class Phases(Callback):
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self._built = time.time() if Phases._process_is_used else psutil.Process().create_time()
+        self._built = time.time() if Phases._process_is_used else process_start()
         Phases._process_is_used = True
         self._constructed = time.time()
         self.profiler: PhaseProfiler | None = None

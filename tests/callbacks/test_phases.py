@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import statistics
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from kd.callbacks.phases import Phases
 from kd.callbacks.run_folder import RunFolder
 from kd.cli import train_main
-from kd.clock import Clock, annotate, run_clock
+from kd.clock import Clock, annotate, process_start, run_clock
 from kd.report.records import PHASES, Run, percentile, read_run
 from tests._helpers import run_cli, write_recipe
 
@@ -274,3 +275,14 @@ def test_annotate_is_free_without_a_clock_and_survives_errors() -> None:
     (step,) = clock.take()
     assert 9 < step.phases["teacher"] < 30
     assert set(step.phases) == {"teacher", "logging"}
+
+
+def test_a_process_knows_when_it_started_by_the_clock_of_the_rest() -> None:
+    reader, writer = os.pipe()
+    before = time.time()
+    pid = os.fork()
+    if not pid:
+        os.write(writer, str(process_start()).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert abs(float(os.read(reader, 64)) - before) < 0.2
