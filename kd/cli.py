@@ -1,6 +1,7 @@
 """The entry points: ``kd-NAME`` is ``kd.cli:NAME_main``, which runs ``kd/commands/NAME.py``. A new command is that file
 and a line in ``pyproject.toml``."""
 
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,6 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from kd.config.request import translate
+from kd.config.streams import unbroken_output
 from kd.errors import Stopped, UserError
 from kd.launch.child import end_with_parent
 from kd.launch.cluster import is_rank_zero
@@ -33,9 +35,13 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
     """
     end_with_parent()
     wait_asleep()
+    with unbroken_output():
+        return _status(command, sys.argv[1:] if argv is None else argv)
+
+
+def _status(command: str, argv: Sequence[str]) -> int:
     try:
-        request = translate(sys.argv[1:] if argv is None else argv)
-        return import_module(f"kd.commands.{command}").run(request)
+        return import_module(f"kd.commands.{command}").run(translate(argv))
     except UserError as error:
         if is_rank_zero():
             print(f"kd-{command}: {error}", file=sys.stderr)
@@ -43,6 +49,11 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
     except Stopped as stop:
         print(f"kd-{command}: {stop}; the same command goes on from here", file=sys.stderr)
         return 128 + stop.signal_number
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
+            raise
+        print(f"kd-{command}: {error.filename or 'a file'} can't be written: {error.strerror}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"kd-{command}: interrupted", file=sys.stderr)
         return 130

@@ -1,6 +1,7 @@
 """Several students in one run: one teacher answers once a batch, every student learns by its own settings."""
 
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from kd.data.datamodule import Batch, DataInfo
 from kd.errors import UserError
 from kd.module import Answers, DistillationModule, logs_now
-from kd.optim import Together
+from kd.optim import Together, settings_of
 from kd.tasks import Task
 from kd.teacher import Ensemble, Teacher
 
@@ -46,6 +47,7 @@ class SeveralStudents(LightningModule):
             raise UserError("optim.zero: is not available with several students")
         object.__setattr__(self, "teacher", taught[0] if taught else None)
         self.teacher: Teacher | Ensemble | None
+        self._optim_before: dict[str, Any] | None = None
 
     def named_students(self) -> dict[str, DistillationModule]:
         """The students by name."""
@@ -100,6 +102,18 @@ class SeveralStudents(LightningModule):
         schedule = LambdaLR(together, factors)
         return {"optimizer": together, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
+    def on_fit_start(self) -> None:
+        """Keeps what this run made its optimizers with."""
+        self._first.optimizer_settings = [settings_of(optimizer) for optimizer in self.trainer.optimizers]
+        for module in self.named_students().values():
+            module.follow_precision()
+
+    def on_train_start(self) -> None:
+        """As :meth:`DistillationModule.on_train_start`."""
+        if self._optim_before is not None:
+            named = self.named_students().items()
+            self._first.settle_resumed([(self._optim_before.get(name, {}), m.optim_spec) for name, m in named])
+
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Tells the losses where training is."""
         for module in self.named_students().values():
@@ -121,7 +135,7 @@ class SeveralStudents(LightningModule):
         loss = torch.stack(totals).sum()
         if logged:
             self.log("train/loss", loss.detach())
-        return loss
+        return self._first.for_its_window(loss, batch_idx)
 
     def _ask(self, images: Tensor) -> Answers:
         listening = [module for module in self.named_students().values() if module.listens]
@@ -177,10 +191,14 @@ class SeveralStudents(LightningModule):
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Stores who the teacher was."""
+        """Stores who the teacher was, and each student's settings."""
         for module in self.named_students().values():
             module.on_save_checkpoint(checkpoint)
+        checkpoint["kd_optim"] = {name: asdict(module.optim_spec) for name, module in self.named_students().items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuses to go on with another teacher or other classes."""
+        """As :meth:`DistillationModule.on_load_checkpoint`."""
+        self._optim_before = checkpoint.get("kd_optim", {})
+        for name, module in self.named_students().items():
+            module.optim_spec.check_resumed(self._optim_before.get(name, {}))
         self._first.on_load_checkpoint(checkpoint)

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from kd.shards import own
 
 HEAD_ROOM = (
     0.2  # of the memory, for what the count does not see: temporary buffers, fragmentation, the loader's batches
@@ -40,6 +43,14 @@ def saved_bytes(model: nn.Module, images: Tensor, context: Any) -> int:
         output = model.forward(images)  # not compiled; alive until here: no address is used twice
     del output
     return sum(kept.values())
+
+
+def state_bytes(optimizer: Any) -> int:
+    """Bytes that this process holds of an optimizer's state (of several in one: of all)."""
+    parts = getattr(optimizer, "optimizers", [optimizer])
+    local = [part.optim if isinstance(part, ZeroRedundancyOptimizer) else part for part in parts]
+    values = [value for part in local for state in part.state.values() for value in state.values()]
+    return size_of(own(value) for value in values if isinstance(value, Tensor))
 
 
 class Memory:
@@ -78,13 +89,11 @@ class Memory:
 
     def report(self, batch_size: int, optimizers: Iterable[Any]) -> dict[str, float]:
         """Megabytes by part, with the state that the optimizers of this process really hold."""
-        apart = [own for optimizer in optimizers for own in getattr(optimizer, "optimizers", [optimizer])]
-        states = [v for optimizer in apart for state in optimizer.state.values() for v in state.values()]
         parts = {
             "teacher": self.teacher,
             "student": self.student,
             "gradients": self.gradients,
-            "optimizer": size_of(t for t in states if isinstance(t, Tensor)),
+            "optimizer": sum(state_bytes(optimizer) for optimizer in optimizers),
             "activations": self.per_step + batch_size * self.per_picture,
         }
         return {name: round(size / 2**20, 1) for name, size in parts.items()}

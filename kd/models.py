@@ -156,12 +156,14 @@ class Preprocess:
     ) -> None:
         self.size, self.channels_last = height_width(img_size), channels_last
         self.mean, self.std = tuple(mean), tuple(std)
+        self.dtype = torch.float32  # of the output; that of the weights where a run trains in half precision throughout
 
     def __call__(self, images: Images) -> Tensor:
-        """uint8 ``(N, 3, H, W)`` -> float32 ``(N, 3, *size)``."""
+        """uint8 ``(N, 3, H, W)`` -> floats ``(N, 3, *size)``."""
         if images.shape[-2:] != self.size:
             images = tvf.resize(images, list(self.size), antialias=True)
         pictures = tvf.normalize(tvf.to_dtype(images, torch.float32, scale=True), self.mean, self.std)
+        pictures = pictures.to(self.dtype)
         return pictures.contiguous(memory_format=torch.channels_last) if self.channels_last else pictures
 
 

@@ -1,6 +1,8 @@
 """The LightningModule: a frozen teacher, a trainable student, a task and distillation losses."""
 
+import math
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from kd.cached import CachedTeacher, open_cache
 from kd.clock import annotate
@@ -20,7 +23,16 @@ from kd.losses.topk import TopKLogits
 from kd.measure import cache_pays, tune_batch_size, tune_num_workers
 from kd.memory import Memory
 from kd.models import StudentSpec, TeacherSpec, build_model, completed, preprocess_for
-from kd.optim import OptimSpec, build_optimizer, build_schedule, scaled_to_batch
+from kd.optim import (
+    OptimSpec,
+    build_optimizer,
+    build_schedule,
+    scaled_to_batch,
+    settings_of,
+    settle_resumed,
+    short_window,
+    steps_done,
+)
 from kd.taps import TRIAL, Features, Taps, TapSpec, tap_shapes
 from kd.tasks import Classification, Task
 from kd.teacher import ALL, Ensemble, Teacher, build_teachers, dtype_for
@@ -95,7 +107,9 @@ class DistillationModule(LightningModule):
         self.student_input = preprocess_for(self.student, student.img_size, False, student.mean, student.std)
         if student.grad_checkpointing:
             self.student.set_grad_checkpointing(True)  # type: ignore[operator]
-        self.student_ema = ModelEmaV3(self.student, decay=ema_decay).requires_grad_(False) if ema_decay else None
+        self.student_ema = None
+        if ema_decay:  # its decay grows from 0, so that a short run's average does not keep the first, random weights
+            self.student_ema = ModelEmaV3(self.student, decay=ema_decay, use_warmup=True).requires_grad_(False)
 
         found = build_teachers(teacher, teachers or {}, data.classes, self.task.dense)
         object.__setattr__(self, "teacher", found)
@@ -104,6 +118,8 @@ class DistillationModule(LightningModule):
         object.__setattr__(self, "cached", None)
         self.cached: CachedTeacher | None
         self.terms: dict[str, Tensor] = {}  # of the newest batch: each loss unweighted, and the total
+        self.planned_epochs = 1
+        self.optim_before: dict[str, Any] | None = None  # the settings of the run that is resumed
         self.resumed = False  # set by who resumes: Lightning tells its module too late
         self.teacher_answers: Tensor | None = None  # by validation index, from the preflight
 
@@ -428,15 +444,52 @@ class DistillationModule(LightningModule):
         self.lr = spec.lr
         optimizer = build_optimizer([self.student, self.distill_losses], spec, fused=not scaled)
         self.trainer.fit_loop.setup_data()  # else a run bounded by steps alone does not know its epoch's length
-        total = int(self.trainer.estimated_stepping_batches)
+        total = self.trainer.estimated_stepping_batches
+        if math.isinf(total) and self.trainer.is_global_zero:
+            print("optim: without trainer.max_epochs or max_steps the learning rate stays at its peak", flush=True)
         per_epoch = self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
+        epochs = self.trainer.max_epochs or -1
+        self.planned_epochs = epochs if epochs > 0 else 1 if math.isinf(total) else math.ceil(total / per_epoch)
         schedule = build_schedule(optimizer, self.optim_spec, total, per_epoch)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_fit_start(self) -> None:
+        """Keeps what this run made its optimizer with: a checkpoint is loaded over it."""
+        self.optimizer_settings = [settings_of(optimizer) for optimizer in self.trainer.optimizers]
+        self.follow_precision()
+
+    def follow_precision(self) -> None:
+        """Feeds the student in the type of its weights (``trainer.precision=bf16-true``)."""
+        self.student_input.dtype = next(self.student.parameters()).dtype
+
+    def on_train_start(self) -> None:
+        """A resumed run goes on with its own settings, and where the share of samples seen puts it."""
+        if self.optim_before is not None:
+            self.settle_resumed([(self.optim_before, self.optim_spec)])
+
+    def settle_resumed(self, specs: list[tuple[dict[str, Any], OptimSpec]]) -> None:
+        """See :func:`kd.optim.settle_resumed`.
+
+        Args:
+            specs: of each student the settings that the checkpoint was made with, and this run's.
+        """
+        trainer, data = self.trainer, self._datamodule
+        keys = {"weight_decay"}.union(*(before.get("kwargs", {}) | now.kwargs for before, now in specs))
+        (optimizer,), (schedule,) = trainer.optimizers, (config.scheduler for config in trainer.lr_scheduler_configs)
+        assert isinstance(schedule, LambdaLR)
+        position = schedule.last_epoch
+        if data.resume_at is not None:
+            epoch, samples = data.resume_at
+            per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+            by_epochs = epoch * per_epoch + data.batches_before(samples) // trainer.accumulate_grad_batches
+            epochs = trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs > 0 else math.inf
+            position = steps_done(trainer.global_step, by_epochs, epochs * per_epoch, trainer.max_steps)
+        settle_resumed(optimizer, schedule, self.optimizer_settings[0], keys, position)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seeds the step and tells the losses where training is."""
         self.seed_step(batch_idx)
-        self.set_epoch(self.current_epoch, self.trainer.max_epochs or 1)
+        self.set_epoch(self.current_epoch, self.planned_epochs)
 
     def seed_step(self, batch_idx: int) -> None:
         """Seeds dropout and the like by (seed, step, rank): a resumed run draws what the uninterrupted one drew."""
@@ -463,7 +516,14 @@ class DistillationModule(LightningModule):
         if logs_now(self):
             for name, value in terms.items():
                 self.log(f"train/{name}", value)
-        return total
+        return self.for_its_window(total, batch_idx)
+
+    def for_its_window(self, loss: Tensor, batch_idx: int) -> Tensor:
+        """The loss as the trainer wants it: it divides by ``accumulate_grad_batches``, also where fewer batches are
+        left of an epoch."""
+        accumulate = self.trainer.accumulate_grad_batches if self._trainer is not None else 1  # called by hand
+        factor = short_window(self.trainer.num_training_batches, accumulate, batch_idx) if accumulate > 1 else 1.0
+        return loss if factor == 1 else loss * factor
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Adds the teacher's cached answers while the batch is on the host: a look-up later would stop the device."""
@@ -585,7 +645,7 @@ class DistillationModule(LightningModule):
     def move_average(self) -> None:
         """After an optimizer's step: takes the student into its moving average, where there is one."""
         if self.student_ema is not None:
-            self.student_ema.update(self.student)
+            self.student_ema.update(self.student, self.trainer.global_step + 1)  # this step is not counted yet
 
     # -- validation --------------------------------------------------------------------------------------------------
 
@@ -649,9 +709,14 @@ class DistillationModule(LightningModule):
         checkpoint["kd_classes"] = list(self.data_info.classes)
         checkpoint["kd_cached"] = self.cached is not None
         checkpoint["kd_batch_size"] = self._datamodule.batch_size
+        checkpoint["kd_optim"] = {name: asdict(module.optim_spec) for name, module in self.named_students().items()}
+        checkpoint["kd_data"] = self._datamodule.samples_identity()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuses to go on with another teacher or other classes."""
+        """Refuses to go on with another teacher, other data or classes, or an optimizer that its state does not fit."""
+        self.optim_before = checkpoint.get("kd_optim", {}).get("", {})
+        self.optim_spec.check_resumed(self.optim_before)
+        self._datamodule.check_resumed(checkpoint.get("kd_data", {}))
         for key, now in (("kd_teacher", self.teacher_identity), ("kd_classes", list(self.data_info.classes))):
             before = checkpoint.get(key, now)
             if before != now:

@@ -49,6 +49,25 @@ class OptimSpec:
         if self.lr_batch is not None and self.lr_batch < 1:
             raise ValueError(f"lr_batch must be >= 1, got {self.lr_batch}")
 
+    def check_resumed(self, before: dict[str, Any]) -> None:
+        """Refuses what the state of a checkpoint's optimizer does not fit; all else may change at a resume.
+
+        Args:
+            before: the settings that the checkpoint was made with; empty for an old one, which does not say.
+
+        Raises:
+            UserError: another optimizer, or weight decay where there was none (or the other way round).
+        """
+        name = before.get("name", self.name)
+        if name != self.name:
+            raise UserError(f"optim.name: a resumed run keeps its optimizer ({name}, given {self.name})")
+        decay = before.get("weight_decay", self.weight_decay)
+        if (decay == 0) != (self.weight_decay == 0):
+            raise UserError(
+                "optim.weight_decay: can't be turned on or off at a resume, the checkpoint's state is grouped by it "
+                f"({decay:g}, given {self.weight_decay:g})"
+            )
+
 
 def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:
     """``spec`` with the learning rate for a batch of ``global_batch`` samples over all processes and accumulations.
@@ -142,7 +161,69 @@ class Together(Optimizer):
         self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
 
-def warmup_cosine(step: int, warmup_steps: int, total_steps: int, min_ratio: float) -> float:
+def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The settings of each parameter group (rate, weight decay, betas, ...), without the parameters."""
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def settle_resumed(
+    optimizer: Optimizer, schedule: LambdaLR, settings: list[dict[str, Any]], keys: Iterable[str], position: int
+) -> None:
+    """Puts this run's settings in place of those that came with a checkpoint, and the schedule in its place.
+
+    Args:
+        optimizer: after its state was loaded.
+        schedule: likewise.
+        settings: what this run made the optimizer with, from :func:`settings_of` after the schedule was built.
+        keys: the settings to take over, beside the learning rate.
+        position: optimizer steps that count as done.
+    """
+    schedule.base_lrs = [own["initial_lr"] for own in settings]
+    schedule.last_epoch = position
+    schedule._last_lr = [
+        base * factor(position) for base, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+    ]
+    for group, own, lr in zip(optimizer.param_groups, settings, schedule._last_lr, strict=True):
+        group.update({key: own[key] for key in keys if key in own})
+        group.update(lr=lr, initial_lr=own["initial_lr"])
+
+
+def steps_done(global_step: int, by_epochs: int, total_by_epochs: float, max_steps: int) -> int:
+    """Where in its schedule a resumed run is: so that what is left of the schedule is what is left of the run.
+
+    A run that is bounded by epochs counts the share of their samples that it has seen, whatever the batches were; one
+    that is bounded by ``max_steps`` counts steps.
+
+    Args:
+        global_step: optimizer steps made so far.
+        by_epochs: optimizer steps that this run would have made for the samples seen so far.
+        total_by_epochs: optimizer steps of all its epochs; infinite where their number is not bounded.
+        max_steps: bound on the optimizer steps; -1 for none.
+
+    >>> steps_done(12, 6, 12, -1)  # half of the samples in batches of half the size
+    6
+    >>> steps_done(12, 6, 100, 20)
+    12
+    """
+    if max_steps < 0:
+        return by_epochs
+    left = min(total_by_epochs - by_epochs, max_steps - global_step)
+    return max(0, int(min(total_by_epochs, max_steps) - left))
+
+
+def short_window(batches: float, accumulate: int, batch_idx: int) -> float:
+    """Factor of a batch's loss in an epoch's last accumulation of gradients, which can be shorter than the others.
+
+    The trainer divides every loss by ``accumulate``; a shorter last window then made a smaller step.
+
+    >>> [short_window(6, 4, b) for b in range(6)]
+    [1.0, 1.0, 1.0, 1.0, 2.0, 2.0]
+    """
+    first = batch_idx - batch_idx % accumulate
+    return accumulate / min(accumulate, batches - first)
+
+
+def warmup_cosine(step: int, warmup_steps: int, total_steps: float, min_ratio: float) -> float:
     """Factor of the learning rate at ``step`` (from 0): linear warm-up, then a cosine down to ``min_ratio``.
 
     >>> [round(warmup_cosine(s, 2, 6, 0.0), 3) for s in range(7)]
@@ -154,7 +235,8 @@ def warmup_cosine(step: int, warmup_steps: int, total_steps: int, min_ratio: flo
     return min_ratio + (1 - min_ratio) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def build_schedule(optimizer: Optimizer, spec: OptimSpec, total_steps: int, steps_per_epoch: float) -> LambdaLR:
-    """Warm-up and cosine over the whole run, stepped once an optimizer step."""
-    warmup = min(round(spec.warmup_epochs * steps_per_epoch), max(0, total_steps - 1))
+def build_schedule(optimizer: Optimizer, spec: OptimSpec, total_steps: float, steps_per_epoch: float) -> LambdaLR:
+    """Warm-up and cosine over the whole run, stepped once an optimizer step; a run without a known end stays at the
+    peak."""
+    warmup = int(min(round(spec.warmup_epochs * steps_per_epoch), max(0, total_steps - 1)))
     return LambdaLR(optimizer, lambda step: warmup_cosine(step, warmup, total_steps, spec.min_lr_ratio))

@@ -1,10 +1,12 @@
 """Callbacks that disturb a run, for tests."""
 
+import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import Callback, Trainer
@@ -30,6 +32,19 @@ class FailAtStep(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_step == self.step:
             raise RuntimeError("planted")
+
+
+class RecordOptimizer(Callback):
+    """Appends step, learning rate, weight decays and betas of every optimizer step to a file."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
+        groups = optimizer.param_groups
+        line = {"step": trainer.global_step, "lr": groups[0]["lr"], "decay": [g["weight_decay"] for g in groups]}
+        with Path(self.file).open("a") as file:
+            file.write(json.dumps(line | {"betas": groups[0].get("betas")}) + "\n")
 
 
 class Slow(Callback):

@@ -12,7 +12,7 @@ import kd
 from tests._helpers import ROOT
 
 LAYERS = [
-    {"kd", "kd.errors", "kd._bar", "kd.checkpoints", "kd.losses.functional", "kd.report", "kd.clock"},
+    {"kd", "kd.errors", "kd._bar", "kd.checkpoints", "kd.lock", "kd.losses.functional", "kd.report", "kd.clock"},
     {
         "kd.losses",
         "kd.models",

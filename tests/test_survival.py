@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +15,7 @@ import torch
 
 from kd.checkpoints import newest_whole
 from tests._forks import start, start_ranks, status_of, survivors
-from tests._helpers import ROOT
+from tests._helpers import ROOT, write_recipe
 
 
 def disturb(name: str, **arguments: Any) -> str:
@@ -119,3 +122,64 @@ def test_sigterm_waits_for_a_checkpoint_that_is_being_written(recipe: Path) -> N
     status_of(pids[1], timeout_s=60)
     assert "kd-train: stopped by SIGTERM" in log.with_suffix(".0").read_text()
     assert_good(recipe.parent / "runs" / "tiny" / "000", 6)  # ranks agree at the epoch's last batch here
+
+
+def in_pieces(*items: str, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", "kd.cli", *items], cwd=ROOT, text=True, **options)
+
+
+def test_closed_pipes_and_an_early_sigusr2_end_no_run(recipe: Path) -> None:
+    """``kd-train ... | head -1``, and the monitor's switch while torch is still being imported."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = in_pieces(f"recipe={recipe}", "trainer.max_epochs=1", disturb("Slow", seconds=0.01), **pipes)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stderr.close()
+    assert process.stdout.readline().startswith("data: ")
+    process.send_signal(signal.SIGUSR2)
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert (recipe.parent / "runs" / "tiny" / "000" / "student.safetensors").is_file()
+
+
+def test_fewer_validation_pictures_than_processes(pictures: Path, teacher: Path, tmp_path: Path) -> None:
+    few = tmp_path / "few"
+    shutil.copytree(pictures, few)
+    for picture in sorted(few.glob("val/*/*.jpg"))[1:]:
+        picture.unlink()
+    log = tmp_path / "log.txt"
+    items = [*TWO, "trainer.max_epochs=1", "preflight=warn"]
+    pids = start_ranks([f"recipe={write_recipe(tmp_path / 'tiny.yaml', few, teacher)}", *items], log)
+    assert [status_of(pid, timeout_s=60) for pid in pids] == [0, 0], log.with_suffix(".1").read_text()
+    summary = json.loads((tmp_path / "runs" / "tiny" / "000" / "summary.json").read_text())
+    assert summary["student"]["val"]["acc1"] in (0, 1)
+    assert summary["student"]["val"]["agreement"] in (0, 1)
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        ["trainer.precision=bf16-true", "model.ema_decay=0.9", "trainer.max_epochs=1"],
+        ["trainer.max_epochs=-1", "trainer.max_time=00:00:00:02"],
+        ["trainer.max_epochs=-1", "trainer.max_steps=7", "model.distill_losses.kd.final_temperature=1"],
+    ],
+    ids=["half precision throughout", "bounded by time", "bounded by steps"],
+)
+def test_other_bounds_and_precisions(items: list[str], recipe: Path) -> None:
+    status, log, folder = fails(recipe, *items)
+    assert status == 0, log
+    summary = json.loads((folder / "summary.json").read_text())
+    assert math.isfinite(summary["student"]["val"]["acc1"])
+    assert ("the learning rate stays at its peak" in log) == ("trainer.max_time=00:00:00:02" in items)
+
+
+def test_a_full_disk_at_the_first_write_is_one_line(recipe: Path) -> None:
+    """As under a quota that is used up: no file may grow beyond 1 KiB."""
+    command = [sys.executable, "-m", "kd.cli", f"recipe={recipe}"]
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -f 1; exec "$@"', "bash", *command], cwd=ROOT, text=True, capture_output=True,
+        timeout=120, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].endswith("runs/tiny can't be written: File too large")
+    assert "Traceback" not in done.stderr

@@ -29,6 +29,7 @@ RUN_FILES = {
     "student.safetensors",
     "records",
     "report.html",
+    ".lock",
 }
 
 
@@ -118,6 +119,22 @@ def test_resume_at_an_epochs_end_equals_the_uninterrupted_run(recipe: Path, extr
     assert_same(student_of(part), student_of(whole))
     summaries = [json.loads((f / "summary.json").read_text()) for f in (part, whole)]
     assert summaries[0]["student"] == summaries[1]["student"]
+
+
+def test_a_short_last_accumulation_steps_as_far_as_a_whole_one(recipe: Path) -> None:
+    """Two batches of an accumulation of four are one batch of twice the size."""
+    sgd = ["optim.name=sgd", "trainer.max_epochs=1", "trainer.precision=32-true", "trainer.gradient_clip_val=0"]
+    short = run(recipe, *sgd, "trainer.accumulate_grad_batches=4", "trainer.limit_train_batches=2")
+    one = run(recipe, *sgd, "data.batch_size=16", "trainer.limit_train_batches=1")
+    for name, weight in student_of(one).items():
+        torch.testing.assert_close(student_of(short)[name], weight, atol=1e-6, rtol=1e-5)
+
+
+def test_a_short_runs_average_does_not_keep_the_first_weights(recipe: Path) -> None:
+    folder = run(recipe, "model.ema_decay=0.9998", "trainer.max_steps=1")
+    state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    own = {k.removeprefix("student."): v for k, v in state.items() if k.startswith("student.")}
+    assert_same({k: state[f"student_ema.module.{k}"] for k in own}, own)
 
 
 def test_latest_is_resumed_and_evaluated_as_the_run_it_names(recipe: Path) -> None:

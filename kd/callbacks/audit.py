@@ -9,6 +9,7 @@ from pytorch_lightning import Callback, Trainer
 
 from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.steps import after_step
+from kd.optim import short_window
 
 
 class Audit(Callback):
@@ -38,7 +39,10 @@ class Audit(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Writes the line once the step is complete."""
         self._index += batch["index"].tolist()
-        self._losses.append(float(outputs["loss"]) * trainer.accumulate_grad_batches)  # Lightning has divided it
+        divided = trainer.accumulate_grad_batches / short_window(
+            trainer.num_training_batches, trainer.accumulate_grad_batches, batch_idx
+        )
+        self._losses.append(float(outputs["loss"]) * divided)
         if not after_step(trainer, batch_idx):
             return
         loss = sum(self._losses) / len(self._losses)
@@ -50,11 +54,14 @@ class Audit(Callback):
 
 def read(file: Path) -> Iterable[dict[str, Any]]:
     """The lines of a record; one that was torn by a power cut ends it."""
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            yield json.loads(line)
+            content = json.loads(line)
         except json.JSONDecodeError:
             return
+        if not isinstance(content, dict) or "step" not in content:
+            return
+        yield content
 
 
 def drop_after(file: Path, step: int) -> None:

@@ -13,7 +13,9 @@ from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 
 from kd.callbacks.last_checkpoint import LastCheckpoint
+from kd.checkpoints import write_whole
 from kd.errors import UserError
+from kd.lock import RunLock
 
 
 class MetricsCSV(CSVLogger):
@@ -23,28 +25,40 @@ class MetricsCSV(CSVLogger):
         super().__init__(save_dir=run_dir, name="", version="", flush_logs_every_n_steps=1)  # a kill loses none
 
     @property
+    def _file(self) -> Path:
+        return Path(self.log_dir, _ExperimentWriter.NAME_METRICS_FILE)
+
+    @property
     @rank_zero_experiment
     def experiment(self) -> _ExperimentWriter:
         """The writer of the file."""
         if self._experiment is None:
-            file = Path(self.log_dir, _ExperimentWriter.NAME_METRICS_FILE)
-            earlier = file.read_text() if file.is_file() else ""
-            file.unlink(missing_ok=True)
+            aside = self._file.with_name(f"{self._file.name}.part")
+            if self._file.is_file():
+                self._file.replace(aside)  # the writer removes what it finds
             self._experiment = _ExperimentWriter(log_dir=self.log_dir)
-            if earlier:
-                file.write_text(earlier)
-                self._experiment.metrics_keys = earlier.splitlines()[0].split(",")
+            if aside.is_file():
+                aside.replace(self._file)
+                self._experiment.metrics_keys = self._file.read_text().splitlines()[0].split(",")
         return self._experiment
 
     def drop_from(self, step: int) -> None:
-        """Drops the rows of ``step`` and later: a resumed run makes these steps again."""
-        file = Path(self.log_dir, _ExperimentWriter.NAME_METRICS_FILE)
-        if not file.is_file():
+        """Drops the rows of ``step`` and later: a resumed run makes these steps again. Damaged rows go too; a file
+        without a header is put aside as ``metrics.csv.damaged``."""
+        aside = self._file.with_name(f"{self._file.name}.part")
+        if aside.is_file() and not self._file.is_file():
+            aside.replace(self._file)
+        if not self._file.is_file():
             return
-        header, *rows = file.read_bytes().decode().splitlines(keepends=True)
-        column = header.strip().split(",").index("step")
-        kept = [row for row in rows if row.endswith("\n") and int(row.split(",")[column]) < step]
-        file.write_bytes("".join([header, *kept]).encode())
+        header, *rows = self._file.read_bytes().decode(errors="replace").splitlines(keepends=True) or [""]
+        names = header.rstrip("\r\n").split(",")
+        if "step" not in names or not header.endswith("\n"):
+            self._file.replace(self._file.with_name(f"{self._file.name}.damaged"))
+            return
+        cells = [(row, row.rstrip("\r\n").split(",")) for row in rows if row.endswith("\n")]
+        at = names.index("step")
+        kept = [r for r, c in cells if len(c) == len(names) and c[at].isdecimal() and int(c[at]) < step]
+        write_whole(self._file, lambda file: file.write("".join([header, *kept]).encode()))
 
     def log_hyperparams(self, params: object = None, *args: object, **kwargs: object) -> None:
         """Nothing: ``config.yaml`` holds the settings."""
@@ -67,6 +81,8 @@ class StudentCSV(MetricsCSV):
 class RunFolder(Callback):
     """Claims the run's folder once the preflight has passed, and sends metrics and checkpoints there.
 
+    A resumed run's folder stays as it is until the checkpoint is loaded and training begins.
+
     Args:
         runs_dir: folder of all runs.
         recipe: the recipe's name.
@@ -74,6 +90,10 @@ class RunFolder(Callback):
         checkpoints: the callbacks that write below it.
         resume: the folder of the run to go on with.
         marker: a file to write the folder's name into.
+
+    Attributes:
+        path: the folder, once it is known.
+        begun: whether it is this run's to write to.
     """
 
     def __init__(
@@ -87,7 +107,24 @@ class RunFolder(Callback):
     ) -> None:
         self.parent, self.config, self.checkpoints, self.resume = runs_dir / recipe, config, checkpoints, resume
         self.path: Path | None = None
+        self.begun = False
         self.marker = marker
+        self._lock: RunLock | None = None
+
+    def lock(self) -> None:
+        """Keeps other runs out of the folder until :meth:`release`, or until this process ends in whatever way.
+
+        Raises:
+            UserError: another process trains in it.
+        """
+        folder = self.resume or self.path
+        assert folder is not None
+        self._lock = RunLock(folder)
+
+    def release(self) -> None:
+        """Lets others in."""
+        if self._lock is not None:
+            self._lock.release()
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Rank 0 makes the folder, all ranks learn its name."""
@@ -95,21 +132,17 @@ class RunFolder(Callback):
         if trainer.is_global_zero:
             try:
                 self.path = self.resume or self._claim()
-                (self.path / "config.yaml").write_text(self.config)
-                self._point_latest()
-                if self.marker:
-                    self.marker.write_text(self.path.name + "\n")
+                if not self.resume:
+                    self._sign()
             except OSError as error:
                 problem = f"runs_dir: {self.parent} can't be written: {error.strerror or error}"
         self.path, problem = trainer.strategy.broadcast((self.path, problem))
         if problem:
             raise UserError(problem)
         assert self.path is not None
+        self.begun = not self.resume
         for checkpoint in self.checkpoints:  # their own setup has taken Lightning's default folder
             checkpoint.dirpath = os.path.realpath(self.path / "checkpoints")
-        self.metrics = [MetricsCSV(self.path)]
-        self.metrics += [StudentCSV(self.student_path(name), name) for name in pl_module.named_students() if name]
-        trainer.loggers = [*trainer.loggers, *self.metrics]
 
     def student_path(self, name: str) -> Path:
         """The folder of one of several students; of a single one (no name) the run's own."""
@@ -117,10 +150,28 @@ class RunFolder(Callback):
         return self.path / "students" / name if name else self.path
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """A killed run has written down steps that its checkpoint does not know."""
+        """A resumed run makes the folder its own; a killed one had written steps that its checkpoint lacks."""
+        assert self.path is not None
+        self.begun = True
+        metrics = [MetricsCSV(self.path)]
+        metrics += [StudentCSV(self.student_path(name), name) for name in pl_module.named_students() if name]
         if self.resume and trainer.is_global_zero:
-            for metrics in self.metrics:
-                metrics.drop_from(trainer.global_step)
+            self._sign()
+            for file in metrics:
+                file.drop_from(trainer.global_step)
+        trainer.loggers = [*trainer.loggers, *metrics]
+
+    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """A resumed run that had nothing left to train has ended well, too."""
+        self.begun = True
+
+    def _sign(self) -> None:
+        """Writes what the run is, and points to it."""
+        assert self.path is not None
+        write_whole(self.path / "config.yaml", lambda file: file.write(self.config.encode()))
+        self._point_latest()
+        if self.marker:
+            self.marker.write_text(self.path.name + "\n")
 
     def _claim(self) -> Path:
         """The next free number; ``mkdir`` decides between two runs that start at once."""
@@ -130,6 +181,7 @@ class RunFolder(Callback):
             path = self.parent / f"{number:03d}"
             try:
                 path.mkdir()
+                self._lock = RunLock(path)
                 return path
             except FileExistsError:
                 number += 1

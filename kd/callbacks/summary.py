@@ -16,13 +16,13 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
 import kd
 from kd.callbacks.preemption import interruption
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
 from kd.checkpoints import write_whole
+from kd.memory import state_bytes
 from kd.models import count_parameters
 from kd.report.html import write_report
 from kd.report.records import read_run
@@ -103,7 +103,7 @@ class Summary(Callback):
         """Writes the summary of a run that did not, with the reason; the traceback goes to ``error.txt``."""
         stopped = isinstance(exception, KeyboardInterrupt) or interruption(trainer, exception) is not None
         self.write(trainer, pl_module, "interrupted" if stopped else "failed", exception)
-        if self.folder.path is not None and not stopped:
+        if self.folder.path is not None and self.folder.begun and not stopped:
             name = "error.txt" if trainer.is_global_zero else f"error.rank{trainer.global_rank}.txt"
             with suppress(OSError):  # a full disk is one of the reasons
                 (self.folder.path / name).write_text("".join(traceback.format_exception(exception)))
@@ -122,8 +122,9 @@ class Summary(Callback):
 
     def write(self, trainer: Trainer, pl_module: Any, status: str, error: BaseException | None = None) -> None:
         """Writes ``summary.json`` on rank 0, if the run has a folder already."""
-        if self.folder.path is None or not trainer.is_global_zero:
+        if not self.folder.begun or not trainer.is_global_zero:
             return
+        assert self.folder.path is not None
         self.content = self._content(trainer, pl_module, status)
         if error is not None:
             self.content["error"] = f"{type(error).__name__}: {error}"
@@ -229,19 +230,12 @@ def optimizer_state(trainer: Trainer) -> dict[str, float]:
         or any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"])
         for optimizer in trainer.optimizers
     )
-    mine = sum(_state_bytes(optimizer) for optimizer in trainer.optimizers) / 1e6
+    mine = sum(state_bytes(optimizer) for optimizer in trainer.optimizers) / 1e6
     whole = torch.tensor(mine, device=trainer.strategy.root_device)
     if sharded:
         whole = trainer.strategy.reduce(whole, reduce_op="sum")
     shards = trainer.world_size if sharded else 1
     return {"rank0_mb": round(mine, 3), "whole_mb": round(float(whole), 3), "sharded_over": shards}
-
-
-def _state_bytes(optimizer: Optimizer) -> int:
-    local = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
-    values = [value for state in local.state.values() for value in state.values()]
-    tensors = [v.to_local() if isinstance(v, DTensor) else v for v in values if isinstance(v, torch.Tensor)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _model(arch: str, model: torch.nn.Module, val: dict[str, float]) -> dict[str, Any]:

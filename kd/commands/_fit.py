@@ -1,4 +1,4 @@
-"""Fits, exports the best student, prints the closing table; says in a line how a run that failed goes on."""
+"""Fits, prints the closing table; says in a line how a run that failed goes on."""
 
 import os
 import sys
@@ -10,10 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from kd.callbacks.preemption import interruption
-from kd.callbacks.summary import best_checkpoint
 from kd.checkpoints import LAST
 from kd.errors import UserError, reason, run_error
-from kd.export import save_student
 from kd.launch.cluster import is_rank_zero
 
 
@@ -42,6 +40,8 @@ def fit(cli: Any, resume_from: Path | None) -> int:
     for module in cli.model.named_students().values():
         module.resumed = resume_from is not None
     try:
+        if resume_from and is_rank_zero():
+            cli.folder.lock()
         cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=resume_from, weights_only=True)
     except SystemExit as stop:  # Lightning's answer to a signal outside our own training steps
         say("kd-train: interrupted", file=sys.stderr)
@@ -50,8 +50,10 @@ def fit(cli: Any, resume_from: Path | None) -> int:
         raise
     except Exception as error:
         return _ended_by(cli, error, resume_from, say)
+    finally:
+        cli.folder.release()
     if cli.trainer.is_global_zero:
-        _finish(cli)
+        _print_table(cli.summary.content, cli.folder.path)
     return 0
 
 
@@ -66,7 +68,7 @@ def _ended_by(cli: Any, error: Exception, resume_from: Path | None, say: Callabl
         if kept:
             say(f"kd-train: go on with: kd-train resume={cli.folder.path}")
         return _status_of_stop(stop.signal_number)
-    if cli.folder.path is not None:
+    if cli.folder.begun:
         _tell_failure(cli, known or error)
     elif known is not None:
         print(f"kd-train: failed: {reason(known)}", file=sys.stderr)
@@ -93,17 +95,6 @@ def _status_of_stop(signal_number: int) -> int:
     """128 + signal; but 0 on Lightning's child processes, whose parent takes any other for a crash."""
     child = not is_rank_zero() and "TORCHELASTIC_RUN_ID" not in os.environ and "SLURM_PROCID" not in os.environ
     return 0 if child else 128 + signal_number
-
-
-def _finish(cli: Any) -> None:
-    """Exports the best student and prints the closing table."""
-    best = best_checkpoint(cli.trainer)
-    path = best.best_model_path if best else ""
-    for name, module in cli.model.named_students().items():
-        file = cli.folder.student_path(name) / "student.safetensors"
-        if not name or not file.is_file():  # of several students each wrote its best epoch already
-            save_student(module, file, Path(path) if path else None)
-    _print_table(cli.summary.content, cli.folder.path)
 
 
 def _print_table(summary: dict[str, Any], folder: Path) -> None:

@@ -1,8 +1,12 @@
 """``kd-train``: trains a student. Heavy imports wait until there is something to train."""
 
 import os
+import signal
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from kd.checkpoints import LAST, newest_whole, run_folder
 from kd.config.find import listing, names
@@ -10,6 +14,8 @@ from kd.config.request import Request
 from kd.errors import UserError
 from kd.launch.cluster import Cluster, is_rank_zero, recognise
 from kd.launch.cluster import marker as job_marker
+
+START = ("checkpoint", "pretrained", "inherit")  # of model.student
 
 HELP = """\
 kd-train: trains a small, fast student from a big vision model.
@@ -54,6 +60,10 @@ def run(request: Request) -> int:
     if "help" in request.flags or not (request.recipe or request.resume):
         print(HELP.format(recipes=listing("recipes", "recipe=")), end="")
         return 0 if "help" in request.flags else 2
+    if (
+        threading.current_thread() is threading.main_thread()
+    ):  # it switches the monitor; before that listens it must not end the run
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     cluster = _join_cluster(request)
     resume_from = _check_resume(request)
     args = request.parser_args()  # a wrong recipe's name is told before anything heavy is imported
@@ -69,15 +79,36 @@ def run(request: Request) -> int:
     if "print_config" in request.flags:
         print(parsed.as_yaml(), end="")
         return 0
+    if resume_from is None and parsed.config.resume:  # a key of the recipe or of an overlay
+        request.resume = parsed.config.resume
+        resume_from = _check_resume(request)
+        args.append(f"--resume={request.resume}")
     runs = Path(parsed.config.runs_dir) / parsed.config.recipe
     marker = job_marker(cluster, runs, request.overrides) if cluster else None
     if marker and resume_from is None and _was_here_before(marker, request):
         resume_from = _check_resume(request)
         args.append(f"--resume={request.resume}")
+    if resume_from:
+        _check_start(Path(request.resume or ""), parsed.as_dict())
     teacher = teacher_checkpoint(parsed.as_dict())
     if teacher:
         args.append(f"--model.teacher.checkpoint={teacher}")
     return fit(KDCLI(args, launcher=cluster.launcher if cluster else None, marker=marker), resume_from)
+
+
+def _check_start(run: Path, config: dict[str, Any]) -> None:
+    """Refuses to change how the student of a resumed run has started."""
+    import yaml
+
+    with suppress(OSError, yaml.YAMLError, TypeError, KeyError):  # the configuration of the run before may be damaged
+        before = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["model"]["student"]
+        changed = [key for key in START if before[key] != config["model"]["student"][key]]
+        if changed:
+            key = changed[0]
+            raise UserError(
+                f"model.student.{key}: has no effect on a resumed run, whose weights come from its checkpoint "
+                f"({before[key]}, given {config['model']['student'][key]})"
+            )
 
 
 def _join_cluster(request: Request) -> Cluster | None:

@@ -20,6 +20,7 @@ from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCL
 from pytorch_lightning.plugins.io import AsyncCheckpointIO
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
+from kd.callbacks.export import Export
 from kd.callbacks.fidelity import FidelityRecord
 from kd.callbacks.finite import Finite
 from kd.callbacks.last_checkpoint import LastCheckpoint
@@ -229,6 +230,9 @@ class KDCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer with our callbacks and checkpoints."""
         config = self.config
+        clip = config.trainer.gradient_clip_val
+        if clip is not None and not clip >= 0:  # torch would turn every gradient round
+            raise UserError(f"trainer.gradient_clip_val: must be >= 0 (0 does not clip), got {clip}")
         if config.students:
             self.model = SeveralStudents({name: self._student(name) for name in config.students})
         known = [
@@ -270,6 +274,7 @@ class KDCLI(LightningCLI):
             trainer = super().instantiate_trainer(enable_progress_bar=False, **kwargs)
         except (MisconfigurationException, TypeError, ValueError) as error:
             raise UserError(f"trainer: {' '.join(str(error).split())[:300]}") from error
+        trainer.callbacks.insert(0, Export(self.folder, save_student))  # type: ignore[attr-defined]
         files = CheckpointFiles()
         trainer.strategy.checkpoint_io = AsyncCheckpointIO(files) if config.checkpoint.asynchronous else files
         return trainer

@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 from kd.data.loader import Loader, Shared, listen_to_parent
 from kd.data.sampler import EvalBatches, Key, TrainBatches, ViewBatches
 from kd.data.scan import damaged
-from kd.data.sources import FoodTagMini, Source, Split, Subset, labelled_folder
+from kd.data.sources import FoodTagMini, Source, Split, Subset, identity, labelled_folder
 from kd.data.transforms import Augment, MixPairs, decode, eval_transform, height_width, seeded, train_transform
 from kd.data.unlabeled import Joined, unlabelled_folder, unlabelled_mask
 from kd.errors import UserError
@@ -190,6 +190,7 @@ class DistillationDataModule(LightningDataModule):
         self.skipped: list[str] = []
         self._splits: dict[str, Split] = {}
         self._resume_at: tuple[int, int] | None = None
+        self._identity: dict[str, Any] | None = None
         self._train_batches: TrainBatches | None = None
 
     @property
@@ -372,6 +373,41 @@ class DistillationDataModule(LightningDataModule):
     def batches_before(self, samples: int) -> int:
         """How many of this run's batches count as done after ``samples`` samples of an epoch."""
         return self._batches(*self._rank()).batches_before(samples)
+
+    @property
+    def resume_at(self) -> tuple[int, int] | None:
+        """Epoch and samples of it that a resumed run goes on behind; None for a new one."""
+        return self._resume_at
+
+    def samples_identity(self) -> dict[str, Any]:
+        """What a resumed run must have in common with the run before, to see each sample once with the same label."""
+        if self._identity is None:
+            self._identity = {
+                "seed": self.seed,
+                "unlabeled_ratio": self.unlabeled_ratio,
+                "train": len(self.split("train").targets),
+                "content": identity(self.split("train")),
+            }
+        return self._identity
+
+    def check_resumed(self, before: dict[str, Any]) -> None:
+        """Refuses to go on with other samples, labels or order than a checkpoint's run had.
+
+        Raises:
+            UserError: names the key.
+        """
+        now = self.samples_identity()
+        for name in ("seed", "unlabeled_ratio"):
+            if before.get(name, now[name]) != now[name]:
+                key = "seed" if name == "seed" else f"data.{name}"
+                raise UserError(
+                    f"{key}: a resumed run keeps it ({before[name]}, given {now[name]}): it orders the samples"
+                )
+        if before.get("content", now["content"]) != now["content"]:
+            raise UserError(
+                f"data.source: these are not the training pictures and labels of the resumed run ({before['train']:,}, "
+                f"now {now['train']:,}); with other data start a new run from its student: model.student.checkpoint=RUN"
+            )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on behind the samples that a checkpoint's run had seen."""

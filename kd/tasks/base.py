@@ -1,9 +1,10 @@
 """What a task is: its loss on the labels, its metrics, and what a guesser would reach."""
 
+import warnings
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torchmetrics import Metric
 
 
@@ -50,7 +51,9 @@ class Task(nn.Module):
 
     def compute(self) -> dict[str, Tensor]:
         """The metrics over all batches (and processes) since the last reset, in 0..1."""
-        return {name: metric.compute() for name, metric in self._metrics.items() if metric.update_called}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*before the ``update`` method.*")  # the others' batches count
+            return {name: metric.compute() for name, metric in self._metrics.items() if _updated_anywhere(metric)}
 
     def reset(self) -> None:
         """Forgets all batches."""
@@ -65,6 +68,15 @@ class Task(nn.Module):
             total: number of targets.
         """
         raise NotImplementedError
+
+
+def _updated_anywhere(metric: Metric) -> bool:
+    """Whether any process has given the metric a batch: with few pictures some have none, and all must compute."""
+    if not distributed.is_available() or not distributed.is_initialized():
+        return metric.update_called
+    flag = torch.tensor(int(metric.update_called), device=metric.device)
+    distributed.all_reduce(flag, distributed.ReduceOp.MAX)
+    return bool(flag)
 
 
 class TargetCounts(Metric):

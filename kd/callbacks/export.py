@@ -1,0 +1,60 @@
+"""``student.safetensors``: written as soon as training has ended, before anything is reported about it."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning import Callback, Trainer
+
+from kd.callbacks.run_folder import RunFolder
+from kd.callbacks.summary import best_checkpoint
+from kd.checkpoints import damage, newest_whole
+
+
+@dataclass
+class Export(Callback):
+    """Writes the student of the best epoch. Must stand before the callbacks that report: a report that fails must not
+    cost the student.
+
+    Attributes:
+        folder: of the run.
+        save: writes a student's weights to a file, from a checkpoint or (None) as they are.
+    """
+
+    folder: RunFolder
+    save: Callable[[Any, Path, Path | None], None]
+    _written: bool = False
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Writes the file on rank 0. Of several students each has written its best epoch already."""
+        self._write(trainer, pl_module)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """A resumed run that has nothing left to train may have been killed before it wrote its student."""
+        if not self._written:
+            self._write(trainer, pl_module)
+
+    def _write(self, trainer: Trainer, pl_module: Any) -> None:
+        self._written = True
+        if not trainer.is_global_zero:
+            return
+        trainer.strategy.checkpoint_io.teardown()  # waits for a file that is being written
+        for name, module in pl_module.named_students().items():
+            file = self.folder.student_path(name) / "student.safetensors"
+            if not name or not file.is_file():
+                self.save(module, file, self._best(trainer) if not name else None)
+
+    def _best(self, trainer: Trainer) -> Path | None:
+        """The best epoch's checkpoint; the last one where that is damaged; None without validation."""
+        best = best_checkpoint(trainer)
+        if best is None or not best.best_model_path:
+            return None
+        assert best.dirpath is not None
+        path = Path(best.dirpath) / Path(best.best_model_path).name  # the run's folder may have been moved
+        problem = damage(path)
+        if not problem:
+            return path
+        print(f"kd-train: warning: {path}: {problem}; the student is the last epoch's", file=sys.stderr, flush=True)
+        return newest_whole(path.parent)[0]

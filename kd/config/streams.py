@@ -1,0 +1,55 @@
+"""Output whose reader has gone (``kd-train ... | head``) must not end a run."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+
+class Unbroken:
+    """A text stream that turns silent when its pipe is closed, instead of raising in whoever prints next.
+
+    Args:
+        stream: standard output or error; all that is not here is asked of it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """As of any stream."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._silence()
+            return len(text)
+
+    def flush(self) -> None:
+        """As of any stream."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._silence()
+
+    def _silence(self) -> None:
+        """All who hold the stream, Python's own flush at the exit too, write to nowhere from now on."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+
+@contextmanager
+def unbroken_output() -> Iterator[None]:
+    """Inside, nothing that prints fails because its reader has gone."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (Unbroken(stream) for stream in before)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        sys.stdout, sys.stderr = before
