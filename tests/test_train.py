@@ -30,6 +30,7 @@ RUN_FILES = {
     "records",
     "report.html",
     ".lock",
+    "fidelity.json",
 }
 
 
