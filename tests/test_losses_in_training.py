@@ -195,6 +195,10 @@ def test_features_alone_of_a_vit_teach_a_cnn(
         assert torch.equal(value, last[f"student.{key}"]), key
     assert train_main([f"recipe={recipe}", "checkpoint.monitor=val/acc1"]) == 2
     assert "checkpoint.monitor: nothing trains the student's classifier" in capsys.readouterr().err
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["checkpoint"]["monitor"] = "val/acc1"  # as a run from before may have it
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert train_main([f"resume={folder}", "trainer.max_epochs=3"]) == 0
 
 
 def test_a_run_with_pkds_former_projection_resumes(tmp_path: Path, pictures: Path, teacher: Path) -> None:

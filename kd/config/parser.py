@@ -241,7 +241,7 @@ class KDCLI(LightningCLI):
         ]
         monitor = config.checkpoint.monitor or f"val/{self.model.task.primary}"
         has_best = any(module.classifies for module in self.model.named_students().values())
-        if config.checkpoint.monitor and not has_best:
+        if config.checkpoint.monitor and not has_best and not config.resume:
             raise UserError("checkpoint.monitor: nothing trains the student's classifier, so there is no validation "
                             "metric; the last epoch is exported")  # fmt: skip
         if monitor not in known:

@@ -128,7 +128,7 @@ class MSELoss(Regression):
 
 
 class RADIOLoss(Regression):
-    """Cosine and smooth L1 together: the loss of AM-RADIO's patch features (arXiv 2312.06709, equation 3).
+    """Cosine and smooth L1 together: the loss of AM-RADIO's patch features (arXiv 2312.06709).
 
     UNIC (arXiv 2408.05088) takes both at 0.5.
 

@@ -229,7 +229,7 @@ class PseudoClassLoss(FeatureLoss):
     that is part of checkpoints.
 
     Args:
-        queue_size: pictures that the queue holds, > 0; about a tenth of a small data set, 8,192 for a large one.
+        queue_size: pictures that the queue holds, > 0; beyond the training set's size pictures are in it twice.
         temperature: > 0.
         projection: from the student's width to the teacher's; default: linear.
         weight: factor in the total loss.

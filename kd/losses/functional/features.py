@@ -148,7 +148,7 @@ def masked_hint_loss(student_features: Tensor, teacher_features: Tensor, masked:
 def cosine_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     """One minus the cosine of the two feature vectors at each position: their size does not count.
 
-    Source: the summary term of AM-RADIO, Ranzinger et al., arXiv 2312.06709, section 3.4.
+    Source: the summary term of AM-RADIO, Ranzinger et al., arXiv 2312.06709.
 
     Args:
         student_features: maps, tokens or vectors, already projected to the teacher's width.
@@ -170,7 +170,7 @@ def cosine_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
 def smooth_l1_loss(student_features: Tensor, teacher_features: Tensor, beta: float = 1.0) -> Tensor:
     """Smooth L1: ``d^2 / (2 beta)`` where the difference ``d`` is below ``beta``, ``|d| - beta / 2`` elsewhere.
 
-    Source: Girshick, Fast R-CNN, arXiv 1504.08083, equation 3; of features: AM-RADIO, arXiv 2312.06709, section 3.4.
+    Source: Girshick, Fast R-CNN, arXiv 1504.08083, equation 3; of features: AM-RADIO, arXiv 2312.06709.
 
     Args:
         student_features: any shape, already projected to the teacher's width.
@@ -235,7 +235,7 @@ def pseudo_class_loss(
 
     ``KL(softmax(t K' / T) || softmax(s K' / T))`` with all rows normalised, without a factor ``T^2``. Needs no labels.
     Source: LightlyTrain's documentation of distillation with a queue of representations as a pseudo-classifier; such a
-    queue with two distributions over it is SEED's (Fang et al., arXiv 2101.04731, equation 5).
+    queue with two distributions over it is SEED's (Fang et al., arXiv 2101.04731).
 
     Args:
         student_features: ``(N, D)``, already projected to the teacher's width.

@@ -75,7 +75,7 @@ def phi_s(covariance: Tensor) -> Tensor:
     spreads every eigenvalue evenly over all channels. One scale for all directions: unlike dividing each channel by its
     own deviation it keeps the teacher's geometry (``A`` is a rotation times a number, and ``x`` comes back by its
     transpose). Source: Ranzinger et al., PHI-S: Distribution Balancing for Label-Free Multi-Teacher Distillation, arXiv
-    2410.01680, section 3.
+    2410.01680.
 
     Args:
         covariance: ``(C, C)``, of features; not all 0.
@@ -104,7 +104,7 @@ def teacher_shares(losses: Tensor, drop: float = 0.5) -> Tensor:
 
     It keeps the teachers that are easy to follow from taking the student over. The total is
     ``(teacher_shares(losses) * losses).sum()``, a weighted mean of the losses. Source: Sariyildiz et al., UNIC:
-    Universal Classification Models via Multi-teacher Distillation, arXiv 2408.05088, section 3.4.
+    Universal Classification Models via Multi-teacher Distillation, arXiv 2408.05088.
 
     Args:
         losses: ``(T, N)``: of each teacher, of each picture. Read, not differentiated.
