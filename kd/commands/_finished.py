@@ -1,5 +1,6 @@
 """A finished run, as the commands that use its student need it."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,8 +20,9 @@ from kd.errors import UserError
 from kd.export.manifest import Layout, Manifest, TaskKind
 from kd.export.prepared import Prepared
 from kd.export.student import load_student, read_metadata
-from kd.models import Preprocess
+from kd.models import Preprocess, TeacherSpec
 from kd.tasks import Task
+from kd.teacher import Ensemble, Teacher, build_teachers
 
 
 @dataclass
@@ -117,6 +119,18 @@ def open_run(request: Request, takes: tuple[str, ...] = ()) -> FinishedRun:
         classes = []
     task = build_task(config["model"]["task"])
     return FinishedRun(folder, config, model, preprocess, classes, task)
+
+
+def teacher_of_run(model: dict[str, Any], classes: list[str], dense: bool) -> Teacher | Ensemble | None:
+    """The run's teacher or teachers, if their checkpoints are still there."""
+    specs = {"": model["teacher"]} if model["teacher"] else model["teachers"] or {}
+    gone = [s["checkpoint"] for s in specs.values() if not (s["checkpoint"] and Path(s["checkpoint"]).exists())]
+    if gone:
+        print(f"the teacher's checkpoint {gone[0]} is gone: the student alone", file=sys.stderr)
+    if gone or not specs or not all(s["head"] for s in specs.values()):
+        return None
+    built = {name: TeacherSpec(**{**spec, "placement": "same"}) for name, spec in specs.items()}
+    return build_teachers(built.get(""), {name: s for name, s in built.items() if name}, classes, dense)
 
 
 def check_finished(folder: Path) -> None:

@@ -66,6 +66,7 @@ def _evaluate(
     import torch
 
     from kd.callbacks.fidelity import start, write
+    from kd.commands._finished import teacher_of_run
     from kd.config.parser import KDCLI, build_data, build_task
     from kd.config.quiet import quiet_libraries
     from kd.evaluate import evaluate
@@ -86,7 +87,7 @@ def _evaluate(
         raise UserError(f"data.source: its {len(data.source.classes)} classes are not the student's {len(classes)}")
     task = build_task(config["model"]["task"])
     task.build(len(classes), data.source.ignore_index)
-    teacher = _teacher_of_run(config["model"], classes, task.dense)
+    teacher = teacher_of_run(config["model"], classes, task.dense)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     fidelity = start(task, len(classes))
     found = evaluate(student, student_input, data.eval_dataloader(split), task, teacher, device, fidelity)
@@ -120,21 +121,6 @@ def _robust(
             for model, metrics in evaluate(student, student_input, batches, task, teacher, device).items():
                 found.setdefault(name, {}).setdefault(model, []).append(metrics[task.primary])
     return found
-
-
-def _teacher_of_run(model: dict[str, Any], classes: list[str], dense: bool) -> Any:
-    """The run's teacher or teachers, if their checkpoints are still there."""
-    from kd.models import TeacherSpec
-    from kd.teacher import build_teachers
-
-    specs = {"": model["teacher"]} if model["teacher"] else model["teachers"] or {}
-    gone = [s["checkpoint"] for s in specs.values() if not (s["checkpoint"] and Path(s["checkpoint"]).exists())]
-    if gone:
-        print(f"the teacher's checkpoint {gone[0]} is gone: the student alone", file=sys.stderr)
-    if gone or not specs or not all(s["head"] for s in specs.values()):
-        return None
-    built = {name: TeacherSpec(**{**spec, "placement": "same"}) for name, spec in specs.items()}
-    return build_teachers(built.get(""), {name: s for name, s in built.items() if name}, classes, dense)
 
 
 def _print_evaluation(result: dict[str, Any]) -> None:
