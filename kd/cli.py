@@ -2,6 +2,7 @@
 and a line in ``pyproject.toml``."""
 
 import errno
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,7 +11,7 @@ from importlib.util import find_spec
 
 from kd.config.request import translate
 from kd.config.streams import unbroken_output
-from kd.errors import Stopped, UserError
+from kd.errors import Stopped, UserError, plain
 from kd.launch.child import end_with_parent
 from kd.launch.cluster import is_rank_zero
 from kd.launch.threads import wait_asleep
@@ -24,7 +25,7 @@ def __getattr__(name: str) -> Callable[..., int]:
 
 
 def main(command: str, argv: Sequence[str] | None = None) -> int:
-    """Runs a command; the user's mistakes end in one line and status 2.
+    """Runs a command; what fails before a run has its folder ends in one line and status 2.
 
     Args:
         command: its name: ``train`` for ``kd-train``.
@@ -49,14 +50,17 @@ def _status(command: str, argv: Sequence[str]) -> int:
     except Stopped as stop:
         print(f"kd-{command}: {stop}; the same command goes on from here", file=sys.stderr)
         return 128 + stop.signal_number
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
-            raise
-        print(f"kd-{command}: {error.filename or 'a file'} can't be written: {error.strerror}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print(f"kd-{command}: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:  # nothing was written yet: what fails in a run ends in its folder
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
+            print(f"kd-{command}: {error.filename or 'a file'} can't be written: {error.strerror}", file=sys.stderr)
+            return 1
+        if os.environ.get("KD_TRACEBACK"):
+            raise
+        print(f"kd-{command}: {plain(error)} (KD_TRACEBACK=1 shows where)", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":  # python -m kd.cli [COMMAND] ...; without one it is kd-train

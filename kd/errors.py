@@ -73,3 +73,14 @@ def reason(error: BaseException) -> str:
         detail = re.sub(r"^.*?(Read|Write) error |^\[\S*\.cc:\d+\] ", "", first).split(". ")[0]
         return f"lost the connection to another process (killed, or its machine is gone): {detail[:160]}"
     return f"{type(error).__name__}: {first}"
+
+
+def plain(error: BaseException) -> str:
+    """An error that nobody foresaw, in one line.
+
+    >>> plain(OSError(36, "File name too long", "a" * 300))[:40]
+    'File name too long: aaaaaaaaaaaaaaaaaaaa'
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename!s:.120}" if error.filename else error.strerror
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"

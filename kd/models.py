@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as tvf
 
 from kd.data.transforms import height_width
-from kd.errors import UserError
+from kd.errors import UserError, plain
 from kd.weights import about, load_checkpoint, say
 
 __all__ = [
@@ -237,22 +237,45 @@ def build_model(
         model = DenseModel(model, num_classes)
     if spec.checkpoint:
         load_checkpoint(model, Path(spec.checkpoint), f"{key}.checkpoint", classes, head)
+    _check_forward(model, spec, key)
     return model.to(memory_format=torch.channels_last) if spec.channels_last else model
+
+
+@torch.no_grad()
+def _check_forward(model: nn.Module, spec: ModelSpec, key: str) -> None:
+    """A forward without values (meta tensors) finds arguments that a model can be built with and not run with."""
+    size, training = preprocess_for(model, spec.img_size).size, model.training
+    model.eval()
+    try:
+        weights = {name: t.to("meta") for name, t in (*model.named_parameters(), *model.named_buffers())}
+        torch.func.functional_call(model, weights, (torch.empty(1, 3, *size, device="meta"),))
+    except Exception:  # some layers need values: the real forward decides
+        try:
+            model(torch.zeros(1, 3, *size))
+        except Exception as error:
+            reason = plain(error)
+            raise UserError(f"{key}: {spec.arch} can't take pictures of {size[0]}x{size[1]}: {reason}") from error
+    finally:
+        model.train(training)
 
 
 def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
     kwargs = dict(spec.kwargs)
+    if "checkpoint_path" in kwargs:
+        raise UserError(f"{key}.kwargs.checkpoint_path: a file of weights is {key}.checkpoint")
     if spec.img_size is not None:
         kwargs["img_size"] = spec.img_size
     pretrained = spec.pretrained and not spec.checkpoint
     try:
         return timm_model(spec.arch, pretrained=pretrained, num_classes=num_classes, **kwargs)
-    except TypeError as error:
-        raise UserError(f"{key}: {spec.arch} can't be built: {error}") from error
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"{key}: {spec.arch} can't be built: {str(error).splitlines()[0]}") from error
     except OSError as error:
-        raise UserError(f"{key}.pretrained: no weights for {spec.arch}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{key}.pretrained: no weights for {spec.arch}: {plain(error)}") from error
+    except Exception as error:  # whatever an architecture has against its arguments
+        raise UserError(f"{key}: {spec.arch} can't be built{_with(spec.kwargs)}: {plain(error)}") from error
+
+
+def _with(kwargs: dict[str, Any]) -> str:
+    return f" with {', '.join(f'{name}={value}' for name, value in kwargs.items())}" if kwargs else ""
 
 
 def timm_model(arch: str, **kwargs: Any) -> nn.Module:

@@ -12,7 +12,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from kd.errors import UserError
+from kd.errors import UserError, plain
 
 
 @dataclass
@@ -48,6 +48,25 @@ class OptimSpec:
                 raise ValueError(f"{key} must be >= {low:g}, got {getattr(self, key)}")
         if self.lr_batch is not None and self.lr_batch < 1:
             raise ValueError(f"lr_batch must be >= 1, got {self.lr_batch}")
+        _try_kwargs(self)
+
+
+def _try_kwargs(spec: OptimSpec) -> None:
+    """A step on two numbers: some optimizers take arguments that their step refuses."""
+    own = {"lr", "weight_decay"} & spec.kwargs.keys()
+    if own:
+        raise UserError(f"optim.kwargs.{min(own)}: is optim.{min(own)}")
+    if not spec.kwargs:
+        return
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model = nn.Linear(1, 1)
+        kind: Any = get_optimizer_class(spec.name, bind_defaults=False)
+        optimizer = kind(model.parameters(), lr=spec.lr, weight_decay=spec.weight_decay, **spec.kwargs)
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+    except Exception as error:
+        raise UserError(f"optim.kwargs: {spec.name} can't work with {spec.kwargs}: {plain(error)}") from error
 
     def check_resumed(self, before: dict[str, Any]) -> None:
         """Refuses what the state of a checkpoint's optimizer does not fit; all else may change at a resume.

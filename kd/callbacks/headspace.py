@@ -67,8 +67,8 @@ class Headspace(Callback):
         original = data.train_dataloader
         data.train_dataloader = lambda: Replay(original())
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Looks whether the teacher's answers can be replayed: a feature loss needs its layers as well."""
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Before the run has a folder: can the teacher's answers be replayed? A feature loss needs its layers too."""
         if trainer.num_training_batches < 10:
             raise UserError(
                 f"trainer.limit_train_batches: a headspace run needs 10, got {trainer.num_training_batches}"

@@ -5,9 +5,11 @@ import json
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pytorch_lightning import Callback, Trainer
 from torch import Tensor
@@ -90,6 +92,22 @@ class Preflight(Callback):
             file.write_text(json.dumps(names, indent=1) + "\n")
         reached = f"in the one found it reaches {found[1]:.1%}"
         return f"; its classes are in another order, {reached}: {teacher.key}.classes={file}"
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Where the teacher is not to run in training, all answers of the next epoch must be there."""
+        cached = getattr(pl_module, "cached", None)
+        if cached is None or not cached.only:
+            return
+        batches: Any = trainer.train_dataloader.batch_sampler  # type: ignore[union-attr]
+        keys = [key for batch in islice(batches, int(trainer.num_training_batches)) for key in batch]
+        index, view = (np.array(column) for column in zip(*keys, strict=True))
+        missing = sum(int((~cached.store.present(v, index[view == v])).sum()) for v in np.unique(view))
+        missing = int(trainer.strategy.reduce(torch.tensor(missing), reduce_op="sum"))
+        if missing:
+            raise UserError(
+                f"model.teacher.cache: only, but {missing} of an epoch's answers are missing in {cached.store.folder}; "
+                "kd-cache fills it"
+            )
 
     @torch.no_grad()
     def _measure(

@@ -1,6 +1,7 @@
 """Fits, prints the closing table; says in a line how a run that failed goes on."""
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -76,8 +77,16 @@ def _ended_by(cli: Any, error: Exception, resume_from: Path | None, say: Callabl
         lines = str(error).strip().splitlines() or [""]
         raise UserError(f"resume: {resume_from} can't be loaded: {type(error).__name__}: {lines[0][:200]}") from error
     else:
-        raise error
+        raise _named(error, cli.config.trainer) from error
     return 1
+
+
+def _named(error: Exception, trainer: Any) -> Exception:
+    """Lightning puts the argument that it complains of into backticks."""
+    argument = re.match(r"\W*`(?:Trainer\()?(\w+)", str(error))
+    if argument and argument[1] in trainer:
+        return UserError(f"trainer.{argument[1]}: {' '.join(str(error).split())[:200]}")
+    return error
 
 
 def _tell_failure(cli: Any, error: Exception) -> None:

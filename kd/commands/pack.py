@@ -1,5 +1,7 @@
 """``kd-pack``: writes a recipe's pictures as tar shards."""
 
+import re
+
 from kd.config.request import Request
 from kd.errors import UserError
 
@@ -19,8 +21,10 @@ def run(request: Request) -> int:
     if "help" in request.flags or not request.recipe or "out" not in own:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
+    if not own["out"]:
+        raise UserError("out: must name a folder or a URL, got nothing")
     side = own.get("short_side")
-    if side is not None and not (side.isdigit() and int(side) > 0):
+    if side is not None and not (re.fullmatch("[0-9]{1,6}", side) and int(side) > 0):
         raise UserError(f"short_side: must be a number of pixels, got '{side}'")
     request.overrides = [item for item in request.overrides if item.split("=", 1)[0] not in own]
     args = request.parser_args()

@@ -14,11 +14,12 @@ import torch
 import yaml
 from jsonargparse import Namespace
 from lightning_fabric.utilities.seed import seed_everything
+from omegaconf.errors import OmegaConfBaseException
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.plugins.io import AsyncCheckpointIO
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
 from kd.callbacks.export import Export
 from kd.callbacks.fidelity import FidelityRecord
@@ -34,7 +35,9 @@ from kd.callbacks.progress import Progress
 from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.students import StudentFolders
 from kd.callbacks.summary import Summary
+from kd.config.checks import check_losses, check_values, find_culprit
 from kd.config.messages import one_line
+from kd.config.trust import remember
 from kd.config.values import flatten
 from kd.data.datamodule import DistillationDataModule
 from kd.data.shards import Shards  # noqa: F401 - so that data.source=Shards is found by its short name
@@ -148,7 +151,7 @@ class KDCLI(LightningCLI):
 
         parser.add_argument(
             "--students",
-            type=dict[str, dict[str, Any]] | None,
+            type=dict[str, dict] | None,  # a bare dict: the parser builds nothing inside
             default=None,
             help="Several students in one run: name -> the settings in which it differs (model.student.arch: ...).",
         )
@@ -166,12 +169,17 @@ class KDCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parses without a look at ``sys.argv`` (Lightning's own warns where both are there)."""
         items = list(args or [])
-        self.config: Namespace = parser.parse_args(items)
+        try:
+            self.config: Namespace = parser.parse_args(items)
+        except OmegaConfBaseException as error:
+            told = " ".join(str(error).split("full_key")[0].split())
+            raise UserError(f"{error.full_key}: {told}") from error
         strategy = self.config.trainer.strategy
         if isinstance(strategy, str) and "." in strategy:  # a class path alone; the parser takes it for a name
             self.config = parser.parse_args([*items, f"--trainer.strategy={json.dumps({'class_path': strategy})}"])
             if isinstance(self.config.trainer.strategy, str):
                 raise UserError(f"trainer.strategy: no class '{strategy}'")
+        check_values(self.as_dict())
 
     def _set_seed(self) -> None:
         if self._instantiate:
@@ -188,6 +196,11 @@ class KDCLI(LightningCLI):
                 super().instantiate_classes()
         except Exception as error:
             raise self._told_by_key(error) from error
+        for name, module in self.model.named_students().items():
+            check_losses(module.distill_losses, f"students.{name}.model" if name else "model", self.datamodule.info)
+        launcher = self.trainer.strategy.launcher
+        if isinstance(launcher, _MultiProcessingLauncher):  # the run would be in a child process, and lost with it
+            raise UserError(f"trainer.strategy: '{self.config.trainer.strategy}' is not supported; take ddp")
 
     def _told_by_key(self, error: Exception) -> Exception:
         """The user's mistake behind what jsonargparse wraps; any other error as it is."""
@@ -196,6 +209,9 @@ class KDCLI(LightningCLI):
             if isinstance(cause, UserError):
                 return cause
             cause = cause.__cause__ or cause.__context__
+        culprit = find_culprit(self.as_dict())
+        if culprit:
+            return UserError(culprit)
         if not isinstance(error, ValueError):
             return error
         message = one_line(str(error), [])
@@ -257,6 +273,7 @@ class KDCLI(LightningCLI):
             checkpoints.insert(
                 0, ModelCheckpoint(where, "best", save_weights_only=True, enable_version_counter=False, **best)
             )
+        remember(self.as_yaml())
         self.folder = RunFolder(Path(config.runs_dir), config.recipe, self.as_yaml(), checkpoints, resume, self._marker)
         watching = monitors(MonitorSpec(**config.monitor), self.folder)
         self.summary = Summary(self.folder, preflight, config.recipe, config.seed, monitor, config.checkpoint.mode)
@@ -272,8 +289,10 @@ class KDCLI(LightningCLI):
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": ours}
         try:
             trainer = super().instantiate_trainer(enable_progress_bar=False, **kwargs)
-        except (MisconfigurationException, TypeError, ValueError) as error:
-            raise UserError(f"trainer: {' '.join(str(error).split())[:300]}") from error
+        except UserError:
+            raise
+        except Exception as error:  # all that Lightning and the packages it looks for have against the settings
+            raise UserError(f"trainer: {' '.join(str(error).split())[:300] or type(error).__name__}") from error
         trainer.callbacks.insert(0, Export(self.folder, save_student))  # type: ignore[attr-defined]
         files = CheckpointFiles()
         trainer.strategy.checkpoint_io = AsyncCheckpointIO(files) if config.checkpoint.asynchronous else files

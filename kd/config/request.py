@@ -3,11 +3,26 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
+import yaml
+
+from kd.config import files
 from kd.config.find import find
+from kd.config.trust import check_file, check_plain
 from kd.errors import UserError
 
+GROUPS = (
+    "data",
+    "data.augment",
+    "model",
+    "model.student",
+    "model.teacher",
+    "optim",
+    "trainer",
+    "checkpoint",
+    "monitor",
+)
 KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.]*\+?)=(.*)$", re.S)
 
 
@@ -21,6 +36,7 @@ class Request:
         overrides: ``key=value`` items, in order.
         resume: a run folder.
         cluster: what the launcher's environment says of the trainer; beaten by overrides.
+        trust: modules whose classes a file from elsewhere may name.
         flags: ``help``, ``list``, ``print_config``, ``version``.
         rest: what is none of these.
     """
@@ -30,31 +46,53 @@ class Request:
     overrides: list[str] = field(default_factory=list)
     resume: str | None = None
     cluster: list[str] = field(default_factory=list)
+    trust: list[str] = field(default_factory=list)
     flags: set[str] = field(default_factory=set)
     rest: list[str] = field(default_factory=list)
 
     def parser_args(self) -> list[str]:
-        """For the parser, in order of rising priority: recipe, overlays, overrides."""
-        files = [find("recipes", self.recipe)] if self.recipe else []
-        files += [find("configs", overlay) for overlay in self.overlays]
-        for file in files:
-            _check_yaml(file)
-        args = [f"--config={file}" for file in files]
-        if self.recipe and not re.search(r"^recipe:", files[0].read_text(encoding="utf-8"), re.M):
-            args.append(f"--recipe={files[0].stem}")
+        """For the parser, in order of rising priority: recipe, overlays, overrides.
+
+        Raises:
+            UserError: a file that is missing, no YAML, or names code that the user has not said to trust.
+        """
+        found = [find("recipes", self.recipe)] if self.recipe else []
+        found += [find("configs", overlay) for overlay in self.overlays]
+        contents = {file: files.read(file) for file in found}
+        for file, content in contents.items():
+            check_plain(content, f"{file}: ")
+            group = next((key for key in GROUPS if not isinstance(content.get(key) or {}, dict)), None)
+            if group:
+                raise UserError(f"{file}: {group}: has settings of its own, got '{content[group]}'")
+            if content.get("resume") is not None:
+                raise UserError(f"{file}: resume: belongs on the command line, not into a file")
+            if "trust" not in self.flags:
+                check_file(file, content, self.trust)
+        for item in self.overrides:
+            tree = _as_tree(item)
+            check_plain(tree, "")
+            _check_says_something(*tree.popitem())
+        args = [f"--config={file}" for file in found]
+        if self.recipe and contents[found[0]].get("recipe") is None:
+            args.append(f"--recipe={found[0].stem}")
         return args + self.cluster + [f"--{item}" for item in self.overrides]
 
 
-def _check_yaml(file: Path) -> None:
-    """Raises a UserError that names the file and the place where it is no YAML mapping."""
-    import yaml
+def _check_says_something(key: str, value: Any) -> None:
+    """What is merged key by key takes nothing from an empty value, and a folder needs a name."""
+    if value == {} and key in GROUPS:
+        raise UserError(f"{key}: {{}} sets nothing")
+    if key == "runs_dir" and not value:
+        raise UserError("runs_dir: must name a folder, got nothing")
 
+
+def _as_tree(item: str) -> dict[str, Any]:
+    """``key=value`` with the value as YAML, where it is any."""
+    key, _, value = item.partition("=")
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is no YAML: {' '.join(str(error).split())[:200]}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{file} must hold settings (key: value), not {type(content).__name__}")
+        return {key: yaml.safe_load(value)}
+    except (yaml.YAMLError, ValueError):  # the parser says what is wrong
+        return {key: value}
 
 
 def translate(argv: Sequence[str]) -> Request:
@@ -69,18 +107,18 @@ def translate(argv: Sequence[str]) -> Request:
     request, items = Request(), list(argv)
     while items:
         item = items.pop(0)
-        if item in ("-h", "--help", "--list", "--print_config", "--version", "--open", "--traces"):
+        if item in ("-h", "--help", "--list", "--print_config", "--version", "--open", "--traces", "--trust"):
             request.flags.add("help" if item == "-h" else item.lstrip("-"))
             continue
         match = KEY.match(item)
         if match:
             key, value = match.groups()
-        elif item.startswith("--") and items:
+        elif item.startswith("--") and items and not (KEY.match(items[0]) or items[0].startswith("--")):
             key, value = item[2:], items.pop(0)
         elif item.endswith((".yaml", ".yml")):
             key, value = "recipe", item
         elif item.startswith("-"):
-            raise UserError(f"{item} needs a value: {item.lstrip('-')}=...")
+            raise UserError(f"no option {item} (kd-train --help); a setting needs a value: {item.lstrip('-')}=...")
         else:
             request.rest.append(item)
             continue
@@ -97,5 +135,7 @@ def _sort_in(request: Request, key: str, value: str) -> None:
         request.overlays.append(value)
     elif key == "resume":
         request.resume = value
+    elif key == "trust":
+        request.trust.append(value)
     else:
         request.overrides.append(f"{key}={value}")

@@ -1,0 +1,135 @@
+"""What the types let pass and a run could not stand, by its key."""
+
+import copy
+import math
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from inspect import signature
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+
+from kd.config.files import leaves
+from kd.config.trust import check_plain
+from kd.config.values import flatten
+from kd.data.datamodule import DataInfo
+from kd.data.transforms import height_width
+from kd.errors import UserError
+from kd.losses import LogitLoss
+
+SEEDS = 2**32
+AT_LEAST: dict[str, float] = {"accumulate_grad_batches": 1, "log_every_n_steps": 1}
+AT_MOST = {".cache_views": 10_000, "data.unlabeled_ratio": 10_000}
+
+
+def check_values(config: dict[str, Any]) -> None:
+    """Refuses values outside what is defined, in a resolved configuration.
+
+    Raises:
+        UserError: the first one, by its key.
+    """
+    check_plain(config, "")
+    for key, value in leaves(config):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{key.replace('.init_args', '')}: must be a finite number, got {value}")
+    if not 0 <= config["seed"] < SEEDS:
+        raise UserError(f"seed: must be >= 0 and < {SEEDS}, got {config['seed']}")
+    if not re.fullmatch(r"[\w.+-]{1,200}", config["recipe"]) or config["recipe"].startswith("."):
+        raise UserError(f"recipe: names the run's folder (letters, digits, . + - _), got '{config['recipe'][:80]}'")
+    for name in config["students"] or {}:
+        if not isinstance(name, str):
+            raise UserError(f"students: a name is text, got {name!r}")
+    for key, value in flatten(config).items():
+        most = next((limit for name, limit in AT_MOST.items() if key.endswith(name)), None)
+        if most is not None and isinstance(value, (int, float)) and value > most:
+            raise UserError(f"{key}: must be <= {most}, got {value}")
+    trainer = config["trainer"]
+    for name, low in AT_LEAST.items():
+        if trainer[name] is not None and trainer[name] < low:
+            raise UserError(f"trainer.{name}: must be >= {low:g}, got {trainer[name]}")
+    if trainer["limit_train_batches"] == 0:
+        raise UserError("trainer.limit_train_batches: must be > 0, got 0: there is nothing to train")
+
+    _check_sizes(config["data"])
+
+
+def _check_sizes(data: dict[str, Any]) -> None:
+    """Pictures that the machine's memory can't hold are a slip of the keyboard."""
+    height, width = height_width(data["img_size"])
+    memory, batch = psutil.virtual_memory().total, data["batch_size"]
+    if 3 * height * width * (batch if isinstance(batch, int) else 1) > memory:
+        raise UserError(f"data.img_size: a batch of {batch} pictures of {height}x{width} is larger than the memory")
+    if data["crop_ratio"] > 0 and 3 * (min(height, width) / data["crop_ratio"]) ** 2 > memory:
+        raise UserError(f"data.crop_ratio: {data['crop_ratio']} makes pictures larger than the memory")
+
+
+def check_losses(losses: nn.ModuleDict, key: str, data: DataInfo) -> None:
+    """Tries the losses over logits on four made-up answers: an extreme setting leaves the range of float32.
+
+    What the trial can't ask for (a loss with other inputs) is left to the run.
+
+    Raises:
+        UserError: a loss, or its gradient, that is not finite.
+    """
+    generator = torch.Generator().manual_seed(0)
+    shape = (4, len(data.classes), 4, 4) if data.masks else (4, len(data.classes))
+    student, teacher = (torch.randn(shape, generator=generator) for _ in range(2))
+    target = torch.zeros(4, 4, 4, dtype=torch.uint8) if data.masks else torch.arange(4) % len(data.classes)
+    for name, loss in losses.items():
+        if not isinstance(loss, LogitLoss) or loss.needs_index or data.multi_label:
+            continue
+        try:
+            logits = student.clone().requires_grad_()
+            value = copy.deepcopy(loss)(logits, teacher, target)
+            value.backward()
+        except Exception:
+            continue
+        if not (value.isfinite().all() and logits.grad is not None and logits.grad.isfinite().all()):
+            given = ", ".join(f"{k}={v:g}" for k, v in vars(loss).items() if isinstance(v, float))
+            raise UserError(f"{key}.distill_losses.{name}: is not finite on a trial batch ({given})")
+
+
+def find_culprit(config: dict[str, Any]) -> str | None:
+    """Which of the configured classes can't be built from its arguments, and why; each is tried by itself.
+
+    Args:
+        config: a resolved configuration that could not be built as a whole.
+    """
+    for key, node in _classes(config):
+        arguments = node.get("init_args") or {}
+        if any(isinstance(value, dict) and "class_path" in value for value in arguments.values()):
+            continue
+        module, _, name = node["class_path"].rpartition(".")
+        kind = getattr(import_module(module), name)
+        try:
+            kind(**arguments)
+        except UserError as error:
+            return str(error)
+        except Exception as error:
+            return _blamed(key, kind, arguments, error)
+    return None
+
+
+def _blamed(key: str, kind: Any, arguments: dict[str, Any], error: Exception) -> str:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    first = reason.split(" ", 1)[0]
+    if first in arguments and isinstance(error, ValueError):  # our constructors name their argument first
+        return f"{key}.{first}: {reason.removeprefix(first).strip()}"
+    if "NoneType" in reason:
+        nulls = [p.name for p in signature(kind).parameters.values() if p.default and arguments.get(p.name, 0) is None]
+        return f"{', '.join(f'{key}.{name}' for name in nulls) or key}: can't be null"
+    return f"{key}: {kind.__name__} can't be built: {reason[:200]}"
+
+
+def _classes(tree: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _classes(value, path if key == "init_args" else f"{path}.{key}".lstrip("."))
+        if "class_path" in tree:
+            yield path, tree
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _classes(value, path)

@@ -1,0 +1,57 @@
+"""Reads YAML files strictly: what PyYAML and omegaconf would pass over in silence is refused here, in one line."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kd.errors import UserError
+
+
+class _Strict(yaml.SafeLoader):
+    """Refuses a key that is given twice: the last one would win in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key '{key.value}' is given twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read(file: Path) -> dict[Any, Any]:
+    """The settings in a file.
+
+    Raises:
+        UserError: it is no YAML mapping; the message names the file and the place.
+    """
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8"), _Strict)
+    except OSError as error:
+        raise UserError(f"{file} can't be read: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or thousands of digits
+        raise UserError(f"{file} is no YAML: {' '.join(str(error).split())[:200]}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{file} must hold settings (key: value), not {type(content).__name__}")
+    return content
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """All values of nested dicts and lists with their dotted keys; a list's items have its own key.
+
+    >>> list(leaves({"a": {"b": 1, "c": [2, {"d": 3}]}}))
+    [('a.b', 1), ('a.c', 2), ('a.c.d', 3)]
+    """
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from leaves(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(tree, list) and tree:
+        for value in tree:
+            yield from leaves(value, path)
+    else:
+        yield path, tree

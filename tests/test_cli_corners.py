@@ -1,0 +1,157 @@
+"""Odd command lines and files from elsewhere: each ends in one line, with exit status 2, and nothing is written."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kd.cli import main
+from tests._helpers import ROOT, write_recipe
+
+WRONG = [
+    ("optim.kwargs={betas: [0.9]}", "optim.kwargs: adamw can't work with"),
+    ("optim.kwargs.eps=abc", "optim.kwargs: adamw can't work with"),
+    ("optim.kwargs.lr=3", "optim.kwargs.lr: is optim.lr"),
+    ("optim.kwargs.x.class_path=os.system", "optim.kwargs.x.class_path: a class path can't stand below kwargs"),
+    ("students={a: {optim.kwargs: {class_path: os.system}}}", "a class path can't stand below kwargs"),
+    ("students={1: {optim.lr: 0.1}}", "students: a name is text, got 1"),
+    ("seed=-1", "seed: must be >= 0"),
+    ("seed=99999999999999", "seed: must be >= 0"),
+    ("seed=" + "9" * 5000, "seed: "),
+    ("seed=${oc.env:NO_SUCH_VARIABLE}", "seed: "),
+    ("seed=${", "seed: "),
+    ("trainer.accumulate_grad_batches=0", "trainer.accumulate_grad_batches: must be >= 1, got 0"),
+    ("trainer.limit_train_batches=0", "trainer.limit_train_batches: must be > 0"),
+    ("trainer.val_check_interval=1000", "trainer.val_check_interval: "),
+    ("trainer.accelerator=tpu", "trainer: "),
+    ("trainer.precision=transformer-engine", "trainer: "),
+    ("trainer.strategy=ddp_notebook", "trainer.strategy: 'ddp_notebook' is not supported"),
+    ("trainer.strategy.backend=nothing", "trainer.strategy"),
+    ("trainer.max_time=soon", "duration='soon'"),
+    ("trainer={max_epochs: x}", "trainer.max_epochs: must be a whole number, got 'x'"),
+    ("trainer.logger=WandbLogger", "trainer.logger: WandbLogger can't be built"),
+    ("trainer.logger=TensorBoardLogger", "trainer.logger: needs save_dir"),
+    ("model.student.kwargs.num_heads=0", "model.student: vit_tiny_patch16_224 can't be built with"),
+    ("model.student.kwargs.patch_size=0", "model.student: vit_tiny_patch16_224 can't be built with"),
+    ("model.student.kwargs.patch_size=64", "model.student: vit_tiny_patch16_224 can't take pictures of 32x32"),
+    ("model.student.kwargs.in_chans=1", "model.student: vit_tiny_patch16_224 can't take pictures of 32x32"),
+    ("model.student.kwargs.act_layer=nonsense", "model.student: vit_tiny_patch16_224 can't be built with"),
+    ("model.student.kwargs.checkpoint_path=x", "model.student.kwargs.checkpoint_path: a file of weights is"),
+    ("model.student={}", "model.student: {} sets nothing"),
+    ("model.teacher=FILE", "model.teacher.checkpoint=FILE"),
+    ("model.teacher.cache=only", "model.teacher.cache: only, but 48 of an epoch's answers are missing"),
+    ("model.teacher.cache_views=1000000000", "model.teacher.cache_views: must be <= 10000"),
+    ("model.distill_losses.kd.temperature=1e400", "model.distill_losses.kd.temperature: must be a finite number"),
+    ("model.distill_losses.kd.temperature=1e300", "model.distill_losses.kd: is not finite on a trial batch"),
+    ("model.distill_losses.kd.weight=null", "model.distill_losses.kd.weight: can't be null"),
+    ("data.img_size=10000000", "data.img_size: a batch of 8 pictures of 10000000x10000000 is larger than the memory"),
+    ("data.img_size=0", "data.img_size: must be >= 1, got 0"),
+    ("data.crop_ratio=1e-9", "data.crop_ratio: 1e-09 makes pictures larger than the memory"),
+    ("data.unlabeled_ratio=1e12", "data.unlabeled_ratio: must be <= 10000"),
+    ("data.source.root=/" + "a" * 5000, "File name too long"),
+    ("data=3", "data: has settings of its own"),
+    ("runs_dir=", "runs_dir: must name a folder"),
+    ("--quiet", "no option --quiet"),
+]
+
+
+def told(items: list[str], capsys: pytest.CaptureFixture[str], program: str = "train") -> str:
+    """The one line that a command ends in."""
+    assert main(program, items) == 2
+    lines = [x for x in capsys.readouterr().err.replace("\r", "\n").splitlines() if x.startswith("kd-")]
+    assert len(lines) == 1
+    assert "KD_TRACEBACK" not in lines[0] or "File name too long" in lines[0]
+    return lines[0]
+
+
+@pytest.mark.parametrize(("item", "message"), WRONG, ids=[item[:60] for item, _ in WRONG])
+def test_an_odd_setting(item: str, message: str, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in told([item, f"recipe={recipe}"], capsys)
+    assert not (recipe.parent / "runs").exists()
+
+
+def test_headspace_of_a_short_epoch_leaves_no_folder(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    students = "students={a: {optim.lr: 0.1}, b: {optim.lr: 0.2}}"
+    assert "a headspace run needs 10" in told([f"recipe={recipe}", "config=headspace", students], capsys)
+    assert not (recipe.parent / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: 1\nseed: 2\n", "the key 'seed' is given twice"),
+        ("seed: \0\n", "is no YAML"),
+        (f"seed: {'9' * 5000}\n", "is no YAML"),
+        ("data: 3\n", "overlay.yaml: data: has settings of its own"),
+        ("resume: runs/x\n", "resume: belongs on the command line"),
+        ("recipe: ../../elsewhere\n", "recipe: names the run's folder"),
+        ("optim: {kwargs: {class_path: os.system, init_args: {command: id}}}\n", "can't stand below kwargs"),
+        ("model: {student: {kwargs: {norm: {class_path: torch.hub.load}}}}\n", "can't stand below kwargs"),
+        ("trainer: {logger: {class_path: antigravity.Logger}}\n", "code outside kd, torch"),
+        ("trainer: {callbacks: [tests._kills.KillAtStep]}\n", "trust=tests._kills, or --trust"),
+        ("data: {source: this.Source}\n", "code outside kd, torch"),
+        ("trainer: {logger: {class_path: torch.hub.load}}\n", "which is no class"),
+        ("seed: ${oc.env:HOME}\n", "looks up '${oc.env:HOME}'"),
+        ("seed: ${nothing}\n", "seed: Interpolation key 'nothing' not found"),
+    ],
+)
+def test_an_odd_file_from_elsewhere(text: str, message: str, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overlay = recipe.parent / "overlay.yaml"
+    overlay.write_text(text)
+    assert message in told([f"recipe={recipe}", f"config={overlay}"], capsys)
+    assert not (recipe.parent / "runs").exists()
+    assert "antigravity" not in sys.modules
+
+
+CALLBACK = """\
+from pytorch_lightning import Callback
+
+class Mine(Callback):
+    pass
+"""
+
+
+def test_own_classes_in_own_files_and_trusted_ones_elsewhere(
+    tmp_path: Path, pictures: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own_classes.py").write_text(CALLBACK)
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = write_recipe(tmp_path / "r.yaml", pictures, teacher, trainer__callbacks=["own_classes.Mine"])
+    line = [f"recipe={recipe}", "config=debug"]
+    assert "r.yaml: trainer.callbacks names own_classes.Mine, code outside" in told(line, capsys)
+    for trust in ("--trust", "trust=own_classes"):
+        assert main("train", [*line, trust, "--print_config"]) == 0
+    monkeypatch.chdir(tmp_path)  # a recipe of one's own checkout
+    assert main("train", line) == 0
+    run = tmp_path / "runs" / "tiny" / "000"
+    capsys.readouterr()
+    assert main("train", [f"resume={run}", "trainer.max_epochs=2", "--print_config"]) == 0  # a run of one's own
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump({**config, "seed": 1}))  # no longer what was started here
+    capsys.readouterr()
+    assert "config.yaml: trainer.callbacks.class_path names own_classes.Mine" in told([str(run)], capsys, "eval")
+
+
+def test_kd_pack_and_kd_report(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "out: must name a folder" in told([f"recipe={recipe}", "out="], capsys, "pack")
+    assert "short_side: must be" in told([f"recipe={recipe}", f"out={tmp_path / 'o'}", "short_side=²"], capsys, "pack")
+    assert "no run folder /nonexistent" in told(["/nonexistent/x"], capsys, "report")
+    assert "is no run's folder" in told([str(tmp_path)], capsys, "report")
+
+
+def test_a_recipe_without_a_name_takes_its_files(tmp_path: Path, pictures: Path, capsys) -> None:
+    recipe = write_recipe(tmp_path / "mine.yaml", pictures, None, recipe=None)
+    assert main("train", [f"recipe={recipe}", "--print_config"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["recipe"] == "mine"
+
+
+def test_a_traceback_for_those_who_ask() -> None:
+    code = "import kd.commands.pack as p; p.run = lambda r: 1 / 0; from kd.cli import main; exit(main('pack', []))"
+    for asked, status, lines in ((None, 2, 1), ("1", 1, 5)):
+        env = {"PATH": "", "PYTHONPATH": str(ROOT)} | ({"KD_TRACEBACK": asked} if asked else {})
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+        assert done.returncode == status
+        assert "ZeroDivisionError" in done.stderr
+        assert len(done.stderr.splitlines()) >= lines and (asked or len(done.stderr.splitlines()) == 1)
