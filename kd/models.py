@@ -122,12 +122,13 @@ class StudentSpec(ModelSpec):
     """The student's model.
 
     Attributes:
-        inherit: start from the teacher's own layers, cut down to the student's size (:mod:`kd.inherit`).
+        inherit: start from the teacher's own layers, cut down to the student's size (:mod:`kd.inherit`); ``auto``:
+            where the pair allows and the student has no weights of its own.
         inherit_pictures: training pictures whose activations guide that: more changed nothing, fewer are noisier.
         grad_checkpointing: compute activations twice instead of keeping them (timm's ``set_grad_checkpointing``).
     """
 
-    inherit: bool = False
+    inherit: bool | Literal["auto"] = False
     inherit_pictures: int = 256
     grad_checkpointing: bool = False
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningModule
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
+from timm.models import is_model_pretrained
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -27,6 +28,7 @@ from kd.optim import (
     OptimSpec,
     build_optimizer,
     build_schedule,
+    for_start,
     scaled_to_batch,
     settings_of,
     settle_resumed,
@@ -124,7 +126,7 @@ class DistillationModule(LightningModule):
         self.teacher_answers: Tensor | None = None  # by validation index, from the preflight
 
         self._check_names(losses)
-        self._check_inheritance()
+        self._choose_start()
         self.distill_losses = nn.ModuleDict(losses)
         self._teacher_of = self._checked_teacher_of(teacher_of or {})
         self._bind_losses(data)
@@ -136,19 +138,36 @@ class DistillationModule(LightningModule):
         """Itself, under no name (several students: :class:`kd.joint.SeveralStudents`)."""
         return {"": self}
 
-    def _check_inheritance(self) -> None:
-        """Refuses a pair that can't inherit before data are read and the teacher is measured."""
+    def _choose_start(self) -> None:
+        """Settles where the student's first weights come from, before data are read and the teacher is measured."""
+        spec = self.student_spec
+        self.start = "pre-trained" if spec.pretrained or spec.checkpoint else "scratch"
+        self.not_inherited = ""
+        if not spec.inherit or (spec.inherit == "auto" and (self.teacher is None or self.start == "pre-trained")):
+            return
+        problem = self._not_inheritable()
+        if not problem:
+            self.start = "inherited"
+        elif spec.inherit == "auto":
+            self.not_inherited = problem
+        else:
+            without = "" if self.teacher is None else "; model.student.inherit=auto trains such a student without them"
+            raise UserError(f"model.student.inherit: {problem}{without}")
+
+    def _not_inheritable(self) -> str:
+        """Why the student can't start from the teacher's layers; empty where it can."""
         from kd.inherit import check_pair
 
-        if not self.student_spec.inherit or self.teacher is None:
-            return
+        if self.teacher is None:
+            return "needs a model.teacher"
         if not isinstance(self.teacher, Teacher):
-            raise UserError("model.student.inherit: needs one model.teacher, not model.teachers")
+            return "needs one model.teacher, not model.teachers"
         pair: list[Any] = [self.student, self.teacher.model]
         try:
             check_pair(*(model.backbone if self.task.dense else model for model in pair))
         except ValueError as error:
-            raise UserError(f"model.student.inherit: {error}") from error
+            return str(error)
+        return ""
 
     # -- losses ------------------------------------------------------------------------------------------------------
 
@@ -406,15 +425,29 @@ class DistillationModule(LightningModule):
 
     def start_student(self, stage: str) -> None:
         """Takes the student's first weights from the teacher where asked, while that is whole and not yet placed."""
-        if self.student_spec.inherit and self.teacher is None:
-            raise UserError("model.student.inherit: needs a model.teacher")
-        if self.teacher is not None and stage == "fit" and self.will_inherit:
+        if stage != "fit" or self.resumed:
+            return
+        if self.start == "inherited":
+            assert isinstance(self.teacher, Teacher)
             self._inherit(self.teacher)
+        elif self.start == "scratch" and self.trainer.is_global_zero:
+            print(self._told_of_scratch(), flush=True)
+
+    def _told_of_scratch(self) -> str:
+        spec, optim = self.student_spec, self.optim_spec
+        why = f", not from the teacher's layers ({self.not_inherited})" if self.not_inherited else ""
+        rate = f", at optim.lr_scratch={optim.lr_scratch:g}" if optim.lr_scratch is not None else ""
+        better = (
+            "; model.student.pretrained=true starts from timm's"
+            if is_model_pretrained(spec.arch) and not spec.kwargs
+            else ""
+        )
+        return f"student: {spec.arch} starts from random weights{why}{rate}{better}"
 
     @property
     def will_inherit(self) -> bool:
         """Whether this run starts the student from the teacher's layers."""
-        return self.student_spec.inherit and not self.resumed
+        return self.start == "inherited" and not self.resumed
 
     def configure_model(self) -> None:
         """Lets a strategy that shards the student do so (:mod:`kd.strategies.fsdp`)."""
@@ -422,11 +455,9 @@ class DistillationModule(LightningModule):
         if shard is not None:
             shard(self)
 
-    def _inherit(self, teacher: Teacher | Ensemble) -> None:
+    def _inherit(self, teacher: Teacher) -> None:
         from kd.inherit import inherit, inherit_dense
 
-        if not isinstance(teacher, Teacher):
-            raise UserError("model.student.inherit: needs one model.teacher, not model.teachers")
         pictures = self._datamodule.sample_pictures(self.student_spec.inherit_pictures)
         try:
             start: Any = inherit_dense if self.task.dense else inherit
@@ -440,7 +471,7 @@ class DistillationModule(LightningModule):
         """AdamW (or as asked), sharded where asked, with warm-up and cosine stepped every optimizer step."""
         scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         per_step = self._datamodule.batch_size * self.trainer.world_size * self.trainer.accumulate_grad_batches
-        spec = scaled_to_batch(self.optim_spec, per_step)
+        spec = scaled_to_batch(for_start(self.optim_spec, self.start == "scratch"), per_step)
         self.lr = spec.lr
         optimizer = build_optimizer([self.student, self.distill_losses], spec, fused=not scaled)
         self.trainer.fit_loop.setup_data()  # else a run bounded by steps alone does not know its epoch's length

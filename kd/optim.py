@@ -22,6 +22,7 @@ class OptimSpec:
     Attributes:
         name: a timm optimizer name (``adamw``, ``sgd``, ``lamb``, ...).
         lr: peak learning rate.
+        lr_scratch: that of a student with random first weights, neither inherited nor pre-trained; default: ``lr``.
         weight_decay: on weights alone; norms, biases, position embeddings and class tokens get none.
         warmup_epochs: linear warm-up, in epochs (fractions allowed).
         min_lr_ratio: the cosine's end, as a share of ``lr``.
@@ -33,6 +34,7 @@ class OptimSpec:
 
     name: str = "adamw"
     lr: float = 5e-4
+    lr_scratch: float | None = None
     weight_decay: float = 0.05
     warmup_epochs: float = 1.0
     min_lr_ratio: float = 0.01
@@ -46,6 +48,8 @@ class OptimSpec:
         for key, low in (("lr", 0.0), ("weight_decay", 0.0), ("warmup_epochs", 0.0), ("min_lr_ratio", 0.0)):
             if not getattr(self, key) >= low:
                 raise ValueError(f"{key} must be >= {low:g}, got {getattr(self, key)}")
+        if self.lr_scratch is not None and not self.lr_scratch >= 0:
+            raise ValueError(f"lr_scratch must be >= 0, got {self.lr_scratch}")
         if self.lr_batch is not None and self.lr_batch < 1:
             raise ValueError(f"lr_batch must be >= 1, got {self.lr_batch}")
         _try_kwargs(self)
@@ -86,6 +90,11 @@ def _try_kwargs(spec: OptimSpec) -> None:
                 "optim.weight_decay: can't be turned on or off at a resume, the checkpoint's state is grouped by it "
                 f"({decay:g}, given {self.weight_decay:g})"
             )
+
+
+def for_start(spec: OptimSpec, scratch: bool) -> OptimSpec:
+    """``spec`` with the learning rate for a student that starts from random weights (``scratch``), or from others."""
+    return replace(spec, lr=spec.lr_scratch) if scratch and spec.lr_scratch is not None else spec
 
 
 def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:

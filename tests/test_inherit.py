@@ -1,6 +1,7 @@
 """A student that starts from its teacher's layers."""
 
 import copy
+import json
 from functools import partial
 from pathlib import Path
 
@@ -169,3 +170,29 @@ def test_dead_units(sample: torch.Tensor) -> None:
     teacher.blocks[1].mlp.fc1.bias.data.fill_(-1e3)
     inherit(student, teacher, sample, OURS, THEIRS)
     assert torch.isfinite(answers(student, OURS, sample)).all()
+
+
+def test_a_recipe_bends_to_its_student(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``inherit=auto``: another kind of student starts from random weights, at its rate; a refusal names it."""
+    cnn = ["model.student.arch=test_resnet.r160_in1k", "model.student.kwargs={}", "optim.lr_scratch=0.01"]
+    items = [f"recipe={recipe}", "trainer.max_epochs=1", "trainer.enable_progress_bar=false"]
+    students = recipe.parent / "runs" / "tiny"
+
+    def student(number: int) -> dict:
+        return json.loads((students / f"{number:03d}" / "summary.json").read_text())["student"]
+
+    assert train_main([*items, *cnn, "model.student.inherit=auto"]) == 0
+    said = capsys.readouterr().out
+    reason = "(the student must be a plain timm VisionTransformer, got ResNet), at optim.lr_scratch=0.01; "
+    assert f"starts from random weights, not from the teacher's layers {reason}model.student.pretrained=true" in said
+    assert (student(0)["start"], student(0)["lr"]) == ("scratch", 0.01)
+    assert train_main([*items, *cnn, "model.student.inherit=true"]) == 2
+    assert "model.student.inherit=auto trains such a student without them" in capsys.readouterr().err
+    assert train_main([*items, "optim.lr_scratch=0.01", "model.student.inherit=auto"]) == 0
+    assert (student(1)["start"], student(1)["lr"]) == ("inherited", 0.001)
+    assert "random weights" not in capsys.readouterr().out
+    weights = f"model.student.checkpoint={students / '001'}"
+    assert train_main([*items, "optim.lr_scratch=0.01", "model.student.inherit=auto", weights]) == 0
+    assert (student(2)["start"], student(2)["lr"]) == ("pre-trained", 0.001)
+    assert train_main([f"resume={students / '000'}", "trainer.max_epochs=2"]) == 0
+    assert (student(0)["start"], student(0)["lr"]) == ("scratch", 0.01)

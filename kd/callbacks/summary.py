@@ -150,7 +150,7 @@ class Summary(Callback):
         """``student`` (the first of several), and of several ``students`` by name."""
         each = {
             name: _model(m.student_spec.arch, m.student, self._final.get(name, {}))
-            | {"best_val": self._best.get(name, {}), "lr": m.lr}
+            | {"best_val": self._best.get(name, {}), "lr": m.lr, "start": m.start}
             for name, m in modules.items()
         }
         return {"student": next(iter(each.values()))} | ({"students": each} if "" not in each else {})

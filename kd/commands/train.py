@@ -102,12 +102,13 @@ def _check_start(run: Path, config: dict[str, Any]) -> None:
 
     with suppress(OSError, yaml.YAMLError, TypeError, KeyError):  # the configuration of the run before may be damaged
         before = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["model"]["student"]
-        changed = [key for key in START if before[key] != config["model"]["student"][key]]
+        now = config["model"]["student"]
+        changed = [key for key in START if before[key] != now[key] and "auto" not in (before[key], now[key])]
         if changed:
             key = changed[0]
             raise UserError(
                 f"model.student.{key}: has no effect on a resumed run, whose weights come from its checkpoint "
-                f"({before[key]}, given {config['model']['student'][key]})"
+                f"({before[key]}, given {now[key]})"
             )
 
 
