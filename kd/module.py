@@ -581,7 +581,7 @@ class DistillationModule(LightningModule):
     def classifies(self) -> bool:
         """Whether the student's classifier means anything: features alone leave a new one as it was drawn."""
         taught = any(isinstance(loss, LogitLoss) for loss in self.active_losses.values()) or self._folded is not None
-        brought = self.student_spec.inherit or self.student_spec.checkpoint is not None
+        brought = self.start == "inherited" or self.student_spec.checkpoint is not None
         return bool(self.task_loss_weight) or taught or brought
 
     def tapping_the_teacher(self) -> ExitStack:
