@@ -8,6 +8,7 @@ from typing import Any
 
 from pytorch_lightning import Callback, Trainer
 
+from kd.callbacks.preemption import Stopped
 from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.summary import best_checkpoint
 from kd.checkpoints import damage, newest_whole
@@ -34,6 +35,11 @@ class Export(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         """A resumed run that has nothing left to train may have been killed before it wrote its student."""
         if not self._written:
+            self._write(trainer, pl_module)
+
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        """A run that a rule or a limit of its own has stopped leaves its student too."""
+        if isinstance(exception, Stopped):
             self._write(trainer, pl_module)
 
     def _write(self, trainer: Trainer, pl_module: Any) -> None:

@@ -17,6 +17,8 @@ from kd.report.records import Writer
 from kd.shards import whole
 from kd.taps import layer_paths
 
+ENDS: dict[type[nn.Module], tuple[float, float]] = {nn.Sigmoid: (0, 1), nn.Hardsigmoid: (0, 1), nn.Tanh: (-1, 1)}
+END = 0.01  # of the range of such a layer counts as its end
 LAYERS = 8  # whose activations are looked at, spread evenly over the student
 
 
@@ -26,8 +28,10 @@ class Health(Callback):
     ``grad_norm`` is before clipping; ``update_ratio`` the median over a few weights of ``|w' - w| / |w|`` of one
     optimizer step; ``spread`` the activations' standard deviation and ``dead`` the share of a ReLU's units that never
     fire in the batch; ``teacher_entropy`` of the teacher's answers at the loss's temperature over its maximum;
-    ``agreement`` of teacher and student on the training batch; ``loss_shares`` the weighted terms; ``student`` the name
-    of one of several. The teacher's answers are read from its cache where there is one. Of several teachers the first
+    ``agreement`` of teacher and student on the training batch; ``loss_shares`` the weighted terms; ``zeros`` the share
+    of an activation's values that are 0, ``saturated`` of a sigmoid's or tanh's at its ends; ``unchanged`` the weights
+    that the step left as they were; ``inputs`` what the batch's pictures are like; ``student`` the name of one of
+    several. The teacher's answers are read from its cache where there is one. Of several teachers the first
     is read.
 
     Every rank takes part in a reading: gradients and weights may be in shards.
@@ -97,8 +101,9 @@ class Health(Callback):
         if batch.get("answers") is not None:  # a cache's: the model was not asked
             logits, _ = pl_module.cached.codec.decode(batch["answers"])
             self._teacher = _logits(logits)
+        inputs = _inputs(batch["image"])
         for reading in self._readings:
-            record = {"kind": "health", "step": trainer.fit_loop.epoch_loop.total_batch_idx}
+            record = {"kind": "health", "step": trainer.fit_loop.epoch_loop.total_batch_idx, "inputs": inputs}
             record |= {"student": reading.name} if reading.name else {}
             record |= reading.values(self._teacher)
             if self._writer is not None:
@@ -142,6 +147,9 @@ class _Reading:
         self._student: Tensor | None = None
         self._spread: dict[str, Tensor] = {}
         self._dead: dict[str, Tensor] = {}
+        self._zeros: dict[str, Tensor] = {}
+        self._saturated: dict[str, Tensor] = {}
+        self._names = {id(p): name for name, p in module.student.named_parameters()}
         self._grad_norm: Tensor | None = None
         self._before: list[tuple[Tensor, Tensor]] = []
         self._handles = [module.student.register_forward_hook(self._hear_student)]
@@ -155,6 +163,11 @@ class _Reading:
         out = out[0] if isinstance(out, list | tuple) and out else out
         if isinstance(out, Tensor):
             self._spread[path] = out.detach().float().std()
+            self._zeros[path] = (out.detach() == 0).float().mean()
+            if isinstance(layer, tuple(ENDS)):
+                low, high = ENDS[type(layer)]
+                near = END * (high - low)
+                self._saturated[path] = ((out.detach() < low + near) | (out.detach() > high - near)).float().mean()
             if isinstance(layer, nn.ReLU):
                 units = out.detach().flatten(0, -2) if out.ndim < 4 else out.detach().transpose(0, 1).flatten(1).T
                 self._dead[path] = (units <= 0).all(0).float().mean()
@@ -185,12 +198,17 @@ class _Reading:
             found["grad_norm"] = _finite(self._grad_norm)
             ratios = [whole((p.detach() - old).norm()) / whole(old.norm()).clamp_min(1e-12) for p, old in self._before]
             found["update_ratio"] = _finite(torch.stack(ratios).median()) if ratios else None
+            still = zip(self._before, torch.stack(ratios).tolist() if ratios else [], strict=True)
+            found["unchanged"] = [self._names.get(id(p), "a weight of a loss") for (p, _), ratio in still if ratio == 0]
         if teacher is not None:
             several = self.module.task.multi_label
             found["teacher_entropy"] = _finite(_entropy(_softened(self.module, teacher), several))
             if self._student is not None and self._student.shape == teacher.shape:
                 found["agreement"] = _finite(_agreement(self._student, teacher.to(self._student.device), several))
         found["spread"] = {name: _finite(value) for name, value in self._spread.items()}
+        found["zeros"] = {name: _finite(value) for name, value in self._zeros.items()}
+        if self._saturated:
+            found["saturated"] = {name: _finite(value) for name, value in self._saturated.items()}
         if self._dead:
             found["dead"] = {name: _finite(value) for name, value in self._dead.items()}
         shares = _loss_shares(self.module)
@@ -203,10 +221,23 @@ def _logits(out: Any) -> Tensor | None:
 
 
 def _spread_evenly(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Up to :data:`LAYERS` linear and convolution layers, and as many ReLUs."""
-    for kinds in ((nn.Linear, nn.Conv2d), (nn.ReLU,)):
+    """Up to :data:`LAYERS` linear and convolution layers, as many ReLUs, and as many sigmoids."""
+    for kinds in ((nn.Linear, nn.Conv2d), (nn.ReLU,), tuple(ENDS)):
         found = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, kinds)]
         yield from found[:: math.ceil(len(found) / LAYERS) or 1]
+
+
+def _inputs(images: Tensor) -> dict[str, Any]:
+    """What the pictures ``(N, 3, H, W)`` of a batch are like; equal ones are told by a thousand of their values."""
+    flat = images.detach().flatten(1)
+    low, high = flat.amin(1), flat.amax(1)
+    some = flat[:, :: max(1, flat.shape[1] // 1000)]
+    return {
+        "constant": round(float((low == high).float().mean()), 4),
+        "duplicated": round(1 - len(some.unique(dim=0)) / len(some), 4),
+        "low": round(float(low.min()), 4), "high": round(float(high.max()), 4),
+        "bytes": not images.is_floating_point(),
+    }  # fmt: skip
 
 
 def _class_counts(targets: Any) -> list[int]:

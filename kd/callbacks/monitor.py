@@ -1,15 +1,21 @@
 """What a run watches: the ``monitor`` keys and the callbacks that they turn on."""
 
+import difflib
+import re
 from dataclasses import dataclass
 
 from pytorch_lightning import Callback
 
+from kd.callbacks.confusion import Confusion
 from kd.callbacks.health import Health
 from kd.callbacks.kernels import Kernels
 from kd.callbacks.phases import Phases
 from kd.callbacks.prometheus import Prometheus
 from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.system import System
+from kd.callbacks.watch import Action, Watch
+from kd.errors import UserError
+from kd.report.rules import RULES, by_rule, thresholds_of
 
 
 @dataclass
@@ -28,6 +34,13 @@ class MonitorSpec:
         prometheus_port: serve the numbers to Prometheus on this port of the loopback interface (extra
             ``prometheus``; scripts/grafana.json shows them).
         price_per_hour: of the whole job, in your currency: the report says what an epoch costs.
+        rules_every_s: seconds between two looks of the rules at the records while the run trains; 0: only at its end.
+        actions: what a rule that fires does: ``log`` (a line), ``webhook`` or ``stop`` (saves a checkpoint, status
+            ``stopped: <rule>``); ``monitor.actions.Overtraining=stop`` is early stopping.
+        thresholds: of rules, by argument: ``monitor.thresholds.Overtraining.patience=5``.
+        webhook: http(s) address to which a rule is posted as JSON.
+        max_hours: the run stops after so many hours (those before a resume counted), as a rule would stop it.
+        budget: the run stops when it has cost so much at ``price_per_hour``.
     """
 
     enabled: bool = True
@@ -39,6 +52,12 @@ class MonitorSpec:
     kernels_memory: bool = False
     prometheus_port: int | None = None
     price_per_hour: float | None = None
+    rules_every_s: float = 60.0
+    actions: dict[str, Action] | None = None
+    thresholds: dict[str, float | dict[str, float]] | None = None
+    webhook: str | None = None
+    max_hours: float | None = None
+    budget: float | None = None
 
     def __post_init__(self) -> None:
         if not self.interval_s >= 0.05:
@@ -47,8 +66,34 @@ class MonitorSpec:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ValueError(f"{name} must be >= {low}, got {value}")
-        if self.price_per_hour is not None and not self.price_per_hour >= 0:
-            raise ValueError(f"price_per_hour must be >= 0, got {self.price_per_hour}")
+        for name in ("price_per_hour", "rules_every_s"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name} must be >= 0, got {value}")
+        for name in ("max_hours", "budget"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be > 0, got {value}")
+        if self.budget is not None and not self.price_per_hour:
+            raise UserError(f"monitor.budget: {self.budget:g} needs monitor.price_per_hour, the price of the whole job")
+        self._check_rules()
+
+    def _check_rules(self) -> None:
+        for rule, action in (self.actions or {}).items():
+            _known(f"monitor.actions.{rule}", rule, list(RULES))
+            if action == "webhook" and not re.match(r"https?://.", self.webhook or ""):
+                given = f"'{self.webhook}'" if self.webhook else "nothing"
+                raise UserError(f"monitor.webhook: an http(s) address to post {rule} to, got {given}")
+        for rule, values in by_rule(self.thresholds or {}).items():
+            _known(f"monitor.thresholds.{rule}", rule, list(RULES))
+            for name in values:
+                _known(f"monitor.thresholds.{rule}.{name}", name, list(thresholds_of(rule)))
+
+
+def _known(key: str, name: str, names: list[str]) -> None:
+    if name not in names:
+        near = difflib.get_close_matches(name, names, 1) or names
+        raise UserError(f"{key}: no '{name}'; known: {', '.join(near if len(near) == 1 else names) or 'none'}")
 
 
 def monitors(spec: MonitorSpec, folder: RunFolder) -> list[Callback]:
@@ -57,6 +102,10 @@ def monitors(spec: MonitorSpec, folder: RunFolder) -> list[Callback]:
         return []
     phases, system = Phases(folder), System(folder, spec.interval_s)
     watching: list[Callback] = [phases, system]
+    watching.append(Confusion(folder))
+    if spec.rules_every_s or spec.max_hours or spec.budget:
+        limits = spec.max_hours, spec.budget, spec.price_per_hour
+        watching.append(Watch(folder, spec.rules_every_s, spec.actions, spec.webhook, *limits))
     if spec.health_every:
         watching.append(Health(folder, spec.health_every, spec.activations))
     if spec.kernels_at is not None:

@@ -25,6 +25,22 @@ class Preempted(Exception):
         self.signal_number, self.checkpoint = signal_number, checkpoint
 
 
+class Stopped(Preempted):
+    """Training stopped because a rule or a limit of the run's own said so.
+
+    Args:
+        reason: the rule's name.
+        checkpoint: the file.
+    """
+
+    def __init__(self, reason: str, checkpoint: Path) -> None:
+        super().__init__(signal.SIGTERM, checkpoint)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"stopped: {self.reason}"
+
+
 class Preemption(Callback):
     """Turns the first SIGTERM or SIGINT into a checkpoint and :class:`Preempted`; a second SIGINT stops at once.
 
@@ -35,6 +51,7 @@ class Preemption(Callback):
 
     def __init__(self) -> None:
         self._received: int | None = None
+        self._reason = ""
         self._stop_after_epoch = False
         self._before: dict[int, Any] = {}
 
@@ -42,6 +59,10 @@ class Preemption(Callback):
         """Takes the signals over."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._before[number] = signal.signal(number, self._on_signal)
+
+    def stop_for(self, reason: str) -> None:
+        """Stops as a signal does, but as the run's own doing: with :class:`Stopped`. Any thread of rank 0 may call."""
+        self._reason = self._reason or reason
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._received is not None and number == signal.SIGINT:
@@ -52,7 +73,7 @@ class Preemption(Callback):
         """Saves and stops where a signal has come."""
         if not ranks_meet(trainer, batch_idx):
             return
-        if not trainer.strategy.reduce_boolean_decision(self._received is not None, all=False):
+        if not trainer.strategy.reduce_boolean_decision(self._received is not None or bool(self._reason), all=False):
             return
         if trainer.is_last_batch:
             self._stop_after_epoch = True
@@ -70,7 +91,10 @@ class Preemption(Callback):
     def _stop(self, trainer: Trainer) -> NoReturn:
         """Ends the run once the file is on the disk: a launcher kills the rest when the first process ends."""
         trainer.strategy.checkpoint_io.teardown()
+        reason = trainer.strategy.broadcast(self._reason)
         trainer.strategy.barrier()
+        if reason and self._received is None:
+            raise Stopped(reason, self._last(trainer).path)
         raise Preempted(self._received or signal.SIGTERM, self._last(trainer).path)
 
     def _last(self, trainer: Trainer) -> LastCheckpoint:

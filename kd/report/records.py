@@ -28,6 +28,8 @@ class Run:
         nodes: headers of the system files by node.
         health: training-health records, in order.
         counts: pictures by class of each split.
+        confusion: how classes were mixed up, a record a validation and student.
+        classes: names by id.
         kernels: profiled windows.
         metrics: rows of ``metrics.csv``, numbers as floats.
         notes: what could not be read.
@@ -44,6 +46,8 @@ class Run:
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
     health: list[dict[str, Any]] = field(default_factory=list)
     counts: dict[str, list[int]] = field(default_factory=dict)
+    confusion: list[dict[str, Any]] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
     kernels: list[dict[str, Any]] = field(default_factory=list)
     metrics: list[dict[str, float]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -66,6 +70,11 @@ class Run:
     def health_of(self, student: str) -> list[dict[str, Any]]:
         """A student's health records; those without a name are the first's."""
         return [h for h in self.health if h.get("student", self.students[0]) == student]
+
+    def confusion_of(self, student: str) -> dict[str, Any] | None:
+        """How a student mixed classes up in the newest validation."""
+        own = [c for c in self.confusion if c.get("student", self.students[0]) == student]
+        return own[-1] if own else None
 
 
 def is_run(folder: Path) -> bool:
@@ -97,6 +106,13 @@ def read_run(folder: Path) -> Run:
     return run
 
 
+def read_siblings(folder: Path, newest: int = 5) -> dict[str, list[dict[str, float]]]:
+    """Rows of ``metrics.csv`` of the other runs of a recipe, the newest few."""
+    found = [other for other in folder.resolve().parent.glob("[0-9]*") if other.name != folder.resolve().name]
+    runs = sorted((other for other in found if (other / "metrics.csv").is_file()), key=lambda o: o.name)[-newest:]
+    return {f"{other.parent.name}/{other.name}": _metrics(other / "metrics.csv", []) for other in runs}
+
+
 def _goes_on(run: Run) -> bool:
     """Whether the run was resumed since its summary was written: that tells of its first part."""
     file = run.folder / "summary.json"
@@ -125,7 +141,7 @@ def _sort_in(run: Run, records: Iterable[dict[str, Any]]) -> None:
         elif kind == "kernels":
             run.kernels.append({"rank": header.get("rank", 0), **record})
         else:
-            {"event": run.events, "health": run.health}.get(kind, []).append(record)
+            {"event": run.events, "health": run.health, "confusion": run.confusion}.get(kind, []).append(record)
 
 
 def _keep_header(run: Run, record: dict[str, Any]) -> None:
@@ -135,6 +151,8 @@ def _keep_header(run: Run, record: dict[str, Any]) -> None:
         run.nodes[record["node"]] = record
     elif record["of"] == "health":
         run.counts = record.get("counts", {})
+    elif record["of"] == "confusion":
+        run.classes = record["classes"]
 
 
 def _mapping(file: Path, notes: list[str]) -> dict[str, Any]:

@@ -3,12 +3,26 @@
 The verdict (:mod:`kd.report.verdict`) says what limits the run.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from kd.report.facts import Facts
 from kd.report.finding import Finding
+from kd.report.health_rules import (
+    all_zero,
+    check_input_images,
+    dead_relu,
+    exploding_tensor,
+    poor_weight_initialization,
+    saturated_activation,
+    tensor_variance,
+    unchanged_tensor,
+    vanishing_gradient,
+    weight_update_ratio,
+)
 from kd.report.machine_rules import (
     batch_size,
     cpu_bottleneck,
@@ -27,36 +41,92 @@ from kd.report.machine_rules import (
     swapping,
     throttling,
 )
-from kd.report.records import Run
+from kd.report.records import Run, read_siblings
 from kd.report.step_facts import mean, part
 from kd.report.training_rules import (
     class_imbalance,
-    dead_relu,
-    exploding_tensor,
+    confusion,
     loss_not_decreasing,
     loss_term_dominates,
     overfit,
-    poor_weight_initialization,
+    overtraining,
+    similar_across_runs,
+    stalled_training,
     student_ignores_teacher,
     teacher_near_chance,
     temperature,
-    vanishing_gradient,
 )
 from kd.report.verdict import limits_of, swing
 
+Found = list[Finding | None]
+Thresholds = Mapping[str, float | Mapping[str, float]]
+"""By rule and argument, or by ``<rule>.<argument>``."""
 
-def findings(run: Run) -> list[Finding]:
+RULES: dict[str, Callable[..., Finding | None]] = {
+    "CPUBottleneck": cpu_bottleneck, "IOBottleneck": io_bottleneck, "LowGPUUtilization": low_gpu_utilization,
+    "BatchSize": batch_size, "GPUMemoryIncrease": gpu_memory_increase, "MemoryLeak": memory_leak,
+    "LoadBalancing": load_balancing, "SlowRank": straggler, "StepOutlier": step_outlier,
+    "MaxInitializationTime": max_initialization_time, "Dataloader": dataloader, "HotCores": hot_cores,
+    "PhaseVariation": phase_variation, "SchedulerDelay": scheduler_delay, "Throttling": throttling, "Swap": swapping,
+    "LossNotDecreasing": loss_not_decreasing, "Overfit": overfit, "VanishingGradient": vanishing_gradient,
+    "ExplodingTensor": exploding_tensor, "DeadRelu": dead_relu,
+    "PoorWeightInitialization": poor_weight_initialization, "SaturatedActivation": saturated_activation,
+    "WeightUpdateRatio": weight_update_ratio, "AllZero": all_zero, "UnchangedTensor": unchanged_tensor,
+    "TensorVariance": tensor_variance, "CheckInputImages": check_input_images, "ClassImbalance": class_imbalance,
+    "TeacherNearChance": teacher_near_chance, "StudentIgnoresTeacher": student_ignores_teacher,
+    "TemperatureTooHigh": temperature, "TemperatureTooLow": temperature, "LossTermDominates": loss_term_dominates,
+    "Overtraining": overtraining, "StalledTraining": stalled_training, "SimilarAcrossRuns": similar_across_runs,
+    "Confusion": confusion,
+}  # fmt: skip
+
+
+def thresholds_of(rule: str) -> dict[str, float]:
+    """What of a rule can be set, with its default.
+
+    >>> thresholds_of("Overtraining")
+    {'patience': 10, 'delta': 0.001}
+    """
+    found = {name: p.default for name, p in inspect.signature(RULES[rule]).parameters.items() if name != "processes"}
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+
+
+def findings(run: Run, thresholds: Thresholds | None = None) -> list[Finding]:
     """All rules that fire on a run."""
-    return findings_of(Facts(run))
+    return findings_of(Facts(run), thresholds)
 
 
-def findings_of(facts: Facts) -> list[Finding]:
+def findings_of(facts: Facts, thresholds: Thresholds | None = None) -> list[Finding]:
     """See :func:`findings`."""
-    return [f for f in [*_machine(facts), *_steps(facts), *_training(facts.run)] if f is not None]
+    ask = _Rules(thresholds or (facts.run.config.get("monitor") or {}).get("thresholds") or {})
+    found = [*_machine(facts, ask), *_steps(facts, ask), *_training(facts, ask)]
+    return [f for f in found if f is not None]
 
 
-def _machine(facts: Facts) -> list[Finding | None]:
-    found: list[Finding | None] = []
+def by_rule(thresholds: Thresholds) -> dict[str, dict[str, float]]:
+    """Thresholds by rule and argument.
+
+    >>> by_rule({"Overfit.drop": 0.1, "Overfit": {"patience": 5}})
+    {'Overfit': {'drop': 0.1, 'patience': 5}}
+    """
+    found: dict[str, dict[str, float]] = {}
+    for key, value in thresholds.items():
+        rule, _, name = key.partition(".")
+        found.setdefault(rule, {}).update(value if isinstance(value, Mapping) else {name: value})
+    return found
+
+
+class _Rules:
+    """Asks a rule by its name, with the user's thresholds."""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self.thresholds = by_rule(thresholds)
+
+    def __call__(self, rule: str, *readings: Any, **more: Any) -> Finding | None:
+        return RULES[rule](*readings, **{**more, **self.thresholds.get(rule, {})})
+
+
+def _machine(facts: Facts, ask: _Rules) -> Found:
+    found: Found = []
     held_up = any(limit.bound in ("host", "data", "communication") for limit in limits_of(facts)[:1])
     for samples in facts.run.samples.values():
         gpu_count = max((len(s.get("gpu", [])) for s in samples), default=0)
@@ -65,83 +135,104 @@ def _machine(facts: Facts) -> list[Finding | None]:
         gpus = [[s["gpu"][i]["util"] for s in whole] for i in range(gpu_count)]
         memories = [[s["gpu"][i]["mem"] for s in whole] for i in range(gpu_count)]
         gpu = [mean(values) for values in zip(*gpus, strict=True)]
+        memory = [mean(values) for values in zip(*memories, strict=True)]
         found += [
-            cpu_bottleneck(cpu, gpu),
-            io_bottleneck([s.get("iowait", 0.0) for s in whole], gpu),
-            low_gpu_utilization(gpu),
-            # what holds the step up also holds up a larger batch
-            None if held_up else batch_size(cpu, gpu, [mean(values) for values in zip(*memories, strict=True)]),
-            *(gpu_memory_increase(memory) for memory in memories),
-            load_balancing(gpus),
-            *(throttling([s["gpu"][i].get("throttle", []) for s in whole]) for i in range(gpu_count)),
-            memory_leak([s["rss_mb"] for s in whole if "rss_mb" in s]),
-            swapping([s["swap_mb"] for s in whole if "swap_mb" in s]),
+            ask("CPUBottleneck", cpu, gpu),
+            ask("IOBottleneck", [s.get("iowait", 0.0) for s in whole], gpu),
+            ask("LowGPUUtilization", gpu),
+            None if held_up else ask("BatchSize", cpu, gpu, memory),  # it holds up a larger batch as well
+            *(ask("GPUMemoryIncrease", values) for values in memories),
+            ask("LoadBalancing", gpus),
+            *(ask("Throttling", [s["gpu"][i].get("throttle", []) for s in whole]) for i in range(gpu_count)),
+            ask("MemoryLeak", [s["rss_mb"] for s in whole if "rss_mb" in s]),
+            ask("Swap", [s["swap_mb"] for s in whole if "swap_mb" in s]),
         ]
     gpu_use = [g["util"] for s in facts.samples for g in s.get("gpu", [])]
-    return [*found, hot_cores(facts.core_use, gpu_use)]
+    return [*found, ask("HotCores", facts.core_use, gpu_use)]
 
 
-def _steps(facts: Facts) -> list[Finding | None]:
-    data_share = part(facts.phases, "data")
+def _steps(facts: Facts, ask: _Rules) -> Found:
+    taken = part(facts.phases, "data"), facts.workers, facts.threads, facts.cores
+    trains = "status" not in facts.run.summary and facts.steps
     return [
-        step_outlier(facts.steps_ms),
-        max_initialization_time(facts.startup["s"]),
-        dataloader(data_share, facts.workers, facts.threads, facts.cores, processes=facts.processes)
-        if facts.header
-        else None,
-        straggler(facts.compute_ms),
-        phase_variation(swing(facts)),
-        scheduler_delay(facts.thread_wait, facts.loader_wait, facts.delayed_thread),
+        ask("StepOutlier", facts.steps_ms),
+        ask("MaxInitializationTime", facts.startup["s"]),
+        ask("Dataloader", *taken, processes=facts.processes) if facts.header else None,
+        ask("SlowRank", facts.compute_ms),
+        ask("PhaseVariation", swing(facts)),
+        ask("SchedulerDelay", facts.thread_wait, facts.loader_wait, facts.delayed_thread),
+        ask("StalledTraining", time.time() - facts.steps[-1]["t"]) if trains else None,
     ]
 
 
-def _column(run: Run, name: str) -> list[float]:
-    return [row[name] for row in run.metrics if name in row]
-
-
-def _training(run: Run) -> list[Finding | None]:
-    summary: dict[str, Any] = run.summary
-    teacher = (summary.get("teacher") or {}).get("val") or {}
+def _training(facts: Facts, ask: _Rules) -> Found:
+    run = facts.run
+    teacher = (run.summary.get("teacher") or {}).get("val") or {}
     val_counts = run.counts.get("val", [])
+    loss = {row["step"]: row["train/loss"] for row in run.metrics if "train/loss" in row and "step" in row}
+    others = {
+        name: {row["step"]: row["train/loss"] for row in metrics if "train/loss" in row and "step" in row}
+        for name, metrics in (read_siblings(run.folder).items() if len(loss) >= 5 else ())
+    }
     return [
-        loss_not_decreasing(_column(run, "train/loss")),
-        class_imbalance(run.counts.get("train", [])),
-        teacher_near_chance(teacher["acc1"], max(val_counts) / sum(val_counts), sum(val_counts))
+        ask("LossNotDecreasing", [row["train/loss"] for row in run.metrics if "train/loss" in row]),
+        ask("ClassImbalance", run.counts.get("train", [])),
+        ask("TeacherNearChance", teacher["acc1"], max(val_counts) / sum(val_counts), sum(val_counts))
         if "acc1" in teacher and val_counts
         else None,
-        *(finding for student in run.students for finding in _of_student(run, student)),
+        ask("SimilarAcrossRuns", loss, others),
+        *(finding for student in run.students for finding in _of_student(run, student, ask)),
     ]
 
 
-def _of_student(run: Run, student: str) -> list[Finding | None]:
+def _of_student(run: Run, student: str, ask: _Rules) -> Found:
     """One student's; of several its name is in the text."""
-    health = _health(run.health_of(student))
-    named = [replace(f, text=f"{student}: {f.text}") if f and student else f for f in health]
-    return [*_learning(run, f"{student}/" if student else ""), *named]
+    found = [*_health(run.health_of(student), ask), _confusion(run, student, ask)]
+    named = [replace(f, text=f"{student}: {f.text}") if f and student else f for f in found]
+    return [*_learning(run, f"{student}/" if student else "", ask), *named]
 
 
-def _health(health: Sequence[Mapping[str, Any]]) -> list[Finding | None]:
+def _health(health: list[dict[str, Any]], ask: _Rules) -> Found:
     if not health:
         return []
-    norms = [h["grad_norm"] for h in health if "grad_norm" in h]
+    last, norms = health[-1], [h["grad_norm"] for h in health if "grad_norm" in h]
+    spread = {n: s for n, s in health[0].get("spread", {}).items() if s is not None}
+    entropy = [h["teacher_entropy"] for h in health if h.get("teacher_entropy") is not None]
+    softened = {**ask.thresholds.get("TemperatureTooHigh", {}), **ask.thresholds.get("TemperatureTooLow", {})}
     return [
-        vanishing_gradient([n for n in norms if n is not None]),
-        exploding_tensor(norms),
-        dead_relu(health[-1].get("dead", {})),
-        poor_weight_initialization({n: s for n, s in health[0].get("spread", {}).items() if s is not None}),
-        temperature([h["teacher_entropy"] for h in health if h.get("teacher_entropy") is not None]),
-        loss_term_dominates(health[-1].get("loss_shares", {})),
+        ask("VanishingGradient", [n for n in norms if n is not None]),
+        ask("ExplodingTensor", norms),
+        ask("DeadRelu", last.get("dead", {})),
+        ask("PoorWeightInitialization", spread),
+        ask("SaturatedActivation", last.get("saturated", {})),
+        ask("WeightUpdateRatio", [h["update_ratio"] for h in health if h.get("update_ratio") is not None]),
+        ask("AllZero", last.get("zeros", {})),
+        ask("UnchangedTensor", [h["unchanged"] for h in health if "unchanged" in h]),
+        ask("TensorVariance", {n: s for n, s in last.get("spread", {}).items() if s is not None}),
+        ask("CheckInputImages", [h["inputs"] for h in health if h.get("inputs")]),
+        temperature(entropy, **softened),
+        ask("LossTermDominates", last.get("loss_shares", {})),
     ]
 
 
-def _learning(run: Run, place: str) -> list[Finding | None]:
+def _confusion(run: Run, student: str, ask: _Rules) -> Finding | None:
+    newest = run.confusion_of(student)
+    if newest is None or not run.classes:
+        return None
+    names = run.classes
+    pairs = [(names[true], names[given], n) for true, given, n in newest["pairs"]]
+    return ask("Confusion", pairs, dict(zip(names, newest["counts"], strict=False)))
+
+
+def _learning(run: Run, place: str, ask: _Rules) -> Found:
     """One student's; its metrics are logged below ``place``."""
     by_epoch, metric = _last_by_epoch(run), f"{place}val/{run.primary}"
     own = {column for row in run.metrics for column in row if column.startswith(f"{place}train/")}
     names = sorted(c for c in own if c.endswith("_loss") and c != f"{place}train/task_loss")
     return [
-        overfit(by_epoch(f"{place}train/loss"), by_epoch(metric), metric=metric),
-        student_ignores_teacher(by_epoch(f"{place}val/agreement"), {name: by_epoch(name) for name in names}),
+        ask("Overfit", by_epoch(f"{place}train/loss"), by_epoch(metric), metric=metric),
+        ask("Overtraining", by_epoch(metric), metric=metric),
+        ask("StudentIgnoresTeacher", by_epoch(f"{place}val/agreement"), {name: by_epoch(name) for name in names}),
     ]
 
 

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 from kd.report.finding import Finding
-from kd.report.records import percentile
 from kd.report.step_facts import mean
 
 
@@ -31,48 +30,6 @@ def overfit(
         return None
     text = f"{metric} fell from {best:.1%} to {val[-1]:.1%} while train/loss still falls"
     return Finding("Overfit", text, "stronger data.augment, fewer epochs; the best epoch is exported anyway")
-
-
-def vanishing_gradient(norms: Sequence[float], least: float = 1e-7, share: float = 0.5) -> Finding | None:
-    """The gradient's norm is below ``least`` in more than ``share`` of the readings."""
-    small = [n for n in norms if n < least]
-    if not norms or len(small) <= share * len(norms):
-        return None
-    text = f"the gradient's norm is below {least:g} in {len(small) / len(norms):.0%} of the readings"
-    return Finding("VanishingGradient", text, "activations that saturate, loss weights near 0, a frozen part")
-
-
-def exploding_tensor(norms: Sequence[float | None], factor: float = 100) -> Finding | None:
-    """A gradient norm that is no number, or ``factor`` times the median."""
-    bad = [n for n in norms if n is None or not math.isfinite(n)]
-    finite = [n for n in norms if n is not None and math.isfinite(n)]
-    if bad:
-        text = f"{len(bad)} of {len(norms)} gradient norms are not finite"
-    elif len(finite) >= 5 and max(finite) > factor * percentile(finite, 50) > 0:
-        text = f"the gradient's norm reached {max(finite):.3g} (median {percentile(finite, 50):.3g})"
-    else:
-        return None
-    return Finding("ExplodingTensor", text, "a lower optim.lr, longer optim.warmup_epochs, trainer.gradient_clip_val")
-
-
-def dead_relu(dead: Mapping[str, float], share: float = 0.5) -> Finding | None:
-    """More than ``share`` of a layer's units never fire."""
-    layers = {name: d for name, d in dead.items() if d > share}
-    if not layers:
-        return None
-    worst = max(layers, key=lambda name: layers[name])
-    text = f"{len(layers)} layer{'s' * (len(layers) > 1)} with dead units, {worst}: {layers[worst]:.0%} never fire"
-    return Finding("DeadRelu", text, "a lower optim.lr or longer optim.warmup_epochs")
-
-
-def poor_weight_initialization(spread: Mapping[str, float], factor: float = 1000) -> Finding | None:
-    """At the first reading the activations' standard deviations differ by ``factor`` between layers."""
-    values = {name: s for name, s in spread.items() if math.isfinite(s)}
-    if len(values) < 2 or max(values.values()) <= factor * min(values.values()):
-        return None
-    low, high = min(values, key=lambda n: values[n]), max(values, key=lambda n: values[n])
-    text = f"activations spread {values[low]:.2g} in {low} but {values[high]:.2g} in {high}"
-    return Finding("PoorWeightInitialization", text, "the student's initial weights")
 
 
 def class_imbalance(counts: Sequence[int], factor: float = 10) -> Finding | None:
@@ -150,3 +107,67 @@ def loss_term_dominates(shares: Mapping[str, float], share: float = 0.95) -> Fin
     if part <= share:
         return None
     return Finding("LossTermDominates", f"'{name}' is {part:.0%} of the loss", "the weights of the losses")
+
+
+def overtraining(
+    val: Sequence[float], patience: int = 10, delta: float = 0.001, metric: str = "val/acc1"
+) -> Finding | None:
+    """The validation metric has not been better by ``delta`` for ``patience`` epochs: training on brings nothing.
+
+    ``monitor.actions.Overtraining=stop`` is early stopping.
+    """
+    if len(val) <= patience:
+        return None
+    before, since = max(val[: -int(patience)]), max(val[-int(patience) :])
+    if since >= before + delta:
+        return None
+    text = f"{metric} has been no better than {before:.1%} for {patience:g} epochs"
+    return Finding("Overtraining", text, "stop here: the best epoch is exported; or a lower optim.lr")
+
+
+def stalled_training(silent_s: float, limit_s: float = 1800) -> Finding | None:
+    """A run that still trains has finished no step for ``limit_s``."""
+    if silent_s < limit_s:
+        return None
+    text = f"no step has ended for {silent_s / 60:.0f} min"
+    return Finding("StalledTraining", text, "a rank that waits for another, a disk or a store that does not answer")
+
+
+def similar_across_runs(
+    own: Mapping[float, float], others: Mapping[str, Mapping[float, float]], least: int = 5, near: float = 1e-6
+) -> Finding | None:
+    """Another run has had the same losses at the same steps: what differs between the two has no effect.
+
+    Args:
+        own: train/loss by step.
+        others: of other runs, by name.
+        least: steps in common.
+        near: difference that counts as none.
+    """
+    for name, loss in others.items():
+        common = [step for step in own if step in loss]
+        if len(common) >= least and all(abs(own[s] - loss[s]) <= near * max(1.0, abs(own[s])) for s in common):
+            text = f"train/loss is that of {name} in all {len(common)} steps that both have logged"
+            return Finding("SimilarAcrossRuns", text, "the setting that differs has no effect, or nothing differs")
+    return None
+
+
+def confusion(
+    pairs: Sequence[tuple[str, str, int]], counts: Mapping[str, int], share: float = 0.3, least: int = 10
+) -> Finding | None:
+    """A class that is taken for one other in more than ``share`` of its pictures.
+
+    Args:
+        pairs: class, the class it is taken for, and how often.
+        counts: validation pictures by class.
+        share: fires above.
+        least: pictures of a class: fewer say little.
+    """
+    found = [(n / counts[true], true, given, n) for true, given, n in pairs if counts.get(true, 0) >= least]
+    large = [pair for pair in found if pair[0] > share]
+    if not large:
+        return None
+    part, true, given, n = max(large)
+    text = f"{part:.0%} of '{true}' are taken for '{given}' ({n} of {counts[true]})"
+    text += f", and {len(large) - 1} more pairs above {share:.0%}" if len(large) > 1 else ""
+    return Finding("Confusion", text, "their labels, more pictures of both; the teacher may mix them up as well")

@@ -79,7 +79,7 @@ class Plant:
 def plants(pictures: Path) -> list[Plant]:
     """All of them."""
     sleepy, disk = folder(pictures, sleep_s=0.02), folder(pictures, bytes_per_s=80_000)
-    costly = folder(pictures, burn_s=0.004)
+    costly, busy = folder(pictures, burn_s=0.004), folder(pictures, burn_s=0.012)
     pace = callback("Slow", part="student", seconds=0.06)  # a step that does not only compete for the cores
     two = ["config=ddp_2cpu", "data.batch_size=4"]
     return [
@@ -89,8 +89,8 @@ def plants(pictures: Path) -> list[Plant]:
         Plant("16 workers on few cores", ("host", "data"), [costly, "data.num_workers=16"],
               lambda run: workers(run) or ["data.num_workers=1"],  # cheaper pictures, and no more workers than cores
               "16 loader processes"),
-        Plant("2 ranks x 8 busy workers on 2 cores", ("host", "data"), [*two, costly, "data.num_workers=8"],
-              lambda run: [*two, *([] if "cheaper" in own_limit(run).lever else [costly]),
+        Plant("2 ranks x 8 busy workers on 2 cores", ("host", "data"), [*two, busy, "data.num_workers=8"],
+              lambda run: [*two, *([] if "cheaper" in own_limit(run).lever else [busy]),
                            *(workers(run) or ["data.num_workers=1"])],
               "16 loader processes", cores=2),
         Plant("huge teacher", ("teacher",), [callback("Slow", part="teacher", seconds=0.2)],

@@ -11,6 +11,8 @@ from kd.report import rules
 from kd.report.host_limits import Swing
 from kd.report.records import Run
 
+PICTURES = {"constant": 0.0, "duplicated": 0.0, "low": 0, "high": 255, "bytes": True}
+
 # rule, arguments that fire it, arguments that don't
 CASES: list[tuple[Callable[..., Any], str, tuple[Any, ...], tuple[Any, ...]]] = [
     (rules.cpu_bottleneck, "CPUBottleneck", ([95] * 300, [5] * 300), ([95] * 300, [80] * 300)),
@@ -54,6 +56,29 @@ CASES: list[tuple[Callable[..., Any], str, tuple[Any, ...], tuple[Any, ...]]] = 
     (rules.student_ignores_teacher, "StudentIgnoresTeacher", ([0.5] * 5, {"kd": [1] * 5}), ([0.5] * 5, {})),
     (rules.temperature, "TemperatureTooHigh", ([0.99] * 5,), ([0.5] * 5,)),
     (rules.temperature, "TemperatureTooLow", ([0.001] * 5,), ([0.1] * 5,)),
+    (rules.saturated_activation, "SaturatedActivation", ({"gate": 0.9},), ({"gate": 0.3},)),
+    (rules.weight_update_ratio, "WeightUpdateRatio", ([1e-9] * 5,), ([1e-3] * 5,)),
+    (rules.weight_update_ratio, "WeightUpdateRatio", ([0.4] * 5,), ([0.4, 1e-3, 1e-3, 1e-3],)),  # the first step's
+    (rules.all_zero, "AllZero", ({"a": 1.0, "b": 0.5},), ({"a": 0.99},)),
+    (rules.unchanged_tensor, "UnchangedTensor", ([["a", "b"], ["a"], ["a", "c"]],), ([["a"], [], ["a"]],)),
+    (rules.unchanged_tensor, "UnchangedTensor", ([[], ["a"], ["a"], ["a"]],), ([["a"], ["a"]],)),
+    (rules.tensor_variance, "TensorVariance", ({"a": 2e3},), ({"a": 1.0, "b": 30.0},)),
+    (rules.tensor_variance, "TensorVariance", ({"a": 1e-6},), ({"a": 1e-3},)),
+    (rules.check_input_images, "CheckInputImages", ([PICTURES | {"constant": 0.2}] * 3,), ([PICTURES] * 3,)),
+    (rules.check_input_images, "CheckInputImages", ([PICTURES | {"duplicated": 0.5}],), ([PICTURES | {"low": 9}],)),
+    (rules.check_input_images, "CheckInputImages", ([PICTURES | {"high": 1}],), ([PICTURES | {"high": 1}, PICTURES],)),
+    (rules.check_input_images, "CheckInputImages", ([PICTURES | {"bytes": False}],),
+     ([PICTURES | {"bytes": False, "low": -2.1, "high": 2.6}],)),
+    (rules.overtraining, "Overtraining", ([0.5, 0.8] + [0.79] * 10,), ([0.5, 0.8] + [0.79] * 9 + [0.81],)),
+    (rules.stalled_training, "StalledTraining", (1900.0,), (100.0,)),
+    (rules.similar_across_runs, "SimilarAcrossRuns",
+     ({n: 2 - n / 9 for n in range(9)}, {"a/000": {n: 2 - n / 9 for n in range(6)}}),
+     ({n: 2 - n / 9 for n in range(9)}, {"a/000": {n: 2 - n / 8 for n in range(6)}})),
+    (rules.similar_across_runs, "SimilarAcrossRuns", ({n: 1.0 for n in range(5)}, {"b": {n: 1.0 for n in range(5)}}),
+     ({n: 1.0 for n in range(5)}, {"b": {n: 1.0 for n in range(4)}})),  # fewer in common say little
+    (rules.confusion, "Confusion", ([("cat", "dog", 8), ("dog", "cat", 1)], {"cat": 20, "dog": 20}),
+     ([("cat", "dog", 5)], {"cat": 20, "dog": 20})),
+    (rules.confusion, "Confusion", ([("cat", "dog", 9)], {"cat": 10}), ([("cat", "dog", 9)], {"cat": 9})),
     (rules.loss_term_dominates, "LossTermDominates", ({"kd": 99.0, "task": 1.0},), ({"kd": 60.0, "task": 40.0},)),
     (rules.loss_term_dominates, "LossTermDominates", ({"kd": 99.0, "task": 1.0},), ({"kd": 1.0},)),
 ]  # fmt: skip
@@ -72,6 +97,7 @@ def test_a_rule_fires_where_it_must_and_only_there(
 
 
 SINGLE = (
+    rules.stalled_training,
     rules.max_initialization_time,
     rules.teacher_near_chance,
     rules.phase_variation,
@@ -88,9 +114,18 @@ def test_nothing_recorded_nothing_said(rule: Callable[..., Any]) -> None:
         rules.poor_weight_initialization: ({},),
         rules.loss_term_dominates: ({},),
         rules.dataloader: (0.0, 0, 0, 0),
+        rules.saturated_activation: ({},),
+        rules.all_zero: ({},),
+        rules.tensor_variance: ({},),
+        rules.similar_across_runs: ({}, {}),
+        rules.confusion: ([], {}),
     }
     count = {c[0]: len(c[2]) for c in CASES}[rule]
     assert rule(*empty.get(rule, ([],) * count)) is None
+
+
+def test_every_rule_has_records_on_which_it_fires() -> None:
+    assert {case[1] for case in CASES} == set(rules.RULES)
 
 
 def test_each_of_several_students_is_judged_by_the_tasks_own_metric() -> None:

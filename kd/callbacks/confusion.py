@@ -1,0 +1,90 @@
+"""Counts which classes are mixed up in each validation."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, Trainer
+from torch import Tensor
+
+from kd.callbacks.run_folder import RunFolder
+from kd.report.records import Writer
+
+PAIRS = 20  # that are written down, the most frequent
+MOST_CLASSES = 3000  # a matrix of more takes too much memory
+
+
+class Confusion(Callback):
+    """Writes ``records/confusion.jsonl`` on rank 0: after each validation, of each student, a record.
+
+    ``right`` is each class's share of right answers and ``counts`` its pictures, by class id; ``pairs`` the most
+    frequent mistakes as ``[class, taken for, how often]``. Of tasks with one label a picture.
+
+    Args:
+        folder: the run's.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self._counts: dict[str, Tensor] = {}
+        self._originals: dict[str, Callable[..., None]] = {}
+        self._writer: Writer | None = None
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Listens to what the task's metrics are given."""
+        classes = len(pl_module.data_info.classes)
+        if trainer.sanity_checking or pl_module.task.dense or pl_module.task.multi_label or classes > MOST_CLASSES:
+            return
+        for name, module in pl_module.named_students().items():
+            self._counts[name] = torch.zeros(classes * classes, dtype=torch.long, device=pl_module.device)
+            self._originals[name] = module.task.update
+            module.task.update = self._listening(name, classes)
+
+    def _listening(self, name: str, classes: int) -> Callable[..., None]:
+        def update(logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
+            known = (target >= 0) & (target < classes)
+            places = target[known] * classes + logits.argmax(1)[known]
+            self._counts[name] += torch.bincount(places, minlength=classes * classes)
+            self._originals[name](logits, target, teacher_answer)
+
+        return update
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Adds the ranks' counts up and writes them down."""
+        classes = pl_module.data_info.classes
+        for name, module in pl_module.named_students().items():
+            if name not in self._counts:
+                continue
+            del module.task.update  # the class's own again
+            matrix = trainer.strategy.reduce(self._counts.pop(name), reduce_op="sum").view(len(classes), -1)
+            if trainer.is_global_zero and self.folder.path is not None and int(matrix.sum()):
+                self._write(matrix, {"epoch": trainer.current_epoch} | ({"student": name} if name else {}), classes)
+        self._originals = {}
+
+    def _write(self, matrix: Tensor, about: dict[str, Any], classes: list[str]) -> None:
+        if self._writer is None:
+            assert self.folder.path is not None
+            header = {"of": "confusion", "classes": list(classes)}
+            self._writer = Writer(self.folder.path / "records" / "confusion.jsonl", header)
+        counts, right = matrix.sum(1), matrix.diagonal()
+        wrong = matrix - torch.diag(right)
+        values, places = wrong.flatten().topk(min(PAIRS, wrong.numel()))
+        pairs = [
+            [p // len(classes), p % len(classes), n] for p, n in zip(places.tolist(), values.tolist(), strict=True)
+        ]
+        shares = [round(r / n, 4) if n else None for r, n in zip(right.tolist(), counts.tolist(), strict=True)]
+        self._writer.write({"kind": "confusion", **about, "right": shares, "counts": counts.tolist(),
+                            "pairs": [pair for pair in pairs if pair[2]]})  # fmt: skip
+
+    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Closes the file."""
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Closes the file."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
