@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from kd.shards import own
+from kd.models.sharding import own
 
 HEAD_ROOM = (
     0.2  # of the memory, for what the count does not see: temporary buffers, fragmentation, the loader's batches

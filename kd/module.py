@@ -156,7 +156,7 @@ class DistillationModule(LightningModule):
 
     def _not_inheritable(self) -> str:
         """Why the student can't start from the teacher's layers; empty where it can."""
-        from kd.inherit import check_pair
+        from kd.distill.inherit import check_pair
 
         if self.teacher is None:
             return "needs a model.teacher"
@@ -456,7 +456,7 @@ class DistillationModule(LightningModule):
             shard(self)
 
     def _inherit(self, teacher: Teacher) -> None:
-        from kd.inherit import inherit, inherit_dense
+        from kd.distill.inherit import inherit, inherit_dense
 
         pictures = self._datamodule.sample_pictures(self.student_spec.inherit_pictures)
         try:

@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from kd.clock import annotate
 from kd.errors import UserError
 from kd.models import Images, TeacherSpec, build_model, completed, preprocess_for, read_names
-from kd.shards import forget_forward, is_sharded, shard, whole
-from kd.weights import about
+from kd.models.sharding import forget_forward, is_sharded, shard, whole
+from kd.models.weights import about
 
 ALL = ""
 """The name of the answer of all teachers together."""
@@ -38,7 +38,7 @@ class Teacher:
         num_classes: classes of the data.
         classes: their names, compared with the teacher's where it has them.
         key: the configuration key of ``spec``, named in errors.
-        dense: a model for dense prediction (:mod:`kd.dense`).
+        dense: a model for dense prediction (:mod:`kd.models.segmenter`).
 
     Raises:
         UserError: an unknown architecture, a checkpoint that does not fit, or classes that the teacher lacks.

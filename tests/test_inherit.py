@@ -12,7 +12,7 @@ from timm.layers import HybridEmbed, RmsNorm, SwiGLU, SwiGLUPacked
 from timm.models.vision_transformer import ParallelScalingBlock
 
 from kd.cli import train_main
-from kd.inherit import inherit
+from kd.distill.inherit import inherit
 from kd.models import Preprocess
 from tests._helpers import ARCH, TINY
 

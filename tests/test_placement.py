@@ -11,7 +11,7 @@ from pytorch_lightning import Callback, Trainer
 from safetensors.torch import load_file
 
 from kd.cli import eval_main, train_main
-from kd.shards import repeated_blocks
+from kd.models.sharding import repeated_blocks
 from tests._forks import start_ranks, status_of
 from tests._helpers import ARCH, TINY
 from tests.tasks.test_segmentation import draw, recipe_of

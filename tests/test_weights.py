@@ -10,11 +10,10 @@ import torch
 from safetensors.torch import save_file
 from timm.layers import resample_abs_pos_embed
 
-from kd import weights
 from kd.cli import train_main
 from kd.data.datamodule import DataInfo
 from kd.errors import UserError
-from kd.models import ModelSpec, StudentSpec, TeacherSpec, build_model, load_checkpoint
+from kd.models import ModelSpec, StudentSpec, TeacherSpec, build_model, load_checkpoint, weights
 from kd.module import DistillationModule
 from kd.teacher import Teacher
 from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit, write_recipe

@@ -8,7 +8,7 @@ from pytorch_lightning import Callback, Trainer
 from torch import Tensor
 
 from kd.errors import RunError
-from kd.shards import own
+from kd.models.sharding import own
 
 SHOWN = 16  # indices that the message names
 

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from kd.callbacks.run_folder import RunFolder
 from kd.losses import LogitLoss
+from kd.models.sharding import whole
 from kd.report.records import Writer
-from kd.shards import whole
 from kd.taps import layer_paths
 
 ENDS: dict[type[nn.Module], tuple[float, float]] = {nn.Sigmoid: (0, 1), nn.Hardsigmoid: (0, 1), nn.Tanh: (-1, 1)}

@@ -22,8 +22,9 @@ def teacher_checkpoint(config: dict[str, Any]) -> Path | None:
     """The checkpoint of the teacher whose recipe the configuration names; None where it needs none.
 
     Raises:
-        UserError: a teacher is to be trained and no recipe named, or its training failed.
+        UserError: a teacher without any weights, one to be trained without a recipe, or its training failed.
     """
+    _refuse_random_weights(config)
     teacher = config["model"]["teacher"]
     if not teacher or teacher["checkpoint"] not in (None, TRAIN):
         return None
@@ -56,3 +57,16 @@ def shipped_teacher(teacher: dict[str, Any], source: Source) -> Path | None:
         return None
     source.load("train")  # only then its classes are known
     return file if json.loads(made["classes"]) == list(source.classes) else None
+
+
+def _refuse_random_weights(config: dict[str, Any]) -> None:
+    """A teacher that nobody has trained is a forgotten key, and the preflight would take a minute to find out."""
+    model = config["model"]
+    specs = {"teacher": model["teacher"]} if model["teacher"] else {}
+    specs |= {f"teachers.{name}": spec for name, spec in (model["teachers"] or {}).items()}
+    for name, spec in specs.items():
+        if not (spec["checkpoint"] or spec["pretrained"] or spec["recipe"]) and config["preflight"] == "stop":
+            raise UserError(
+                f"model.{name}.checkpoint: random weights: no checkpoint given; give a file, or "
+                f"model.{name}.pretrained=true (preflight=warn distils from it all the same)"
+            )

@@ -16,7 +16,7 @@ from kd.export.hub import made_of, model_size
 from kd.export.manifest import from_metadata
 from kd.export.student import read_metadata
 from kd.models import Preprocess
-from kd.weights import classifier_names
+from kd.models.loading import classifier_names
 
 
 class Backbone(Format):

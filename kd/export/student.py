@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from kd.checkpoints import write_whole
-from kd.dense import DenseModel
 from kd.models import Preprocess
+from kd.models.segmenter import DenseModel
 from kd.module import DistillationModule
 
 
@@ -30,7 +30,7 @@ def student_metadata(module: DistillationModule) -> dict[str, str]:
         "classes": module.data_info.classes,
     }
     if module.task.dense:
-        content["dense"] = True  # a timm backbone below kd.dense.DenseModel
+        content["dense"] = True  # a timm backbone below kd.models.segmenter.DenseModel
     if not module.classifies:
         content["classifies"] = False  # nothing has trained the classifier: what counts are the features below it
     return {"arch": spec.arch, **{key: json.dumps(value) for key, value in content.items()}}

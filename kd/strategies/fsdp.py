@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from kd.errors import UserError
-from kd.shards import shard
+from kd.models.sharding import shard
 
 
 class FSDP(ModelParallelStrategy):

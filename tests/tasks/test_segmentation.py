@@ -13,11 +13,11 @@ from kd.cli import eval_main, train_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.masks import SegmentationFolder
 from kd.data.transforms import Augment
-from kd.dense import DenseModel
+from kd.distill.inherit import inherit_dense
 from kd.errors import UserError
 from kd.export import load_student
-from kd.inherit import inherit_dense
 from kd.models import ModelSpec, build_model, preprocess_for
+from kd.models.segmenter import DenseModel
 from kd.tasks import Segmentation
 from kd.tasks.base import TargetCounts
 from tests._helpers import ARCH, TINY, save_teacher

@@ -1,0 +1,1 @@
+"""One training step: what a student learns from a teacher. Knows neither Lightning nor files nor the command line."""

@@ -1,0 +1,170 @@
+"""The student's layers, each fitted so that it does what the teacher's does."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kd.distill.inherit.pair import FIRST_LAYERS, ViT, centres, final_norm
+from kd.distill.inherit.stream import embedding
+from kd.models.preprocess import Preprocess
+
+RIDGE = 1e-2  # of the mean squared activation: keeps directions that the sample hardly shows near their start
+
+
+def inherit_embedding(
+    student: ViT,
+    teacher: ViT,
+    projection: Tensor,
+    student_input: Preprocess,
+    teacher_input: Preprocess,
+) -> None:
+    """Maps the teacher's patches, class token and positions onto the student's stream."""
+    weight, bias, token, of_token, positions = embedding(student, teacher)
+    # the two normalise pictures their own way: teacher's input = student's input * gain + shift, channel by channel
+    ours, theirs = (torch.tensor([p.mean, p.std]) for p in (student_input, teacher_input))
+    gain, shift = ours[1] / theirs[1], (ours[0] - theirs[0]) / theirs[1]
+    bias = torch.einsum("tchw,c->t", weight, shift) + (bias if bias is not None else 0)
+    weight = weight * gain[:, None, None]
+    student.patch_embed.proj.weight.copy_(torch.einsum("st,tchw->schw", projection, weight))
+    if student.patch_embed.proj.bias is not None:
+        student.patch_embed.proj.bias.copy_(projection @ bias)
+    has_own = student.pos_embed is not None and not student.no_embed_class  # a position for the class token
+    if student.cls_token is not None:
+        student.cls_token.copy_((token if has_own else token + of_token) @ projection.T)
+    if student.pos_embed is not None:
+        student.pos_embed.copy_((torch.cat([of_token, positions], 1) if has_own else positions) @ projection.T)
+
+
+def inherit_block(
+    block: Any, teacher: Any, stream: Tensor, before: Tensor, after: Tensor, projection: Tensor
+) -> Tensor:
+    """Fits one block; returns the student's stream behind it.
+
+    Args:
+        block: the student's block.
+        teacher: the teacher's block.
+        stream: the student's stream before it, (N, L, D_student).
+        before: what the teacher's norms see of the stream before its block, (N, L, D_teacher).
+        after: what they see of the stream that the student's should equal afterwards.
+        projection: ``M``.
+    """
+    first = FIRST_LAYERS[type(teacher.mlp)]
+    layers = [getattr(teacher.mlp, name) for name, _ in first]
+    with _caught(teacher.attn.qkv, teacher.attn.proj, teacher.mlp.fc2, *layers) as seen:
+        middle = before + teacher.drop_path1(teacher.ls1(teacher.attn(teacher.norm1(before))))
+        if centres(teacher.norm1):
+            middle = middle - middle.mean(-1, keepdim=True)
+        teacher.mlp(teacher.norm2(middle))
+    (_, qkv), (heads_out, _), (active, _), *hidden = seen
+
+    heads, size = teacher.attn.num_heads, teacher.attn.head_dim
+    write = projection @ (_gamma(teacher.ls1)[:, None] * teacher.attn.proj.weight)
+    rows = _best(heads_out, write, heads, block.attn.num_heads, size)
+    kept = torch.cat([rows + part * heads * size for part in range(3)])
+    fit(block.attn.qkv, block.norm1(stream), qkv[..., kept], _folded(teacher.attn.qkv, teacher.norm1, projection, kept))
+    for norm in ("q_norm", "k_norm"):
+        getattr(block.attn, norm).load_state_dict(getattr(teacher.attn, norm).state_dict())
+    with _caught(block.attn.proj) as seen:
+        block.attn(block.norm1(stream))
+    fit(block.attn.proj, seen[0][0], middle @ projection.T - stream, write[:, rows])
+    stream = stream + block.ls1(block.attn(block.norm1(stream)))
+
+    write = projection @ (_gamma(teacher.ls2)[:, None] * teacher.mlp.fc2.weight)
+    units = _best(active, write, active.shape[-1], block.mlp.fc2.in_features, 1)
+    for (name, parts), layer, (_, out) in zip(first, layers, hidden, strict=True):
+        rows = torch.cat([units + part * active.shape[-1] for part in range(parts)])
+        start = _folded(layer, teacher.norm2, projection, rows)
+        fit(getattr(block.mlp, name), block.norm2(stream), out[..., rows], start)
+    with _caught(block.mlp.fc2) as seen:
+        block.mlp(block.norm2(stream))
+    fit(block.mlp.fc2, seen[0][0], after @ projection.T - stream, write[:, units])
+    return stream + block.ls2(block.mlp(block.norm2(stream)))
+
+
+def inherit_head(
+    student: ViT,
+    teacher: ViT,
+    stream: Tensor,
+    projection: Tensor,
+    logits: Tensor,
+) -> None:
+    """Fits the classifier to the teacher's logits, where both name the same number of classes."""
+    if not isinstance(student.head, nn.Linear) or student.num_classes != teacher.num_classes:
+        return
+    start = _folded(teacher.head, final_norm(teacher), projection, torch.arange(teacher.num_classes))
+    features = student.forward_head(student.norm(stream), pre_logits=True)
+    fit(student.head, features, logits, start, ridge=1.0)  # one row a picture: few, so the start weighs more
+
+
+def _gamma(layer_scale: nn.Module) -> Tensor:
+    return getattr(layer_scale, "gamma", torch.ones(1))
+
+
+def _folded(linear: nn.Linear, norm: Any, projection: Tensor, rows: Tensor) -> Tensor:
+    """Rows of ``linear`` behind ``norm``, for the student's normalised stream: (rows, D_student).
+
+    The teacher's LayerNorm scales to the root of its own width, the student's to the root of its.
+    """
+    scale = (projection.shape[1] / projection.shape[0]) ** 0.5
+    gain = 1.0 if norm.weight is None else norm.weight
+    return scale * (linear.weight[rows] * gain) @ projection.T
+
+
+def _best(activations: Tensor, write: Tensor, groups: int, keep: int, size: int) -> Tensor:
+    """Input columns of the ``keep`` groups (heads, or units of size 1) that write most into the stream, in order."""
+    flat = activations.reshape(-1, activations.shape[-1])
+    covariance = torch.cov(flat.T) if size > 1 else None
+    if covariance is None:
+        power = flat.var(0) * write.square().sum(0)
+    else:
+        gram = write.T @ write * covariance
+        power = torch.stack([gram[g : g + size, g : g + size].sum() for g in range(0, groups * size, size)])
+    chosen = power.topk(keep).indices.sort().values
+    return (chosen[:, None] * size + torch.arange(size)).flatten()
+
+
+def fit(linear: nn.Linear, inputs: Tensor, outputs: Tensor, start: Tensor, ridge: float = RIDGE) -> None:
+    """Sets ``linear`` to the ridge regression of ``outputs`` on ``inputs``, drawn towards ``start``.
+
+    Args:
+        linear: the layer.
+        inputs: (..., D_in).
+        outputs: (..., D_out).
+        start: (D_out, D_in).
+        ridge: strength, in units of the mean squared input.
+    """
+    x, y = inputs.flatten(0, -2), outputs.flatten(0, -2)
+    mean_x, mean_y = x.mean(0), y.mean(0)
+    if linear.bias is None:
+        mean_x, mean_y = torch.zeros_like(mean_x), torch.zeros_like(mean_y)
+    x, y = x - mean_x, y - mean_y
+    gram = (x.T @ x / len(x)).double()
+    mean = gram.diagonal().mean().clamp(min=1e-12)  # all units may be dead
+    damping = ridge * mean * torch.eye(len(gram), dtype=torch.float64)
+    missing = (x.T @ (y - x @ start.T) / len(x)).double()
+    weight = start + torch.linalg.solve(gram + damping, missing).T.float()
+    linear.weight.copy_(weight)
+    if linear.bias is not None:
+        linear.bias.copy_(mean_y - weight @ mean_x)
+
+
+@contextmanager
+def _caught(*layers: nn.Module) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Input and output of each layer's next forward, in the order given."""
+    seen: list[tuple[Tensor, Tensor]] = [(torch.empty(0), torch.empty(0))] * len(layers)
+
+    def note(i: int) -> Callable[..., None]:
+        def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            seen[i] = (inputs[0], output)
+
+        return hook
+
+    hooks = [layer.register_forward_hook(note(i)) for i, layer in enumerate(layers)]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()

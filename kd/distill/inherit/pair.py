@@ -1,0 +1,127 @@
+"""Which pairs can inherit, and whether it worked."""
+
+from typing import Any, TypeAlias
+
+from timm.layers import GluMlp, Mlp, PatchEmbed, RmsNorm, SwiGLU
+from timm.models.vision_transformer import Attention, Block, VisionTransformer
+from torch import Tensor, nn
+
+ViT: TypeAlias = Any
+"""A timm VisionTransformer: torch types its blocks as bare modules."""
+
+FIRST_LAYERS = {Mlp: (("fc1", 1),), GluMlp: (("fc1", 2),), SwiGLU: (("fc1_g", 1), ("fc1_x", 1))}
+"""Of each kind of MLP: the layers that make its hidden units, and how many of their outputs make one."""
+
+EXACT = 0.9  # correlation below which a copy at full size was none; what is understood gives 0.98 and more
+
+
+def check_pair(student: ViT, teacher: ViT) -> None:
+    """Whether the student can start from the teacher; what the fit does not understand is refused.
+
+    Raises:
+        ValueError: the pair does not fit; one line says what differs.
+    """
+    for role, model in (("student", student), ("teacher", teacher)):
+        if type(model) is not VisionTransformer:
+            raise ValueError(f"the {role} must be a plain timm VisionTransformer, got {type(model).__name__}")
+        problem = _not_understood(model)
+        if problem:
+            raise ValueError(f"the {role} has {problem}, which can't be inherited")
+    ours, theirs = student.blocks[0], teacher.blocks[0]
+    for name, a, b in (
+        ("head size", ours.attn.head_dim, theirs.attn.head_dim),
+        ("pooling", student.global_pool, teacher.global_pool),
+        ("class token", student.cls_token is not None, teacher.cls_token is not None),
+        ("kind of MLP", type(ours.mlp).__name__, type(theirs.mlp).__name__),
+        ("qk_norm", _qk_norm(ours.attn), _qk_norm(theirs.attn)),
+    ):
+        if a != b:
+            raise ValueError(f"student and teacher must have the same {name}, got {a} and {b}")
+    if student.pos_embed is None and teacher.pos_embed is not None:
+        raise ValueError("the student must have position embeddings, as the teacher has")
+    for name, a, b in (
+        ("width", student.embed_dim, teacher.embed_dim),
+        ("depth", len(student.blocks), len(teacher.blocks)),
+        ("heads", ours.attn.num_heads, theirs.attn.num_heads),
+        ("hidden units", ours.mlp.fc2.in_features, theirs.mlp.fc2.in_features),
+    ):
+        if a > b:
+            raise ValueError(f"the student must have no larger {name} than the teacher, got {a} and {b}")
+
+
+def _not_understood(model: ViT) -> str:
+    """What of a model the fit has no formula for; empty where it has all."""
+    block = model.blocks[0]
+    if any(type(b) is not Block or type(b.attn) is not Attention for b in model.blocks):
+        return f"blocks of the kind {type(block).__name__} with {type(getattr(block, 'attn', None)).__name__}"
+    norms = stream_norms(model)
+    kinds = {type(norm).__name__ for norm in norms if centres(norm) is None or centres(norm) != centres(norms[0])}
+    has_head = isinstance(model.head, nn.Linear)
+    checks = {
+        "a patch embedding of its own (a hybrid)": type(model.patch_embed) is not PatchEmbed
+        or not isinstance(model.patch_embed.norm, nn.Identity)
+        or model.patch_embed.proj.in_channels != 3,
+        "register tokens": model.reg_token is not None,
+        "a norm before its blocks": not isinstance(model.norm_pre, nn.Identity),
+        f"norms of the kind {', '.join(sorted(kinds))}": bool(kinds),
+        f"an MLP of the kind {type(block.mlp).__name__}": type(block.mlp) not in FIRST_LAYERS,
+        "a norm inside its MLP or before its attention's projection": any(
+            not isinstance(norm, nn.Identity) for norm in (block.mlp.norm, getattr(block.attn, "norm", nn.Identity()))
+        ),
+        "gated attention": getattr(block.attn, "gate", None) is not None,
+        "attention pooling": getattr(model, "attn_pool", None) is not None,
+        f"pooling '{model.global_pool}'": has_head and model.global_pool not in ("token", "avg"),
+        "no norm before its classifier": has_head and final_norm(model) is None,
+    }
+    return next((what for what, found in checks.items() if found), "")
+
+
+def stream_norms(model: ViT) -> list[nn.Module]:
+    """The norms that read the residual stream."""
+    final = final_norm(model)
+    return [n for block in model.blocks for n in (block.norm1, block.norm2)] + ([] if final is None else [final])
+
+
+def final_norm(model: ViT) -> nn.Module | None:
+    """The norm before the classifier, where there is exactly one."""
+    found = [norm for norm in (model.norm, model.fc_norm) if not isinstance(norm, nn.Identity)]
+    return found[0] if len(found) == 1 else None
+
+
+def centres(norm: nn.Module) -> bool | None:
+    """Whether a norm subtracts the mean; None for one of another kind."""
+    if isinstance(norm, nn.LayerNorm):
+        return True
+    return False if isinstance(norm, (RmsNorm, nn.RMSNorm)) else None
+
+
+def _qk_norm(attention: Any) -> str:
+    return "none" if isinstance(attention.q_norm, nn.Identity) else type(attention.q_norm).__name__
+
+
+def copy_is_possible(student: ViT, teacher: ViT) -> bool:
+    """Whether the two are classifiers of one architecture and size, up to layer scales."""
+    if not isinstance(student.head, nn.Linear):
+        return False
+    shapes = [
+        {name: value.shape for name, value in model.state_dict().items() if not name.endswith("gamma")}
+        for model in (student, teacher)
+    ]
+    kinds = [[type(m) for m in model.modules() if not list(m.parameters())] for model in (student, teacher)]
+    acts = [[kind for kind in of_one if kind not in (nn.Identity,)] for of_one in kinds]
+    return shapes[0] == shapes[1] and acts[0] == acts[1]
+
+
+def check_copy(ours: Tensor, theirs: Tensor) -> None:
+    """
+    Raises:
+        ValueError: answers that should be equal are not: something in these models is not understood.
+    """
+    ours, theirs = ours - ours.mean(0), theirs - theirs.mean(0)
+    size = float(ours.norm() * theirs.norm())
+    correlation = float((ours * theirs).sum()) / size if size else 1.0
+    if correlation < EXACT:
+        raise ValueError(
+            f"a copy of this teacher should answer like it, and does not (correlation {correlation:.2f}): "
+            "its architecture has a part that can't be inherited"
+        )

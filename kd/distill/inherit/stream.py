@@ -1,0 +1,100 @@
+"""The residual stream: the teacher's on sample pictures, and how it maps onto the student's."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from timm.layers import resample_abs_pos_embed, resample_patch_embed
+from torch import Tensor, nn
+
+from kd._bar import bar
+from kd.distill.inherit.pair import ViT, centres, stream_norms
+
+
+def embedding(student: ViT, teacher: ViT) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
+    """The teacher's patch weights and bias, class token, and the positions of it and of the student's patches."""
+    patch = teacher.patch_embed.proj
+    weight = resample_patch_embed(patch.weight, list(student.patch_embed.patch_size))
+    nothing = weight.new_zeros(1, 0, len(weight))
+    token = nothing if teacher.cls_token is None else teacher.cls_token
+    if teacher.pos_embed is None:
+        count = student.patch_embed.grid_size[0] * student.patch_embed.grid_size[1]
+        return weight, patch.bias, token, torch.zeros_like(token), weight.new_zeros(1, count, len(weight))
+    prefix = 0 if teacher.no_embed_class else teacher.num_prefix_tokens
+    positions = resample_abs_pos_embed(
+        teacher.pos_embed,
+        new_size=list(student.patch_embed.grid_size),
+        old_size=list(teacher.patch_embed.grid_size),
+        num_prefix_tokens=prefix,
+    )
+    of_token = positions[:, :prefix] if prefix else torch.zeros_like(token)
+    return weight, patch.bias, token, of_token, positions[:, prefix:]
+
+
+def embedded_as(student: ViT, teacher: ViT, images: Tensor) -> Tensor:
+    """The teacher's stream before its first block, (N, L, D_teacher), with the student's number of tokens."""
+    weight, bias, token, of_token, positions = embedding(student, teacher)
+    patches = nn.functional.conv2d(images, weight, bias, stride=weight.shape[-2:]).flatten(2).transpose(1, 2)
+    return torch.cat([(token + of_token).expand(len(patches), -1, -1), patches + positions], 1)
+
+
+def seen_by_norms(stream: Tensor, teacher: ViT) -> Tensor:
+    """What of a stream the teacher's norms look at: its centred part, or all of it (RMSNorm)."""
+    return stream - stream.mean(-1, keepdim=True) if centres(teacher.blocks[0].norm1) else stream
+
+
+def teacher_streams(teacher: ViT, stream: Tensor) -> list[Tensor]:
+    """What the norms see of the stream before each block and after the last, each (N, L, D_teacher)."""
+    streams = [stream]
+    for block in shown(teacher.blocks, "the teacher's blocks"):
+        streams.append(torch.cat([block(part) for part in streams[-1].split(64)]))
+    return [seen_by_norms(s, teacher) for s in streams]
+
+
+def projection_of(streams: list[Tensor], student: ViT, prefix: int) -> Tensor:
+    """``M``, (width, D_teacher): leading directions of the normalised stream over all layers.
+
+    Every token counts by its direction alone, as a LayerNorm sees it; the class token as much as all patches
+    together, since it alone is classified. A student with RMSNorm has room for one direction more.
+    """
+    teacher_width, width = streams[0].shape[-1], student.embed_dim
+    room = width - 1 if centres(student.blocks[0].norm1) else width
+    moment = torch.zeros(teacher_width, teacher_width, dtype=torch.float64)
+    for stream in streams:
+        unit = nn.functional.normalize(stream.double(), dim=-1)
+        for part in (unit[:, :prefix], unit[:, prefix:]):
+            flat = part.reshape(-1, teacher_width)
+            moment += flat.T @ flat / max(1, len(flat))
+    directions = torch.linalg.eigh(moment).eigenvectors.flip(1)[:, :room]  # the teacher's all-ones direction comes last
+    directions = directions * directions.sum(0).add(1e-12).sign()  # eigenvectors have no sign of their own
+    start = torch.eye(width, dtype=torch.float64)
+    if room < width:
+        start[:, 0] = 1
+        start = torch.linalg.qr(start).Q[:, 1:]  # orthonormal, and orthogonal to all-ones
+    return (start @ directions.T).float()
+
+
+def reset_norms(student: ViT) -> None:
+    """Norms of the stream become plain (their scale and shift go into the next layer), layer scales one."""
+    norm: Any
+    for norm in stream_norms(student):
+        if norm.weight is not None:
+            nn.init.ones_(norm.weight)
+        if getattr(norm, "bias", None) is not None:
+            nn.init.zeros_(norm.bias)
+    module: Any
+    for module in student.modules():
+        if hasattr(module, "gamma"):
+            nn.init.ones_(module.gamma)
+
+
+def chosen_blocks(student: ViT, teacher: ViT) -> list[int]:
+    """Evenly spaced blocks of the teacher, the last one among them."""
+    ours, theirs = len(student.blocks), len(teacher.blocks)
+    return [(i + 1) * theirs // ours - 1 for i in range(ours)]
+
+
+def shown(blocks: Iterable[Any], label: str) -> Iterable[Any]:
+    """The blocks, with a progress bar in the first process."""
+    return bar(blocks, label=f"inherit: {label}", unit=" blocks", disable=getattr(rank_zero_only, "rank", 0) != 0)

@@ -1,0 +1,12 @@
+"""Teacher and student models: timm's by name, weights of several kinds, each model's own input."""
+
+from kd.models.build import build_model, check_arch, completed, count_parameters, timm_model
+from kd.models.loading import load_checkpoint
+from kd.models.preprocess import Images, Preprocess, preprocess_for
+from kd.models.spec import ModelSpec, StudentSpec, TeacherSpec
+from kd.models.weights import read_names
+
+__all__ = [
+    "Images", "ModelSpec", "Preprocess", "StudentSpec", "TeacherSpec", "build_model", "check_arch", "completed",
+    "count_parameters", "load_checkpoint", "preprocess_for", "read_names", "timm_model",
+]  # fmt: skip

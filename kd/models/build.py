@@ -1,0 +1,155 @@
+"""Builds models from what a recipe says."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import timm
+import torch
+from torch import nn
+
+from kd.errors import UserError, plain
+from kd.models.loading import load_checkpoint
+from kd.models.preprocess import preprocess_for
+from kd.models.segmenter import DenseModel
+from kd.models.spec import ModelSpec, TeacherSpec
+from kd.models.weights import about, say
+
+Spec = TypeVar("Spec", bound=ModelSpec)
+
+
+def build_model(
+    spec: ModelSpec,
+    num_classes: int,
+    key: str,
+    classes: Sequence[str] = (),
+    head: bool = False,
+    dense: bool = False,
+) -> nn.Module:
+    """Builds a timm model and loads its weights.
+
+    Args:
+        spec: what to build.
+        num_classes: classes of the data; 0 for a model without a classifier.
+        key: the configuration key of ``spec`` (``model.teacher``), named in errors.
+        classes: names of the model's classes, compared with the checkpoint's where it has them.
+        head: the checkpoint must hold a classifier too (a teacher's must; a student may bring a backbone alone).
+        dense: a classifier for every pixel on top of the timm model (:class:`kd.models.segmenter.DenseModel`).
+
+    Raises:
+        UserError: an unknown architecture, an unusable argument, or a checkpoint that does not fit.
+    """
+    check_arch(spec.arch, key)
+    if spec.pretrained and not spec.checkpoint and head and not dense:
+        _check_pretrained_classes(spec, num_classes, key)
+    model = _create(spec, 0 if dense else num_classes, key)
+    if dense:
+        model = DenseModel(model, num_classes)
+    if spec.checkpoint:
+        load_checkpoint(model, Path(spec.checkpoint), f"{key}.checkpoint", classes, head)
+    _check_forward(model, spec, key)
+    return model.to(memory_format=torch.channels_last) if spec.channels_last else model
+
+
+@torch.no_grad()
+def _check_forward(model: nn.Module, spec: ModelSpec, key: str) -> None:
+    """A forward without values (meta tensors) finds arguments that a model can be built with and not run with."""
+    size, training = preprocess_for(model, spec.img_size).size, model.training
+    model.eval()
+    try:
+        weights = {name: t.to("meta") for name, t in (*model.named_parameters(), *model.named_buffers())}
+        torch.func.functional_call(model, weights, (torch.empty(1, 3, *size, device="meta"),))
+    except Exception:  # some layers need values: the real forward decides
+        try:
+            model(torch.zeros(1, 3, *size))
+        except Exception as error:
+            reason = plain(error)
+            raise UserError(f"{key}: {spec.arch} can't take pictures of {size[0]}x{size[1]}: {reason}") from error
+    finally:
+        model.train(training)
+
+
+def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
+    kwargs = dict(spec.kwargs)
+    if "checkpoint_path" in kwargs:
+        raise UserError(f"{key}.kwargs.checkpoint_path: a file of weights is {key}.checkpoint")
+    if spec.img_size is not None:
+        kwargs["img_size"] = spec.img_size
+    pretrained = spec.pretrained and not spec.checkpoint
+    try:
+        return timm_model(spec.arch, pretrained=pretrained, num_classes=num_classes, **kwargs)
+    except OSError as error:
+        raise UserError(f"{key}.pretrained: no weights for {spec.arch}: {plain(error)}") from error
+    except Exception as error:  # whatever an architecture has against its arguments
+        raise UserError(f"{key}: {spec.arch} can't be built{_with(spec.kwargs)}: {plain(error)}") from error
+
+
+def _with(kwargs: dict[str, Any]) -> str:
+    return f" with {', '.join(f'{name}={value}' for name, value in kwargs.items())}" if kwargs else ""
+
+
+def timm_model(arch: str, **kwargs: Any) -> nn.Module:
+    """``timm.create_model``; without ``img_size`` for models that take any size and no such argument.
+
+    The arguments that it was made with are kept as ``made_with``.
+    """
+    try:
+        model = timm.create_model(arch, **kwargs)
+    except TypeError as error:
+        if "img_size" not in str(error):
+            raise
+        kwargs.pop("img_size")
+        model = timm.create_model(arch, **kwargs)
+    object.__setattr__(model, "made_with", {k: v for k, v in kwargs.items() if k != "pretrained"})
+    return model
+
+
+def check_arch(arch: str, key: str) -> None:
+    """Raises a UserError with the nearest name when timm has no model ``arch``."""
+    if not arch:
+        raise UserError(f"{key}.arch: which model? Give the name of one of timm's (timm.list_models())")
+    if timm.is_model(arch):
+        return
+    near = difflib.get_close_matches(arch, timm.list_models(), 1, 0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    raise UserError(f"{key}.arch: timm has no model '{arch}'{hint}")
+
+
+def _check_pretrained_classes(spec: ModelSpec, num_classes: int, key: str) -> None:
+    config = timm.get_pretrained_cfg(spec.arch)
+    own = config.num_classes if config else None
+    if own is not None and own != num_classes:
+        raise UserError(
+            f"{key}.pretrained: timm's {spec.arch} names {own} classes, the data has {num_classes}; "
+            f"fine-tune it first and give {key}.checkpoint"
+        )
+
+
+def completed(spec: Spec, key: str) -> Spec:
+    """``spec`` with what it leaves open taken from what its checkpoint says of itself.
+
+    A teacher's checkpoint that names another architecture than the settings is believed, in a line: it could not be
+    loaded otherwise. A student stays what the settings say.
+    """
+    said = about(spec.checkpoint)
+    if isinstance(spec, TeacherSpec) and said.arch and said.arch != spec.arch:
+        size = said.img_size and (said.img_size[0] if said.img_size[0] == said.img_size[1] else said.img_size)
+        before = f", not the settings' {spec.arch}" if spec.arch else ""
+        say(f"{key}: {said.arch} at {size} px, as {spec.checkpoint} says{before}")
+        spec = replace(spec, arch=said.arch, img_size=size, kwargs=said.kwargs, mean=spec.mean, std=spec.std)
+    elif isinstance(spec, TeacherSpec) and said.arch:
+        spec = replace(spec, img_size=spec.img_size or said.img_size, kwargs={**said.kwargs, **spec.kwargs})
+    if said.arch not in ("", spec.arch):
+        return spec
+    return replace(spec, mean=spec.mean or _three(said.mean), std=spec.std or _three(said.std))
+
+
+def _three(values: Sequence[float] | None) -> list[float] | None:
+    return list(values) if values and len(values) == 3 else None
+
+
+def count_parameters(model: nn.Module) -> int:
+    """The number of parameters, trainable or not."""
+    return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())  # DeepSpeed empties what is in shards

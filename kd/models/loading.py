@@ -1,0 +1,167 @@
+"""Brings weights into a model's own layout and loads them."""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor, nn
+
+from kd.errors import UserError
+from kd.models.weights import About, Weights, read_weights, say
+
+
+def load_checkpoint(model: nn.Module, path: Path, key: str, classes: Sequence[str] = (), head: bool = False) -> None:
+    """Loads weights into ``model``; position embeddings of another size are resampled.
+
+    Args:
+        model: to load into.
+        path: see :func:`read_weights`.
+        key: the configuration key that named the file.
+        classes: names of the model's classes, compared with the file's where it has them.
+        head: the file must hold the same classes (a teacher's must); else a file of other classes gives its backbone.
+
+    Raises:
+        UserError: no such file, not a checkpoint, or tensors that do not fit (the first ones are named).
+    """
+    found = read_weights(path, key)
+    state = _in_the_models_layout(_without_prefix(found, model, key), model, found.about)
+    state = _without_the_classifier(state, model)
+    expected = model.state_dict()
+    of_head = _below(expected, classifier_names(model))
+    last = _below(of_head, ["head.classifier"]) or of_head  # a dense model's head is more than its classifier
+    other = _other_classes(found.about.classes, classes, state, expected, last)
+    if other and head:
+        raise UserError(f"{key}: {found.file} {other}")
+    if other:
+        state = {k: v for k, v in state.items() if k not in last}
+        say(f"{key}: {found.file} {other}: its backbone is taken, the classifier is new")
+    wrong = [
+        f"{k} is {tuple(state[k].shape)} there, {tuple(v.shape)} here"
+        for k, v in expected.items()
+        if k in state and state[k].shape != v.shape
+    ]
+    wrong += [f"{k} is missing" for k in expected if k not in state and (head or k not in of_head)]
+    wrong += [f"{k} is not in the model" for k in state if k not in expected]
+    if wrong:
+        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+        raise UserError(f"{key}: {found.file} does not fit: {'; '.join(wrong[:3])}{more}")
+    model.load_state_dict({k: v.to(expected[k].dtype) for k, v in state.items()}, strict=False)
+
+
+def _other_classes(
+    names: Sequence[str], classes: Sequence[str], state: Mapping[str, Tensor], expected: Mapping[str, Tensor],
+    last: Sequence[str],
+) -> str:  # fmt: skip
+    """How the file's classes differ from the data's; empty where they don't, or nothing is known."""
+    for k in last:
+        theirs, ours = tuple(state[k].shape) if k in state else (), tuple(expected[k].shape)
+        if theirs and theirs != ours and theirs[1:] == ours[1:]:
+            return f"names {theirs[0]} classes, the data has {ours[0]}"
+    if not names or not classes or list(names) == list(classes):
+        return ""
+    pairs = enumerate(zip(names, classes, strict=False))
+    i = next((i for i, (a, b) in pairs if a != b), None)
+    if i is None:
+        return f"names {len(names)} classes, the data has {len(classes)}"
+    return f"was trained on other classes: class {i} is {names[i]!r} there, {classes[i]!r} in the data"
+
+
+def classifier_names(model: nn.Module) -> list[str]:
+    """The module paths of a model's last layers (two for a model with a distillation token)."""
+    found = getattr(model, "pretrained_cfg", {}).get("classifier") or "head"
+    return [found] if isinstance(found, str) else list(found)
+
+
+def _below(keys: Iterable[str], modules: Iterable[str]) -> list[str]:
+    prefixes = tuple(f"{name}." for name in modules)
+    return [key for key in keys if key.startswith(prefixes)]
+
+
+def _without_the_classifier(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """A model that was built without a classifier takes the rest of a file that has one."""
+    names = classifier_names(model)
+    if _below(model.state_dict(), names):
+        return state
+    dropped = set(_below(state, names))
+    return {k: v for k, v in state.items() if k not in dropped}
+
+
+def _without_prefix(found: Weights, model: nn.Module, key: str) -> dict[str, Tensor]:
+    """The state without what a wrapper class (``self.model = ...``) has put before every name; said in a line."""
+    state = found.state
+    for part in (model, getattr(model, "backbone", None)):
+        if not isinstance(part, nn.Module):
+            continue
+        expected = set(part.state_dict())
+        prefix = _common_prefix(state, expected)
+        if prefix is None:
+            continue
+        if not prefix or (part is not model and prefix == "backbone."):
+            return state
+        inner = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        rest = len(state) - len(inner)
+        left = f", {rest} tensors beside it are left out" if rest else ""
+        say(f"{key}: {found.file}: the weights below '{prefix[:-1]}' are taken{left}")
+        return inner
+    return state
+
+
+def _common_prefix(state: Mapping[str, Tensor], expected: set[str]) -> str | None:
+    """What stands before at least half of the expected names; None where nothing does."""
+    if len(expected & state.keys()) * 2 >= len(expected):
+        return ""
+    anchor = max(expected, key=len, default="")
+    candidates = {k[: -len(name)] for name in (anchor, *sorted(expected)[:8]) for k in state if k.endswith(f".{name}")}
+    hits = {prefix: sum(prefix + name in state for name in expected) for prefix in sorted(candidates)}
+    best = max(hits, key=lambda prefix: hits[prefix], default=None)
+    return best if best is not None and hits[best] * 2 >= len(expected) else None
+
+
+def _in_the_models_layout(state: dict[str, Tensor], model: nn.Module, about: About) -> dict[str, Tensor]:
+    """Applies the architecture's own checkpoint filter; a plain timm file becomes a dense model's backbone."""
+    backbone = getattr(model, "backbone", None)
+    if backbone is None:
+        return _filtered(state, model, about)
+    inner = {k.removeprefix("backbone."): v for k, v in state.items() if k.startswith("backbone.")}
+    if inner:
+        rest = {k: v for k, v in state.items() if not k.startswith("backbone.")}
+        return {**_prefixed(_filtered(inner, backbone, about)), **rest}
+    wanted = backbone.state_dict()  # a file for classification holds more: layers behind the last level, a classifier
+    return _prefixed({k: v for k, v in _filtered(state, backbone, about).items() if k in wanted})
+
+
+def _prefixed(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"backbone.{k}": v for k, v in state.items()}
+
+
+def _filtered(state: dict[str, Tensor], model: nn.Module, about: About) -> dict[str, Tensor]:
+    """timm keeps a filter for foreign layouts and other position embeddings beside the model class."""
+    state = _with_positions(state, model, about)
+    convert: Callable[..., dict[str, Tensor]] | None = getattr(
+        sys.modules[type(model).__module__], "checkpoint_filter_fn", None
+    )
+    if convert is None or (
+        state.keys() == model.state_dict().keys()
+        and all(v.shape == state[k].shape for k, v in model.state_dict().items())
+    ):
+        return state
+    try:
+        return convert(state, model)
+    except Exception:  # a file of another architecture: the comparison of keys and shapes says it better
+        return state
+
+
+def _with_positions(state: dict[str, Tensor], model: nn.Module, about: About) -> dict[str, Tensor]:
+    """Resamples position embeddings from the grid that the file names: their number alone can mean several grids."""
+    new: Any = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    positions, patch = state.get("pos_embed"), state.get("patch_embed.proj.weight")
+    if about.img_size is None or new is None or positions is None or patch is None or positions.ndim != 3:
+        return state
+    old = [side // step for side, step in zip(about.img_size, patch.shape[-2:], strict=True)]
+    prefix = positions.shape[1] - old[0] * old[1]
+    if old == list(new) or prefix not in (0, getattr(model, "num_prefix_tokens", 0)):
+        return state
+    resampled = resample_abs_pos_embed(positions, list(new), old, num_prefix_tokens=prefix)
+    return {**state, "pos_embed": resampled}

@@ -1,0 +1,246 @@
+"""Weights files of several kinds, read without running code from them."""
+
+import argparse
+import functools
+import json
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from safetensors import safe_open
+from safetensors.torch import load_file
+from timm.models import clean_state_dict
+from torch import Tensor
+
+from kd.checkpoints import run_folder
+from kd.errors import UserError
+
+STATES = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict")  # where trainers keep the weights
+NAMES = ("class_names", "classes", "label_names", "labels", "categories", "id2label", "idx_to_class", "class_to_idx")
+TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
+NOT_PASSED_ON = (
+    "num_classes", "img_size", "pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay",
+)  # fmt: skip
+
+
+@dataclass
+class About:
+    """What a weights file, or the ``config.json`` beside it, says of its model; empty where it does not say.
+
+    Attributes:
+        arch: timm's name of the architecture.
+        kwargs: arguments of ``timm.create_model``.
+        img_size: height and width of the input.
+        mean: of each channel.
+        std: likewise.
+        classes: names by class id.
+    """
+
+    arch: str = ""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    img_size: tuple[int, int] | None = None
+    mean: list[float] | None = None
+    std: list[float] | None = None
+    classes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Weights:
+    """A weights file, read.
+
+    Attributes:
+        file: the file.
+        state: its state dict.
+        about: what it says of its model.
+    """
+
+    file: Path
+    state: dict[str, Tensor]
+    about: About
+
+
+@rank_zero_only
+def say(line: str) -> None:
+    """One line for the user, from the first process."""
+    print(line, flush=True)
+
+
+def read_weights(path: Path, key: str) -> Weights:
+    """Reads a weights file, the student of a run folder, or timm's own folder (``config.json`` and weights).
+
+    Never executes code from the file (safetensors, or ``torch.load(weights_only=True)``).
+
+    Args:
+        path: the file or folder.
+        key: the configuration key that named it.
+
+    Raises:
+        UserError: no such file, or not a readable checkpoint.
+    """
+    file = weights_file(path, key)
+    try:
+        content = load_file(file) if file.suffix == ".safetensors" else _load_pickle(file)
+        about = describe(file)
+    except Exception as error:  # whatever a damaged or foreign file makes the readers raise
+        raise UserError(f"{key}: {file} is not a readable checkpoint{_why(error)}") from error
+    state = _state_in(content)
+    if not state:
+        raise UserError(f"{key}: {file} holds no state dict of tensors")
+    return Weights(file, state, about)
+
+
+def weights_file(path: Path, key: str) -> Path:
+    """The file to read where ``path`` is a file, a run's folder, or timm's own.
+
+    Raises:
+        UserError: there is none.
+    """
+    path = run_folder(path)
+    candidates = [path / name for name in ("student.safetensors", *TIMM_FILES)] if path.is_dir() else [path]
+    for file in candidates:
+        if file.is_file():
+            return file
+    raise UserError(f"{key}: there is no {candidates[0]}")
+
+
+def describe(file: Path) -> About:
+    """What the file says of its model.
+
+    Raises:
+        Exception: whatever a damaged file makes the readers raise.
+    """
+    config = file.with_name("config.json")
+    if file.name in TIMM_FILES and config.is_file():
+        content = json.loads(config.read_text(encoding="utf-8"))
+        if "architecture" in content:
+            return _from_timm(content)
+    if file.suffix == ".safetensors":
+        with safe_open(file, framework="pt") as opened:
+            return _from_metadata(opened.metadata() or {})
+    return About(classes=_names_in(_load_pickle(file)))
+
+
+def about(checkpoint: str | None) -> About:
+    """What a checkpoint says of its model; nothing for a missing or damaged file, which its reader reports."""
+    if not checkpoint:
+        return About()
+    try:
+        return describe(weights_file(Path(checkpoint), ""))
+    except Exception:
+        return About()
+
+
+def _from_metadata(meta: Mapping[str, str]) -> About:
+    """Of a ``student.safetensors``; a segmentation student is no plain timm model, so its architecture stays unsaid."""
+    said = {name: json.loads(meta[name]) for name in ("kwargs", "img_size", "mean", "std", "classes") if name in meta}
+    size = said.get("img_size")
+    return About(
+        "" if "dense" in meta else meta.get("arch", ""),
+        _arguments(said.get("kwargs", {})),
+        None if size is None else (size, size) if isinstance(size, int) else tuple(size),
+        said.get("mean"),
+        said.get("std"),
+        said.get("classes", []),
+    )
+
+
+def _from_timm(content: Mapping[str, Any]) -> About:
+    own = content.get("pretrained_cfg", content)
+    size = own.get("input_size")
+    return About(
+        content["architecture"],
+        _arguments(content.get("model_args", {})),
+        tuple(size[-2:]) if size else None,
+        own.get("mean"),
+        own.get("std"),
+        _names_in({**own, **content}),
+    )
+
+
+def _arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in kwargs.items() if name not in NOT_PASSED_ON}
+
+
+def _load_pickle(file: Path) -> Any:
+    _warn_of_old_torch()
+    with torch.serialization.safe_globals([argparse.Namespace]):  # the settings in timm's training checkpoints
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+
+
+@functools.cache
+def _warn_of_old_torch() -> None:
+    """Before 2.10 a crafted file corrupts memory although nothing but weights is loaded."""
+    if torch.torch_version.TorchVersion(torch.__version__) < (2, 10):  # type: ignore[operator]
+        say(
+            f"warning: torch {torch.__version__} < 2.10: a .pth or .ckpt file made for it can run code "
+            "(CVE-2026-24747); load only files that you trust, or safetensors"
+        )
+
+
+def _why(error: Exception) -> str:
+    found = re.search(r"Unsupported (?:global|class): GLOBAL ([\w.]+)", str(error))
+    if found or "TorchScript" in str(error):
+        what = found[1] if found else "a TorchScript program"
+        return f": it pickles {what}, not weights alone; save them with torch.save(model.state_dict(), FILE)"
+    return f" ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]})"
+
+
+def _state_in(content: Any) -> dict[str, Tensor]:
+    """The state dict, where a training checkpoint keeps it; a checkpoint of ours holds more than the student."""
+    if not isinstance(content, Mapping):
+        return {}
+    name = next((n for n in STATES if isinstance(content.get(n), Mapping)), None)
+    state = content[name] if name else content
+    state = clean_state_dict({k: v for k, v in state.items() if isinstance(v, Tensor)})
+    students = {k.removeprefix("student."): v for k, v in state.items() if k.startswith("student.")}
+    return students or state
+
+
+def _names_in(content: Any) -> list[str]:
+    """Class names beside the weights: a list, or a dict by or to the class id."""
+    if not isinstance(content, Mapping):
+        return []
+    places = [content, *(content[k] for k in ("meta", "hyper_parameters") if isinstance(content.get(k), Mapping))]
+    for place in places:
+        for name in NAMES:
+            found = _name_list(place.get(name))
+            if found:
+                return found
+    return []
+
+
+def _name_list(value: Any) -> list[str]:
+    """
+    >>> _name_list({"bread": 1, "apple": 0}), _name_list({"1": "bread", "0": "apple"}), _name_list([3, 4])
+    (['apple', 'bread'], ['apple', 'bread'], [])
+    """
+    if isinstance(value, Mapping) and value:
+        if all(type(v) is int for v in value.values()):
+            value = sorted(value, key=value.get)  # type: ignore[arg-type]
+        elif all(str(k).isdigit() for k in value):
+            value = [value[k] for k in sorted(value, key=int)]
+    if isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value):
+        return list(value)
+    return []
+
+
+def read_names(file: Path, key: str) -> list[str]:
+    """Class names from a file: a JSON list, or one a line.
+
+    Raises:
+        UserError: no such file, or no names in it.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+        names = json.loads(text) if file.suffix == ".json" else [line.strip() for line in text.splitlines()]
+        names = [str(name) for name in names if str(name)]
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{key}: {file} can't be read as a list of names ({type(error).__name__})") from error
+    if not names:
+        raise UserError(f"{key}: {file} holds no names")
+    return names
