@@ -215,7 +215,7 @@ class KDCLI(LightningCLI):
         if not isinstance(error, ValueError):
             return error
         message = one_line(str(error), [])
-        value = re.search(r"\w+ must be .*", message)
+        value = re.search(r"\w+ must be .*?(?= - Expected a |$)", message)  # it tries each of a union's types
         return UserError(self._with_key(value.group(0) if value else message))
 
     def _with_key(self, message: str) -> str:
