@@ -97,24 +97,6 @@ def for_start(spec: OptimSpec, scratch: bool) -> OptimSpec:
     return replace(spec, lr=spec.lr_scratch) if scratch and spec.lr_scratch is not None else spec
 
 
-def _try_kwargs(spec: OptimSpec) -> None:
-    """A step on two numbers: some optimizers take arguments that their step refuses."""
-    own = {"lr", "weight_decay"} & spec.kwargs.keys()
-    if own:
-        raise UserError(f"optim.kwargs.{min(own)}: is optim.{min(own)}")
-    if not spec.kwargs:
-        return
-    try:
-        with torch.random.fork_rng(devices=[]):
-            model = nn.Linear(1, 1)
-        kind: Any = get_optimizer_class(spec.name, bind_defaults=False)
-        optimizer = kind(model.parameters(), lr=spec.lr, weight_decay=spec.weight_decay, **spec.kwargs)
-        model(torch.ones(1, 1)).sum().backward()
-        optimizer.step()
-    except Exception as error:
-        raise UserError(f"optim.kwargs: {spec.name} can't work with {spec.kwargs}: {plain(error)}") from error
-
-
 def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:
     """``spec`` with the learning rate for a batch of ``global_batch`` samples over all processes and accumulations.
 
