@@ -175,9 +175,9 @@ class DISTLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar."""
-        student, teacher = of_all_ranks(student_logits, teacher_logits) if self.gather else (
-            student_logits, teacher_logits)  # fmt: skip
-        return dist_loss(student, teacher, self.beta, self.gamma, self.temperature)
+        if self.gather:
+            student_logits, teacher_logits = of_all_ranks(student_logits, teacher_logits)
+        return dist_loss(student_logits, teacher_logits, self.beta, self.gamma, self.temperature)
 
 
 class NKDLoss(LogitLoss):
