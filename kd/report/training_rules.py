@@ -41,7 +41,7 @@ def class_imbalance(counts: Sequence[int], factor: float = 10) -> Finding | None
 
 
 def teacher_near_chance(acc1: float, chance: float, val: int, sigma: float = 3) -> Finding | None:
-    """The teacher is within ``sigma`` standard errors of always naming the most frequent class, and not always right."""
+    """The teacher is within ``sigma`` standard errors of always naming the most frequent class, and is ever wrong."""
     if acc1 == 1 or acc1 > chance + sigma * math.sqrt(chance * (1 - chance) / max(1, val)):
         return None
     text = f"the teacher is right on {acc1:.1%} of the validation pictures, guessing gives {chance:.1%}"
