@@ -13,9 +13,9 @@ import torch
 import torchvision
 from torch import Tensor
 
-from kd.data.cache import AnswerCodec, AnswerStore, DenseCodec, Feature, TopKCodec
+from kd.data.cache import FINGERPRINT, AnswerCodec, AnswerStore, DenseCodec, Feature, TopKCodec
 from kd.data.datamodule import DistillationDataModule
-from kd.data.sources import cache_dir, fingerprint
+from kd.data.sources import FileSplit, Split, cache_dir, changed, fingerprint
 from kd.errors import UserError
 from kd.losses import LogitLoss
 from kd.losses.topk import TopKLogits
@@ -53,10 +53,8 @@ class CachedTeacher:
 
     def look_up(self, index: Tensor, view: int) -> Tensor | None:
         """The records of a batch, on the host: ``(N,)`` -> uint8 ``(N, record_bytes)``; None where one is missing."""
-        numbers = index.numpy()
-        if not self.store.present(view, numbers).all():
-            return None
-        return torch.from_numpy(self.store.get(view, numbers))
+        records, there = self.store.read(view, index.numpy())
+        return torch.from_numpy(records) if there.all() else None
 
     def __call__(self, images: Images, index: Tensor, view: int, records: Tensor | None) -> Tensor | TopKLogits | None:
         """The answers to a batch.
@@ -77,7 +75,8 @@ class CachedTeacher:
             self.read += len(index)
             return self._give(records)
         numbers = index.cpu().numpy()
-        missing = ~self.store.present(view, numbers)
+        stored, there = self.store.read(view, numbers)
+        missing = ~there
         if self.only:
             raise UserError(
                 f"model.teacher.cache: only, but {missing.sum()} of {len(numbers)} answers of a batch are missing in "
@@ -93,7 +92,7 @@ class CachedTeacher:
         if not finite.all():
             wrong = numbers[missing][~finite.numpy()][0]
             raise UserError(f"model.teacher: its answer to training picture {wrong} is not finite")
-        whole = torch.from_numpy(self.store.get(view, numbers)).to(images.device)
+        whole = torch.from_numpy(stored).to(images.device)
         whole[places] = self._kept(view, numbers[missing], self.codec.encode(logits, features))
         return self._give(whole)
 
@@ -122,7 +121,9 @@ class CachedTeacher:
                 f"model.teacher.cache: {self.store.folder}: {error.strerror}; the teacher answers live", file=sys.stderr
             )
             return encoded
-        return torch.from_numpy(self.store.get(view, numbers)).to(encoded.device)
+        kept, there = self.store.read(view, numbers)
+        found = torch.from_numpy(there).to(encoded.device)[:, None]
+        return torch.where(found, torch.from_numpy(kept).to(encoded.device), encoded)
 
     def report(self) -> dict[str, Any]:
         """What the summary says of it."""
@@ -164,7 +165,7 @@ def open_cache(
         size = codec.record_bytes * samples * views
         print(f"cache: {codec.record_bytes:,} bytes an answer ({kept}), {size / 1e6:,.1f} MB for {views} view(s) of "
               f"{samples} pictures in {folder}", flush=True)  # fmt: skip
-    store = AnswerStore(folder, parts, samples, views, codec.record_bytes)
+    store = AnswerStore(folder, parts, samples, views, codec.record_bytes, codec.usable)
     return CachedTeacher(teacher, store, codec, features, teacher.spec.cache == "only")
 
 
@@ -222,7 +223,7 @@ def cached_share(
     """
     codec, parts, folder = _layout(teacher, losses, data, features)
     size = codec.record_bytes * data.info.train * teacher.spec.cache_views
-    if not (folder / "fingerprint.json").is_file():
+    if not (folder / FINGERPRINT).is_file():
         return 0.0, size
     store = AnswerStore(folder, parts, data.info.train, teacher.spec.cache_views, codec.record_bytes)
     share = store.filled()
@@ -250,6 +251,7 @@ def _layout(
             "seed": data.seed,
             "engine": data.engine,
             **asdict(data.augment),
+            **_pairs(data),
             "torch": torch.__version__.split("+")[0],
             "torchvision": torchvision.__version__.split("+")[0],
         },
@@ -260,10 +262,34 @@ def _layout(
         },
         "answers": codec.describe(),
     }
+    split = data.split("train")
+    if not isinstance(split, FileSplit):
+        older = {**parts, "data": {**parts["data"], "content": fingerprint(split, stamps=False)}}
+        if _still_right(_folder(teacher, older), older["data"]["content"], split):
+            return codec, older, _folder(teacher, older)
+    return codec, parts, _folder(teacher, parts)
+
+
+def _pairs(data: DistillationDataModule) -> dict[str, Any]:
+    """What decides, beside the seed, who is mixed with whom."""
+    drawn = data.augment.mixes and data.unlabeled_ratio is not None
+    return {"unlabeled_ratio": data.unlabeled_ratio} if drawn else {}
+
+
+def _still_right(folder: Path, content: str, split: Split) -> bool:
+    """Whether a cache from before pictures had stamps was begun after the last of them was changed."""
+    file = folder / FINGERPRINT
+    try:
+        return json.loads(file.read_text())["data"]["content"] == content and changed(split) <= file.stat().st_mtime
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _folder(teacher: Teacher, parts: dict[str, dict[str, Any]]) -> Path:
     if teacher.spec.cache_dir:
-        return codec, parts, Path(teacher.spec.cache_dir).expanduser()
+        return Path(teacher.spec.cache_dir).expanduser()
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-    return codec, parts, cache_dir() / "answers" / f"{teacher.spec.arch}-{digest}"
+    return cache_dir() / "answers" / f"{teacher.spec.arch}-{digest}"
 
 
 def _codec(classes: int, topk: int | None, losses: Mapping[str, Any], features: Features | None) -> AnswerCodec:

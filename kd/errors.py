@@ -50,6 +50,15 @@ def run_error(error: BaseException | None) -> RunError | None:
     return error
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; its kind where it says nothing.
+
+    >>> first_line(KeyError()), first_line(OSError("full\\nsecond line"))
+    ('KeyError', 'full')
+    """
+    return (str(error).splitlines() or [""])[0].strip()[:200] or type(error).__name__
+
+
 def reason(error: BaseException) -> str:
     """Why a run failed, in one line; what libraries say in a paragraph is put into plain words.
 

@@ -38,6 +38,7 @@ class Fill(LightningModule):
         zero = self.trainer.is_global_zero
         self.cached = open_cache(self.teacher, self.losses, self.data, self.features, announce=zero)
         self.cached.only = False
+        self.data.views = self.cached.store.views  # pairs are drawn as in a run that will read the answers
 
     def val_dataloader(self) -> Any:
         """Batches with missing answers, of this process and view."""
@@ -68,6 +69,7 @@ def fill(cli: Any) -> int:
     Raises:
         UserError: the recipe has no teacher, or nothing that learns from its answers.
     """
+    cli.datamodule.prepare_data()
     teacher, losses = cli.model.teacher, cli.model.active_losses
     if teacher is None or not losses:
         raise UserError("model.teacher: there is nothing to cache, the recipe has no teacher or no distillation loss")

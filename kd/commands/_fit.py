@@ -12,6 +12,7 @@ from rich.table import Table
 
 from kd.callbacks.preemption import Stopped, interruption
 from kd.checkpoints import LAST
+from kd.data.sources import said
 from kd.errors import UserError, reason, run_error
 from kd.launch.cluster import is_rank_zero
 
@@ -24,13 +25,14 @@ def fit(cli: Any, resume_from: Path | None) -> int:
         resume_from: the checkpoint to go on from.
     """
     say = print if is_rank_zero() else lambda *_, **__: None
+    cli.datamodule.prepare_data()  # in each process, before a trainer that would wait for the others
     info = cli.datamodule.info
     say(f"data: {cli.datamodule.source.describe()}", flush=True)
     left_out = f", {len(cli.datamodule.skipped)} damaged left out" if cli.datamodule.skipped else ""
     without = f" ({info.unlabeled} without a label)" if info.unlabeled else ""
     say(
         f"      {info.train} training{without} and {info.val} validation pictures, "
-        f"{len(info.classes)} classes{left_out}"
+        f"{len(info.classes)} classes{left_out}{said(cli.datamodule.left_out)}"
     )
     if not info.labels:
         say(

@@ -36,6 +36,8 @@ def run(request: Request) -> int:
     source = build_data(KDCLI(args, instantiate=False).as_dict()["data"]).source
     if source.masks:
         raise UserError("data.source: kd-pack packs pictures with labels, not with masks")
+    if source.multi_label:
+        raise UserError("data.source.multi_label: kd-pack packs pictures with one label each")
     for name in ("train", "val"):
         split = source.load(name)
         size = pack(split, source.classes, own["out"].rstrip("/"), name, int(side) if side else None)

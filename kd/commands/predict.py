@@ -140,7 +140,7 @@ def _view(opened: "FinishedRun", whole: bool) -> Callable[[Any], Any]:
 
 def _read(name: str, view: Callable[[Any], Any]) -> "tuple[torch.Tensor, tuple[int, int]] | str":
     """View and size of a picture, or why it can't be read."""
-    from kd.data.transforms import decode
+    from kd.data.pictures import decode
 
     try:
         picture = decode(Path(name).read_bytes())

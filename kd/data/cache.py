@@ -1,4 +1,4 @@
-"""A teacher's answers on disk, by (sample, view): memory-mapped, checksummed, safe to kill at any moment.
+"""A teacher's answers on disk, by (sample, view): checksummed, safe to kill at any moment.
 
 A folder holds ``fingerprint.json`` (what the answers depend on) and one file a view, ``view-0003.bin``: a record of one
 fixed size a sample. A record starts with the CRC-32 of the rest; a sample whose record has none, or a wrong one, counts
@@ -8,8 +8,9 @@ as missing and is written anew. So a process that dies while it writes leaves no
 import json
 import os
 import shutil
+import stat
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from kd.errors import UserError
 from kd.losses.topk import TopKLogits
 
 CRC_BYTES = 4
+FINGERPRINT = "fingerprint.json"
 
 
 class DenseCodec:
@@ -121,6 +123,23 @@ class AnswerCodec:
         body = torch.cat([first, *(half.contiguous().view(torch.uint8) for half in halves)], 1)
         return torch.nn.functional.pad(body, (0, self.record_bytes - body.shape[1]))
 
+    def usable(self, records: np.ndarray) -> np.ndarray:
+        """Which records ``(N, record_bytes)`` hold an answer that can be learnt from: bool ``(N,)``.
+
+        A checksum says that a record is whole, not that whoever wrote it meant well.
+        """
+        logits, features = self.decode(torch.from_numpy(records))
+        values: list[Tensor] = list(features.values())
+        known = torch.ones(len(records), dtype=torch.bool)
+        if isinstance(logits, TopKLogits):
+            known = (logits.indices < self.logits.num_classes).all(1)
+            values += [logits.values, *logits.tails.values()]
+        elif logits is not None:
+            values.append(logits)
+        for value in values:
+            known &= value.reshape(len(records), -1).isfinite().all(1)
+        return known.numpy()
+
     def decode(self, records: Tensor) -> tuple[Tensor | TopKLogits | None, dict[Feature, Tensor]]:
         """uint8 ``(N, record_bytes)`` -> what is known of the logits, and the features, float32."""
         logits = self.logits.decode(records[:, : self._start]) if self.logits else None
@@ -155,7 +174,8 @@ class AnswerStore:
     """Records of one teacher's answers to ``samples`` pictures in ``views`` views each.
 
     Any number of processes may read and write it at once: a whole record is never overwritten, and whoever writes holds
-    the folder's lock.
+    the folder's lock. Files are read by ``pread``, never mapped: one that another process cuts short loses records, and
+    ends no run. Links and whatever else is not a plain file of the cache are refused, never followed.
 
     Args:
         folder: made where it is missing.
@@ -163,6 +183,7 @@ class AnswerStore:
         samples: pictures in the training set.
         views: views a picture.
         record_bytes: size of a record.
+        usable: which whole records ``(N, record_bytes)`` hold an answer; default: all.
 
     Raises:
         UserError: the folder's answers depend on something else (the first difference is named), it can't be written,
@@ -170,36 +191,50 @@ class AnswerStore:
     """
 
     def __init__(
-        self, folder: Path, fingerprint: dict[str, dict[str, Any]], samples: int, views: int, record_bytes: int
+        self,
+        folder: Path,
+        fingerprint: dict[str, dict[str, Any]],
+        samples: int,
+        views: int,
+        record_bytes: int,
+        usable: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> None:
         self.folder, self.samples, self.views, self.record_bytes = folder, samples, views, record_bytes
-        self._read: dict[int, np.ndarray] = {}
+        self._usable = usable or (lambda records: np.ones(len(records), dtype=bool))
         self._write: dict[int, int] = {}
         try:
+            self._refuse_strangers()
+            self._check_room()
+            self._sums = np.zeros((views, samples), dtype="<u4")  # of records that were found whole; 0: not yet
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(folder / ".lock")
             with self._lock:
                 self._claim(fingerprint)
-                self._check_room()
-                self._checked = np.zeros((views, samples), dtype=bool)
                 for view in range(views):
                     self._open(view)
         except OSError as error:
             raise UserError(f"model.teacher.cache_dir: {folder} can't be used: {error.strerror or error}") from error
 
+    def _refuse_strangers(self) -> None:
+        """Before anything is written: a folder of something else is left as it is."""
+        if not self.folder.exists() or os.path.lexists(self.folder / FINGERPRINT):
+            return
+        strangers = sorted(p.name for p in self.folder.iterdir() if p.name not in (".lock", f"{FINGERPRINT}.part"))
+        if strangers and not os.path.lexists(self.folder / FINGERPRINT):  # another process may just have begun
+            raise UserError(f"model.teacher.cache_dir: {self.folder} is no cache of answers, it holds {strangers[0]}")
+
     def _claim(self, fingerprint: dict[str, dict[str, Any]]) -> None:
-        file, text = self.folder / "fingerprint.json", json.dumps(fingerprint, indent=1)
-        if not file.is_file():
-            strangers = [p.name for p in self.folder.iterdir() if p.name != ".lock"]
-            if strangers:
-                raise UserError(
-                    f"model.teacher.cache_dir: {self.folder} is no cache of answers, it holds {strangers[0]}"
-                )
-            part = file.with_suffix(".part")
-            part.write_text(text)
+        file, text = self.folder / FINGERPRINT, json.dumps(fingerprint, indent=1)
+        if not os.path.lexists(file):
+            part = self.folder / f"{FINGERPRINT}.part"
+            part.unlink(missing_ok=True)  # of a process that died, or a link
+            with os.fdopen(_plain_file(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as stream:
+                stream.write(text)
             part.replace(file)
+        with os.fdopen(_plain_file(file, os.O_RDONLY)) as stream:
+            there = stream.read()
         try:
-            found = json.loads(file.read_text())
+            found = json.loads(there)
             parts = {name: dict(found[name]) for name in fingerprint}
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"model.teacher.cache_dir: {file} is damaged ({type(error).__name__})") from error
@@ -210,9 +245,9 @@ class AnswerStore:
                 raise UserError(f"model.teacher.cache_dir: {self.folder} was filled with other {what}: {difference}")
 
     def _check_room(self) -> None:
-        files = [self._file(view) for view in range(self.views)]
-        there = sum(f.stat().st_blocks * 512 for f in files if f.is_file())
-        needed, free = self.disk_bytes - there, shutil.disk_usage(self.folder).free
+        there = sum(f.lstat().st_blocks * 512 for f in self.folder.glob("view-*.bin"))
+        nearest = next(p for p in (self.folder.absolute(), *self.folder.absolute().parents) if p.exists())
+        needed, free = self.disk_bytes - there, shutil.disk_usage(nearest).free
         if needed > free:
             raise UserError(
                 f"model.teacher.cache_dir: {self.folder} needs {needed / 1e6:,.1f} MB more for {self.views} view(s) of "
@@ -224,34 +259,60 @@ class AnswerStore:
         """Size on disk when all is filled."""
         return self.views * self.samples * self.record_bytes
 
-    def _file(self, view: int) -> Path:
-        return self.folder / f"view-{view:04d}.bin"
-
     def _open(self, view: int) -> None:
-        # Reserved whole, and written by pwrite: a full disk is an OSError here, and never a SIGBUS behind the map.
-        self._write[view] = os.open(self._file(view), os.O_RDWR | os.O_CREAT, 0o666)
+        self._write[view] = _plain_file(self.folder / f"view-{view:04d}.bin", os.O_RDWR | os.O_CREAT)
+        self._grow(view)
+
+    def _grow(self, view: int) -> None:
+        """Reserves the whole file, so that a full disk is told here.
+
+        Where it was cut within a record, the rest of that record would come back as zeros: its checksum is taken away.
+        """
+        file, whole = self._write[view], self.samples * self.record_bytes
+        size = os.fstat(file).st_size
+        if size >= whole:
+            return
+        if size % self.record_bytes:
+            start = size - size % self.record_bytes
+            _write_all(file, bytes(min(CRC_BYTES, size - start)), start)
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self._write[view], 0, self.samples * self.record_bytes)
+            os.posix_fallocate(file, 0, whole)
         else:  # macOS
-            os.truncate(self._write[view], self.samples * self.record_bytes)
-        self._read[view] = np.memmap(self._file(view), np.uint8, "r", shape=(self.samples, self.record_bytes))
+            os.truncate(file, whole)
 
     def close(self) -> None:
         """Closes the files."""
         for descriptor in self._write.values():
             os.close(descriptor)
-        self._write, self._read = {}, {}
+        self._write = {}
+
+    def read(self, view: int, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The records of the samples ``index`` as they are now, and which of them are whole.
+
+        Returns:
+            uint8 ``(N, record_bytes)`` and bool ``(N,)``.
+        """
+        records = np.zeros((len(index), self.record_bytes), dtype=np.uint8)
+        for row, i in zip(records, index, strict=True):
+            if os.preadv(self._write[view], [row], int(i) * self.record_bytes) < self.record_bytes:
+                row[:] = 0  # the file was cut
+        sums = records[:, :CRC_BYTES].copy().view("<u4")[:, 0]
+        there = (sums != 0) & (sums == self._sums[view, index])
+        unknown = np.flatnonzero(~there & (sums != 0))
+        whole = unknown[[_checksum(records[i]) == sums[i] for i in unknown]] if len(unknown) else unknown
+        if len(whole):
+            whole = whole[self._usable(records[whole])]
+        self._sums[view, index[whole]] = sums[whole]
+        there[whole] = True
+        return records, there
 
     def present(self, view: int, index: np.ndarray) -> np.ndarray:
         """Which of the samples ``index`` have a whole record: bool, the shape of ``index``."""
-        unknown = index[~self._checked[view, index]]
-        for i, record in zip(unknown, self._read[view][unknown], strict=True):
-            self._checked[view, i] = _checksum(record) == int.from_bytes(record[:CRC_BYTES].tobytes(), "little")
-        return self._checked[view, index]
+        return self.read(view, index)[1]
 
     def get(self, view: int, index: np.ndarray) -> np.ndarray:
         """Records of samples that are :meth:`present`: uint8 ``(N, record_bytes)``."""
-        return self._read[view][index]
+        return self.read(view, index)[0]
 
     def put(self, view: int, index: np.ndarray, records: np.ndarray) -> None:
         """Stores records where there is none yet.
@@ -260,6 +321,7 @@ class AnswerStore:
             OSError: they can't be written.
         """
         with self._lock:
+            self._grow(view)
             missing = ~self.present(view, index)
             for i, record in zip(index[missing], records[missing], strict=True):
                 whole = _checksum(record).to_bytes(CRC_BYTES, "little") + record[CRC_BYTES:].tobytes()
@@ -267,8 +329,32 @@ class AnswerStore:
 
     def filled(self) -> float:
         """The share of all records that have been begun, by their checksums being there."""
-        begun = sum(int(self._read[view][:, :CRC_BYTES].any(1).sum()) for view in range(self.views))
+        begun, step = 0, max(1, 2**24 // self.record_bytes)
+        for file in self._write.values():
+            for first in range(0, self.samples, step):
+                data = os.pread(file, min(step, self.samples - first) * self.record_bytes, first * self.record_bytes)
+                rows = np.frombuffer(data, np.uint8)[: len(data) // self.record_bytes * self.record_bytes]
+                begun += int(rows.reshape(-1, self.record_bytes)[:, :CRC_BYTES].any(1).sum())
         return begun / (self.views * self.samples)
+
+
+def _plain_file(path: Path, flags: int) -> int:
+    """Opens a file of the cache.
+
+    Raises:
+        OSError: it is a link, a second name of another file, or no file at all; whatever it leads to is left alone.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if path.is_symlink():
+            raise OSError(f"{path.name} is a link, and a cache has none") from error
+        raise
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        os.close(descriptor)
+        raise OSError(f"{path.name} is not a plain file of its own, as a cache's are")
+    return descriptor
 
 
 NAMED = {"transform": "transforms", "answers": "kinds of answers"}

@@ -5,27 +5,23 @@ the same pixels (libjpeg-turbo on the CPU; nvJPEG on a GPU differs by a few leve
 otherwise: views differ by a third of a level in the mean, by a few levels in single pixels.
 """
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
-from torchvision.io import encode_png
 
 from kd.data.device import CutSet as _CutSet
 from kd.data.device import DeviceViews as _DeviceViews
 from kd.data.device import Plan, Recipe, check_views
+from kd.data.pictures import MAX_PIXELS, decode, encode_png, plain_jpeg
 from kd.data.sampler import Key
 from kd.data.sources import Source
-from kd.data.transforms import Augment, decode
+from kd.data.transforms import Augment
 from kd.errors import UserError
 from kd.memory import cores
-
-ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
 
 
 def check(augment: Augment, source: Source) -> None:
@@ -49,24 +45,20 @@ class CutSet(_CutSet):
 
     def opened(self, data: bytes) -> tuple[bytes, int, int]:
         """See :func:`plain`."""
-        return plain(data)
+        return plain(data, self.max_pixels)
 
     def cut(self, picture: bytes, box: tuple[int, int, int, int]) -> np.ndarray:
         """The whole encoded picture: DALI cuts while it decodes."""
         return np.frombuffer(picture, np.uint8)
 
 
-def plain(data: bytes) -> tuple[bytes, int, int]:
+def plain(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[bytes, int, int]:
     """A picture that DALI reads as we do, its height and its width; any but an upright JPEG becomes a PNG."""
-    try:
-        with Image.open(io.BytesIO(data)) as header:
-            width, height = header.size
-            if header.format == "JPEG" and header.mode in "RGBL" and header.getexif().get(ORIENTATION, 1) == 1:
-                return data, height, width
-    except OSError:
-        pass  # decode() says what is wrong with it
-    picture = decode(data)
-    return encode_png(picture, compression_level=0).numpy().tobytes(), picture.shape[1], picture.shape[2]
+    size = plain_jpeg(data, max_pixels)
+    if size is not None:
+        return data, *size
+    picture = decode(data, max_pixels)
+    return encode_png(picture), picture.shape[1], picture.shape[2]
 
 
 def pack(stack: Callable[..., Tensor], samples: Sequence[tuple[np.ndarray, Recipe, Any, Key]]) -> dict[str, Any]:

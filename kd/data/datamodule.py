@@ -1,5 +1,6 @@
 """The LightningDataModule: a source's pictures as batches ``{"image", "target", "index"}``."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +17,11 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from kd.data.loader import Loader, Shared, listen_to_parent
+from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sampler import EvalBatches, Key, TrainBatches, ViewBatches
-from kd.data.scan import damaged
-from kd.data.sources import FoodTagMini, Source, Split, Subset, identity, labelled_folder
-from kd.data.transforms import Augment, MixPairs, decode, eval_transform, height_width, seeded, train_transform
+from kd.data.scan import ALL_UP_TO, Check, damaged
+from kd.data.sources import FoodTagMini, Source, Split, Subset, identity, labelled_folder, printable
+from kd.data.transforms import Augment, MixPairs, eval_transform, height_width, seeded, train_transform
 from kd.data.unlabeled import Joined, unlabelled_folder, unlabelled_mask
 from kd.errors import UserError
 from kd.memory import cores
@@ -30,6 +32,9 @@ Batch = dict[str, Tensor]
 
 Sample = tuple[Tensor, Any, Key]
 """Picture, target (id, ids, or mask), (index, epoch)."""
+
+
+MOST_REPEATS = 1000  # of one unlabelled picture in an epoch: more is a slip of the pen
 
 
 @dataclass
@@ -69,8 +74,15 @@ class DataInfo:
 class PictureSet(Dataset[Sample]):
     """One split, decoded and transformed; a view depends on (seed, index, epoch) alone."""
 
-    def __init__(self, split: Split, transform: v2.Transform, seed: int, source: Source | None = None) -> None:
-        self.split, self.transform, self.seed = split, transform, seed
+    def __init__(
+        self,
+        split: Split,
+        transform: v2.Transform,
+        seed: int,
+        source: Source | None = None,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
+        self.split, self.transform, self.seed, self.max_pixels = split, transform, seed, max_pixels
         self.masks = source is not None and source.masks
         self.ignore_index = source.ignore_index if source else None
 
@@ -80,9 +92,9 @@ class PictureSet(Dataset[Sample]):
     def __getitem__(self, key: Key) -> Sample:
         index, epoch = key
         try:
-            picture, target = decode(self.split.read(index)), self.split.target(index)
+            picture, target = decode(self.split.read(index), self.max_pixels), self.split.target(index)
         except (RuntimeError, OSError) as error:
-            raise RuntimeError(f"{self.split.name(index)} can't be read: {error}") from error
+            raise RuntimeError(f"{printable(self.split.name(index))} can't be read: {error}") from error
         with seeded(self.seed, index, epoch):
             if not self.masks:
                 return self.transform(picture), target, key
@@ -138,6 +150,10 @@ class DistillationDataModule(LightningDataModule):
             device), ``dali`` (NVIDIA DALI decodes too; extra ``dali``). The views are the same up to rounding.
         on_bad_image: a picture that can't be decoded stops the run before training (``stop``), or is left out
             (``skip``).
+        check: how pictures are looked at before training, once a machine: ``all`` are decoded, ``headers`` alone are
+            read (a picture damaged further on ends the run when its turn comes, also under ``skip``), or ``off``;
+            default: all up to 50,000 pictures of a split, headers above.
+        max_pixels: a picture whose header claims more is not decoded and counts as damaged.
         unlabeled: a folder of pictures without labels (at any depth), to learn from the teacher's answers alone.
         unlabeled_ratio: that many unlabelled pictures to each labelled one in an epoch; without it the unlabelled
             ones are all that is trained on.
@@ -154,6 +170,8 @@ class DistillationDataModule(LightningDataModule):
         augment: Augment | None = None,
         engine: Literal["torch", "device", "dali"] = "torch",
         on_bad_image: str = "stop",
+        check: Check | None = None,
+        max_pixels: int = MAX_PIXELS,
         unlabeled: str | None = None,
         unlabeled_ratio: float | None = None,
         seed: int = 0,
@@ -167,6 +185,7 @@ class DistillationDataModule(LightningDataModule):
             ("img_size", min(height_width(img_size)), 1),
             ("batch_size", self.batch_size, 1),
             ("num_workers", self.num_workers, 0),
+            ("max_pixels", max_pixels, 1),
         ):
             if value < low:
                 raise ValueError(f"{name} must be >= {low}, got {value}")
@@ -182,25 +201,36 @@ class DistillationDataModule(LightningDataModule):
         self.unlabeled, self.unlabeled_ratio = unlabeled, unlabeled_ratio
         self.size, self.crop_ratio, self.augment = height_width(img_size), crop_ratio, augment or Augment()
         self.on_bad_image, self.seed, self.engine = on_bad_image, seed, engine
+        self.check, self.max_pixels = check, max_pixels
         self._engine = None if engine == "torch" else import_module(f"kd.data.{engine}")
         if self._engine is not None:
             self._engine.check(self.augment, self.source)
         self._make_views: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # what is left to the device
         self.views: int | None = None  # set where a teacher's answers are cached: view = epoch % views
         self.skipped: list[str] = []
+        self._listed: dict[str, list[Split]] = {}
         self._splits: dict[str, Split] = {}
         self._resume_at: tuple[int, int] | None = None
         self._identity: dict[str, Any] | None = None
         self._train_batches: TrainBatches | None = None
 
-    @property
-    def info(self) -> DataInfo:
-        """Classes and sizes; loads and checks both splits on first use.
+    def prepare_data(self) -> None:
+        """Checks the pictures of both splits; the first process of a machine does it, others wait and read its answer.
 
         Raises:
-            UserError: missing data, damaged pictures (unless skipped), or a batch larger than the set.
+            UserError: missing data, or damaged pictures (unless they are left out).
         """
-        sizes = {split: len(self.split(split).targets) for split in ("train", "val")}
+        for name in ("train", "val"):
+            self.split(name)
+
+    @property
+    def info(self) -> DataInfo:
+        """Classes and sizes. Lists the sources; decodes nothing, unless damaged pictures are to be left out.
+
+        Raises:
+            UserError: missing data.
+        """
+        sizes = {name: sum(len(part.targets) for part in self._parts(name)) for name in ("train", "val")}
         self._check_augment()
         source, augment = self.source, self.augment
         return DataInfo(
@@ -209,6 +239,40 @@ class DistillationDataModule(LightningDataModule):
             soft_targets=bool(augment.mixup or augment.cutmix), masks=source.masks, multi_label=source.multi_label,
             ignore_index=source.ignore_index,
         )  # fmt: skip
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many files beside the pictures are of no kind that can be read, by the ending of their names."""
+        found: Counter[str] = Counter()
+        for parts in self._listed.values():
+            for part in parts:
+                found.update(getattr(part, "left_out", {}))
+        return dict(found)
+
+    def _list(self, name: str) -> list[Split]:
+        """A split as its source gives it, and behind it the unlabelled pictures; nothing is checked."""
+        if name not in self._listed:
+            parts: list[Split] = [self.source.load(name)]
+            if name == "train" and self.unlabeled:
+                parts.append(unlabelled_folder(self.unlabeled))
+                self._check_ratio(*(len(part.targets) for part in parts))
+            self._listed[name] = parts
+        return self._listed[name]
+
+    def _check_ratio(self, labelled: int, unlabelled: int) -> None:
+        most = MOST_REPEATS * unlabelled
+        if (self.unlabeled_ratio or 0) * labelled > most:
+            raise UserError(
+                f"data.unlabeled_ratio: {self.unlabeled_ratio:g} to each of {labelled} labelled pictures shows each of "
+                f"the {unlabelled} unlabelled ones more than {MOST_REPEATS} times an epoch; at most {most / labelled:g}"
+            )
+
+    def _parts(self, name: str) -> Sequence[Split]:
+        """The listed splits, or what is left of them where damaged pictures are left out."""
+        if self.on_bad_image == "stop":
+            return self._list(name)
+        split = self.split(name)
+        return split.parts if isinstance(split, Joined) else [split]
 
     def _check_augment(self) -> None:
         undefined: tuple[str, ...] = ("mixup", "cutmix") if self.source.masks or self.source.multi_label else ()
@@ -220,25 +284,22 @@ class DistillationDataModule(LightningDataModule):
                 raise UserError(f"data.augment.{name}: is not defined for {kind}, set it to 0")
 
     def _unlabelled_count(self) -> int:
-        train = self.split("train")
-        return len(train.targets) - train.border if isinstance(train, Joined) else 0
+        return len(self._parts("train")[1].targets) if self.unlabeled else 0
 
     def split(self, name: str) -> Split:
-        """A split without its damaged pictures."""
+        """A split without its damaged pictures; the first call for it checks them, see :meth:`prepare_data`."""
         if name not in self._splits:
-            split = self._checked(self.source.load(name), name)
-            if name == "train" and self.unlabeled:
-                split = Joined(split, self._checked(unlabelled_folder(self.unlabeled), "unlabeled"))
-            self._splits[name] = split
+            labels = [name, "unlabeled"]
+            whole = [self._checked(part, label) for part, label in zip(self._list(name), labels, strict=False)]
+            self._splits[name] = Joined(*whole) if len(whole) > 1 else whole[0]
         return self._splits[name]
 
     def _checked(self, split: Split, name: str) -> Split:
-        if getattr(split, "checked", False):
-            return split
-        bad = damaged(split, name)
+        check = self.check or getattr(split, "check", None) or ("all" if len(split.targets) <= ALL_UP_TO else "headers")
+        bad = damaged(split, name, check, self.max_pixels)
         if not bad:
             return split
-        listed = [f"{split.name(i)} ({reason})" for i, reason in bad.items()]
+        listed = [f"{printable(split.name(i))} ({reason})" for i, reason in bad.items()]
         if self.on_bad_image == "stop":
             more = f" and {len(listed) - 10} more" if len(listed) > 10 else ""
             raise UserError(
@@ -254,7 +315,8 @@ class DistillationDataModule(LightningDataModule):
     def use_folder(self, folder: str, classes: Sequence[str]) -> None:
         """Makes ``folder/<class>/*.jpg`` the split ``folder``, with ids from ``classes``."""
         self.source.classes = list(classes)
-        self._splits["folder"] = self._checked(labelled_folder(Path(folder), classes, "folder"), "folder")
+        self._listed["folder"] = [labelled_folder(Path(folder), classes, "folder")]
+        self.split("folder")
 
     def check_batch_size(self, world_size: int) -> None:
         """Raises a UserError where one global batch is larger than the training set."""
@@ -304,9 +366,9 @@ class DistillationDataModule(LightningDataModule):
         collate = self._collate(mix)
         if self._engine is None:
             transform = train_transform(self.size, self.augment)
-            return self._loader(PictureSet(split, transform, self.seed, self.source), batches, collate)
+            return self._loader(self._pictures(split, transform), batches, collate)
         self._make_views = self._engine.DeviceViews(self.size, self.augment, mix)
-        pictures = self._engine.CutSet(split, self.size, self.augment, self.seed)
+        pictures = self._engine.CutSet(split, self.size, self.augment, self.seed, self.max_pixels)
         return self._loader(pictures, batches, partial(self._engine.pack, collate.targets))
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
@@ -336,7 +398,10 @@ class DistillationDataModule(LightningDataModule):
         pictures = self.split(split)
         batches = EvalBatches(len(pictures.targets), self.batch_size, rank, world_size)
         transform = eval_transform(self.size, self.crop_ratio)
-        return self._loader(PictureSet(pictures, transform, self.seed, self.source), batches, self._collate())
+        return self._loader(self._pictures(pictures, transform), batches, self._collate())
+
+    def _pictures(self, split: Split, transform: v2.Transform) -> PictureSet:
+        return PictureSet(split, transform, self.seed, self.source, self.max_pixels)
 
     def _loader(self, data: Dataset[Any], batches: Iterable[list[Key]], collate: Callable[..., Any]) -> DataLoader:
         return Loader(
@@ -352,7 +417,7 @@ class DistillationDataModule(LightningDataModule):
     def sample_pictures(self, count: int) -> Tensor:
         """The first ``count`` training pictures of a fixed shuffle, as validation sees them: uint8 ``(N, 3, H, W)``."""
         split = self.split("train")
-        data = PictureSet(split, eval_transform(self.size, self.crop_ratio), self.seed, self.source)
+        data = self._pictures(split, eval_transform(self.size, self.crop_ratio))
         order = TrainBatches(len(split.targets), 1, self.seed).order(0)[:count]
         return torch.stack([data[int(i), 0][0] for i in order])
 

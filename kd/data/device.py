@@ -13,9 +13,10 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tvf
 
+from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sampler import Key
-from kd.data.sources import Source, Split
-from kd.data.transforms import Augment, MixPairs, decode, seeded, train_transform
+from kd.data.sources import Source, Split, printable
+from kd.data.transforms import Augment, MixPairs, seeded, train_transform
 from kd.errors import UserError
 
 Step = tuple[int, dict[str, Any]]
@@ -84,10 +85,13 @@ class CutSet(torch.utils.data.Dataset[tuple[Any, Recipe, Any, Key]]):
         size: height and width of a view in pixels.
         augment: the views.
         seed: of the run.
+        max_pixels: a picture that claims more is not decoded.
     """
 
-    def __init__(self, split: Split, size: tuple[int, int], augment: Augment, seed: int) -> None:
-        self.split, self.size, self.seed = split, size, seed
+    def __init__(
+        self, split: Split, size: tuple[int, int], augment: Augment, seed: int, max_pixels: int = MAX_PIXELS
+    ) -> None:
+        self.split, self.size, self.seed, self.max_pixels = split, size, seed, max_pixels
         self.chain = chain_of(size, augment)
 
     def __len__(self) -> int:
@@ -98,14 +102,14 @@ class CutSet(torch.utils.data.Dataset[tuple[Any, Recipe, Any, Key]]):
         try:
             picture, height, width = self.opened(self.split.read(index))
         except (RuntimeError, OSError) as error:
-            raise RuntimeError(f"{self.split.name(index)} can't be read: {error}") from error
+            raise RuntimeError(f"{printable(self.split.name(index))} can't be read: {error}") from error
         with seeded(self.seed, index, view):
             recipe = draw(self.chain, height, width, self.size)
         return self.cut(picture, recipe.box), recipe, self.split.target(index), key
 
     def opened(self, data: bytes) -> tuple[Any, int, int]:
         """An encoded picture -> what :meth:`cut` takes, its height and its width."""
-        picture = decode(data)
+        picture = decode(data, self.max_pixels)
         return picture, picture.shape[-2], picture.shape[-1]
 
     def cut(self, picture: Any, box: tuple[int, int, int, int]) -> Any:

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 
+from kd.data.pictures import open_picture, open_regular
 from kd.data.sources import IMAGE_SUFFIXES, FileSplit, PathLike, Source
 from kd.errors import UserError
 
@@ -21,6 +22,10 @@ class MaskSplit(FileSplit):
         self.masks = [str(p) for p in masks]
         self.classes, self.ignore = classes, ignore
 
+    def files(self, i: int) -> list[str]:
+        """Picture and mask."""
+        return [self.paths[i], self.masks[i]]
+
     def target(self, i: int) -> tv_tensors.Mask:
         """The mask, uint8 ``(1, H, W)``.
 
@@ -28,7 +33,7 @@ class MaskSplit(FileSplit):
             RuntimeError: no mask of class ids of the picture's size; the message names its path.
         """
         try:
-            with Image.open(self.masks[i]) as opened:
+            with open_regular(self.masks[i]) as file, open_picture(file) as opened:
                 mask = np.array(opened if opened.mode in ("L", "P", "1") else opened.convert("L"))
                 several = opened.mode not in ("L", "P", "1")
         except Exception as error:

@@ -18,7 +18,9 @@ class TrainBatches(Sampler[list[Key]]):
 
     Unlabelled samples stand behind the labelled ones. Either an epoch is a permutation of them alone, or it holds all
     labelled samples and ``ratio`` times as many unlabelled ones in one shuffled order; the unlabelled ones come from an
-    endless row of permutations, so that all of them are seen equally often.
+    endless row of permutations, so that all of them are seen equally often. Where a view comes again in pairs, an
+    unlabelled sample is in one pair of a view only: an epoch takes no more of a permutation than it has left, and one
+    that wants more of them than there are repeats whole pairs.
 
     Args:
         length: labelled samples in the set.
@@ -93,7 +95,12 @@ class TrainBatches(Sampler[list[Key]]):
         if self.ratio is None:
             return self.length + rng.permutation(self.unlabelled)
         more = self.epoch_length() - self.length
-        return rng.permutation(np.concatenate([np.arange(self.length), self._from_the_row(epoch * more, more)]))
+        labelled = np.arange(self.length)
+        if not (self.views and self.paired):
+            return rng.permutation(np.concatenate([labelled, self._from_the_row(epoch * more, more)]))
+        if more <= self.unlabelled:
+            return rng.permutation(np.concatenate([labelled, self._once(epoch, more)]))
+        return self._in_whole_pairs(rng, more - self.unlabelled)
 
     def view(self, epoch: int) -> int:
         """Which view of its pictures an epoch shows."""
@@ -105,11 +112,35 @@ class TrainBatches(Sampler[list[Key]]):
         start = first % self.unlabelled
         return self.length + np.concatenate([*row, np.empty(0, int)])[start : start + count]
 
+    def _once(self, epoch: int, count: int) -> np.ndarray:
+        """``count`` unlabelled samples, none twice."""
+        if not count:
+            return np.empty(0, int)
+        share = self.unlabelled // count
+        row = np.random.default_rng([self.seed, epoch // share, 1]).permutation(self.unlabelled)
+        return self.length + row[epoch % share * count :][:count]
+
+    def _in_whole_pairs(self, rng: np.random.Generator, repeated: int) -> np.ndarray:
+        """All samples once, and pairs of unlabelled ones again until ``repeated`` (even) more are there."""
+        unlabelled = self.length + rng.permutation(self.unlabelled)
+        pairs = unlabelled[: self.unlabelled // 2 * 2].reshape(-1, 2)
+        rest = rng.permutation(np.concatenate([np.arange(self.length), unlabelled[pairs.size :]]))
+        even = len(rest) // 2 * 2
+        again = np.resize(pairs, (repeated // 2, 2))
+        order = rng.permutation(np.concatenate([rest[:even].reshape(-1, 2), pairs, again]))
+        return np.concatenate([order.reshape(-1), rest[even:]])
+
     def epoch_length(self) -> int:
         """Samples of an epoch, before an incomplete global batch is dropped."""
         if not self.unlabelled:
             return self.length
-        return self.unlabelled if self.ratio is None else self.length + round(self.ratio * self.length)
+        if self.ratio is None:
+            return self.unlabelled
+        more = round(self.ratio * self.length)
+        if self.views and self.paired and more > self.unlabelled:
+            repeated = (more - self.unlabelled) // 2 * 2 if self.unlabelled > 1 else 0
+            more = self.unlabelled + repeated
+        return self.length + more
 
     def __len__(self) -> int:
         return self.epoch_length() // (self.batch_size * self.world_size)

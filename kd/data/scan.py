@@ -1,56 +1,110 @@
-"""Finds pictures that can't be decoded, before training meets them."""
+"""Finds pictures that can't be decoded, before training meets them; once a machine, on all its cores."""
 
-import hashlib
 import json
 import os
+import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from io import BytesIO
 from pathlib import Path
+from typing import Literal
+
+from filelock import FileLock
 
 from kd._bar import bar
 from kd.data.masks import MaskSplit
-from kd.data.sources import Split, cache_dir, fingerprint
-from kd.data.transforms import decode
+from kd.data.pictures import MAX_PIXELS, check_header, decode, open_regular
+from kd.data.sources import FileSplit, Split, cache_dir, fingerprint, printable
+from kd.errors import first_line
 from kd.memory import cores
 
+Check = Literal["all", "headers", "off"]
+ALL_UP_TO = 50_000  # pictures: more are checked by their headers unless asked otherwise
 
-def damaged(split: Split, label: str) -> dict[int, str]:
-    """Decodes every picture of a split once and remembers the answer in the user's cache folder.
+
+def damaged(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_PIXELS) -> dict[int, str]:
+    """Looks at every picture of a split once and remembers the answer in the user's cache folder.
+
+    Of several processes on a machine one looks, and the others wait for it.
 
     Args:
         split: the pictures.
         label: what the progress bar calls them.
+        check: decode each picture, read the headers alone, or nothing.
+        max_pixels: a picture of more counts as damaged.
 
     Returns:
         The reason by the picture's number, for those that can't be read or decoded.
     """
-    memory = cache_dir() / "scans" / f"{fingerprint(split)}.json"
-    if memory.is_file():
-        return {int(i): reason for i, reason in json.loads(memory.read_text()).items()}
-    numbers = range(len(split.targets))
-    with ThreadPoolExecutor(cores()) as pool:
-        checked = bar(pool.map(lambda i: _reason(split, i), numbers), label=f"checking {label}", total=len(numbers))
-        reasons = list(checked)
-    found = {i: reason for i, reason in enumerate(reasons) if reason}
-    _remember(memory, json.dumps(found))
+    if check == "off":
+        return {}
+    memory = cache_dir() / "scans" / f"{fingerprint(split)}-{check}-{max_pixels}.json"
+    count = len(split.targets)
+    found = _remembered(memory, count)
+    if found is not None:
+        return found
+    with _alone(memory.with_suffix(".lock")):
+        found = _remembered(memory, count)
+        if found is None:
+            look = partial(_reason, split, check, max_pixels)
+            with ThreadPoolExecutor(cores()) as pool:
+                reasons = list(bar(pool.map(look, range(count)), label=f"checking {label}", total=count))
+            found = {i: reason for i, reason in enumerate(reasons) if reason}
+            _remember(memory, found)
     return found
 
 
-def _reason(split: Split, i: int) -> str | None:
+def _reason(split: Split, check: Check, max_pixels: int, i: int) -> str | None:
     try:
-        picture = decode(split.read(i))
+        split.name(i).encode()
+        if check == "headers":
+            with open_regular(split.paths[i]) if isinstance(split, FileSplit) else BytesIO(split.read(i)) as stream:
+                check_header(stream, max_pixels)
+            return None
+        picture = decode(split.read(i), max_pixels)
         if isinstance(split, MaskSplit):
             split.check(i, *picture.shape[1:])
-    except (RuntimeError, OSError) as error:
-        return (str(error).splitlines() or [type(error).__name__])[0][:160]
+    except UnicodeEncodeError:
+        return "its name is not UTF-8"
+    except OSError as error:
+        return error.strerror or str(error)
+    except (RuntimeError, ValueError, MemoryError) as error:
+        return first_line(error)
     return None
 
 
-def _remember(file: Path, text: str) -> None:
-    """Written under another name first: several processes of a run may scan at once."""
+def _remembered(file: Path, count: int) -> dict[int, str] | None:
+    """What an earlier look found; nothing where there was none, or its file is damaged."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}-{hashlib.sha1(os.urandom(8)).hexdigest()[:6]}")
-        part.write_text(text)
-        part.replace(file)
+        found = {int(i): str(reason) for i, reason in json.loads(file.read_text()).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+    return found if all(0 <= i < count for i in found) else None
+
+
+def _remember(file: Path, found: dict[int, str]) -> None:
+    """Written under another name first: a process that is killed leaves nothing that would be read."""
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as part:
+            json.dump({i: printable(reason) for i, reason in found.items()}, part)
+        os.replace(part.name, file)  # noqa: PTH105 - the name is a string
     except OSError:
-        return  # a read-only or full cache folder costs a second scan, nothing more
+        return  # a read-only or full cache folder costs a second look, nothing more
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Holds the lock; without one where the cache folder can't be written."""
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        held = FileLock(lock)
+        held.acquire()
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        held.release()

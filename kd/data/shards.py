@@ -10,22 +10,24 @@ import hashlib
 import io
 import json
 import os
+import re
 import tarfile
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
-from torchvision.io import encode_jpeg
 from torchvision.transforms.v2 import functional as tvf
 
 from kd._bar import bar
+from kd.data.pictures import MAX_BYTES, decode, encode_jpeg
 from kd.data.sources import Source, Split, cache_dir
-from kd.data.transforms import decode
-from kd.errors import UserError
+from kd.errors import UserError, first_line
 
 HEADER = 512  # bytes of a tar member's header in the USTAR format
 JPEG_QUALITY = 95
+INDEX_LISTS = ("classes", "shards", "samples", "targets")
 
 
 def _file_system(url: str) -> tuple[Any, str]:
@@ -56,18 +58,17 @@ class Shards(Source):
         try:
             text = files.cat_file(f"{path}/{split}.json")
             index = json.loads(text)
-            self.classes = list(index["classes"])
-            found = ShardSplit(self.root, index, hashlib.sha256(text).hexdigest()[:16])
+            check_index(index)
         except FileNotFoundError as error:
             raise UserError(
                 f"data.source.root: {self.root} has no {split}.json: no pack, or an unfinished one"
             ) from error
-        except (ValueError, KeyError) as error:
-            raise UserError(
-                f"data.source.root: {self.root}/{split}.json is damaged ({type(error).__name__})"
-            ) from error
+        except ValueError as error:
+            raise UserError(f"data.source.root: {self.root}/{split}.json is damaged: {str(error)[:160]}") from error
         except Exception as error:  # the object stores' clients raise many kinds
-            raise UserError(f"data.source.root: {self.root}: {str(error).splitlines()[0][:200]}") from error
+            raise UserError(f"data.source.root: {self.root}: {first_line(error)}") from error
+        self.classes = list(index["classes"])
+        found = ShardSplit(self.root, index, hashlib.sha256(text).hexdigest()[:16])
         for shard, end in found.ends().items() if "://" not in self.root else ():
             size = Path(self.root, shard).stat().st_size if Path(self.root, shard).is_file() else 0
             if size < end:
@@ -79,6 +80,32 @@ class Shards(Source):
         return f"Shards {self.root}"
 
 
+def check_index(index: Any) -> None:
+    """Refuses an index that is not as ``kd-pack`` writes it: it may come from anywhere, and names files.
+
+    Raises:
+        ValueError: the first thing that is wrong, in one line.
+    """
+    if not isinstance(index, dict) or not all(isinstance(index.get(k), list) for k in INDEX_LISTS):
+        raise ValueError(f"it must hold the lists {', '.join(INDEX_LISTS)}")
+    classes, shards, samples, targets = (index[name] for name in INDEX_LISTS)
+    if not classes or not all(isinstance(name, str) for name in classes):
+        raise ValueError("classes must be one or more names")
+    for shard in shards:
+        if not (isinstance(shard, str) and re.fullmatch(r"[\w.-]+\.tar", shard)):
+            raise ValueError(f"a shard is a file's plain name (NAME.tar), got {shard!r}")
+    if not samples or len(samples) != len(targets):
+        raise ValueError(f"{len(samples)} samples, {len(targets)} targets; as many of both, and at least one")
+    for i, (sample, target) in enumerate(zip(samples, targets, strict=True)):
+        if not (isinstance(sample, list) and len(sample) == 3 and all(type(n) is int for n in sample)):
+            raise ValueError(f"sample {i} must be three whole numbers, got {sample!r}")
+        shard, offset, size = sample
+        if not (0 <= shard < len(shards) and 0 <= offset < 2**60 and 0 < size <= MAX_BYTES):
+            raise ValueError(f"sample {i} lies at no place in {len(shards)} shard(s): {sample}")
+        if not (type(target) is int and 0 <= target < len(classes)):
+            raise ValueError(f"target {i} must be a class id, 0 to {len(classes) - 1}, got {target!r}")
+
+
 class ShardSplit:
     """One split of a pack.
 
@@ -86,12 +113,15 @@ class ShardSplit:
         root: folder or URL of the pack.
         index: the content of the split's index.
         digest: a hash of it.
-    """
 
-    checked = True  # kd-pack has decoded every picture
+    Attributes:
+        check: how the pictures are looked at before training. ``kd-pack`` has decoded them; what lies in an object
+            store would have to be fetched.
+    """
 
     def __init__(self, root: str, index: dict[str, Any], digest: str) -> None:
         self.root, self.digest = root, digest
+        self.check = "off" if "://" in root else "headers"
         self.shards: list[str] = index["shards"]
         self.samples: list[list[int]] = index["samples"]  # shard, offset, size
         self.targets: list[int] = index["targets"]
@@ -117,9 +147,27 @@ class ShardSplit:
         shard, offset, size = self.samples[i]
         return f"{self.root}/{self.shards[shard]}@{offset}+{size} ({self.digest})"
 
+    def stamp(self, i: int) -> str:
+        """Size and time of change of its shard on a disk; nothing of one fetched, whose copy is kept as it is."""
+        return self._stamps[self.samples[i][0]]
+
+    @cached_property
+    def _stamps(self) -> list[str]:
+        return [f"{stat.st_size}\0{stat.st_mtime_ns}" if stat else "" for stat in self._stats()]
+
+    def changed(self) -> float:
+        """The newest shard's time of change."""
+        return max((stat.st_mtime for stat in self._stats() if stat), default=0.0)
+
+    def _stats(self) -> list[os.stat_result | None]:
+        return [None if "://" in self.root else Path(self.root, shard).stat() for shard in self.shards]
+
     def ends(self) -> dict[str, int]:
         """Where the last picture of each shard ends, in bytes."""
-        return {self.shards[shard]: offset + size for shard, offset, size in self.samples}
+        ends: dict[str, int] = {}
+        for shard, offset, size in self.samples:
+            ends[self.shards[shard]] = max(offset + size, ends.get(self.shards[shard], 0))
+        return ends
 
     def _local(self, shard: str) -> Path:
         if "://" not in self.root:
@@ -183,7 +231,7 @@ def pack(
     except UserError:
         raise
     except Exception as error:  # the object stores' clients raise many kinds
-        raise UserError(f"out: {out} can't be written: {str(error).splitlines()[0][:200]}") from error
+        raise UserError(f"out: {out} can't be written: {first_line(error)}") from error
     return written
 
 
@@ -203,4 +251,4 @@ def _resized(split: Split, i: int, short_side: int | None) -> tuple[bytes, str]:
     if short_side is None or min(picture.shape[-2:]) <= short_side:
         return data, "png" if data.startswith(b"\x89PNG") else "jpg"
     smaller = tvf.resize(picture, [short_side], antialias=True)
-    return encode_jpeg(smaller, JPEG_QUALITY).numpy().tobytes(), "jpg"
+    return encode_jpeg(smaller, JPEG_QUALITY), "jpg"

@@ -1,16 +1,20 @@
-"""Where pictures and labels come from. Every source gives encoded bytes: decoding happens in one place."""
+"""Where pictures and labels come from. Every source gives encoded bytes; :mod:`kd.data.pictures` decodes them."""
 
 import csv
 import hashlib
 import json
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext, suppress
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from kd.data import foodtag_mini
-from kd.errors import UserError
+from kd.data.pictures import open_regular
+from kd.errors import UserError, first_line
 
 PathLike: TypeAlias = str | os.PathLike[str]
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
@@ -39,17 +43,52 @@ class Split(Protocol):
     def target(self, i: int) -> Any:
         """A class id, a list of ids (several labels), or a mask (uint8, ``(1, H, W)``)."""
 
+    def stamp(self, i: int) -> str:
+        """What differs once the picture's content does (size and time of change), or nothing where it can't change."""
+
+    def changed(self) -> float:
+        """When any picture was changed last, in seconds since 1970; infinite where that is not known."""
+
 
 class FileSplit:
-    """A split of picture files."""
+    """A split of picture files.
 
-    def __init__(self, paths: Sequence[PathLike], targets: Sequence[Any]) -> None:
+    Args:
+        paths: of the pictures.
+        targets: one each.
+        left_out: how many files beside them are no pictures that can be read, by the ending of their names.
+    """
+
+    def __init__(
+        self, paths: Sequence[PathLike], targets: Sequence[Any], left_out: dict[str, int] | None = None
+    ) -> None:
         self.paths = [str(p) for p in paths]  # strings: thousands of Path objects make workers slow to start
         self.targets = list(targets)
+        self.left_out = left_out or {}
 
     def read(self, i: int) -> bytes:
         """The file's content."""
-        return Path(self.paths[i]).read_bytes()
+        with open_regular(self.paths[i]) as file:
+            return file.read()
+
+    def files(self, i: int) -> list[str]:
+        """All files that the sample ``i`` is read from."""
+        return [self.paths[i]]
+
+    def stamp(self, i: int) -> str:
+        """Size and time of change of each of its files."""
+        return "".join(f"{stat.st_size}\0{stat.st_mtime_ns}\0" for stat in self._stats(i))
+
+    def changed(self) -> float:
+        """The newest file's time of change."""
+        return max((stat.st_mtime for i in range(len(self.paths)) for stat in self._stats(i)), default=0.0)
+
+    def _stats(self, i: int) -> list[os.stat_result]:
+        found = []
+        for file in self.files(i):
+            with suppress(OSError, ValueError):  # a missing file is named by the check that decodes it
+                found.append(Path(file).stat())
+        return found
 
     def name(self, i: int) -> str:
         """The file's path."""
@@ -123,11 +162,47 @@ def class_folders(path: Path, key: str) -> list[str]:
     names = sorted(e.name for e in os.scandir(path) if e.is_dir() and not e.name.startswith("."))
     if not names:
         raise UserError(f"{key}: no class folders in {path} (expected <class>/*.jpg)")
+    for name in names:
+        if printable(name) != name:
+            raise UserError(f"{key}: the name of the class folder {path}/{printable(name)} is not UTF-8; rename it")
     return names
 
 
+def printable(name: str) -> str:
+    """A file's name as any terminal and JSON file takes it: bytes that are not UTF-8 are written as escapes.
+
+    >>> printable("caf\\udce9.jpg") == "caf" + chr(92) + "udce9.jpg"
+    True
+    """
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def pictures_below(root: str) -> tuple[list[str], dict[str, int]]:
+    """All pictures below a folder at any depth, sorted by path, and what else is there.
+
+    Args:
+        root: the folder.
+
+    Returns:
+        Paths of the files with one of :data:`IMAGE_SUFFIXES`, and how many others there are by the ending of their
+        names. Hidden files and folders are passed over.
+    """
+    found: list[str] = []
+    others: Counter[str] = Counter()
+    for folder, below, names in os.walk(root):
+        below[:] = [name for name in below if not name.startswith(".")]
+        for name in names:
+            if name.startswith("."):
+                continue
+            if name.lower().endswith(IMAGE_SUFFIXES):
+                found.append(f"{folder}{os.sep}{name}")
+            else:
+                others[os.path.splitext(name)[1].lower() or "no ending"] += 1  # noqa: PTH122 - a Path each is slow
+    return sorted(found), dict(others)
+
+
 def labelled_folder(path: Path, classes: Sequence[str], key: str) -> FileSplit:
-    """``path/<class>/*.jpg`` with ids from ``classes``, of which ``path`` may lack some.
+    """The pictures below ``path/<class>``, at any depth, with ids from ``classes``, of which ``path`` may lack some.
 
     Raises:
         UserError: no pictures, or a folder that is none of the classes.
@@ -135,19 +210,27 @@ def labelled_folder(path: Path, classes: Sequence[str], key: str) -> FileSplit:
     ids = {name: i for i, name in enumerate(classes)}
     paths: list[PathLike] = []
     targets: list[int] = []
+    left_out: Counter[str] = Counter()
     for name in class_folders(path, key):
         if name not in ids:
             raise UserError(f"{key}: {path / name} is none of the {len(ids)} known classes")
-        found = sorted(
-            e.path
-            for e in os.scandir(path / name)
-            if e.name.lower().endswith(IMAGE_SUFFIXES) and not e.name.startswith(".")
-        )
+        found, others = pictures_below(str(path / name))
         paths += found
         targets += [ids[name]] * len(found)
+        left_out.update(others)
     if not paths:
-        raise UserError(f"{key}: no pictures below {path} ({', '.join(IMAGE_SUFFIXES)})")
-    return FileSplit(paths, targets)
+        raise UserError(f"{key}: no pictures below {path} ({', '.join(IMAGE_SUFFIXES)}){said(left_out)}")
+    return FileSplit(paths, targets, dict(left_out))
+
+
+def said(left_out: dict[str, int]) -> str:
+    """Files that were passed over, for the end of a message.
+
+    >>> said({".heic": 20, ".txt": 1})
+    '; left out: 20 of .heic, 1 of .txt'
+    """
+    most = sorted(left_out.items(), key=lambda item: -item[1])[:5]
+    return f"; left out: {', '.join(f'{count} of {ending}' for ending, count in most)}" if most else ""
 
 
 class FoodTagMini(ImageFolder):
@@ -195,12 +278,14 @@ class Food101(Source):
         from torchvision import datasets
 
         root = Path(self.data_dir) if self.data_dir else cache_dir()
-        root.mkdir(parents=True, exist_ok=True)
+        if self.download:
+            root.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(root / "food-101.lock") if self.download else nullcontext()  # several processes start at once
         try:
-            with FileLock(root / "food-101.lock"):  # several processes of a run may start at once
+            with lock:
                 data = datasets.Food101(str(root), split={"val": "test"}.get(split, split), download=self.download)
         except (RuntimeError, OSError, ValueError) as error:
-            raise UserError(f"data.source: Food101 in {root}: {str(error).splitlines()[0]}") from error
+            raise UserError(f"data.source: Food101 in {root}: {first_line(error)}") from error
         self.classes = list(data.classes)
         return FileSplit(data._image_files, data._labels)
 
@@ -212,7 +297,8 @@ class Food101(Source):
 class Manifest(Source):
     """Lists of (path, label): CSV with a header ``path,label``, or JSON lines ``{"path": ..., "label": ...}``.
 
-    Labels are class names; ids are their sorted order in the training list. Relative paths start at ``image_dir``.
+    Labels are class names; ids are their sorted order in the training list, by value where all are whole numbers.
+    Relative paths start at ``image_dir``.
 
     Args:
         train: the training list (``.csv``, ``.jsonl``).
@@ -228,7 +314,7 @@ class Manifest(Source):
     def load(self, split: str) -> FileSplit:
         """See :meth:`Source.load`."""
         train = self._rows("train")
-        self.classes = sorted({label for _, labels in train for label in labels})
+        self.classes = in_order({label for _, labels in train for label in labels})
         ids = {label: i for i, label in enumerate(self.classes)}
         rows = train if split == "train" else self._rows(split)
         unknown = next(((path, label) for path, labels in rows for label in labels if label not in ids), None)
@@ -241,7 +327,7 @@ class Manifest(Source):
 
     def _labels(self, given: Any) -> list[str]:
         if not self.multi_label:
-            return [str(given)]
+            return [] if given is None or not str(given).strip() else [str(given)]
         parts = given if isinstance(given, list) else str(given or "").split(";")
         return [str(part).strip() for part in parts if str(part).strip()]
 
@@ -260,17 +346,30 @@ class Manifest(Source):
                 else:
                     records = [json.loads(line) for line in lines if line.strip()]
             rows = [(str(root / r["path"]), self._labels(r["label"])) for r in records]
+            bare = next((path for path, labels in rows if not labels and not self.multi_label), None)
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{key}: {file} needs the columns path and label ({type(error).__name__}: {error})"
             ) from error
         if not rows:
             raise UserError(f"{key}: {file} lists no pictures")
+        if bare:
+            raise UserError(f"{key}: {file}: {printable(bare)} has no label")
         return rows
 
     def describe(self) -> str:
         """One line."""
         return f"Manifest {self.lists['train']}, {self.lists['val']}"
+
+
+def in_order(labels: Iterable[str]) -> list[str]:
+    """Labels sorted by name; by value where all are whole numbers, as the column of class ids that they then are.
+
+    >>> in_order(["10", "9"]), in_order(["10", "9", "b"])
+    (['9', '10'], ['10', '9', 'b'])
+    """
+    names = sorted(labels)
+    return sorted(names, key=int) if all(re.fullmatch(r"-?[0-9]{1,18}", name) for name in names) else names
 
 
 class HuggingFace(Source):
@@ -308,9 +407,7 @@ class HuggingFace(Source):
             kind = data.features[label]
             targets = [int(t) for t in data[label]]
         except Exception as error:  # the hub, the file system and the format readers raise many kinds
-            raise UserError(
-                f"data.source: {self.path} ({split}): {(str(error).splitlines() or [''])[0][:200]}"
-            ) from error
+            raise UserError(f"data.source: {self.path} ({split}): {first_line(error)}") from error
         self.classes = list(getattr(kind, "names", None) or [str(i) for i in range(max(targets) + 1)])
         return _HuggingFaceSplit(data, image, targets, self.path)
 
@@ -325,7 +422,16 @@ class _HuggingFaceSplit:
 
     def read(self, i: int) -> bytes:
         picture = self.data[i][self.column]
-        return picture["bytes"] if picture["bytes"] is not None else Path(picture["path"]).read_bytes()
+        if picture["bytes"] is not None:
+            return picture["bytes"]
+        with open_regular(picture["path"]) as file:
+            return file.read()
+
+    def stamp(self, i: int) -> str:
+        return str(self.data._fingerprint)  # datasets hashes the files that it has built the set from
+
+    def changed(self) -> float:
+        return max((Path(file["filename"]).stat().st_mtime for file in self.data.cache_files), default=inf)
 
     def name(self, i: int) -> str:
         return f"{self.path}[{i}]"
@@ -353,17 +459,37 @@ class Subset:
         """Its target."""
         return self.split.target(self.keep[i])
 
+    def stamp(self, i: int) -> str:
+        """Its stamp in the whole split."""
+        return stamp_of(self.split, self.keep[i])
 
-def fingerprint(split: Split) -> str:
-    """A hash of a split's names, labels and (for files) sizes and times of change."""
+    def changed(self) -> float:
+        """As of the whole split."""
+        return changed(self.split)
+
+
+def stamp_of(split: Split, i: int) -> str:
+    """The stamp of a picture; nothing where a source of someone's own has none."""
+    return split.stamp(i) if hasattr(split, "stamp") else ""
+
+
+def changed(split: Split) -> float:
+    """When a picture was changed last; infinite where a source of someone's own does not say."""
+    return split.changed() if hasattr(split, "changed") else inf
+
+
+def fingerprint(split: Split, stamps: bool = True) -> str:
+    """A hash of a split's names, labels and stamps (for files: sizes and times of change).
+
+    Args:
+        split: the pictures.
+        stamps: without them, all but :class:`FileSplit` hash as in older caches, which had none.
+    """
     digest = hashlib.sha256()
     for i, target in enumerate(split.targets):
-        digest.update(f"{split.name(i)}\0{target}\0".encode())
-        files = [split.paths[i]] if isinstance(split, FileSplit) else []
-        for file in [*files, *([split.masks[i]] if hasattr(split, "masks") else [])]:
-            with suppress(OSError):  # a missing file is named by the check that decodes it
-                stat = Path(file).stat()
-                digest.update(f"{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+        digest.update(f"{split.name(i)}\0{target}\0".encode("utf-8", "backslashreplace"))
+        if stamps or isinstance(split, FileSplit):
+            digest.update(stamp_of(split, i).encode())
     return digest.hexdigest()[:16]
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tvf
 
@@ -75,32 +74,6 @@ def seeded(*numbers: int) -> Iterator[None]:
         yield
     finally:
         generator.set_state(state)
-
-
-def decode(data: bytes) -> Tensor:
-    """Encoded picture -> uint8 ``(3, H, W)``, upright by its EXIF orientation.
-
-    Raises:
-        RuntimeError: not a picture, or a truncated one.
-    """
-    buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-    try:
-        return decode_image(buffer, mode=ImageReadMode.RGB, apply_exif_orientation=True)
-    except RuntimeError as error:
-        return _decode_by_pillow(data, error)
-
-
-def _decode_by_pillow(data: bytes, first_error: RuntimeError) -> Tensor:
-    """Formats that torchvision has no decoder for (BMP, TIFF, CMYK JPEG ...)."""
-    import io
-
-    from PIL import Image, ImageOps
-
-    try:
-        with Image.open(io.BytesIO(data)) as opened:
-            return v2.functional.pil_to_tensor(ImageOps.exif_transpose(opened).convert("RGB"))
-    except Exception as error:
-        raise RuntimeError((str(first_error).splitlines() or ["not a picture"])[0]) from error
 
 
 def train_transform(size: tuple[int, int], augment: Augment) -> v2.Compose:

@@ -1,6 +1,5 @@
 """Pictures without labels, alone or beside labelled ones."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 from torchvision import tv_tensors
 
-from kd.data.sources import IMAGE_SUFFIXES, FileSplit, Split
+from kd.data.sources import IMAGE_SUFFIXES, FileSplit, Split, changed, pictures_below, said, stamp_of
 from kd.errors import UserError
 
 UNLABELLED = -1
@@ -22,15 +21,10 @@ def unlabelled_folder(root: str) -> FileSplit:
     """
     if not Path(root).is_dir():
         raise UserError(f"data.unlabeled: there is no folder {root}")
-    paths = sorted(
-        f"{folder}{os.sep}{name}"
-        for folder, _, names in os.walk(root)
-        for name in names
-        if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
-    )
+    paths, others = pictures_below(root)
     if not paths:
-        raise UserError(f"data.unlabeled: no pictures below {root} ({', '.join(IMAGE_SUFFIXES)})")
-    return FileSplit(paths, [UNLABELLED] * len(paths))
+        raise UserError(f"data.unlabeled: no pictures below {root} ({', '.join(IMAGE_SUFFIXES)}){said(others)}")
+    return FileSplit(paths, [UNLABELLED] * len(paths), others)
 
 
 class Joined:
@@ -58,6 +52,14 @@ class Joined:
         """Its target; -1 without a label."""
         split, j = self._at(i)
         return split.target(j)
+
+    def stamp(self, i: int) -> str:
+        """Its stamp in its own split."""
+        return stamp_of(*self._at(i))
+
+    def changed(self) -> float:
+        """When a picture of either part was changed last."""
+        return max(map(changed, self.parts))
 
 
 def unlabelled_mask(height: int, width: int, ignore: int | None) -> tv_tensors.Mask:

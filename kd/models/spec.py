@@ -87,6 +87,8 @@ class TeacherSpec(ModelSpec):
         for name in ("cache_views", "cache_topk"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.cache_views > 10_000:
+            raise ValueError(f"cache_views must be <= 10000, got {self.cache_views}")
         if not self.weight > 0:
             raise ValueError(f"weight must be > 0, got {self.weight}")
         if self.placement not in ("same", "shard") and not _is_device(self.placement):

@@ -24,8 +24,9 @@ from torchvision.transforms import v2
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from kd.data import dali, device
+from kd.data.pictures import decode
 from kd.data.sources import FileSplit
-from kd.data.transforms import Augment, MixPairs, decode, seeded, train_transform
+from kd.data.transforms import Augment, MixPairs, seeded, train_transform
 from scripts.bench.harness import measure, options, spread, write
 
 

@@ -23,7 +23,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms.v2 import functional as tvf
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from kd.data.transforms import decode, seeded
+from kd.data.pictures import decode
+from kd.data.transforms import seeded
 from kd.optim import OptimSpec, build_optimizer
 from scripts.bench.harness import measure, options, spread, write
 from scripts.bench.input import drawn

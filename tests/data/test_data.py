@@ -9,9 +9,10 @@ import torch
 from PIL import Image
 
 from kd.data import DistillationDataModule
+from kd.data.pictures import decode
 from kd.data.sampler import EvalBatches, TrainBatches
 from kd.data.sources import Food101, FoodTagMini, HuggingFace, ImageFolder, Manifest
-from kd.data.transforms import Augment, decode
+from kd.data.transforms import Augment
 from kd.errors import UserError
 from tests._helpers import CLASSES, draw_folder
 
@@ -236,7 +237,7 @@ def damaged_folder(tmp_path: Path) -> Path:
 
 def test_damaged_pictures_stop_the_run_with_their_paths(damaged_folder: Path) -> None:
     with pytest.raises(UserError, match="3 damaged pictures") as error:
-        _ = module(damaged_folder).info
+        module(damaged_folder).prepare_data()
     for name in ("apple/00.jpg", "bread/01.jpg", "cake/02.jpg"):
         assert name in str(error.value)
     assert "\n" not in str(error.value)
@@ -254,7 +255,7 @@ def test_damaged_pictures_are_left_out_when_asked(damaged_folder: Path) -> None:
 def test_a_picture_damaged_after_the_check_is_named(tmp_path: Path) -> None:
     root = draw_folder(tmp_path / "later", train=4, val=2)
     data = module(root, num_workers=0)
-    assert data.info.train == 16
+    data.prepare_data()
     for path in (root / "train" / "dates").iterdir():
         path.write_bytes(b"gone bad")
     with pytest.raises(RuntimeError, match=r"train/dates/0\d.jpg can't be read"):
