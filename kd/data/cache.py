@@ -131,10 +131,11 @@ class AnswerCodec:
         logits, features = self.decode(torch.from_numpy(records))
         values: list[Tensor] = list(features.values())
         known = torch.ones(len(records), dtype=torch.bool)
-        if isinstance(logits, TopKLogits):
+        if isinstance(self.logits, TopKCodec):
+            assert isinstance(logits, TopKLogits)
             known = (logits.indices < self.logits.num_classes).all(1)
             values += [logits.values, *logits.tails.values()]
-        elif logits is not None:
+        elif isinstance(logits, Tensor):
             values.append(logits)
         for value in values:
             known &= value.reshape(len(records), -1).isfinite().all(1)
@@ -294,7 +295,7 @@ class AnswerStore:
         """
         records = np.zeros((len(index), self.record_bytes), dtype=np.uint8)
         for row, i in zip(records, index, strict=True):
-            if os.preadv(self._write[view], [row], int(i) * self.record_bytes) < self.record_bytes:
+            if os.preadv(self._write[view], [row.data], int(i) * self.record_bytes) < self.record_bytes:
                 row[:] = 0  # the file was cut
         sums = records[:, :CRC_BYTES].copy().view("<u4")[:, 0]
         there = (sums != 0) & (sums == self._sums[view, index])
