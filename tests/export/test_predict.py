@@ -13,7 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from kd.cli import main
-from kd.data.transforms import decode, eval_transform
+from kd.data.pictures import decode
+from kd.data.transforms import eval_transform
 from tests._helpers import CLASSES
 
 
