@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kd import _bar
 from kd.cli import main
 from tests._helpers import ROOT, write_recipe
 
@@ -54,6 +55,7 @@ WRONG = [
     ("data=3", "data: has settings of its own"),
     ("runs_dir=", "runs_dir: must name a folder"),
     ("--quiet", "no option --quiet"),
+    ("model.taps.at.student=blocks.0", "needs teacher"),
 ]
 
 
@@ -155,3 +157,49 @@ def test_a_traceback_for_those_who_ask() -> None:
         assert done.returncode == status
         assert "ZeroDivisionError" in done.stderr
         assert len(done.stderr.splitlines()) >= lines and (asked or len(done.stderr.splitlines()) == 1)
+
+
+def test_taps_and_teachers_one_field_at_a_time(recipe: Path, teacher: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    taps = ["model.taps.at.student=blocks.0", "model.taps.at.teacher=blocks.1", "model.distill_losses.at=ATLoss"]
+    other = ["model.teacher=null", "model.teachers.a.arch=resnet18", "model.teachers.a.kwargs.drop_rate=0.1"]
+    for items, key, want in (
+        (taps, "taps", {"at": {"student": "blocks.0", "teacher": "blocks.1", "tokens": "patch"}}),
+        ([*taps, "model.taps={at: {student: norm, teacher: norm}}"], "taps", None),
+        (other, "teachers", None),
+    ):
+        assert main("train", [f"recipe={recipe}", *items, "--print_config"]) == 0
+        found = yaml.safe_load(capsys.readouterr().out)["model"][key]
+        assert found == want if want else found
+    assert found["a"]["kwargs"] == {"drop_rate": 0.1}
+
+
+def test_output_that_is_no_terminal_is_lines(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("train", [f"recipe={recipe}", "preflight=warn"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line[:9] for line in lines if line.startswith("epoch")] == ["epoch   1", "epoch   2"]
+    assert not [line for line in lines if "\r" in line or "%|" in line]
+    run = recipe.parent / "runs" / "tiny" / "000"
+    for file, message in (("best.ckpt", "holds weights alone"), ("none.ckpt", "there is no")):
+        assert message in told([f"resume={run / 'checkpoints' / file}"], capsys)
+    assert main("train", [f"resume={run / 'checkpoints' / 'last.ckpt'}", "trainer.max_epochs=3"]) == 0
+    assert (run / "metrics.csv").read_text().count("\n2,") or "epoch   3" in capsys.readouterr().err
+
+
+def test_a_long_bar_is_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    clock = iter(range(0, 1000, 3))
+    made = _bar.bar(range(12), label="waiting", total=12)
+    monkeypatch.setattr(made, "_time", lambda: made.start_t + next(clock))
+    for _ in made:
+        pass
+    lines = capsys.readouterr().err.splitlines()
+    assert 2 <= len(lines) <= 5
+    assert all(line.startswith("waiting") for line in lines)
+
+
+def test_one_class_is_nothing_to_learn(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for split in ("train", "val"):
+        draw = tmp_path / "one" / split / "apple"
+        draw.parent.mkdir(parents=True)
+        source = yaml.safe_load(recipe.read_text())["data"]["source"]["init_args"]["root"]
+        draw.symlink_to(next((Path(source) / split).iterdir()))
+    assert "one class ('apple')" in told([f"recipe={recipe}", f"data.source.root={tmp_path / 'one'}"], capsys)

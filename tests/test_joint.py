@@ -43,6 +43,7 @@ def test_each_student_comes_out_as_if_trained_alone(recipe: Path, capsys: pytest
         assert summary["students"][name] == theirs
         assert json.loads((own / "summary.json").read_text())["student"] == theirs
     assert eval_main([str(joint / "students" / "labels")]) == 0
+    assert eval_main([str(joint)]) == 2  # which one?
 
 
 def test_it_resumes_bit_for_bit(recipe: Path) -> None:

@@ -1,4 +1,4 @@
-"""Progress for people: one bar over the whole run in images, a line an epoch."""
+"""Progress for people: one bar over the whole run in images, a line an epoch; without a terminal lines alone."""
 
 import sys
 import time
@@ -7,6 +7,8 @@ from typing import Any
 
 from pytorch_lightning import Callback, Trainer
 from tqdm import tqdm
+
+from kd._bar import CALM, drawn
 
 
 class Progress(Callback):
@@ -33,10 +35,12 @@ class Progress(Callback):
             limit = trainer.max_steps * trainer.accumulate_grad_batches
             steps = min(steps, limit) if steps else limit
         done = trainer.fit_loop.epoch_loop.total_batch_idx + 1
+        terminal = sys.stderr.isatty()
+        shape = "|{bar}|" if terminal else ""
         self._bar = tqdm(
-            total=int(steps) * per_step or None, initial=done * per_step, unit=" images", file=sys.stderr,
-            mininterval=0.5 if sys.stderr.isatty() else 10.0, smoothing=0.1, dynamic_ncols=True,
-            bar_format="{desc} {percentage:3.0f}%|{bar}| {rate_noinv_fmt}, {remaining} left{postfix}",
+            total=int(steps) * per_step or None, initial=done * per_step, unit=" images", smoothing=0.1,
+            dynamic_ncols=terminal, delay=0.0 if terminal else CALM, **drawn(),
+            bar_format="{desc} {percentage:3.0f}%" + shape + " {rate_noinv_fmt}, {remaining} left{postfix}",
         )  # fmt: skip
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -64,6 +68,13 @@ class Progress(Callback):
         loss = f"train/loss {metrics['train/loss']:.3f}  " if "train/loss" in metrics else ""
         self._bar.write(f"epoch {trainer.current_epoch + 1:>3}  {loss}{'  '.join(values)}", file=sys.stderr)
 
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """An epoch without validation ends in a line too, where there is no bar to look at."""
+        if self._bar is not None and trainer.limit_val_batches == 0 and not sys.stderr.isatty():
+            loss = trainer.callback_metrics.get("train/loss")
+            told = f"  train/loss {loss:.3f}" if loss is not None else ""
+            self._bar.write(f"epoch {trainer.current_epoch + 1:>3}{told}", file=sys.stderr)
+
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Closes the bar."""
         self._close()
@@ -74,5 +85,6 @@ class Progress(Callback):
 
     def _close(self) -> None:
         if self._bar is not None:
+            self._bar.leave = sys.stderr.isatty()  # the last epoch's line says it all
             self._bar.close()
             self._bar = None

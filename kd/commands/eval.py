@@ -35,6 +35,9 @@ def run(request: Request) -> int:
         return 0 if "help" in request.flags else 2
     run = run_folder(Path(request.rest[0]))
     own = dict(item.split("=", 1) for item in request.overrides if item.startswith(OWN))
+    several = sorted(str(file.parent) for file in run.glob("students/*/student.safetensors"))
+    if several and not (run / "student.safetensors").is_file():
+        raise UserError(f"{run} has several students, name one: {', '.join(several)}")
     for name in ("config.yaml", "student.safetensors"):
         if not (run / name).is_file():
             raise UserError(f"{run} is no finished run: it has no {name}")

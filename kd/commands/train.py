@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kd.checkpoints import LAST, newest_whole, run_folder
+from kd.checkpoints import LAST, PREVIOUS, newest_whole, run_folder
 from kd.config.find import listing, names
 from kd.config.request import Request
 from kd.errors import UserError
@@ -136,11 +136,26 @@ def _was_here_before(marker: Path, request: Request) -> bool:
     return True
 
 
+def _run_of(path: Path) -> Path:
+    """The run folder where a checkpoint inside it is named."""
+    if path.suffix != ".ckpt" or path.parent.name != "checkpoints":
+        return path
+    run = path.parent.parent
+    if path.name in (LAST, PREVIOUS):
+        return run
+    if not path.is_file():
+        raise UserError(f"resume: there is no {path}")
+    raise UserError(
+        f"resume: {path.name} holds weights alone; resume={run} resumes from {LAST}, and "
+        f"model.student.checkpoint={path} starts a new run with these weights"
+    )
+
+
 def _check_resume(request: Request) -> Path | None:
     """The checkpoint to go on from; the run's own settings are the recipe unless one is given."""
     if request.resume is None:
         return None
-    run = run_folder(Path(request.resume))
+    run = run_folder(_run_of(Path(request.resume)))
     request.resume = str(run)
     if not run.is_dir():
         raise UserError(f"resume: there is no {run}")

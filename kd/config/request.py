@@ -1,7 +1,8 @@
 """A command line, sorted by kind. Imports nothing heavy: a wrong word is reported at once."""
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ GROUPS = (
     "checkpoint",
     "monitor",
 )
+ENTRIES = ("taps", "teachers")  # named entries whose fields the parser takes only once the entry is there
 KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.]*\+?)=(.*)$", re.S)
 
 
@@ -75,7 +77,34 @@ class Request:
         args = [f"--config={file}" for file in found]
         if self.recipe and contents[found[0]].get("recipe") is None:
             args.append(f"--recipe={found[0].stem}")
-        return args + self.cluster + [f"--{item}" for item in self.overrides]
+        return args + self.cluster + [f"--{item}" for item in _entries_whole(self.overrides, contents.values())]
+
+
+def _entries_whole(overrides: list[str], contents: Iterable[dict[Any, Any]]) -> list[str]:
+    """``model.taps.NAME.student=X model.taps.NAME.teacher=Y`` makes one entry where no file has one of that name.
+
+    >>> _entries_whole(["model.taps.at.student=a", "seed=1", "model.taps.at.teacher=b"], [])
+    ['model.taps.at={"student": "a", "teacher": "b"}', 'seed=1']
+    """
+    there = {
+        f"model.{kind}.{name}" for c in contents for kind in ENTRIES for name in (c.get("model") or {}).get(kind) or {}
+    }
+    there |= {item.split("=")[0] for item in overrides}
+    made: dict[str, dict[str, Any]] = {}
+    whole: list[str] = []
+    for item in overrides:
+        key, _, value = item.partition("=")
+        entry, rest = ".".join(key.split(".")[:3]), key.split(".")[3:]
+        if not (rest and key.split(".")[:2] in [["model", kind] for kind in ENTRIES]) or entry in there:
+            whole.append(item)
+            continue
+        if entry not in made:
+            whole.append(entry)
+        node = made.setdefault(entry, {})
+        for part in rest[:-1]:
+            node = node.setdefault(part, {})
+        node[rest[-1]] = _as_tree(f"x={value}")["x"]
+    return [f"{item}={json.dumps(made[item])}" if item in made else item for item in whole]
 
 
 def _check_says_something(key: str, value: Any) -> None:

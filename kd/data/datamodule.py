@@ -233,6 +233,10 @@ class DistillationDataModule(LightningDataModule):
         sizes = {name: sum(len(part.targets) for part in self._parts(name)) for name in ("train", "val")}
         self._check_augment()
         source, augment = self.source, self.augment
+        if len(source.classes) < 2 and not source.masks and not source.multi_label:
+            raise UserError(
+                f"data.source: one class ('{source.classes[0]}') leaves nothing to tell apart; two are needed"
+            )
         return DataInfo(
             list(source.classes), sizes["train"], sizes["val"],
             unlabeled=self._unlabelled_count(), labels=not self.unlabeled or self.unlabeled_ratio is not None,

@@ -65,6 +65,10 @@ def _torchrun(env: Mapping[str, str]) -> Cluster | None:
 def _slurm(env: Mapping[str, str]) -> Cluster | None:
     if "SLURM_PROCID" not in env or int(env.get("SLURM_NTASKS", "1")) < 2:
         return None
+    if "SLURM_STEP_ID" not in env:  # set by srun: without it this process alone would wait for all others
+        raise UserError(
+            f"SLURM_NTASKS: the job has {env['SLURM_NTASKS']} tasks and this is one; start it with: srun kd-train ..."
+        )
     tasks, nodes = int(env["SLURM_NTASKS"]), int(env.get("SLURM_NNODES", env.get("SLURM_JOB_NUM_NODES", "1")))
     if tasks % nodes:
         raise UserError(f"SLURM_NTASKS: {tasks} processes can't be dealt evenly to {nodes} machines")

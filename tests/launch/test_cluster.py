@@ -25,12 +25,16 @@ def test_torchrun() -> None:
 
 
 def test_slurm() -> None:
-    env = {"SLURM_JOB_ID": "123", "SLURM_PROCID": "9", "SLURM_NTASKS": "32", "SLURM_NNODES": "4"}
+    env = {"SLURM_JOB_ID": "123", "SLURM_PROCID": "9", "SLURM_NTASKS": "32", "SLURM_NNODES": "4",
+           "SLURM_STEP_ID": "0"}  # fmt: skip
     found = recognise(env, NOWHERE)
     assert found == Cluster("SLURM", 4, 8, job="123")
     assert found.arguments() == ["--trainer.num_nodes=4", "--trainer.devices=8"]
     with pytest.raises(UserError, match="SLURM_NTASKS: 32 processes can't be dealt evenly to 5 machines"):
         recognise({**env, "SLURM_NNODES": "5"}, NOWHERE)
+    del env["SLURM_STEP_ID"]
+    with pytest.raises(UserError, match="start it with: srun kd-train"):  # the batch script itself, alone
+        recognise(env, NOWHERE)
 
 
 def test_sagemakers_resource_file_and_variables(tmp_path: Path) -> None:
