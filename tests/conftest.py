@@ -37,6 +37,18 @@ def recipe(tmp_path: Path, pictures: Path, teacher: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of the tiny pair; its views (40 px) are larger than its models' input (32 px)."""
+    from kd.cli import main
+
+    root = tmp_path_factory.mktemp("finished")
+    data, weights = draw_folder(root / "data"), save_teacher(root / "teacher.safetensors")
+    file = write_recipe(root / "tiny.yaml", data, weights, data__img_size=40)
+    assert main("train", [f"recipe={file}", "trainer.max_epochs=1"]) == 0
+    return root / "runs" / "tiny" / "000"
+
+
+@pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of real photographs and weights, where ``KD_SHARED`` names one."""
     if "KD_SHARED" not in os.environ:

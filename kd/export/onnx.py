@@ -38,8 +38,7 @@ class Onnx(Format):
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
         """See :meth:`kd.export.base.Format.open`."""
-        session = open_session(file, threads)
-        return lambda pictures: session.run([OUTPUT], {INPUT: pictures})[0]
+        return as_runtime(open_session(file, threads))
 
 
 def open_session(file: Path, threads: int = 0) -> Any:
@@ -56,6 +55,11 @@ def open_session(file: Path, threads: int = 0) -> Any:
         return runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its classes derive from Exception alone
         raise UserError(f"{file} is not a readable ONNX model: {str(error).splitlines()[0][:160]}") from error
+
+
+def as_runtime(session: Any) -> Runtime:
+    """An open session as the protocol has it."""
+    return lambda pictures: session.run([OUTPUT], {INPUT: pictures})[0]
 
 
 def _program(job: Job) -> Any:

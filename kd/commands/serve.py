@@ -1,0 +1,147 @@
+"""``kd-serve``: a student behind HTTP. Heavy imports wait until there is one."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kd.checkpoints import run_folder
+from kd.config.request import Request
+from kd.errors import UserError
+
+if TYPE_CHECKING:
+    from kd.export.base import Runtime
+    from kd.export.manifest import Manifest
+
+HELP = """\
+kd-serve: a run's student, or an export of it, behind HTTP (extra serve; ONNX Runtime inside).
+
+  kd-serve RUN_FOLDER [int8=true] [teacher=true] [key=value ...]
+  kd-serve EXPORT     an export's folder, or its model.onnx
+
+  POST /predict   multipart files, or JSON {"images": ["BASE64", ...]}; ?top=5
+  GET /           a page to drop a picture on
+  GET /healthz, /readyz, /metrics
+
+  host=127.0.0.1  port=8000        port=0 takes a free one
+  threads=0                        of the model; 0: all cores
+  max_batch=16  max_wait_ms=2      pictures a batch, and how long one waits for company
+  queue=512                        pictures that may wait, requests at a time: more are answered 503, Retry-After
+  timeout_s=30                     of a request
+  max_upload_mb=16  max_pixels=40000000  max_pictures=32     of a request, of a picture, of a request
+  teacher=true                     the run's teacher answers too (in torch)
+
+A run without an ONNX export is exported first (kd-export). SIGTERM finishes what was taken and ends with status 0.
+"""
+
+OWN = ("host", "port", "threads", "teacher", "int8")
+
+
+def run(request: Request) -> int:
+    """Serves until it is stopped."""
+    if "help" in request.flags or len(request.rest) != 1:
+        print(HELP, end="")
+        return 0 if "help" in request.flags else 2
+    from kd.export.base import need
+
+    for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):
+        need(package, "serve", "kd-serve")
+    from kd.serving.app import Limits, Server
+    from kd.serving.run import bind, serve
+
+    own = _take(request, (*OWN, *(f.name for f in fields(Limits))))
+    limits = Limits(**{f.name: _number(own, f.name, f.type) for f in fields(Limits) if f.name in own})
+    threads, port = _number(own, "threads", int, 0), _number(own, "port", int, 8000)
+    file = _model(request, _truth(own, "int8"))
+    listening = bind(own.get("host", "127.0.0.1"), port)
+    try:
+        manifest, student = _opened(file, threads)
+        models = {"student": student}
+        if _truth(own, "teacher"):
+            models["teacher"] = _teacher(request, manifest)
+        host, port = listening.getsockname()[:2]
+        server = Server(manifest, models, limits)
+        print(f"kd-serve: {manifest.arch} on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+        serve(server, listening)
+    finally:
+        listening.close()
+    print("kd-serve: stopped", flush=True)
+    return 0
+
+
+def _take(request: Request, keys: tuple[str, ...]) -> dict[str, str]:
+    """All settings of the command line; ``data.*`` is for the export of a run, and its teacher's."""
+    own = dict(item.split("=", 1) for item in request.overrides)
+    foreign = [key for key in own if key not in keys and not key.startswith(("data.", "model.teacher"))]
+    if foreign:
+        raise UserError(f"no key '{foreign[0]}' (it takes {', '.join(keys)})")
+    request.overrides = [item for item in request.overrides if item.split("=", 1)[0] not in keys]
+    return {key: value for key, value in own.items() if key in keys}
+
+
+def _number(own: dict[str, str], key: str, kind: Any, default: int = 1) -> Any:
+    """Positive, or of ``threads`` and ``port`` 0 too."""
+    whole = kind in (int, "int")
+    read: Callable[[str], float] = int if whole else float
+    try:
+        value = read(own.get(key, str(default)))
+        if value < 0 or (value == 0 and key not in ("threads", "port", "max_wait_ms")) or value != value:
+            raise ValueError
+    except ValueError:
+        raise UserError(f"{key}: must be a {'whole ' if whole else ''}number > 0, got '{own[key]}'") from None
+    return value
+
+
+def _truth(own: dict[str, str], key: str) -> bool:
+    if own.get(key, "false") not in ("true", "false"):
+        raise UserError(f"{key}: must be true or false, got '{own[key]}'")
+    return own.get(key) == "true"
+
+
+def _model(request: Request, int8: bool) -> Path:
+    """The ONNX file that the command line's first word means; a run is exported where it has none."""
+    place = run_folder(Path(request.rest[0]))
+    if place.is_file() and place.suffix == ".onnx":
+        return place
+    if (place / "model.onnx").is_file():
+        return place / "model.onnx"
+    file = place / "export" / ("onnx_int8" if int8 else "onnx") / "model.onnx"
+    if not file.is_file():
+        from kd.commands import export
+
+        if not (place / "student.safetensors").is_file():
+            raise UserError(f"{place} is neither a finished run nor an ONNX export")
+        settings = ["to=onnx", *(["int8=true"] if int8 else []), *request.overrides]
+        if export.run(Request(rest=[str(place)], overrides=settings)):
+            raise UserError(f"{place}: its export was not kept, see above")
+    return file
+
+
+def _opened(file: Path, threads: int) -> "tuple[Manifest, Runtime]":
+    from kd.export.manifest import from_metadata
+    from kd.export.onnx import as_runtime, metadata_of, open_session
+
+    session = open_session(file, threads)
+    return from_metadata(metadata_of(session), file), as_runtime(session)
+
+
+def _teacher(request: Request, manifest: "Manifest") -> "Runtime":
+    """The run's teacher in torch, on the same uint8 views."""
+    if not (run_folder(Path(request.rest[0])) / "config.yaml").is_file():
+        raise UserError("teacher: give the run's folder, an export does not know its teacher")
+    import numpy as np
+    import torch
+
+    from kd.commands._finished import open_run, teacher_of_run
+
+    opened = open_run(request, OWN)
+    teacher = teacher_of_run(opened.config["model"], opened.classes, opened.task.dense)
+    if teacher is None:
+        raise UserError(f"teacher: {opened.folder} has none that answers in classes")
+
+    def run(pictures: np.ndarray) -> np.ndarray:
+        images = torch.from_numpy(pictures)
+        with torch.inference_mode():
+            return teacher(images.permute(0, 3, 1, 2) if manifest.layout == "nhwc" else images).numpy()
+
+    return run
