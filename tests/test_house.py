@@ -27,7 +27,7 @@ LAYERS = [
         "kd.memory",
     },
     {"kd.module", "kd.joint", "kd.evaluate"},
-    {"kd.strategies", "kd.callbacks", "kd.export"},
+    {"kd.strategies", "kd.callbacks", "kd.export", "kd.serving"},
     {"kd._teachers", "kd.fill", "kd.launch"},
     {"kd.config"},
     {"kd.commands"},
