@@ -12,7 +12,7 @@ kd-report: what limits a run, as one page.
 
   kd-report RUN_FOLDER [--open]           writes RUN_FOLDER/report.html; also while the run goes on, or after it failed
   kd-report RUN_FOLDER --traces           also compares the GPUs in the profiled window (extra traces)
-  kd-report BEFORE AFTER [--open]         compares two runs: AFTER/comparison.html
+  kd-report BEFORE AFTER [...] [--open]   compares runs: comparison.html in the last one's folder
 
 Needs neither torch nor a network.
 """
@@ -26,8 +26,8 @@ def run(request: Request) -> int:
     if "help" in request.flags or not request.rest:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
-    if len(request.rest) > 2 or request.overrides:
-        raise UserError("it takes one run's folder, or two to compare, and --open")
+    if request.overrides:
+        raise UserError("it takes one run's folder, or two and more to compare, and --open")
     folders = [_seen_run(run_folder(Path(name))) for name in request.rest]
     if "traces" in request.flags:
         from kd.report.traces import write_rank_shares
@@ -42,7 +42,7 @@ def run(request: Request) -> int:
         if len(runs) == 1:
             file = write_report(runs[0], folders[0] / "report.html")
         else:
-            file = write_comparison(runs[0], runs[1], folders[1] / "comparison.html")
+            file = write_comparison(runs[0], runs[-1], folders[-1] / "comparison.html", runs[1:-1])
     except OSError as error:
         raise UserError(f"{folders[-1]}: the page can't be written: {error.strerror}") from error
     print(f"written to {file}")

@@ -1,27 +1,36 @@
-"""The page about two runs."""
+"""The page about two runs or more: what differs in their settings, what came of it, what it cost."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+from kd.report.charts import heat
 from kd.report.facts import Facts
 from kd.report.records import PHASES, percentile
-from kd.report.sections import PERCENTILES, notes
+from kd.report.sections import PERCENTILES, flat, notes
 from kd.report.verdict import verdict_of
 
+NO_DIFFERENCE = ("recipe", "runs_dir", "resume")  # settings that change nothing of a run
 
-def comparison(before: Facts, after: Facts) -> list[dict[str, Any]]:
-    """The sections."""
-    rows = [
-        [name, _short(a), _short(b), f"{ratio:.2f}x" if (ratio := _ratio(a, b)) is not None else ""]
-        for name, a, b in _compared(before, after)
-    ]
-    names = [label(before), label(after)]
+
+def comparison(runs: Sequence[Facts]) -> list[dict[str, Any]]:
+    """The sections; the first run is the one that the others are held against."""
+    names = [label(facts) for facts in runs]
+    differing = _settings(runs)
+    text = f"{_differences(differing)}; {_headline(runs[0], runs[-1])}"
+    verdicts = [f"{name}: {verdict_of(facts)['text']}" for name, facts in zip(names, runs, strict=True)]
+    hot = [heat(facts.run) for facts in runs]
     sections: list[dict[str, Any] | None] = [
-        {"kind": "verdict", "bound": "comparison", "text": _difference(before, after), "others": [
-            f"{name}: {verdict_of(facts)['text']}" for name, facts in zip(names, (before, after), strict=True)]},
-        {"kind": "table", "title": "Before and after", "columns": ["", *names, "before / after"], "rows": rows},
-        _two_bars(before, after, names),
-        notes(before.run), notes(after.run),
+        {"kind": "verdict", "bound": "comparison", "text": text, "others": verdicts},
+        _numbers(runs, names),
+        {"kind": "table", "title": "Settings that differ", "columns": ["key", *names], "rows": differing,
+         "empty": "None.", "long": True},
+        {"kind": "table", "title": "Hardware", "columns": ["", *names], "rows": _hardware(runs)},
+        *_curves(runs, names),
+        _bars(runs, names),
+        _operations(runs, names),
+        *({**part, "title": f"{part['title']} of {name}"} for part, name in zip(hot, names, strict=True) if part),
+        *(notes(facts.run) for facts in runs),
     ]  # fmt: skip
     return [section for section in sections if section]
 
@@ -31,42 +40,78 @@ def label(facts: Facts) -> str:
     return f"{facts.run.summary.get('recipe') or facts.run.folder.parent.name}/{facts.run.folder.resolve().name}"
 
 
-def _hours(facts: Facts) -> float | None:
-    wall = facts.run.summary.get("wall_s")
-    return wall / 3600 if wall else None
+# -- settings and hardware ---------------------------------------------------------------------------------------------
 
 
-def _hours_per_epoch(facts: Facts) -> float | None:
-    hours = _hours(facts)
-    return hours / facts.epochs_done if facts.epochs_done and hours else None
+def _settings(runs: Sequence[Facts]) -> list[list[str]]:
+    """Rows of the settings that are not the same in all runs."""
+    tables = [dict(flat(facts.run.config)) if facts.run.config else {} for facts in runs]
+    keys = [key for key in dict.fromkeys(k for table in tables for k in table) if key not in NO_DIFFERENCE]
+    rows = [[key, *(table.get(key, "not set") for table in tables)] for key in keys]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def _differences(rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return "no setting differs"
+    named = ", ".join(f"{key} ({', '.join(value or 'null' for value in values)})" for key, *values in rows[:4])
+    return f"they differ in {named}" + (f" and {len(rows) - 4} more settings" if len(rows) > 4 else "")
+
+
+def _hardware(runs: Sequence[Facts]) -> list[list[str]]:
+    devices = [f"{facts.devices} x {facts.header.get('device_name', 'unknown')}" for facts in runs]
+    cores = [str(facts.header.get("cores", "")) for facts in runs]
+    return [["devices", *devices], ["cores of a machine", *cores]]
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def _row(facts: Facts) -> dict[str, float | None]:
+    """The numbers of a run that are compared, by name."""
+    found = {f"{name or 'student'} val {facts.run.primary}": facts.best_val(name) for name in facts.run.students}
+    found |= {
+        "hours": facts.hours,
+        "epochs": facts.epochs_done,
+        "hours per epoch": facts.hours_per_epoch,
+        "devices": float(facts.devices),
+        "device-hours": _times(facts.hours, facts.devices),
+        "device-hours per epoch": _times(facts.hours_per_epoch, facts.devices),
+        "training seconds per epoch": facts.epoch_s,
+        "cost": _times(facts.price, facts.hours),
+        "cost per epoch": _times(facts.price, facts.hours_per_epoch),
+        "cost per 1000 steps": _times(facts.price, facts.step_ms / 3600 if facts.step_ms else None),
+        "images/s": facts.images_per_s,
+        "images/s per device": facts.images_per_s / facts.devices if facts.images_per_s else None,
+    }
+    used = {"GPU": [g["util"] for s in facts.samples for g in s.get("gpu", [])],
+            "CPU": [sum(row) / len(row) for row in facts.core_use if row]}  # fmt: skip
+    for name, values in used.items():
+        found |= {f"{name} {q} (%)": percentile(values, PERCENTILES[q]) for q in ("p50", "p90", "p95", "p99")}
+    found |= {f"step {name} (ms)": percentile(facts.steps_ms, q) for name, q in PERCENTILES.items()}
+    return found | {f"{name} (ms)": facts.phases[name] for name in PHASES if name in facts.phases}
 
 
 def _times(a: float | None, b: float | None) -> float | None:
     return a * b if a is not None and b is not None else None
 
 
-def _row(facts: Facts) -> dict[str, float | None]:
-    """The numbers of a run that are compared, by name."""
-    found = {
-        "hours": _hours(facts),
-        "epochs": facts.epochs_done,
-        "hours per epoch": _hours_per_epoch(facts),
-        "training seconds per epoch": facts.epoch_s,
-        "cost": _times(facts.price, _hours(facts)),
-        "cost per epoch": _times(facts.price, _hours_per_epoch(facts)),
-        "images/s": facts.images_per_s,
-    }
-    found |= {f"{name or 'student'} val {facts.run.primary}": facts.best_val(name) for name in facts.run.students}
-    found |= {f"step {name} (ms)": percentile(facts.steps_ms, q) for name, q in PERCENTILES.items()}
-    return found | {f"{name} (ms)": facts.phases[name] for name in PHASES if name in facts.phases}
-
-
-def _compared(before: Facts, after: Facts) -> list[tuple[str, float | None, float | None]]:
-    """Rows of the table: name and the two values."""
-    a, b = _row(before), _row(after)
+def _numbers(runs: Sequence[Facts], names: Sequence[str]) -> dict[str, Any]:
+    tables = [_row(facts) for facts in runs]
     absent = {f"{name} (ms)": 0.0 for name in PHASES}
-    rows = [(name, a.get(name, absent.get(name)), b.get(name, absent.get(name))) for name in dict.fromkeys([*a, *b])]
-    return [row for row in rows if any(v is not None and math.isfinite(v) for v in row[1:])]
+    found = {
+        name: [table.get(name, absent.get(name)) for table in tables]
+        for name in dict.fromkeys(k for table in tables for k in table)
+    }
+    rows = [[name, *map(_short, values)] for name, values in found.items() if any(_known(v) for v in values)]
+    if len(runs) > 2:
+        return {"kind": "table", "title": "Side by side", "columns": ["", *names], "rows": rows}
+    rows = [[*row, _change(row[0], *found[row[0]])] for row in rows]
+    return {"kind": "table", "title": "Before and after", "columns": ["", *names, "before / after"], "rows": rows}
+
+
+def _known(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
 
 
 def _short(value: float | None) -> str:
@@ -79,20 +124,77 @@ def _ratio(a: float | None, b: float | None) -> float | None:
     return a / b if a is not None and b and math.isfinite(a) and math.isfinite(b) else None
 
 
-def _difference(before: Facts, after: Facts) -> str:
+def _change(name: str, a: float | None, b: float | None) -> str:
+    """Accuracy differs in points, utilisation in percent; all else by a factor."""
+    if " val " in name or name.endswith("(%)"):
+        if a is None or b is None or not _known(a - b):
+            return ""
+        return f"{100 * (b - a):+.1f} points" if " val " in name else f"{b - a:+.0f} %"
+    ratio = _ratio(a, b)
+    return "" if ratio is None else f"{ratio:.2f}x"
+
+
+def _headline(before: Facts, after: Facts) -> str:
+    """How much faster, for the same devices and for each."""
+    a, b = before.phases, after.phases
+    changed = max(PHASES, key=lambda name: abs(a.get(name, 0.0) - b.get(name, 0.0)))
+    moved = abs(a.get(changed, 0.0) - b.get(changed, 0.0)) > 0.02 * max(before.step_ms, after.step_ms)
+    change = f"; most of the difference: {changed} went from {a.get(changed, 0.0):.0f} to {b.get(changed, 0.0):.0f} ms"
+    change = f"{change} a step" if moved else ""
+    times = after.devices / before.devices
+    faster = _ratio(before.hours_per_epoch, after.hours_per_epoch) if times != 1 else None
+    if faster is not None:
+        what = "GPU" if "cuda" in (before.header.get("device"), after.header.get("device")) else "process"
+        epochs = f"{before.hours_per_epoch:.3g} hours an epoch before, {after.hours_per_epoch:.3g} after"
+        count = f"{times:.3g}x" if times > 1 else f"1 / {1 / times:.3g} of"
+        return f"{epochs}: {faster:.1f}x faster on {count} the {what}s, {faster / times:.2f}x per {what}-hour{change}"
     ratio = _ratio(after.images_per_s, before.images_per_s)
     if ratio is None:
         return "one of the runs has no steps to compare"
-    a, b = before.phases, after.phases
-    changed = max(PHASES, key=lambda name: abs(a.get(name, 0.0) - b.get(name, 0.0)))
-    change = f"{changed} went from {a.get(changed, 0.0):.0f} to {b.get(changed, 0.0):.0f} ms a step"
-    speeds = f"{before.images_per_s:,.0f} images/s before, {after.images_per_s:,.0f} after"
-    return f"{speeds}: {ratio:.2f}x; most of the difference: {change}"
+    speeds = f"{before.images_per_s:,.0f} images/s before, {after.images_per_s:,.0f} after: {ratio:.2f}x"
+    each = f" ({ratio / times:.2f}x per device)" if times != 1 else ""
+    return f"{speeds}{each}{change}"
 
 
-def _two_bars(before: Facts, after: Facts, names: list[str]) -> dict[str, Any] | None:
-    means = [before.phases, after.phases]
+# -- charts ------------------------------------------------------------------------------------------------------------
+
+
+def _curves(runs: Sequence[Facts], names: Sequence[str]) -> list[dict[str, Any] | None]:
+    """Training loss and the main metric by epoch, the runs over each other."""
+    metrics = dict.fromkeys(["train/loss", *(f"val/{facts.run.primary}" for facts in runs)])
+    return [_curve(runs, names, metric) for metric in metrics]
+
+
+def _curve(runs: Sequence[Facts], names: Sequence[str], metric: str) -> dict[str, Any] | None:
+    last = [{row["epoch"]: row[metric] for row in f.run.metrics if metric in row and "epoch" in row} for f in runs]
+    epochs = sorted({epoch for values in last for epoch in values})
+    if not epochs:
+        return None
+    series = {name: [values.get(e, math.nan) for e in epochs] for name, values in zip(names, last, strict=True)}
+    shown = {name: values for name, values in series.items() if any(math.isfinite(v) for v in values)}
+    return {"kind": "lines", "title": metric, "x": [e + 1 for e in epochs], "x_name": "epoch", "series": shown}
+
+
+def _bars(runs: Sequence[Facts], names: Sequence[str]) -> dict[str, Any] | None:
+    means = [facts.phases for facts in runs]
     used = [name for name in PHASES if any(name in found for found in means)]
     bars = [[round(found.get(name, 0.0), 3) for name in used] for found in means]
-    return {"kind": "phases", "title": "Phases of a mean step (ms)", "names": used, "bars": bars, "x": names,
+    return {"kind": "phases", "title": "Phases of a mean step (ms)", "names": used, "bars": bars, "x": list(names),
             "note": "By rank of median computing time."} if used else None  # fmt: skip
+
+
+def _operations(runs: Sequence[Facts], names: Sequence[str]) -> dict[str, Any] | None:
+    """Top operations of the profiled windows: who stays, comes or goes."""
+    tops = [{op["name"]: op["share"] for op in facts.windows[-1]["top"]} if facts.windows else {} for facts in runs]
+    if sum(bool(top) for top in tops) < 2:
+        return None
+    found = dict.fromkeys(name for top in tops for name in top)
+    rows = [[name, _came(tops[0], tops[-1], name), *(round(100 * t[name], 1) if name in t else "" for t in tops)]
+            for name in found]  # fmt: skip
+    columns = ["operation", "", *(f"% of {name}" for name in names)]
+    return {"kind": "table", "title": "Top operations that came and went", "columns": columns, "rows": rows,
+            "long": True}  # fmt: skip
+
+
+def _came(before: dict[str, float], after: dict[str, float], name: str) -> str:
+    return "stays" if name in before and name in after else "enters" if name in after else "leaves"

@@ -84,8 +84,25 @@ class Facts(MachineFacts):
 
     @cached_property
     def price(self) -> float | None:
-        """Of an hour of the whole job."""
-        return (self.run.config.get("monitor") or {}).get("price_per_hour")
+        """Of an hour of the whole job: as the run knew it, by number or by table."""
+        told = (self.run.config.get("monitor") or {}).get("price_per_hour")
+        return self.header.get("price_per_hour", told)
+
+    @cached_property
+    def devices(self) -> int:
+        """Training processes: one a GPU, or one a process on CPUs."""
+        return self.header.get("world_size") or self.run.summary.get("world_size") or 1
+
+    @cached_property
+    def hours(self) -> float | None:
+        """Of the whole run."""
+        wall = self.run.summary.get("wall_s") or self.wall_s
+        return wall / 3600 if wall else None
+
+    @cached_property
+    def hours_per_epoch(self) -> float | None:
+        """With start-up and validation."""
+        return self.hours / self.epochs_done if self.epochs_done and self.hours else None
 
     # -- the teacher ---------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ def write_report(run: Run, file: Path) -> Path:
     return _write(file, {"title": title, "sections": report(Facts(run))})
 
 
-def write_comparison(before: Run, after: Run, file: Path) -> Path:
-    """Writes the page that compares two runs."""
-    first, second = Facts(before), Facts(after)
-    return _write(file, {"title": f"{label(first)} and {label(second)}", "sections": comparison(first, second)})
+def write_comparison(before: Run, after: Run, file: Path, between: Sequence[Run] = ()) -> Path:
+    """Writes the page that compares two runs, or more with those ``between``."""
+    facts = [Facts(run) for run in (before, *between, after)]
+    title = " and ".join(label(f) for f in facts)
+    return _write(file, {"title": title, "sections": comparison(facts)})
 
 
 def _write(file: Path, content: dict[str, Any]) -> Path:

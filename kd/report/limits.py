@@ -44,6 +44,7 @@ def data_bound(
     batches_per_epoch: float = math.inf,
     at: float = 0.1,
     processes: int = 1,
+    ready_ms: float = 0.0,
 ) -> Limit | None:
     """The step stands still for its batch. Primary signal: the exposed wait, not a low GPU utilisation.
 
@@ -60,6 +61,7 @@ def data_bound(
         batches_per_epoch: of one process.
         at: fires from this share of the step.
         processes: training processes that share the cores.
+        ready_ms: ms a step that training stood ready without a core.
     """
     step, wait = step_ms(phases), phases.get("data", 0.0)
     if not step or wait / step < at:
@@ -78,6 +80,7 @@ def data_bound(
         loaders = f"{processes * num_workers} loader processes"
         text += f", though {loaders} share {cores} core{'s' * (cores > 1)} with training"
         lever = f"data.num_workers={fewer_workers(num_workers, cores, threads, processes)}, and {lever}"
+        rest = max(rest - ready_ms, 0.01 * step)  # what the loaders have taken from the rest
     return Limit("data", text, lever, step / rest)
 
 
@@ -133,11 +136,11 @@ def teacher_bound(
         return Limit("teacher", text, f"model.teacher.cache=on{needs}, once filled,", free)
     computed = min(views, epochs)
     gain = epochs / (computed + (epochs - computed) / free)
-    if gain < WORTH:
-        lever = (
-            f"a smaller teacher, or smaller pictures for it (model.teacher.cache=on pays in runs of more than {views}"
-        )
-        return Limit("teacher", text, f"{lever} epochs, this one has {epochs:g}): at most", free)
+    if gain < LEADS:
+        kept = f"model.teacher.cache=on gives {gain:.2f}x in the run's {epochs:g} epochs of {computed:g} views"
+        if epochs <= views:
+            kept = f"model.teacher.cache=on pays in runs of more than {views} epochs, this one has {epochs:g}"
+        return Limit("teacher", text, f"a smaller teacher, or smaller pictures for it ({kept}): at most", free)
     lever = f"model.teacher.cache=on{needs} in the run's {epochs:g} epochs of {computed:g} view{'s' * (computed > 1)}"
     return Limit("teacher", text, lever, gain)
 

@@ -30,6 +30,7 @@ class Run:
         counts: pictures by class of each split.
         confusion: how classes were mixed up, a record a validation and student.
         classes: names by id.
+        latency: rows that ``kd-latency`` has measured.
         kernels: profiled windows.
         metrics: rows of ``metrics.csv``, numbers as floats.
         notes: what could not be read.
@@ -48,6 +49,7 @@ class Run:
     counts: dict[str, list[int]] = field(default_factory=dict)
     confusion: list[dict[str, Any]] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)
+    latency: list[dict[str, Any]] = field(default_factory=list)
     kernels: list[dict[str, Any]] = field(default_factory=list)
     metrics: list[dict[str, float]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -88,6 +90,10 @@ def read_run(folder: Path) -> Run:
     run.summary = _mapping(folder / "summary.json", run.notes)
     run.config = _mapping(folder / "config.yaml", run.notes)
     run.metrics = _metrics(folder / "metrics.csv", run.notes)
+    if (folder / "export" / "latency.json").is_file():
+        found = _mapping(folder / "export" / "latency.json", run.notes).get("rows")
+        needed = {"model", "runtime", "threads", "batch", "median_ms"}
+        run.latency = [row for row in found or [] if isinstance(row, dict) and needed <= set(row)]
     files = sorted((folder / "records").glob("*.jsonl"))
     if not files:
         run.notes.append("the run has no records (monitor.enabled=false, or it stopped before the first step)")

@@ -4,8 +4,9 @@ import time
 from typing import Any
 
 from kd.report import traces
-from kd.report.charts import health_lines, heat, machine_lines, metric_lines, phase_chart
+from kd.report.charts import health_lines, heat, machine_lines, phase_chart
 from kd.report.facts import Facts
+from kd.report.learning import headline, learning, model_of
 from kd.report.records import PHASES, Run, percentile
 from kd.report.rules import findings_of
 from kd.report.verdict import sentence, spoken_limits, verdict_of
@@ -17,15 +18,16 @@ def report(facts: Facts) -> list[dict[str, Any]]:
     """The page's sections, in order; those without data are left out."""
     run = facts.run
     sections = [
-        _verdict(facts),
+        headline(facts),
         _cards(facts),
         notes(run),
+        *learning(facts),
+        _verdict(facts),
         _rules(facts),
         _headspace(run),
         phase_chart(facts),
         heat(run),
         *machine_lines(run),
-        *metric_lines(run),
         _percentiles(facts),
         _operations(facts),
         traces.section(run),
@@ -52,13 +54,16 @@ def _percent(value: float | None) -> str:
 def _cards(facts: Facts) -> dict[str, Any]:
     run, summary = facts.run, facts.run.summary
     teacher = summary.get("teacher") or {}
+    state = ("status", _status(run), (summary.get("error") or "").splitlines()[0] if summary.get("error") else "")
     rows = [
-        ("status", _status(run), (summary.get("error") or "").splitlines()[0] if summary.get("error") else ""),
-        ("teacher", _percent((teacher.get("val") or {}).get(run.primary)), _about(f"val {run.primary}", teacher)),
+        *([state] if state[1] != "done" else []),
         *(
-            (name or "student", _percent(facts.best_val(name)), _about(f"best val {run.primary}", _student(run, name)))
+            (name or "student", _percent(facts.best_val(name)), _about(f"best val {run.primary}", model_of(run, name)))
             for name in run.students
         ),
+        ("teacher", _percent((teacher.get("val") or {}).get(run.primary)), _about(f"val {run.primary}", teacher)),
+        *((f"{name or 'student'} keeps", _kept(facts, name), "of its teacher") for name in run.students),
+        *([state] if state[1] == "done" else []),
         ("images/s", _rounded(facts.images_per_s), _spread(facts)),
         ("time per epoch", _duration(facts.epoch_s), f"{len({s['epoch'] for s in facts.steps})} epochs seen"),
         ("cost per epoch", _cost(facts), f"at {facts.price} an hour"),
@@ -78,10 +83,11 @@ def _about(metric: str, model: dict[str, Any]) -> str:
     return ", ".join(part for part in (metric, model.get("arch")) if part)
 
 
-def _student(run: Run, name: str) -> dict[str, Any]:
-    """What the summary says of a student."""
-    found = (run.summary.get("students") or {}).get(name) if name else run.summary.get("student")
-    return found or {}
+def _kept(facts: Facts, student: str) -> str:
+    """The share of the teacher's accuracy."""
+    reached = ((facts.run.summary.get("teacher") or {}).get("val") or {}).get(facts.run.primary)
+    score = facts.best_val(student)
+    return f"{score / reached:.1%}" if reached and score is not None else ""
 
 
 def _spread(facts: Facts) -> str:
@@ -158,14 +164,15 @@ def _operations(facts: Facts) -> dict[str, Any] | None:
             "rows": rows, "long": True}  # fmt: skip
 
 
-def _flat(tree: Any, prefix: str = "") -> list[list[str]]:
+def flat(tree: Any, prefix: str = "") -> list[list[str]]:
+    """Nested settings as rows of key and value."""
     if isinstance(tree, dict) and tree:
-        return [row for k, v in tree.items() for row in _flat(v, f"{prefix}.{k}" if prefix else str(k))]
+        return [row for k, v in tree.items() for row in flat(v, f"{prefix}.{k}" if prefix else str(k))]
     return [[prefix, "" if tree is None else str(tree)]]
 
 
 def _settings(run: Run) -> dict[str, Any] | None:
-    rows = _flat(run.config) if run.config else []
+    rows = flat(run.config) if run.config else []
     return (
         {"kind": "table", "title": "Settings", "columns": ["key", "value"], "rows": rows, "folded": True}
         if rows

@@ -60,6 +60,11 @@ def write_run(
         *({"kind": "health", "step": n, "grad_norm": 1.0 + n / 100, "update_ratio": 1e-3, "agreement": 0.8,
            "teacher_entropy": 0.5, "loss_shares": {"kd": 0.6, "task": 0.4}} for n in range(0, steps, 50)),
     ])  # fmt: skip
+    save("confusion.jsonl", [
+        {**head, "of": "confusion", "classes": ["bibimbap", "bread"]},
+        {"kind": "confusion", "epoch": 0, "right": [0.0, 0.0], "counts": [5, 5], "pairs": [[0, 1, 5], [1, 0, 5]]},
+        {"kind": "confusion", "epoch": 1, "right": [1.0, 0.6], "counts": [5, 5], "pairs": [[1, 0, 2]]},
+    ])  # fmt: skip
     save("kernels.rank0.jsonl", [
         {**head, "of": "kernels"},
         {"kind": "kernels", "first": 10, "last": 14, "busy": 0.9, "top": [
@@ -71,9 +76,13 @@ def write_run(
     metrics += [f"{e},{e * 100 + 99},,,{0.5 + e / steps},0.8" for e in range(steps // 100)]
     (folder / "metrics.csv").write_text("\n".join(metrics) + "\n")
     (folder / "config.yaml").write_text("recipe: demo\nmonitor: {price_per_hour: 4.0}\ntrainer: {max_epochs: 5}\n")
+    (folder / "export").mkdir()
+    (folder / "export" / "latency.json").write_text(json.dumps({"rows": [
+        {"model": model, "runtime": "torch", "threads": 1, "batch": 1, "median_ms": ms}
+        for model, ms in (("teacher", 80.0), ("student", 9.5))]}))  # fmt: skip
     summary = {"status": "done", "recipe": "demo", "epochs": steps // 100, "wall_s": 3600.0, "kd_version": "0",
-               "teacher": {"arch": "vit_large_patch16_224", "val": {"acc1": 0.9}},
-               "student": {"arch": "vit_small_patch16_224", "val": {"acc1": 0.8}},
+               "teacher": {"arch": "vit_large_patch16_224", "params": 300_000_000, "val": {"acc1": 0.9}},
+               "student": {"arch": "vit_small_patch16_224", "params": 22_000_000, "val": {"acc1": 0.8}},
                "data": {"train": 6400, "val": 10, "classes": 2}}  # fmt: skip
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder
@@ -133,6 +142,29 @@ def test_whatever_is_torn_there_is_a_page(tmp_path: Path, capsys: pytest.Capture
     assert "phases.rank0.jsonl: its header is torn" in capsys.readouterr().err
 
 
+def test_the_page_opens_with_what_was_learnt(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    assert report_main([str(folder)]) == 0
+    page = (folder / "report.html").read_text()
+    sections = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S).group(1))["sections"]  # type: ignore[union-attr]
+    titles = [s.get("title", s["kind"]) for s in sections]
+    assert titles[:7] == ["headline", "cards", "Training losses", "Validation", "Size and latency",
+                          "Hardest classes (epoch 2)", "Mistakes (epoch 2)"]  # fmt: skip
+    assert titles.index("verdict") == 7
+    best = 0.5 + 3 / 400  # of four epochs
+    kept = f"{best / 0.9:.1%}"
+    assert sections[0]["text"] == (
+        f"The student keeps {kept} of its teacher's acc1 ({best:.1%} of 90.0%) with 0.073 of its parameters"
+    )
+    assert ["student keeps", kept, "of its teacher"] in sections[1]["cards"]
+    tables = {s["title"]: s for s in sections if s["kind"] == "table"}
+    assert tables["Size and latency"]["rows"] == [
+        ["teacher, vit_large_patch16_224", "300", 80.0], ["student, vit_small_patch16_224", "22", 9.5]
+    ]  # fmt: skip
+    assert tables["Hardest classes (epoch 2)"]["rows"] == [["bread", "60.0", 5], ["bibimbap", "100.0", 5]]
+    assert tables["Mistakes (epoch 2)"]["rows"] == [["bread \u2192 bibimbap", 2, "40.0"]]
+
+
 def test_a_page_is_written_into_a_runs_folder_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "demo" / "007")
     assert report_main([str(tmp_path / "demo")]) == 2
@@ -148,8 +180,8 @@ def test_a_page_is_written_into_a_runs_folder_alone(tmp_path: Path, capsys: pyte
 def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report_main([str(tmp_path / "nothing")]) == 2
     assert f"there is no run folder {tmp_path / 'nothing'}" in capsys.readouterr().err
-    assert report_main(["a", "b", "c"]) == 2
-    assert "one run's folder, or two" in capsys.readouterr().err
+    assert report_main(["a", "what=ever"]) == 2
+    assert "one run's folder, or two and more to compare" in capsys.readouterr().err
     assert report_main([]) == 2
     assert report_main(["--help"]) == 0
 
@@ -334,4 +366,4 @@ def test_the_tasks_own_metric_is_shown(tmp_path: Path) -> None:
     assert list(chart["series"]) == ["val/miou"]
     report_main([str(folder), str(folder)])
     (table,) = (t for t in section(folder, "table", "comparison.html") if t["title"] == "Before and after")
-    assert ["student val miou", "0.5", "0.5", "1.00x"] in table["rows"]
+    assert ["student val miou", "0.5", "0.5", "+0.0 points"] in table["rows"]

@@ -1,0 +1,93 @@
+"""What a run's page opens with: what the student has learnt, how large and fast it is, what it gets wrong."""
+
+from typing import Any
+
+from kd.report.charts import metric_lines
+from kd.report.facts import Facts
+from kd.report.records import Run
+
+HARDEST = 10  # classes, and mistakes, that are shown
+
+
+def learning(facts: Facts) -> list[dict[str, Any] | None]:
+    """The sections, by student where there are several."""
+    run = facts.run
+    return [
+        *metric_lines(run),
+        _sizes(run),
+        *(_hardest(run, student) for student in run.students),
+        *(_mistakes(run, student) for student in run.students),
+    ]
+
+
+def headline(facts: Facts) -> dict[str, Any] | None:
+    """The share of the teacher's accuracy that the (best) student keeps, and how small it is."""
+    run = facts.run
+    scores = {name: facts.best_val(name) for name in run.students}
+    known = {name: score for name, score in scores.items() if score is not None}
+    if not known:
+        return None
+    name = max(known, key=lambda student: known[student])
+    who, score = f"The student {name}" if name else "The student", known[name]
+    teacher = run.summary.get("teacher") or {}
+    reached, metric = (teacher.get("val") or {}).get(run.primary), run.primary
+    if not reached:
+        return {"kind": "headline", "text": f"{who} reaches {metric} {score:.1%}"}
+    text = f"{who} keeps {score / reached:.1%} of its teacher's {metric} ({score:.1%} of {reached:.1%})"
+    own, whole = model_of(run, name).get("params"), teacher.get("params")
+    if own and whole:
+        times = f"{own / whole:.2g} of" if own < whole else f"{own / whole:.1f}x"
+        text += f" with {times} its parameters"
+    return {"kind": "headline", "text": text}
+
+
+def model_of(run: Run, student: str) -> dict[str, Any]:
+    """What the summary says of a student."""
+    found = (run.summary.get("students") or {}).get(student) if student else run.summary.get("student")
+    return found or {}
+
+
+def _sizes(run: Run) -> dict[str, Any] | None:
+    """Parameters, and milliseconds where ``kd-latency`` has measured them."""
+    models = {"teacher": run.summary.get("teacher") or {}}
+    models |= {name or "student": model_of(run, name) for name in run.students}
+    known = {name: model for name, model in models.items() if model.get("params")}
+    columns = list(dict.fromkeys((r["runtime"], r["threads"], r["batch"]) for r in run.latency))[:6]
+    if not known:
+        return None
+    rows = []
+    for name, model in known.items():
+        own = {(r["runtime"], r["threads"], r["batch"]): r["median_ms"] for r in run.latency if r["model"] == name}
+        about = ", ".join(n for n in (name, model.get("arch")) if n)
+        rows.append([about, f"{model['params'] / 1e6:.3g}", *(own.get(c, "") for c in columns)])
+    timed = [f"ms, {kind}, batch {size}, {count} thread{'s' * (count > 1)}" for kind, count, size in columns]
+    names = ["", "parameters (M)", *timed]
+    note = "" if timed else "kd-latency RUN measures milliseconds."
+    return {"kind": "table", "title": "Size and latency", "columns": names, "rows": rows, "note": note}
+
+
+def _of(student: str) -> str:
+    return f" of {student}" if student else ""
+
+
+def _hardest(run: Run, student: str) -> dict[str, Any] | None:
+    newest = run.confusion_of(student)
+    if newest is None or not run.classes:
+        return None
+    found = [(right, name, n) for right, name, n in zip(newest["right"], run.classes, newest["counts"], strict=False)
+             if right is not None]  # fmt: skip
+    rows = [[name, f"{100 * right:.1f}", n] for right, name, n in sorted(found)[:HARDEST]]
+    return {"kind": "table", "title": f"Hardest classes{_of(student)} (epoch {newest['epoch'] + 1})",
+            "columns": ["class", "right (%)", "pictures"], "rows": rows}  # fmt: skip
+
+
+def _mistakes(run: Run, student: str) -> dict[str, Any] | None:
+    newest = run.confusion_of(student)
+    if newest is None or not run.classes:
+        return None
+    counts, names = newest["counts"], run.classes
+    rows = [[f"{names[true]} \u2192 {names[given]}", n, f"{100 * n / counts[true]:.1f}"]
+            for true, given, n in newest["pairs"][:HARDEST]]  # fmt: skip
+    return {"kind": "table", "title": f"Mistakes{_of(student)} (epoch {newest['epoch'] + 1})",
+            "columns": ["class \u2192 taken for", "times", "% of the class"], "rows": rows,
+            "empty": "None: every validation picture is right."}  # fmt: skip

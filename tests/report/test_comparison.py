@@ -1,0 +1,106 @@
+"""Runs side by side: what differs, per device and per device-hour, what it costs."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kd.cli import report_main
+from tests.report.test_html import write_run
+
+
+def made(folder: Path, devices: int, hours: float, epochs: int, name: str, **monitor: Any) -> Path:
+    """A run's folder with the figures of a case; its steps fit its hours."""
+    write_run(folder, steps=40 * epochs if epochs < 20 else 400)
+    steps = folder / "records" / "phases.rank0.jsonl"
+    lines = [json.loads(line) for line in steps.read_text().splitlines()]
+    lines[0] |= {"world_size": devices, "processes": min(devices, 8), "device_name": name}
+    lines[0]["batches_per_epoch"] = (lines[-2]["step"] + 1) / epochs
+    steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"wall_s": 3600 * hours, "world_size": devices}))
+    (folder / "config.yaml").write_text(
+        json.dumps({"recipe": "demo", "monitor": monitor, "trainer": {"devices": devices}})
+    )
+    return folder
+
+
+def sections_of(file: Path) -> list[dict[str, Any]]:
+    data = re.search(r'id="data">(.*?)</script>', file.read_text(), re.S)
+    return json.loads(data.group(1))["sections"]  # type: ignore[union-attr]
+
+
+def test_kts_two_runs_are_28x_and_per_gpu_hour_1_75x(tmp_path: Path) -> None:
+    """2 x A100-80: 40 days for 300 epochs; 32 x A100-40: 24 h for 210 epochs. Sixteen of the 28 are more GPUs."""
+    before = made(tmp_path / "a", 2, 960, 300, "NVIDIA A100-SXM4-80GB")
+    after = made(tmp_path / "b", 32, 24, 210, "NVIDIA A100-SXM4-40GB")
+    assert report_main([str(before), str(after)]) == 0
+    sections = sections_of(after / "comparison.html")
+    text = sections[0]["text"]
+    assert text.startswith("they differ in trainer.devices (2, 32); ")  # first what differs
+    assert "3.2 hours an epoch before, 0.114 after: 28.0x faster on 16x the GPUs, 1.75x per GPU-hour" in text
+    rows = {row[0]: row[1:] for row in sections[1]["rows"]}
+    assert rows["hours"] == ["960", "24", "40.00x"]
+    assert rows["epochs"] == ["300", "210", "1.43x"]
+    assert rows["hours per epoch"] == ["3.2", "0.1143", "28.00x"]
+    assert rows["devices"] == ["2", "32", "0.06x"]
+    assert rows["device-hours per epoch"] == ["6.4", "3.657", "1.75x"]
+    assert {"GPU p50 (%)", "GPU p90 (%)", "GPU p95 (%)", "GPU p99 (%)"} <= set(rows)
+    hardware = next(s for s in sections if s.get("title") == "Hardware")["rows"]
+    assert hardware[0] == ["devices", "2 x NVIDIA A100-SXM4-80GB", "32 x NVIDIA A100-SXM4-40GB"]
+    titles = [s.get("title", "") for s in sections]
+    assert sum(title.startswith("Cores and GPUs over time") for title in titles) == 2
+    curve = next(s for s in sections if s.get("title") == "val/acc1")
+    assert set(curve["series"]) == {"demo/a", "demo/b"}
+
+
+def test_accuracy_differs_in_points_and_cost_by_price(tmp_path: Path) -> None:
+    before = made(tmp_path / "a", 1, 10, 4, "GPU", price_per_hour=3.0)
+    after = made(tmp_path / "b", 1, 5, 4, "GPU", price_per_hour=4.0)
+    metrics = (after / "metrics.csv").read_text() + "4,499,,,0.6,0.9\n"
+    (after / "metrics.csv").write_text(metrics)
+    assert report_main([str(before), str(after)]) == 0
+    rows = {row[0]: row[1:] for row in sections_of(after / "comparison.html")[1]["rows"]}
+    gained = 100 * (0.6 - float(rows["student val acc1"][0]))
+    assert rows["student val acc1"][2] == f"{gained:+.1f} points"
+    assert rows["cost"] == ["30", "20", "1.50x"]
+
+
+@pytest.mark.parametrize(
+    ("ms", "prices", "cheaper"),
+    [((192, 86), (37.688, 37.688 + 2 * 3.672), 0.46), ((1193, 184), (1.0, 1.49), 0.77)],
+    ids=["two input machines beside one GPU machine", "an hour half as dear again"],
+)
+def test_cost_of_a_step_with_a_second_kind_of_machine(
+    tmp_path: Path, ms: tuple[int, int], prices: tuple[float, float], cheaper: float
+) -> None:
+    """Faster steps on dearer machines: what counts is the cost of a step."""
+    folders = [made(tmp_path / str(i), 1, 1, 4, "GPU", price_per_hour=price) for i, price in enumerate(prices)]
+    for folder, took in zip(folders, ms, strict=True):
+        steps = folder / "records" / "phases.rank0.jsonl"
+        lines = [json.loads(line) for line in steps.read_text().splitlines()]
+        lines[-1] |= {"p": {"student": lines[-1]["steps"] * float(took)}}
+        steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert report_main([str(folder) for folder in folders]) == 0
+    rows = {row[0]: row[1:] for row in sections_of(folders[1] / "comparison.html")[1]["rows"]}
+    a, b = (float(value) for value in rows["cost per 1000 steps"][:2])
+    assert 1 - b / a == pytest.approx(cheaper, abs=0.01)
+    assert a == pytest.approx(prices[0] * ms[0] / 3600, rel=1e-3)
+
+
+def test_operations_that_came_and_went_and_three_runs(tmp_path: Path) -> None:
+    folders = [made(tmp_path / name, 1, 1, 4, "GPU") for name in ("a", "b", "c")]
+    kernels = folders[2] / "records" / "kernels.rank0.jsonl"
+    kernels.write_text(kernels.read_text().replace("aten::op0", "ncclDevKernel_ReduceScatter"))
+    assert report_main([str(folder) for folder in folders]) == 0
+    sections = sections_of(folders[2] / "comparison.html")
+    assert sections[1]["columns"] == ["", "demo/a", "demo/b", "demo/c"]
+    rows = {
+        row[0]: row[1] for row in next(s for s in sections if s.get("title", "").startswith("Top operations"))["rows"]
+    }
+    assert rows["aten::op0"] == "leaves"
+    assert rows["ncclDevKernel_ReduceScatter"] == "enters"
+    assert rows["aten::op1"] == "stays"
+    assert sections[0]["text"].startswith("no setting differs; ")
