@@ -1,0 +1,46 @@
+"""``kd-card``: a model card of a finished run. Needs no torch."""
+
+from pathlib import Path
+
+from kd.checkpoints import run_folder, write_whole
+from kd.config.request import Request
+from kd.errors import UserError
+
+HELP = """\
+kd-card: a model card: data, teacher, losses, accuracy by class, fidelity, speed, exports, limits, how to load.
+
+  kd-card RUN_FOLDER [license=NAME] [out=FILE]
+
+  license=   of the weights, as the Hugging Face hub names it (apache-2.0)
+  out=       default: RUN_FOLDER/README.md, and README.md beside RUN_FOLDER/export/hub where that is
+
+What is not there is left out: kd-eval, kd-latency and kd-export fill it.
+"""
+
+
+def run(request: Request) -> int:
+    """Writes the card."""
+    if "help" in request.flags or len(request.rest) != 1:
+        print(HELP, end="")
+        return 0 if "help" in request.flags else 2
+    from kd.report.card import card
+    from kd.report.records import read_run
+
+    own = dict(item.split("=", 1) for item in request.overrides)
+    foreign = [key for key in own if key not in ("license", "out")]
+    if foreign:
+        raise UserError(f"no key '{foreign[0]}' (it takes license=, out=)")
+    folder = run_folder(Path(request.rest[0]))
+    if not (folder / "summary.json").is_file() or not (folder / "student.safetensors").is_file():
+        raise UserError(f"{folder} is no finished run: it has no summary.json and student.safetensors")
+    hub = folder / "export" / "hub"
+    files = (
+        [Path(own["out"])] if "out" in own else [folder / "README.md", *([hub / "README.md"] if hub.is_dir() else [])]
+    )
+    if not files[0].resolve().parent.is_dir():
+        raise UserError(f"out: there is no folder {files[0].resolve().parent}")
+    text = card(read_run(folder), own.get("license"))
+    for file in files:
+        write_whole(file, lambda opened: opened.write(text.encode()))
+        print(f"written to {file}")
+    return 0
