@@ -1,17 +1,18 @@
 """Runs as forked processes: what the tests have imported already is not imported again."""
 
 import os
+import signal
 import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import kd.config.parser  # noqa: F401 (Lightning and the rest, imported once, not by every fork)
-from kd.cli import train_main
+from kd.cli import main, train_main
 from tests._helpers import ROOT
 
 
-def start(items: list[str], log: Path, *first: Any, **env: str) -> int:
+def start(items: list[str], log: Path, *first: Any, program: str = "train", **env: str) -> int:
     """A forked run in a session of its own, its output in ``log``; the process id. ``first``: a call made before."""
     pid = os.fork()
     if pid:
@@ -30,7 +31,7 @@ def start(items: list[str], log: Path, *first: Any, **env: str) -> int:
             import sys
 
             sys.stdout, sys.stderr = out, err
-            status = train_main(items)
+            status = main(program, items)
             out.flush()
             err.flush()
     except BaseException:
@@ -85,3 +86,49 @@ def processes() -> list[tuple[int, int, str]]:
             continue
         found.append((int(stat.parent.name), int(session), state))
     return found
+
+
+class ForkedRun:
+    """``kd.launch.child.start_kd_train`` by a fork: the same run, without importing everything anew."""
+
+    def __init__(self, items: list[str], stdout: Any, env: dict[str, str], pass_fds: tuple[int, ...], **_: Any) -> None:
+        self.returncode: int | None = None
+        parent, self.pid = os.getpid(), os.fork()
+        if self.pid:
+            return
+        status = 99
+        try:
+            os.setsid()
+            for stream in (1, 2):
+                os.dup2(stdout.fileno(), stream)
+            kept = max(pass_fds)
+            os.closerange(3, kept)  # as exec does: locks of other trials are none of this one's
+            os.closerange(kept + 1, 256)
+            os.environ.update(env | {"KD_PARENT": str(parent), "OMP_NUM_THREADS": "1"})
+            import sys
+
+            sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+            status = train_main(items)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except BaseException:
+            import traceback
+
+            os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(status)
+
+    def poll(self) -> int | None:
+        """As ``Popen.poll``."""
+        if self.returncode is None:
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            if done:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """As ``Popen.send_signal``."""
+        if self.poll() is None:
+            os.kill(self.pid, number)

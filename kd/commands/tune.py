@@ -1,0 +1,54 @@
+"""``kd-tune``: searches for a better run."""
+
+import errno
+
+from kd.config.request import Request
+from kd.errors import UserError
+
+HELP = """\
+kd-tune: searches for a better run: learning rate, losses, temperature, views, whatever has a key.
+
+  kd-tune recipe=NAME [config=OVERLAY ...] [key=value ...] search.KEY=SPACE ... trials=N
+
+  search.KEY=SPACE   [a, b, c] a choice, 1..8 integers, 0.1..0.9 numbers, log:1e-5..1e-3 numbers on a log scale;
+                     a key below another one that is searched too is searched where the choice has it:
+                     'search.model.distill_losses.kd=[KDLoss, DKDLoss]' search.model.distill_losses.kd.beta=1..8
+  tune=FILE          settings of the search and, under search:, its spaces, as YAML
+  trials=N           in all (20)
+  jobs=K             at a time; the machine's cores and GPUs are dealt to them (1)
+  hours=H            at most
+  objective=NAME     val/acc1, params, step_ms_median, ...; a - before it: less is better; several with commas
+  sampler=NAME       tpe (default), random, grid, cmaes
+  pruner=NAME        asha (default for one objective), hyperband, median, none: stops poor trials after an epoch
+  revive=best|N      trains a trial that was stopped early to its end, instead of searching
+  confirm=N          the winner and the recipe as it was, each again on N fresh seeds
+  name=NAME          of the search, several for one recipe (search)
+
+A trial is a kd-train process with a run folder of its own. The search is in runs/<recipe>/tune/<name>/: best.yaml
+repeats the best run, report.html shows all, journal.log is Optuna's (optuna-dashboard reads it). After any stop or
+kill the same command goes on with it; given on several machines that share the folder, they search together.
+"""
+
+
+def run(request: Request) -> int:
+    """Searches."""
+    if "help" in request.flags or not request.recipe:
+        print(HELP, end="")
+        return 0 if "help" in request.flags else 2
+    if request.rest:
+        raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, spaces search.KEY=SPACE")
+    request.parser_args()  # a wrong recipe's name is told before anything heavy is imported
+    import kd.tuning.study  # noqa: F401 - likewise where the extra is missing
+    from kd.config.quiet import quiet_libraries
+    from kd.tuning.plan import plan
+
+    quiet_libraries()
+    planned = plan(request)
+    from kd.tuning.confirm import search_and_confirm
+
+    try:
+        return search_and_confirm(planned)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
+        raise UserError(f"runs_dir: {planned.folder} can't be written: {error.strerror}") from error

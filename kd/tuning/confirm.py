@@ -1,0 +1,53 @@
+"""A search from its beginning to its result, and the winner's second trial on fresh seeds."""
+
+from pathlib import Path
+
+from kd.tuning.plan import Plan
+from kd.tuning.results import Confirmation, chosen, print_table, write_best
+from kd.tuning.search import Search
+from kd.tuning.trials import Job, Owner
+
+
+def search_and_confirm(plan: Plan) -> int:
+    """Searches, writes what was found after each trial, prints the table; returns the exit status."""
+    search = Search(plan, say=lambda line: print(line, flush=True), changed=_write)
+    if plan.revive is not None:
+        search.revive()
+    else:
+        print(f"kd-tune: {plan.folder}: {search.progress()}", flush=True)
+        search.run()
+    _write(search)
+    print_table(search.study, plan)
+    best = chosen(search.study, plan)
+    if best is None:
+        print("kd-tune: no trial has ended well")
+        return 1
+    if plan.confirm:
+        found = confirm(search, plan)
+        print(found.text())
+        (plan.folder / "confirm.txt").write_text(found.text() + "\n", encoding="utf-8")
+    print(f"best: kd-train {plan.folder / 'best.yaml'}")
+    return 0
+
+
+def _write(search: Search) -> None:
+    write_best(search.study, search.plan)
+
+
+def confirm(search: Search, plan: Plan) -> Confirmation:
+    """Runs the winner and the default on the same fresh seeds."""
+    objective = plan.objectives[0]
+    seeds = tuple(plan.config["seed"] + i for i in range(1, plan.confirm + 1))
+    jobs, items = [], []
+    for name, begin in (("best", [f"recipe={plan.folder / 'best.yaml'}"]), ("default", [*plan.items, *search.extra])):
+        for seed in seeds:
+            folder = plan.folder / "confirm" / f"{name}-{chosen(search.study, plan).number if name == 'best' else seed}"
+            folder = folder if name == "default" else Path(f"{folder}-{seed}")
+            owner = Owner.take(folder)
+            assert owner is not None
+            jobs.append(Job(folder, plan.config["recipe"], search.free[0], owner))
+            items.append([*begin, f"seed={seed}"])
+    search.wait(jobs, items)
+    values = [objective.value(job.summary()) for job in jobs]
+    half = len(seeds)
+    return Confirmation(objective.name, objective.maximize, seeds, tuple(values[:half]), tuple(values[half:]))

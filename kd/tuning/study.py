@@ -1,0 +1,137 @@
+"""The search's memory and its wits: everything of Optuna that is used."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from kd.errors import UserError
+from kd.tuning.space import SearchSpace
+
+try:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+    from optuna.trial import Trial, TrialState
+except ImportError as error:
+    raise UserError(f"kd-tune needs the extra tune: pip install 'kd-train[tune]' ({error})") from error
+
+JOURNAL = "journal.log"
+SAMPLERS = ("tpe", "random", "grid", "cmaes")
+PRUNERS = ("none", "asha", "hyperband", "median")
+Finished = Literal["complete", "pruned", "failed"]
+_STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+class Study:
+    """A search in a folder: a journal that several processes and machines may write, and that survives any kill.
+
+    ``optuna-dashboard FOLDER/journal.log`` reads it.
+
+    Args:
+        folder: of the search.
+        directions: ``maximize`` or ``minimize``, for each objective.
+        sampler: one of :data:`SAMPLERS`.
+        pruner: one of :data:`PRUNERS`.
+        epochs: of a whole trial.
+        seed: of the sampler.
+    """
+
+    def __init__(
+        self, folder: Path, directions: Sequence[str], sampler: str, pruner: str, epochs: int, seed: int
+    ) -> None:
+        storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+        self.exhausted = False
+        self.study = optuna.create_study(
+            storage=storage, study_name="kd-tune", directions=list(directions), load_if_exists=True
+        )
+        # a search that goes on must not draw the same again
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self.study.sampler = _sampler(sampler, seed + len(self.study.get_trials(deepcopy=False)))
+            self.study.pruner = _pruner(pruner, epochs)
+        self.study.stop = self._stop  # type: ignore[method-assign]  # the grid's end; Optuna's own wants its own loop
+
+    def _stop(self) -> None:
+        self.exhausted = True
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the search was begun with."""
+        return self.study.user_attrs.get("settings", {})
+
+    @settings.setter
+    def settings(self, settings: dict[str, Any]) -> None:
+        self.study.set_user_attr("settings", settings)
+
+    def trials(self, *states: str) -> list[Any]:
+        """Trials so far, all or those in a state (``running``, ``complete``, ``pruned``, ``failed``)."""
+        wanted = tuple({**_STATES, "running": TrialState.RUNNING}[s] for s in states) or None
+        return self.study.get_trials(deepcopy=False, states=wanted)
+
+    def ask(self, space: SearchSpace) -> tuple[Trial, dict[str, Any]]:
+        """A new trial and its values."""
+        trial = self.study.ask()
+        return trial, space.suggest(trial)
+
+    def again(self, number: int, space: SearchSpace) -> tuple[Trial, dict[str, Any]]:
+        """A trial that another process has begun, and its values: those not chosen yet are now."""
+        frozen = next(t for t in self.trials() if t.number == number)
+        trial = Trial(self.study, frozen._trial_id)
+        return trial, space.suggest(trial)
+
+    def reported(self, number: int) -> set[int]:
+        """The epochs whose value is known."""
+        return set(next(t for t in self.trials() if t.number == number).intermediate_values)
+
+    def tell(self, trial: Trial, state: Finished, values: Sequence[float] | None = None, **notes: Any) -> None:
+        """Ends a trial."""
+        for name, value in notes.items():
+            trial.set_user_attr(name, value)
+        self.study.tell(trial, list(values) if values else None, state=_STATES[state])
+
+    def add(self, like: Any, values: Sequence[float], **notes: Any) -> None:
+        """A finished trial with the parameters of another."""
+        trial = optuna.trial.create_trial(
+            params=like.params, distributions=like.distributions, values=list(values), user_attrs=notes
+        )
+        self.study.add_trial(trial)
+
+    def best(self) -> list[Any]:
+        """The best finished trial; with several objectives the Pareto front."""
+        return self.study.best_trials if self.trials("complete") else []
+
+    def importance(self) -> dict[str, float]:
+        """How much each parameter decides the first objective (PED-ANOVA, shares of 1); empty for few trials."""
+        done = self.trials("complete")
+        if len(done) < 4:
+            return {}
+        target: Callable[[Any], float] | None = (lambda t: t.values[0]) if len(self.study.directions) > 1 else None
+        try:
+            return optuna.importance.get_param_importances(
+                self.study, evaluator=optuna.importance.PedAnovaImportanceEvaluator(), target=target
+            )
+        except (ValueError, RuntimeError, ZeroDivisionError):  # all values alike, no parameter common to all
+            return {}
+
+
+def _sampler(name: str, seed: int) -> Any:
+    if name == "random":
+        return optuna.samplers.RandomSampler(seed=seed)
+    if name == "grid":
+        return optuna.samplers.BruteForceSampler(seed=seed)
+    if name == "cmaes":
+        return optuna.samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
+    return optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
+
+
+def _pruner(name: str, epochs: int) -> Any:
+    if name == "asha":
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
+    if name == "hyperband":
+        return optuna.pruners.HyperbandPruner(min_resource=1, max_resource=max(epochs, 3), reduction_factor=3)
+    if name == "median":
+        return optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1)
+    return optuna.pruners.NopPruner()

@@ -1,0 +1,157 @@
+"""A trial's process: begun or gone on with, watched through its run folder, stopped by SIGTERM."""
+
+import csv
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from kd.checkpoints import newest_whole
+from kd.launch.child import start_kd_train
+
+LOG = "log.txt"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A share of the machine that one trial has for itself.
+
+    Attributes:
+        cores: numbers of its CPU cores; empty where they can't be dealt.
+        gpus: numbers of its GPUs.
+    """
+
+    cores: tuple[int, ...]
+    gpus: tuple[str, ...]
+
+    def variables(self) -> dict[str, str]:
+        """For the process's environment."""
+        threads = {} if "OMP_NUM_THREADS" in os.environ or not self.cores else {"OMP_NUM_THREADS": str(len(self.cores))}
+        return threads | ({"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {})
+
+
+def deal(jobs: int, gpus: Sequence[str]) -> list[Slot]:
+    """The machine's cores and GPUs in ``jobs`` shares that do not overlap."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return [Slot(tuple(cores[i::jobs]), tuple(gpus[i::jobs])) for i in range(jobs)]
+
+
+class Owner:
+    """A lock on a trial's folder: held by the process that looks after it and by its run, let go by any end of both."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self.file = file
+
+    @classmethod
+    def take(cls, folder: Path) -> "Owner | None":
+        """The lock; None where another process has it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "owner").open("a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        return cls(file)
+
+    def release(self) -> None:
+        """Lets it go."""
+        self.file.close()
+
+
+@dataclass
+class Job:
+    """A run that is going on for the search.
+
+    Attributes:
+        folder: its own; the run's folder lies below.
+        recipe: the recipe's name.
+        slot: where it runs.
+        owner: its lock.
+        process: None where the run had ended before.
+        stopped: why it was told to stop, if it was.
+    """
+
+    folder: Path
+    recipe: str
+    slot: Slot
+    owner: Owner
+    process: subprocess.Popen | None = None
+    stopped: str = ""
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def run(self) -> Path:
+        """The run's folder."""
+        return self.folder / self.recipe / "000"
+
+    def begin(self, items: Sequence[str]) -> None:
+        """Starts the run, or goes on with it from its last checkpoint; one that has ended well is left as it is."""
+        if self.summary().get("status") == "done" and (self.run / "student.safetensors").is_file():
+            return
+        if newest_whole(self.run / "checkpoints")[0] is not None:
+            command = [f"resume={self.run}"]
+        else:
+            shutil.rmtree(self.folder / self.recipe, ignore_errors=True)
+            command = [*items, f"runs_dir={self.folder}"]
+        with (self.folder / LOG).open("a") as log:
+            self.process = start_kd_train(
+                [*command, "trainer.enable_progress_bar=false"],
+                stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=self.slot.variables(),
+                pass_fds=(self.owner.file.fileno(),), start_new_session=True,
+            )  # fmt: skip
+        if self.slot.cores:
+            with suppress(OSError):  # it has ended already
+                os.sched_setaffinity(self.process.pid, self.slot.cores)
+
+    def stop(self, why: str) -> None:
+        """Tells the run to save and end."""
+        self.stopped = self.stopped or why
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+
+    @property
+    def status(self) -> int | None:
+        """The exit status; None while it runs."""
+        return 0 if self.process is None else self.process.poll()
+
+    def summary(self) -> dict[str, Any]:
+        """The run's ``summary.json``; empty without one."""
+        try:
+            return json.loads((self.run / "summary.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+
+    def epochs(self, metric: str) -> list[tuple[int, float]]:
+        """Each epoch (from 1) with its value of a validation metric, so far."""
+        return epoch_values(self.run, metric)
+
+    def reason(self) -> str:
+        """Why the run failed, in a line: the last that ``kd-train`` has said of it."""
+        try:
+            text = (self.folder / LOG).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            text = ""
+        told = re.findall(r"kd-train: (?!the traceback|go on|resume)(?:rank \d+: )?(?:failed: )?(.+)", text)
+        last = text.strip().splitlines()[-1:] or ["no output"]
+        by_signal = f"killed by {signal.Signals(-self.status).name}" if (self.status or 0) < 0 else ""
+        return by_signal or (told or last)[-1][:200]
+
+
+def epoch_values(run: Path, metric: str) -> list[tuple[int, float]]:
+    """Each epoch (from 1) with its value of a metric, from a run's ``metrics.csv``."""
+    try:
+        with (run / "metrics.csv").open(newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.DictReader(file) if row.get(metric) and row.get("epoch")]
+        return [(int(row["epoch"]) + 1, float(row[metric])) for row in rows]
+    except (OSError, ValueError):
+        return []

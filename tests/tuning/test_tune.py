@@ -1,0 +1,183 @@
+"""``kd-tune``: real trials, stops and kills, what is found, and what is refused before anything is written."""
+
+import csv
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("optuna")
+
+from kd.cli import main, train_main
+from kd.tuning.results import Confirmation
+from kd.tuning.study import Study
+from tests._forks import ForkedRun, processes, start, status_of
+from tests.test_survival import disturb
+
+LOSS = "search.model.distill_losses.kd"
+QUIET = ["trainer.precision=32-true", "trainer.max_epochs=2"]
+
+
+@pytest.fixture(autouse=True)
+def _forked_trials(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "slow" not in request.keywords:
+        monkeypatch.setattr("kd.tuning.trials.start_kd_train", ForkedRun)
+
+
+def trials(folder: Path) -> list[Any]:
+    return Study(folder, ["maximize"], "tpe", "none", 1, 0).trials()
+
+
+def of(recipe: Path, name: str = "search") -> Path:
+    return recipe.parent / "runs" / "tiny" / "tune" / name
+
+
+def trial_processes(folder: Path) -> set[int]:
+    """Processes that hold a trial's lock: the search and its runs."""
+    owners = {str(file.resolve()) for file in folder.glob("trials/*/owner")}
+    found = set()
+    for pid, _, state in processes():
+        for handle in Path(f"/proc/{pid}/fd").glob("*") if state != "Z" else ():
+            with suppress(OSError):
+                if str(handle.readlink()) in owners:
+                    found.add(pid)
+    return found
+
+
+def wait_until(true: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_search_that_is_killed_and_stopped_goes_on_and_its_best_is_repeated(recipe: Path) -> None:
+    slow = disturb("Slow", seconds=0.05)
+    items = [f"recipe={recipe}", *QUIET, slow, "trials=3", "pruner=none", "search.optim.lr=log:1e-4..1e-2"]
+    log, folder = recipe.parent / "log", of(recipe)
+    pid = start(items, log, program="tune")
+    wait_until(lambda: log.exists() and "trial 0: val/acc1" in log.read_text())
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGKILL)  # within the second trial
+    assert status_of(pid) == -9
+    wait_until(lambda: not trial_processes(folder))
+    pid = start(items, log, program="tune")
+    wait_until(lambda: len(trial_processes(folder)) > 1)
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGTERM)
+    assert status_of(pid) == 143, log.read_text()
+    assert not trial_processes(folder)
+    assert status_of(start(items, log, program="tune")) == 0, log.read_text()
+    ended = trials(folder)
+    assert [t.number for t in ended] == [0, 1, 2]
+    assert {t.state.name for t in ended} == {"COMPLETE"}
+    for trial in ended:  # each step was made once, whatever came between
+        with (Path(trial.user_attrs["folder"]) / "metrics.csv").open() as file:
+            steps = [int(row["step"]) for row in csv.DictReader(file) if row["train/loss"]]
+        assert steps == list(range(12))
+        assert ("model.distill_losses.kd.beta" in trial.params) == (
+            trial.params["model.distill_losses.kd"] == "DKDLoss"
+        )
+    best = max(ended, key=lambda t: t.value)
+    text = (folder / "best.yaml").read_text()
+    assert f"val/acc1 {best.value:.6g}" in text.splitlines()[0]
+    assert yaml.safe_load(text)["optim"]["lr"] == pytest.approx(best.params["optim.lr"])
+    assert train_main([str(folder / "best.yaml"), "trainer.callbacks=null"]) == 0
+    summary = json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
+    assert summary["student"]["best_val"]["acc1"] == best.value
+    assert f"best: kd-train {folder / 'best.yaml'}" in log.read_text()
+
+
+def test_a_grid_ends_a_failure_is_told_and_two_objectives_make_a_front(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three trials: one loss, and the other one with two values of what only it has."""
+    items = [f"recipe={recipe}", "trainer.max_epochs=1", "sampler=grid", "objective=val/acc1,-params", "trials=9",
+             f"{LOSS}=[KDLoss, DKDLoss]", f"{LOSS}.beta=[-1, 8]"]  # fmt: skip
+    assert main("tune", items) == 0
+    out = capsys.readouterr().out
+    assert "failed: model.distill_losses.kd.beta: must be" in out
+    assert "3 of 9 ended" in out
+    study = Study(of(recipe), ["maximize", "minimize"], "grid", "none", 1, 0)
+    ended = [(t.state.name, *t.params.values()) for t in study.trials()]
+    assert sorted(ended) == [("COMPLETE", "DKDLoss", 8), ("COMPLETE", "KDLoss"), ("FAIL", "DKDLoss", -1)]
+    assert study.best()
+    assert main("tune", [*items, "optim.lr=0.5"]) == 2
+    assert "was begun with optim.lr=0.001, now 0.5; give the same settings" in capsys.readouterr().err
+
+
+def test_a_poor_trial_is_stopped_early_and_can_be_revived(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    items = [f"recipe={recipe}", "trainer.max_epochs=3", "trials=3", disturb("Slow", seconds=0.1), "sampler=grid",
+             "search.optim.lr=[1.0e-9, 0.01, 0.005]"]  # fmt: skip
+    assert main("tune", items) == 0
+    study = Study(of(recipe), ["maximize"], "tpe", "none", 3, 0)
+    stopped = study.trials("pruned")
+    assert stopped
+    assert all(t.user_attrs["epochs"] < 3 for t in stopped)
+    assert all((Path(t.user_attrs["folder"]) / "checkpoints" / "last.ckpt").is_file() for t in stopped)
+    assert main("tune", [*items, f"revive={stopped[0].number}"]) == 0
+    assert f"trial {stopped[0].number}, trained to its end: val/acc1" in capsys.readouterr().out
+    again = study.trials("complete")[-1]
+    assert (again.user_attrs["revived"], again.params) == (stopped[0].number, stopped[0].params)
+    assert again.user_attrs["epochs"] == 3
+
+
+@pytest.mark.parametrize(
+    ("items", "told"),
+    [
+        ([], "nothing to search: give search.KEY=SPACE, or tune=FILE"),
+        (["search.optim.lrr=1..2"], "no key 'optim.lrr'; did you mean 'optim.lr'?"),
+        (["search.optim.lr=[]"], "search.optim.lr: a choice of nothing"),
+        (["search.optim.lr=2..1"], "search.optim.lr: an empty range, 2..1"),
+        (["search.optim.lr=log:0..1"], "search.optim.lr: a log scale begins above 0"),
+        (["search.optim.lr=fast"], "search.optim.lr: [a, b, c] a choice, 1..8 integers"),
+        (["search.data.batch_size=[8, many]"], "data.batch_size"),
+        (["search.optim.lr=0..1", "objective=val/acc2"], "objective: no run reports 'val/acc2'; it may be val/acc1"),
+        (["search.optim.lr=0..1", "objective=val/acc1,-params", "pruner=asha"], "pruner: asha can't weigh several"),
+        (["search.optim.lr=0..1", "sampler=grid"], "sampler: a grid needs choices or integers; search.optim.lr"),
+        (["search.optim.lr=0..1", "sampler=best"], "sampler must be one of tpe, random, grid, cmaes, got 'best'"),
+        (["search.optim.lr=0..1", "trials=0"], "trials must be a whole number from 1, got '0'"),
+        (["search.optim.lr=0..1", "jobs=9999"], "jobs: 9999 trials at a time can't have a core each"),
+        (["search.model.distill_losses.kd=[KDLoss]", "search.model.distill_losses.kd.beta=1..2"],
+         "search.model.distill_losses.kd.beta: no choice of search.model.distill_losses.kd takes it"),
+        (["tune=nowhere.yaml"], "tune: nowhere.yaml can't be read"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_writes_nothing(
+    recipe: Path, items: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("tune", [f"recipe={recipe}", *items]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("kd-tune: ")
+    assert told in err
+    assert err.count("\n") == 1
+    assert not (recipe.parent / "runs").exists()
+
+
+def test_spaces_from_a_file(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = recipe.parent / "space.yaml"
+    file.write_text("trails: 3\nsearch: {optim: {lr: '0..1'}}\n")
+    assert main("tune", [f"recipe={recipe}", f"tune={file}"]) == 2
+    assert "no key 'trails'; did you mean 'trials'?" in capsys.readouterr().err
+    file.write_text("objective: val/acc2\nsearch: {optim: {lr: '0..1'}, data.batch_size: [4, 8]}\n")
+    assert main("tune", [f"recipe={recipe}", f"tune={file}"]) == 2
+    assert "no run reports 'val/acc2'" in capsys.readouterr().err
+    file.write_text("search: {optim: {lrr: '0..1'}}\n")
+    assert main("tune", [f"recipe={recipe}", f"tune={file}"]) == 2
+    assert "did you mean 'optim.lr'" in capsys.readouterr().err
+
+
+def test_a_difference_is_weighed_against_its_spread() -> None:
+    """By hand: differences 2, 3 and 4 have mean 3 and standard error 1/sqrt(3); t of two degrees of freedom is 4.30."""
+    found = Confirmation("val/acc1", True, (1, 2, 3), (12.0, 13.0, 14.0), (10.0, 10.0, 10.0))
+    assert found.interval() == pytest.approx((3.0, 4.30 / 3**0.5), rel=1e-3)
+    assert found.text().endswith("The difference, +3 ± 2.5 (95 %, paired by seed), survives.")
+    assert "does not survive" in Confirmation("val/acc1", True, (1, 2), (3.0, 1.0), (1.0, 1.0)).text()
+    assert "is none" in Confirmation("val/loss", False, (1, 2), (3.0, 3.1), (1.0, 1.0)).text()
