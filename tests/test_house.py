@@ -30,6 +30,7 @@ LAYERS = [
     {"kd.strategies", "kd.callbacks", "kd.export", "kd.serving"},
     {"kd._teachers", "kd.fill", "kd.launch"},
     {"kd.config"},
+    {"kd.tuning"},
     {"kd.commands"},
     {"kd.cli"},
 ]

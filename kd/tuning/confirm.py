@@ -1,9 +1,8 @@
 """A search from its beginning to its result, and the winner's second trial on fresh seeds."""
 
-from pathlib import Path
-
+from kd.errors import UserError
 from kd.tuning.plan import Plan
-from kd.tuning.results import Confirmation, chosen, print_table, write_best
+from kd.tuning.results import BEST, Confirmation, chosen, print_table, write_best
 from kd.tuning.search import Search
 from kd.tuning.trials import Job, Owner
 
@@ -38,16 +37,24 @@ def confirm(search: Search, plan: Plan) -> Confirmation:
     """Runs the winner and the default on the same fresh seeds."""
     objective = plan.objectives[0]
     seeds = tuple(plan.config["seed"] + i for i in range(1, plan.confirm + 1))
+    best = chosen(search.study, plan)
+    assert best is not None
     jobs, items = [], []
-    for name, begin in (("best", [f"recipe={plan.folder / 'best.yaml'}"]), ("default", [*plan.items, *search.extra])):
+    for name, begin in (
+        (f"trial-{best.number}", [f"recipe={plan.folder / BEST}", "--trust"]),
+        ("default", [*plan.items, *search.extra]),
+    ):
         for seed in seeds:
-            folder = plan.folder / "confirm" / f"{name}-{chosen(search.study, plan).number if name == 'best' else seed}"
-            folder = folder if name == "default" else Path(f"{folder}-{seed}")
+            folder = plan.folder / "confirm" / f"{name}-seed-{seed}"
             owner = Owner.take(folder)
-            assert owner is not None
+            if owner is None:
+                raise UserError(f"confirm: {folder} is being trained by another process")
             jobs.append(Job(folder, plan.config["recipe"], search.free[0], owner))
             items.append([*begin, f"seed={seed}"])
     search.wait(jobs, items)
+    for job in jobs:
+        if job.summary().get("status") != "done":
+            raise UserError(f"confirm: {job.folder} failed: {job.reason()}")
     values = [objective.value(job.summary()) for job in jobs]
     half = len(seeds)
     return Confirmation(objective.name, objective.maximize, seeds, tuple(values[:half]), tuple(values[half:]))

@@ -111,7 +111,8 @@ def plan(request: Request) -> Plan:
     config = cli.as_dict()
     if config["students"]:
         raise UserError("students: a search trains one student a trial; set students=null")
-    items = [*([f"recipe={request.recipe}"] if request.recipe else []), *(f"config={o}" for o in request.overlays)]
+    items = [f"recipe={request.recipe}", *(f"config={o}" for o in request.overlays)]
+    items += [*(f"trust={module}" for module in request.trust), *(["--trust"] if "trust" in request.flags else [])]
     objectives = _objectives(given.get("objective"), config)
     several = len(objectives) > 1
     pruner = str(given.get("pruner") or ("none" if several or not objectives[0].name.startswith("val/") else "asha"))

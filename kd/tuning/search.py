@@ -68,10 +68,7 @@ class Search:
 
     def _check_settings(self) -> None:
         now = self.plan.settings()
-        if not self.study.settings:
-            self.study.settings = now
-            return
-        changed = differences(self.study.settings, now)
+        changed = differences(self.study.begun_with(now), now)
         if changed is not None:
             raise UserError(
                 f"name: the search in {self.plan.folder} was begun with {changed()}; "
@@ -177,11 +174,11 @@ class Search:
         notes = {"folder": str(job.run), "wall_s": summary.get("wall_s"), "epochs": summary.get("epochs")}
         if job.status == 0 and summary.get("status") == "done":
             values = [objective.value(summary) for objective in self.plan.objectives]
-            self.study.tell(running.trial, "complete", values, **notes)
+            self.study.tell(running.trial, "complete", values, notes)
         elif job.stopped == "pruned" and by_signal:
-            self.study.tell(running.trial, "pruned", **notes)
+            self.study.tell(running.trial, "pruned", None, notes)
         elif not by_signal or not job.stopped:
-            self.study.tell(running.trial, "failed", reason=job.reason(), **notes)
+            self.study.tell(running.trial, "failed", None, {"reason": job.reason(), **notes})
         self.running.remove(running)
         self.free.append(job.slot)
         job.owner.release()
@@ -264,7 +261,7 @@ class Search:
             "epochs": summary["epochs"],
             "revived": like.number,
         }
-        self.study.add(like, values, **notes)
+        self.study.add(like, values, notes)
         self.say(f"trial {like.number}, trained to its end: {self.plan.objectives[0].name} {values[0]:.4g}")
 
     def wait(self, jobs: Sequence[Job], items: Sequence[Sequence[str]]) -> None:

@@ -79,12 +79,10 @@ def parse(key: str, text: Any) -> Space:
             raise UserError(f"search.{key}: a choice of nothing, []")
         return Space(key, tuple(_number(v) if isinstance(v, str) else v for v in value))
     log = isinstance(value, str) and value.startswith("log:")
-    ends = str(value).removeprefix("log:").split("..", 1)
-    low, high = (_number(end.strip()) for end in ends) if len(ends) == 2 else (None, None)
-    if not all(isinstance(end, int | float) for end in (low, high)):
+    ends = [_number(end.strip()) for end in str(value).removeprefix("log:").split("..", 1)]
+    if len(ends) != 2 or not all(isinstance(end, int | float) for end in ends):
         raise UserError(told)
-    if not (isinstance(low, int) and isinstance(high, int)):
-        low, high = float(low), float(high)
+    low, high = ends if all(isinstance(end, int) for end in ends) else map(float, ends)
     if not low < high:
         raise UserError(f"search.{key}: an empty range, {text}: the first number must be below the second")
     if log and low <= 0:

@@ -52,19 +52,16 @@ class Study:
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self.study.sampler = _sampler(sampler, seed + len(self.study.get_trials(deepcopy=False)))
             self.study.pruner = _pruner(pruner, epochs)
-        self.study.stop = self._stop  # type: ignore[method-assign]  # the grid's end; Optuna's own wants its own loop
+        self.study.stop = self._stop  # the grid's end; Optuna's own wants its own loop
 
     def _stop(self) -> None:
         self.exhausted = True
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What the search was begun with."""
-        return self.study.user_attrs.get("settings", {})
-
-    @settings.setter
-    def settings(self, settings: dict[str, Any]) -> None:
-        self.study.set_user_attr("settings", settings)
+    def begun_with(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The settings that the search was begun with; those given where it begins now."""
+        if "settings" not in self.study.user_attrs:
+            self.study.set_user_attr("settings", settings)
+        return self.study.user_attrs["settings"]
 
     def trials(self, *states: str) -> list[Any]:
         """Trials so far, all or those in a state (``running``, ``complete``, ``pruned``, ``failed``)."""
@@ -86,13 +83,13 @@ class Study:
         """The epochs whose value is known."""
         return set(next(t for t in self.trials() if t.number == number).intermediate_values)
 
-    def tell(self, trial: Trial, state: Finished, values: Sequence[float] | None = None, **notes: Any) -> None:
+    def tell(self, trial: Trial, state: Finished, values: Sequence[float] | None, notes: dict[str, Any]) -> None:
         """Ends a trial."""
         for name, value in notes.items():
             trial.set_user_attr(name, value)
         self.study.tell(trial, list(values) if values else None, state=_STATES[state])
 
-    def add(self, like: Any, values: Sequence[float], **notes: Any) -> None:
+    def add(self, like: Any, values: Sequence[float], notes: dict[str, Any]) -> None:
         """A finished trial with the parameters of another."""
         trial = optuna.trial.create_trial(
             params=like.params, distributions=like.distributions, values=list(values), user_attrs=notes

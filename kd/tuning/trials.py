@@ -143,8 +143,10 @@ class Job:
             text = ""
         told = re.findall(r"kd-train: (?!the traceback|go on|resume)(?:rank \d+: )?(?:failed: )?(.+)", text)
         last = text.strip().splitlines()[-1:] or ["no output"]
-        by_signal = f"killed by {signal.Signals(-self.status).name}" if (self.status or 0) < 0 else ""
-        return by_signal or (told or last)[-1][:200]
+        status = self.status or 0
+        if status < 0:
+            return f"killed by {signal.Signals(-status).name}"
+        return (told or last)[-1][:200]
 
 
 def epoch_values(run: Path, metric: str) -> list[tuple[int, float]]:

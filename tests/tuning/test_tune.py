@@ -82,14 +82,11 @@ def test_a_search_that_is_killed_and_stopped_goes_on_and_its_best_is_repeated(re
         with (Path(trial.user_attrs["folder"]) / "metrics.csv").open() as file:
             steps = [int(row["step"]) for row in csv.DictReader(file) if row["train/loss"]]
         assert steps == list(range(12))
-        assert ("model.distill_losses.kd.beta" in trial.params) == (
-            trial.params["model.distill_losses.kd"] == "DKDLoss"
-        )
     best = max(ended, key=lambda t: t.value)
     text = (folder / "best.yaml").read_text()
     assert f"val/acc1 {best.value:.6g}" in text.splitlines()[0]
     assert yaml.safe_load(text)["optim"]["lr"] == pytest.approx(best.params["optim.lr"])
-    assert train_main([str(folder / "best.yaml"), "trainer.callbacks=null"]) == 0
+    assert train_main([str(folder / "best.yaml"), "trainer.callbacks=null", "trust=tests._stop"]) == 0
     summary = json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
     assert summary["student"]["best_val"]["acc1"] == best.value
     assert f"best: kd-train {folder / 'best.yaml'}" in log.read_text()
