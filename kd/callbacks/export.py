@@ -8,7 +8,7 @@ from typing import Any
 
 from pytorch_lightning import Callback, Trainer
 
-from kd.callbacks.preemption import Stopped
+from kd.callbacks.preemption import RunStopped
 from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.summary import best_checkpoint
 from kd.checkpoints import damage, newest_whole
@@ -39,7 +39,7 @@ class Export(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         """A run that a rule or a limit of its own has stopped leaves its student too."""
-        if isinstance(exception, Stopped):
+        if isinstance(exception, RunStopped):
             self._write(trainer, pl_module)
 
     def _write(self, trainer: Trainer, pl_module: Any) -> None:

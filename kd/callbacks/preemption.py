@@ -25,7 +25,7 @@ class Preempted(Exception):
         self.signal_number, self.checkpoint = signal_number, checkpoint
 
 
-class Stopped(Preempted):
+class RunStopped(Preempted):
     """Training stopped because a rule or a limit of the run's own said so.
 
     Args:
@@ -61,7 +61,7 @@ class Preemption(Callback):
             self._before[number] = signal.signal(number, self._on_signal)
 
     def stop_for(self, reason: str) -> None:
-        """Stops as a signal does, but as the run's own doing: with :class:`Stopped`. Any thread of rank 0 may call."""
+        """Stops as a signal does, but as the run's own doing (:class:`RunStopped`). Any thread of rank 0 may call."""
         self._reason = self._reason or reason
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -94,7 +94,7 @@ class Preemption(Callback):
         reason = trainer.strategy.broadcast(self._reason)
         trainer.strategy.barrier()
         if reason and self._received is None:
-            raise Stopped(reason, self._last(trainer).path)
+            raise RunStopped(reason, self._last(trainer).path)
         raise Preempted(self._received or signal.SIGTERM, self._last(trainer).path)
 
     def _last(self, trainer: Trainer) -> LastCheckpoint:

@@ -18,7 +18,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
 import kd
-from kd.callbacks.preemption import Stopped, interruption
+from kd.callbacks.preemption import RunStopped, interruption
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
 from kd.checkpoints import write_whole
@@ -102,7 +102,7 @@ class Summary(Callback):
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         """Writes the summary of a run that did not, with the reason; the traceback goes to ``error.txt``."""
         stopped = isinstance(exception, KeyboardInterrupt) or interruption(trainer, exception) is not None
-        ended = f"stopped: {exception.reason}" if isinstance(exception, Stopped) else "interrupted"
+        ended = f"stopped: {exception.reason}" if isinstance(exception, RunStopped) else "interrupted"
         self.write(trainer, pl_module, ended if stopped else "failed", exception)
         if self.folder.path is not None and self.folder.begun and not stopped:
             name = "error.txt" if trainer.is_global_zero else f"error.rank{trainer.global_rank}.txt"

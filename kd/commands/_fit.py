@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from kd.callbacks.preemption import Stopped, interruption
+from kd.callbacks.preemption import RunStopped, interruption
 from kd.checkpoints import LAST
 from kd.data.sources import said
 from kd.errors import UserError, reason, run_error
@@ -68,11 +68,11 @@ def _ended_by(cli: Any, error: Exception, resume_from: Path | None, say: Callabl
         kept = stop.checkpoint.is_file()
         where = f"checkpoint: {stop.checkpoint}" if kept else "no checkpoint yet"
         say(f"\nkd-train: {stop} at step {cli.trainer.global_step}; {where}")
-        if isinstance(stop, Stopped) and cli.trainer.is_global_zero:
+        if isinstance(stop, RunStopped) and cli.trainer.is_global_zero:
             _print_table(cli.summary.content, cli.folder.path)
         if kept:
             say(f"kd-train: go on with: kd-train resume={cli.folder.path}")
-        return 0 if isinstance(stop, Stopped) else _status_of_stop(stop.signal_number)
+        return 0 if isinstance(stop, RunStopped) else _status_of_stop(stop.signal_number)
     if cli.folder.begun:
         _tell_failure(cli, known or error)
     elif known is not None:

@@ -11,6 +11,9 @@ HELP = """\
 kd-report: what limits a run, as one page.
 
   kd-report RUN_FOLDER [--open]           writes RUN_FOLDER/report.html; also while the run goes on, or after it failed
+  kd-report RUN_FOLDER --what-if cache=on workers=4 gpus=8 epochs=100 price=32.8
+                                          what a changed run would take and cost, from the records of this one
+  kd-report --live RUNS_DIR [port=8765]   pages of all runs below it (or of one), that follow while they train
   kd-report RUN_FOLDER --traces           also compares the GPUs in the profiled window (extra traces)
   kd-report BEFORE AFTER [...] [--open]   compares runs: comparison.html in the last one's folder
 
@@ -26,6 +29,10 @@ def run(request: Request) -> int:
     if "help" in request.flags or not request.rest:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
+    if "live" in request.flags:
+        return _live(request)
+    if "what-if" in request.flags:
+        return _what_if(request)
     if request.overrides:
         raise UserError("it takes one run's folder, or two and more to compare, and --open")
     folders = [_seen_run(run_folder(Path(name))) for name in request.rest]
@@ -50,6 +57,40 @@ def run(request: Request) -> int:
         import webbrowser
 
         webbrowser.open(file.resolve().as_uri())
+    return 0
+
+
+def _what_if(request: Request) -> int:
+    from kd.report.facts import Facts
+    from kd.report.records import read_run
+    from kd.report.what_if import KEYS, lines, read_change
+
+    if len(request.rest) != 1 or not request.overrides:
+        raise UserError(f"--what-if takes one run's folder, and what is to be different: {KEYS}")
+    change = read_change(request.overrides)
+    print("\n".join(lines(Facts(read_run(_seen_run(run_folder(Path(request.rest[0]))))), change)))
+    return 0
+
+
+def _live(request: Request) -> int:
+    from kd.report.live import Live
+
+    folder, port = Path(request.rest[0]), dict(item.split("=", 1) for item in request.overrides).pop("port", "8765")
+    if len(request.rest) != 1 or not folder.is_dir():
+        raise UserError(f"--live takes a folder of runs, or a run's; there is no folder {folder}")
+    if not port.isdigit() or int(port) > 65535:
+        raise UserError(f"port: must be a number up to 65535, got '{port}'")
+    try:
+        server = Live(folder, int(port))
+    except OSError as error:
+        raise UserError(f"port: {port} can't be opened: {error.strerror}") from error
+    print(f"{server.address} (Ctrl-C ends)", flush=True)
+    if "open" in request.flags:
+        import webbrowser
+
+        webbrowser.open(server.address)
+    with server:
+        server.serve_forever()
     return 0
 
 

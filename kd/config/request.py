@@ -136,7 +136,18 @@ def translate(argv: Sequence[str]) -> Request:
     request, items = Request(), list(argv)
     while items:
         item = items.pop(0)
-        if item in ("-h", "--help", "--list", "--print_config", "--version", "--open", "--traces", "--trust"):
+        if item in (
+            "-h",
+            "--help",
+            "--list",
+            "--print_config",
+            "--version",
+            "--open",
+            "--traces",
+            "--trust",
+            "--live",
+            "--what-if",
+        ):
             request.flags.add("help" if item == "-h" else item.lstrip("-"))
             continue
         match = KEY.match(item)

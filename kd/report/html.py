@@ -28,22 +28,26 @@ def write_comparison(before: Run, after: Run, file: Path, between: Sequence[Run]
     return _write(file, {"title": title, "sections": comparison(facts)})
 
 
+def page(content: dict[str, Any]) -> str:
+    """The page of a title and its sections."""
+    text = json.dumps(finite(content), separators=(",", ":")).replace("<", "\\u003c")  # no text opens markup
+    return PAGE.read_text(encoding="utf-8").replace("{{DATA}}", text)
+
+
 def _write(file: Path, content: dict[str, Any]) -> Path:
-    text = json.dumps(_finite(content), separators=(",", ":")).replace("<", "\\u003c")  # no text opens markup
-    page = PAGE.read_text(encoding="utf-8").replace("{{DATA}}", text)
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
-    fresh.write_text(page, encoding="utf-8")
+    fresh.write_text(page(content), encoding="utf-8")
     fresh.replace(file)  # a browser that reloads never sees half a page
     return file
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """JSON has no NaN: ``None`` instead."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
+        return {k: finite(v) for k, v in value.items()}
+    return [finite(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def images_per_s(run: Run) -> float | None:

@@ -166,7 +166,10 @@ def communication_bound(
         text += f" because rank {rank} computes {extra:.0f} ms longer than the others"
         extra = min(extra, phases["communication"])
         return Limit("communication", text, f"look at rank {rank}'s machine, or take it out", step / (step - extra))
-    lever = "larger batches or gradient accumulation (trainer.accumulate_grad_batches), a faster network: at most"
+    lever = (
+        "config=bf16_gradients (half the traffic) or config=powersgd, larger batches or gradient accumulation "
+        "(trainer.accumulate_grad_batches), a faster network: at most"
+    )
     return Limit("communication", text, lever, 1 / (1 - share))
 
 

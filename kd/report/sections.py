@@ -1,5 +1,6 @@
 """The sections of a run's page, from its facts."""
 
+import math
 import time
 from typing import Any
 
@@ -54,9 +55,10 @@ def _percent(value: float | None) -> str:
 def _cards(facts: Facts) -> dict[str, Any]:
     run, summary = facts.run, facts.run.summary
     teacher = summary.get("teacher") or {}
-    state = ("status", _status(run), (summary.get("error") or "").splitlines()[0] if summary.get("error") else "")
+    state = ("status", status(run), (summary.get("error") or "").splitlines()[0] if summary.get("error") else "")
     rows = [
         *([state] if state[1] != "done" else []),
+        *(_progress(facts) if state[1] == "running" else []),
         *(
             (name or "student", _percent(facts.best_val(name)), _about(f"best val {run.primary}", model_of(run, name)))
             for name in run.students
@@ -72,7 +74,8 @@ def _cards(facts: Facts) -> dict[str, Any]:
     return {"kind": "cards", "cards": [list(row) for row in rows if row[1]]}
 
 
-def _status(run: Run) -> str:
+def status(run: Run) -> str:
+    """As the summary says; of a run without one, whether it still trains."""
     if "status" in run.summary:
         return str(run.summary["status"])
     newest = max((s[-1]["t"] for s in run.steps.values() if s), default=0.0)
@@ -81,6 +84,17 @@ def _status(run: Run) -> str:
 
 def _about(metric: str, model: dict[str, Any]) -> str:
     return ", ".join(part for part in (metric, model.get("arch")) if part)
+
+
+def _progress(facts: Facts) -> list[tuple[str, str, str]]:
+    """Where a run that trains is."""
+    if not facts.steps:
+        return []
+    of = facts.epochs * facts.batches_per_epoch
+    loss = [row["train/loss"] for row in facts.run.metrics if "train/loss" in row][-1:]
+    step, epoch = facts.steps[-1]["step"] + 1, facts.steps[-1]["epoch"] + 1
+    rest = f"of {of:.0f}, epoch {epoch} of {facts.epochs:g}" if math.isfinite(of) else f"epoch {epoch}"
+    return [("step", f"{step:,}", rest), ("train/loss", f"{loss[0]:.4g}" if loss else "", "newest")]
 
 
 def _kept(facts: Facts, student: str) -> str:

@@ -1,0 +1,92 @@
+"""``kd-report --live``: the pages of runs while they train, from their records; on the loopback interface."""
+
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from kd.report.facts import Facts
+from kd.report.html import finite, page
+from kd.report.records import is_run, read_run
+from kd.report.sections import report, status
+from kd.report.verdict import verdict_of
+
+EVERY_S = 2.0  # between two looks of a page
+HOSTS = ("127.0.0.1", "localhost")  # another name in a request comes from a page elsewhere
+
+
+class Live(ThreadingHTTPServer):
+    """Serves the runs below a folder, or one run.
+
+    Args:
+        folder: of runs, or of a run.
+        port: 0 takes a free one.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
+        self.folder = folder.resolve()
+        self.address = f"http://127.0.0.1:{self.server_port}/"
+        self._kept: dict[Path, tuple[Any, dict[str, Any]]] = {}
+
+    def content(self, name: str) -> dict[str, Any] | None:
+        """What a page shows: of a run, or the list of all; ``None``: there is none of this name."""
+        if not name and not is_run(self.folder):
+            return self._list()
+        folder = (self.folder / name).resolve()
+        if not folder.is_relative_to(self.folder) or not is_run(folder):
+            return None
+        stamp = max((f.stat().st_mtime_ns for f in (folder, *folder.glob("*.*"), *folder.glob("records/*"))), default=0)
+        if self._kept.get(folder, (None,))[0] != stamp:
+            title = f"{folder.parent.name} {folder.name}"
+            self._kept[folder] = stamp, {"title": title, "sections": report(Facts(read_run(folder))), "every": EVERY_S}
+        return self._kept[folder][1]
+
+    def _list(self) -> dict[str, Any]:
+        found = [f for f in (*self.folder.glob("*/[0-9]*"), *self.folder.glob("[0-9]*")) if is_run(f)]
+        rows = []
+        for folder in sorted(found, key=lambda f: -f.stat().st_mtime)[:50]:
+            facts = Facts(read_run(folder))
+            name, best = folder.relative_to(self.folder).as_posix(), facts.best_val(facts.run.students[0])
+            rows.append([name, status(facts.run), "" if best is None else f"{best:.1%}", verdict_of(facts)["text"]])
+        columns = ["run", "status", "best", "verdict"]
+        table = {
+            "kind": "table",
+            "title": "Runs",
+            "columns": columns,
+            "rows": rows,
+            "links": True,
+            "empty": "None yet.",
+        }
+        return {"title": str(self.folder), "sections": [table], "every": 5 * EVERY_S}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Pages, and their content as ``?json``."""
+
+    server: Live
+
+    def do_GET(self) -> None:
+        """A page or its content."""
+        name, _, query = unquote(self.path).strip("/").partition("?")
+        host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
+        content = self.server.content(name.strip("/")) if host in HOSTS else None
+        if content is None:
+            self.send_error(404, "no such run")
+            return
+        body, kind = (
+            (json.dumps(finite(content)), "application/json") if query == "json" else (page(content), "text/html")
+        )
+        sent = body.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(sent)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(sent)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing: a look every two seconds is no news."""

@@ -1,0 +1,104 @@
+"""Pages that follow a run while it trains."""
+
+import json
+import re
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kd.cli import report_main
+from kd.report.live import Live
+from tests.report.test_html import BROWSER, FLAGS, write_run
+
+
+def still_trains(folder: Path) -> Path:
+    """As it is before the end: no summary, steps of this minute."""
+    write_run(folder, steps=120)
+    (folder / "summary.json").unlink()
+    steps = folder / "records" / "phases.rank0.jsonl"
+    lines = [json.loads(line) for line in steps.read_text().splitlines()]
+    lines = [line | {"t": time.time()} if line["kind"] == "step" else line for line in lines]
+    steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def one_more_step(folder: Path, step: int) -> None:
+    with (folder / "records" / "phases.rank0.jsonl").open("a") as out:
+        record = {"kind": "step", "step": step, "epoch": 1, "t": time.time(), "ms": 100.0, "p": {"student": 100.0}}
+        out.write(json.dumps(record) + "\n")
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Live]:
+    still_trains(tmp_path / "demo" / "000")
+    with Live(tmp_path) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def get(address: str, **headers: str) -> str:
+    with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as answer:
+        return answer.read().decode()
+
+
+def cards(address: str) -> dict[str, str]:
+    sections = json.loads(get(f"{address}?json"))["sections"]
+    return {name: value for name, value, _ in next(s for s in sections if s["kind"] == "cards")["cards"]}
+
+
+def test_runs_are_listed_and_each_is_followed(live: Live) -> None:
+    (table,) = json.loads(get(f"{live.address}?json"))["sections"]
+    assert [row[:2] for row in table["rows"]] == [["demo/000", "running"]]
+    run = f"{live.address}demo/000"
+    before = cards(run)
+    assert before["status"] == "running"
+    assert before["step"] == "120"
+    assert {"train/loss", "student", "images/s", "time left"} <= set(before)
+    one_more_step(live.folder / "demo" / "000", 120)
+    assert cards(run)["step"] == "121"
+
+
+def test_nothing_else_is_served(live: Live) -> None:
+    (live.folder / "demo" / "secret").mkdir()
+    for name in ("demo/001", "demo/secret", "../", "demo/000/config.yaml", "%2e%2e/%2e%2e/etc"):
+        with pytest.raises(urllib.error.HTTPError):
+            get(live.address + name)
+    with pytest.raises(urllib.error.HTTPError):  # a page elsewhere that calls itself us
+        get(live.address, Host="evil.example:80")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+def test_an_open_page_follows_the_run(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on between the page and its first look for news."""
+    folder, asked, content = live.folder / "demo" / "000", list[str](), live.content
+
+    def and_the_run_goes_on(name: str) -> dict[str, Any] | None:
+        asked.append(name)
+        if asked.count("demo/000") == 2:
+            one_more_step(folder, 777)
+        return content(name)
+
+    monkeypatch.setattr(live, "content", and_the_run_goes_on)
+    with tempfile.TemporaryDirectory() as profile:
+        command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", "--virtual-time-budget=20000", "--dump-dom"]
+        dom = subprocess.run([*command, f"{live.address}demo/000"], capture_output=True, text=True, timeout=120).stdout
+    assert asked.count("demo/000") > 2
+    assert "<span>step</span><b>778</b>" in dom
+    assert len(re.findall("<svg", dom)) > 5
+
+
+def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_main(["--live", str(tmp_path / "nowhere")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert report_main(["--live", str(tmp_path), "port=much"]) == 2
+    assert "port: must be a number up to 65535, got 'much'" in capsys.readouterr().err
+    assert report_main(["--live"]) == 2
