@@ -343,6 +343,8 @@ def _names(spec: TeacherSpec, classes: Sequence[str], key: str) -> list[str]:
         return list(spec.classes)
     if spec.checkpoint:
         return about(spec.checkpoint).classes
+    if spec.builder is not None:
+        return list(getattr(spec.builder, "class_names", []))
     return _imagenet_names(spec, classes)
 
 

@@ -65,7 +65,10 @@ def _refuse_random_weights(config: dict[str, Any]) -> None:
     specs = {"teacher": model["teacher"]} if model["teacher"] else {}
     specs |= {f"teachers.{name}": spec for name, spec in (model["teachers"] or {}).items()}
     for name, spec in specs.items():
-        if not (spec["checkpoint"] or spec["pretrained"] or spec["recipe"]) and config["preflight"] == "stop":
+        if (
+            not any(spec[k] for k in ("checkpoint", "pretrained", "recipe", "builder"))
+            and config["preflight"] == "stop"
+        ):
             raise UserError(
                 f"model.{name}.checkpoint: random weights: no checkpoint given; give a file, or "
                 f"model.{name}.pretrained=true (preflight=warn distils from it all the same)"

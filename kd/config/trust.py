@@ -21,7 +21,7 @@ from kd.errors import UserError
 PACKAGES = ("kd", "torch", "torchvision", "torchmetrics", "timm", "pytorch_lightning", "lightning_fabric")
 NAMED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 BUILT = re.compile(r"^(data\.source|model\.(task|distill_losses)|students|trainer)\b|\bclass_path$")
-PLAIN = re.compile(r"(^|\.)kwargs\+?\.(.*\.)?(class_path|init_args)(\.|$)")
+PLAIN = re.compile(r"(^|\.)(kwargs|builder(\.init_args)?\.config)\+?\.(.*\.)?(class_path|init_args)(\.|$)")
 
 
 def check_plain(tree: Any, where: str) -> None:
@@ -36,7 +36,7 @@ def check_plain(tree: Any, where: str) -> None:
     """
     for key, _ in files.leaves(tree):
         if PLAIN.search(key):
-            raise UserError(f"{where}{key}: a class path can't stand below kwargs, which takes plain values and lists")
+            raise UserError(f"{where}{key}: a class path can't stand here, where plain values and lists are taken")
 
 
 def check_file(file: Path, content: dict[Any, Any], trusted: Iterable[str]) -> None:

@@ -1,8 +1,10 @@
 """The student alone: weights that plain timm loads."""
 
+import importlib
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,10 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from kd.checkpoints import write_whole
+from kd.errors import UserError
 from kd.models import Preprocess
+from kd.models.hugging_face import HuggingFaceModel
+from kd.models.own import OwnModel, build_own
 from kd.models.segmenter import DenseModel
 from kd.module import DistillationModule
 
@@ -23,7 +28,7 @@ def student_metadata(module: DistillationModule) -> dict[str, str]:
     spec, want = module.student_spec, module.student_input
     made: Any = module.student.backbone if module.task.dense else module.student
     content: dict[str, Any] = {
-        "kwargs": {**made.made_with, "num_classes": len(module.data_info.classes)},
+        "kwargs": {**getattr(made, "made_with", {}), "num_classes": len(module.data_info.classes)},
         "img_size": want.size[0] if want.size[0] == want.size[1] else want.size,
         "mean": want.mean,
         "std": want.std,
@@ -31,6 +36,8 @@ def student_metadata(module: DistillationModule) -> dict[str, str]:
     }
     if module.task.dense:
         content["dense"] = True  # a timm backbone below kd.models.segmenter.DenseModel
+    if isinstance(made, OwnModel):
+        content["builder"] = made.made_by
     if not module.classifies:
         content["classifies"] = False  # nothing has trained the classifier: what counts are the features below it
     return {"arch": spec.arch, **{key: json.dumps(value) for key, value in content.items()}}
@@ -52,7 +59,10 @@ def save_student(module: DistillationModule, path: Path, checkpoint: Path | None
         state = {key: saved[prefix + key] for key in state}
     whole = save({k: v.detach().cpu().contiguous() for k, v in state.items()}, student_metadata(module))
     write_whole(path, lambda file: file.write(whole))  # save_file would make a file that only its owner can read
-    if not module.task.dense:  # timm builds no models for dense prediction
+    if isinstance(student, HuggingFaceModel):
+        crop = getattr(getattr(module.trainer, "datamodule", None), "crop_ratio", 1.0)
+        student.save_folder(path.with_suffix(""), state, module.data_info.classes, crop, module.student_input)
+    elif not module.task.dense and hasattr(student, "made_with"):  # timm builds no models for dense prediction
         model: Any = module.student
         crop = getattr(getattr(module.trainer, "datamodule", None), "crop_ratio", 1.0)
         config = timm_config(
@@ -114,11 +124,28 @@ def load_student(path: Path) -> tuple[nn.Module, Preprocess, list[str]]:
     """Reads ``student.safetensors``: the model in eval mode, its input, its class names."""
     meta = read_metadata(path)
     kwargs = json.loads(meta["kwargs"])
-    if "dense" in meta:
+    if "builder" in meta:
+        model: nn.Module = _rebuilt(path, meta)
+    elif "dense" in meta:
         classes = kwargs.pop("num_classes")
-        model: nn.Module = DenseModel(timm.create_model(meta["arch"], num_classes=0, **kwargs), classes)
+        model = DenseModel(timm.create_model(meta["arch"], num_classes=0, **kwargs), classes)
     else:
         model = timm.create_model(meta["arch"], **kwargs)
     model.load_state_dict(load_file(path))
     preprocess = Preprocess(json.loads(meta["img_size"]), json.loads(meta["mean"]), json.loads(meta["std"]))
     return model.eval(), preprocess, json.loads(meta["classes"])
+
+
+def _rebuilt(path: Path, meta: dict[str, str]) -> nn.Module:
+    """A model of a builder of one's own. A file names no code that is not here already."""
+    made_by = json.loads(meta["builder"])
+    place, _, name = made_by.get("class_path", "").rpartition(".")
+    if place.startswith("kd.models."):
+        importlib.import_module(place)
+    kind = getattr(sys.modules.get(place), name, None)
+    if kind is None:
+        raise UserError(f"{path}: its model is built by {place}.{name}; import that first")
+    size, classes = json.loads(meta["img_size"]), json.loads(meta["kwargs"])["num_classes"]
+    size = (size, size) if isinstance(size, int) else tuple(size)
+    mean, std = json.loads(meta["mean"]), json.loads(meta["std"])
+    return build_own(kind(**made_by["init_args"]), classes, size, mean, std, str(path))

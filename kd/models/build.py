@@ -12,6 +12,7 @@ from torch import nn
 
 from kd.errors import UserError, plain
 from kd.models.loading import load_checkpoint
+from kd.models.own import Builder, build_own, name_of
 from kd.models.preprocess import preprocess_for
 from kd.models.segmenter import DenseModel
 from kd.models.spec import ModelSpec, TeacherSpec
@@ -41,16 +42,36 @@ def build_model(
     Raises:
         UserError: an unknown architecture, an unusable argument, or a checkpoint that does not fit.
     """
-    check_arch(spec.arch, key)
-    if spec.pretrained and not spec.checkpoint and head and not dense:
-        _check_pretrained_classes(spec, num_classes, key)
-    model = _create(spec, 0 if dense else num_classes, key)
+    if spec.builder is not None:
+        model = _built(spec, spec.builder, num_classes, key, head, dense)
+    else:
+        check_arch(spec.arch, key)
+        if spec.pretrained and not spec.checkpoint and head and not dense:
+            _check_pretrained_classes(spec, num_classes, key)
+        model = _create(spec, 0 if dense else num_classes, key)
     if dense:
         model = DenseModel(model, num_classes)
     if spec.checkpoint:
         load_checkpoint(model, Path(spec.checkpoint), f"{key}.checkpoint", classes, head)
     _check_forward(model, spec, key)
     return model.to(memory_format=torch.channels_last) if spec.channels_last else model
+
+
+def _built(
+    spec: ModelSpec, builder: Builder, num_classes: int, key: str, head: bool, dense: bool
+) -> nn.Module:  # fmt: skip
+    """The model of a builder of one's own."""
+    if dense:
+        raise UserError(f"{key}.builder: dense prediction is built on timm's models alone, give {key}.arch")
+    own = getattr(builder, "num_classes", None)
+    if own is not None and num_classes and own != num_classes and not spec.checkpoint:
+        what = f"names {own} classes, the data has {num_classes}" if own else "has no classifier"
+        if head:
+            without = f" ({key}.head=false: its features teach)" if not own else ""
+            raise UserError(f"{key}.builder: {name_of(builder)} {what}{without}")
+        say(f"{key}: {name_of(builder)} {what}: its backbone is taken, the classifier is new")
+    size = None if spec.img_size is None else (spec.img_size,) * 2 if isinstance(spec.img_size, int) else spec.img_size
+    return build_own(builder, num_classes, size, spec.mean, spec.std, key)
 
 
 @torch.no_grad()
@@ -134,6 +155,13 @@ def completed(spec: Spec, key: str) -> Spec:
     loaded otherwise. A student stays what the settings say.
     """
     said = about(spec.checkpoint)
+    if spec.builder is not None:
+        name = name_of(spec.builder)
+        if spec.arch not in ("", name):
+            say(f"{key}: built by {name}, not timm's {spec.arch}")
+        return replace(spec, arch=name, mean=spec.mean or _three(said.mean), std=spec.std or _three(said.std))
+    if said.builder:
+        raise UserError(f"{key}.builder: {spec.checkpoint} was built by {said.builder}; name it and its arguments")
     if isinstance(spec, TeacherSpec) and said.arch and said.arch != spec.arch:
         size = said.img_size and (said.img_size[0] if said.img_size[0] == said.img_size[1] else said.img_size)
         before = f", not the settings' {spec.arch}" if spec.arch else ""

@@ -6,12 +6,16 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from kd.models.own import Builder
+
 
 @dataclass
 class ModelSpec:
     """A model: a timm architecture and where its weights come from.
 
     Attributes:
+        builder: makes a model of one's own, by class path (:class:`kd.models.own.Builder`; for transformers'
+            ``kd.models.hugging_face.HuggingFace``), in place of ``arch`` and ``kwargs``.
         arch: a timm model name; a teacher's is taken from its checkpoint where that names one.
         img_size: side of its square input in pixels, or height and width; default: the architecture's own.
         mean: what its input was normalised with, of each channel, of values in 0..1; default: the checkpoint's, else
@@ -34,6 +38,7 @@ class ModelSpec:
     channels_last: bool = False
     mean: list[float] | None = None
     std: list[float] | None = None
+    builder: Builder | None = None
 
     def __post_init__(self) -> None:
         for name, low in (("mean", None), ("std", 0.0)):

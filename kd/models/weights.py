@@ -39,6 +39,7 @@ class About:
         mean: of each channel.
         std: likewise.
         classes: names by class id.
+        builder: class path of the builder that made it, where it was not timm.
     """
 
     arch: str = ""
@@ -47,6 +48,7 @@ class About:
     mean: list[float] | None = None
     std: list[float] | None = None
     classes: list[str] = field(default_factory=list)
+    builder: str = ""
 
 
 @dataclass
@@ -140,12 +142,13 @@ def _from_metadata(meta: Mapping[str, str]) -> About:
     said = {name: json.loads(meta[name]) for name in ("kwargs", "img_size", "mean", "std", "classes") if name in meta}
     size = said.get("img_size")
     return About(
-        "" if "dense" in meta else meta.get("arch", ""),
+        "" if "dense" in meta or "builder" in meta else meta.get("arch", ""),
         _arguments(said.get("kwargs", {})),
         None if size is None else (size, size) if isinstance(size, int) else tuple(size),
         said.get("mean"),
         said.get("std"),
         said.get("classes", []),
+        json.loads(meta.get("builder", "{}")).get("class_path", ""),
     )
 
 

@@ -1,0 +1,219 @@
+"""Vision models of transformers as teacher or student (extra ``hf``)."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from kd.errors import UserError
+from kd.models.own import OwnModel, Size
+
+HALF = (0.5, 0.5, 0.5)
+PIXELS = "preprocessor_config.json"
+
+
+@dataclass
+class HuggingFace:
+    """Builds a vision model of transformers: ViT, DINOv2 (with registers), SigLIP, Swin, ConvNeXt, ...
+
+    Attributes:
+        path: a folder of ``save_pretrained``, or a name on the hub (downloads it). Its class names, size, mean and
+            standard deviation come along.
+        config: instead of a path: ``model_type`` and arguments of its configuration, for random weights.
+
+    Raises:
+        UserError: neither or both, or no transformers.
+    """
+
+    path: str | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if bool(self.path) == bool(self.config):
+            raise UserError("HuggingFace takes a path (a folder, or a name on the hub) or a config with its model_type")
+
+    @property
+    def name(self) -> str:
+        """For tables and files."""
+        return f"hf_{Path(self.path).name if self.path else self.config.get('model_type')}"
+
+    @property
+    def num_classes(self) -> int | None:
+        """Classes that its weights name; 0: they have no classifier; None: there are no weights."""
+        if not self.path:
+            return None
+        own = self._config()
+        heads = [name for name in own.architectures or [] if "ForImageClassification" in name]
+        return own.num_labels if heads else 0
+
+    @property
+    def class_names(self) -> list[str]:
+        """By class id; empty where the weights have none but ``LABEL_0`` and the like."""
+        if not self.num_classes:
+            return []
+        names = [str(name) for _, name in sorted(self._config().id2label.items())]
+        return [] if all(name == f"LABEL_{i}" for i, name in enumerate(names)) else names
+
+    def build(self, num_classes: int, img_size: Size | None) -> nn.Module:
+        """See :class:`kd.models.own.Builder`; a classifier of other classes than the weights' starts anew."""
+        config = self._config(img_size)
+        model = self._load(config, num_classes) if self.path else self._start(config, num_classes)
+        if not num_classes:
+            _without_unused(model)
+        pixels = self._pixels()
+        size = img_size or _size(pixels) or _pair(getattr(config, "image_size", 224))
+        made_by = {"class_path": f"{__name__}.HuggingFace", "init_args": {"config": model.config.to_dict()}}
+        mean, std = (pixels.get(f"image_{name}") or HALF for name in ("mean", "std"))
+        return HuggingFaceModel(model, num_classes, size, mean, std, json.loads(json.dumps(made_by, default=str)))
+
+    def _config(self, img_size: Size | None = None) -> Any:
+        transformers = _transformers()
+        try:
+            if self.path:
+                return transformers.AutoConfig.from_pretrained(self.path)
+            given = {k: v for k, v in self.config.items() if k not in ("model_type", "architectures", "dtype")}
+            if img_size is not None and "image_size" in given:
+                given["image_size"] = img_size[0] if img_size[0] == img_size[1] else list(img_size)
+            return transformers.AutoConfig.for_model(self.config.get("model_type", ""), **given)
+        except (OSError, ValueError, TypeError) as error:
+            what = f"path: {self.path}" if self.path else "config: it"
+            reason = " ".join(str(error).split())[:160]
+            raise UserError(f"builder.{what} is no model of transformers: {reason}") from error
+
+    def _load(self, config: Any, num_classes: int) -> Any:
+        transformers = _transformers()
+        if not num_classes:
+            kind, more = transformers.AutoModel, {"config": getattr(config, "vision_config", config)}
+        else:
+            kind, more = transformers.AutoModelForImageClassification, {"num_labels": num_classes}
+        model, found = kind.from_pretrained(
+            self.path, **more, ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False
+        )
+        missing = [key for key in found["missing_keys"] if not key.startswith(("classifier.", "pooler."))]
+        if missing:
+            raise UserError(
+                f"{self.path} does not fit {type(model).__name__}: {', '.join(sorted(missing)[:3])} missing"
+            )
+        return model
+
+    def _start(self, config: Any, num_classes: int) -> Any:
+        transformers = _transformers()
+        if not num_classes:
+            return transformers.AutoModel.from_config(getattr(config, "vision_config", config))
+        config.num_labels = num_classes
+        return transformers.AutoModelForImageClassification.from_config(config)
+
+    def _pixels(self) -> Mapping[str, Any]:
+        """What its image processor does."""
+        if not self.path:
+            return {}
+        from transformers.image_processing_base import ImageProcessingMixin
+
+        try:
+            return ImageProcessingMixin.get_image_processor_dict(self.path)[0]
+        except OSError:
+            return {}
+
+
+class HuggingFaceModel(OwnModel):
+    """A vision model of transformers under timm's names; its layers are below ``model``."""
+
+    def __init__(self, model: Any, *args: Any) -> None:
+        super().__init__(model, *args)
+        for name, parameter in model.named_parameters():
+            if name.endswith("mask_token"):  # for masked training alone: it would never get a gradient
+                parameter.requires_grad_(False)
+        native = _pair(getattr(getattr(model.config, "vision_config", model.config), "image_size", 0))
+        takes = signature(model.forward).parameters
+        other_size = native != self.pretrained_cfg["input_size"][1:]
+        self._options = {"interpolate_pos_encoding": True} if other_size and "interpolate_pos_encoding" in takes else {}
+
+    @property
+    def num_features(self) -> int:
+        """Width of the classifier's input, or of the features."""
+        config = self.model.config
+        return super().num_features or int(getattr(config, "hidden_size", 0))
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """As timm's models have it."""
+        model: Any = self.model
+        model.gradient_checkpointing_enable() if enable else model.gradient_checkpointing_disable()
+
+    def no_weight_decay(self) -> set[str]:
+        """Tokens and position embeddings."""
+        kinds = ("cls_token", "register_tokens", "position_embeddings", "position_embedding.weight", "class_embedding")
+        return {name for name, _ in self.named_parameters() if name.endswith(kinds)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(N, 3, H, W)`` -> logits ``(N, C)``; without a classifier the pooled or class token, ``(N, D)``."""
+        output = self.model(x, **self._options)
+        if self.num_classes:
+            return output.logits
+        pooled = getattr(output, "pooler_output", None)
+        if isinstance(pooled, Tensor):
+            return pooled.flatten(1)
+        tokens = output.last_hidden_state
+        if tokens.ndim == 4:
+            return tokens.mean((2, 3))
+        return tokens[:, 0] if self.num_prefix_tokens else tokens.mean(1)
+
+    def save_folder(
+        self, folder: Path, state: Mapping[str, Tensor], classes: list[str], crop_ratio: float, want: Any
+    ) -> None:
+        """Writes ``state`` as transformers does: ``AutoModelForImageClassification.from_pretrained(folder)`` reads it.
+
+        Args:
+            folder: to write to.
+            state: weights of this model.
+            classes: names by class id.
+            crop_ratio: the share of the resized picture that validation looks at.
+            want: the model's input.
+        """
+        model: Any = self.model
+        model.config.id2label = dict(enumerate(classes))
+        model.config.label2id = {name: i for i, name in enumerate(classes)}
+        model.save_pretrained(folder, state_dict={k.removeprefix("model."): v for k, v in state.items()})
+        height, width = want.size
+        pixels = {
+            "image_processor_type": "CLIPImageProcessor", "do_convert_rgb": True, "do_resize": True, "resample": 2,
+            "size": {"shortest_edge": round(min(want.size) / crop_ratio)},
+            "do_center_crop": True, "crop_size": {"height": height, "width": width},
+            "do_rescale": True, "rescale_factor": 1 / 255,
+            "do_normalize": True, "image_mean": list(want.mean), "image_std": list(want.std),
+        }  # fmt: skip
+        (folder / PIXELS).write_text(json.dumps(pixels, indent=2) + "\n", encoding="utf-8")
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise UserError("HuggingFace needs the extra hf: pip install 'kd-train[hf]'") from error
+    return transformers
+
+
+def _without_unused(model: Any) -> None:
+    """ViT's pooler is made for text-like tasks and random in published vision weights: the class token speaks."""
+    if type(getattr(model, "pooler", None)).__name__.endswith("Pooler") and hasattr(model.pooler, "dense"):
+        model.pooler = None
+
+
+def _size(pixels: Mapping[str, Any]) -> Size | None:
+    """Height and width after an image processor's resizing and crop."""
+    found = pixels.get("crop_size") if pixels.get("do_center_crop") else None
+    found = found or pixels.get("size")
+    if isinstance(found, int):
+        return found, found
+    if not isinstance(found, Mapping):
+        return None
+    if "height" in found:
+        return found["height"], found["width"]
+    return (found["shortest_edge"],) * 2 if "shortest_edge" in found else None
+
+
+def _pair(size: Any) -> Size:
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))

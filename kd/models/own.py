@@ -1,0 +1,175 @@
+"""Models of one's own: any module that takes pictures, under the few names by which the rest asks a model.
+
+A builder is named in the configuration by its class path (``model.student.builder``) and makes the module; what its
+forward gives is understood by one rule, :func:`logits_of`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from kd.errors import UserError
+
+Size = tuple[int, int]
+
+
+class Builder(Protocol):
+    """Makes a model; a class of one's own with this method, its arguments in YAML.
+
+    A builder may have ``num_classes`` (of weights that it loads; 0: they have no classifier) and ``class_names``. The
+    model may have ``img_size``, ``mean`` and ``std``: its input where the configuration does not say.
+    """
+
+    def build(self, num_classes: int, img_size: Size | None) -> nn.Module:
+        """A model of float pictures ``(N, 3, H, W)``, normalised; it gives logits ``(N, num_classes)``.
+
+        Args:
+            num_classes: of the classifier; 0 for a model that gives its features ``(N, D)``.
+            img_size: height and width of its input; None: its own.
+        """
+        ...
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits (or features) among what a model gives.
+
+    A tensor is itself; of an object or dict it is ``logits``; of a tuple or list the first.
+
+    >>> import torch
+    >>> logits_of((torch.ones(2, 3), torch.zeros(2))).shape, logits_of({"logits": torch.ones(2, 3)}).shape
+    (torch.Size([2, 3]), torch.Size([2, 3]))
+
+    Raises:
+        UserError: there are none.
+    """
+    found = output
+    if isinstance(output, Mapping):
+        found = output.get("logits")
+    elif isinstance(getattr(output, "logits", None), Tensor):
+        found = output.logits
+    elif isinstance(output, (tuple, list)) and output:
+        found = output[0]
+    if not isinstance(found, Tensor):
+        raise UserError(
+            f"a model must give a tensor, an object or dict with logits, or a tuple, not {type(output).__name__}"
+        )
+    return found
+
+
+class OwnModel(nn.Module):
+    """Any module under the names that timm's models have; its layers are below ``model``.
+
+    Args:
+        model: takes pictures ``(N, 3, H, W)``; what it gives, see :func:`logits_of`.
+        num_classes: of its classifier; 0: it gives features.
+        img_size: height and width of its input.
+        mean: what its input is normalised with.
+        std: likewise.
+        made_by: class path and arguments of the builder that makes it again; empty: only its maker knows.
+    """
+
+    def __init__(
+        self, model: nn.Module, num_classes: int, img_size: Size, mean: Sequence[float], std: Sequence[float],
+        made_by: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.model, self.num_classes = model, num_classes
+        self.made_by = dict(made_by or {})
+        self.classifier = _classifier_path(model, num_classes)
+        self.pretrained_cfg: dict[str, Any] = {
+            "input_size": (3, *img_size), "mean": tuple(mean), "std": tuple(std),
+            "classifier": f"model.{self.classifier}" if self.classifier else "model.head",
+        }  # fmt: skip
+        names = dict(model.named_parameters())
+        self.num_prefix_tokens = sum(
+            value.shape[-2] if name.endswith("register_tokens") else 1
+            for name, value in names.items()
+            if name.endswith(("cls_token", "class_embedding", "register_tokens"))
+        )
+
+    @property
+    def num_features(self) -> int:
+        """Width of the classifier's input; 0 where that is not known."""
+        return int(getattr(self.get_classifier(), "in_features", 0))
+
+    def get_classifier(self) -> nn.Module:
+        """The last linear layer with as many outputs as there are classes; nothing where there is none."""
+        return self.model.get_submodule(self.classifier) if self.classifier else nn.Identity()
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """As timm's models have it.
+
+        Raises:
+            UserError: the model can't.
+        """
+        switch: Any = getattr(self.model, "set_grad_checkpointing", None)
+        if switch is None:
+            raise UserError(f"grad_checkpointing: {type(self.model).__name__} has no set_grad_checkpointing")
+        switch(enable)
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that weight decay leaves alone."""
+        own: Any = getattr(self.model, "no_weight_decay", set)
+        return {f"model.{name}" for name in own()}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(N, 3, H, W)`` -> logits ``(N, num_classes)``, or features ``(N, D)``."""
+        return logits_of(self.model(x))
+
+
+def _classifier_path(model: nn.Module, num_classes: int) -> str:
+    linear = [
+        path
+        for path, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and layer.out_features == num_classes
+    ]
+    return linear[-1] if linear else ""
+
+
+def build_own(
+    builder: Builder, num_classes: int, img_size: Size | None, mean: Sequence[float] | None,
+    std: Sequence[float] | None, key: str,
+) -> nn.Module:  # fmt: skip
+    """What a builder makes; under timm's names unless it has them.
+
+    Raises:
+        UserError: a builder that fails, or a model whose input nobody describes.
+    """
+    try:
+        model = builder.build(num_classes, img_size)
+    except (UserError, ImportError, OSError, ValueError, TypeError, RuntimeError) as error:
+        reason = (
+            str(error)
+            if isinstance(error, UserError)
+            else f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
+        )
+        raise UserError(f"{key}.builder: {reason}") from error
+    if not isinstance(model, nn.Module):
+        raise UserError(f"{key}.builder: {name_of(builder)} must build a torch module, got {type(model).__name__}")
+    if hasattr(model, "pretrained_cfg") and hasattr(model, "get_classifier"):
+        return model
+    wanted = {"img_size": img_size, "mean": mean, "std": std}
+    said: dict[str, Any] = {name: value or getattr(model, name, None) for name, value in wanted.items()}
+    for name, value in said.items():
+        if value is None:
+            raise UserError(f"{key}.{name}: {name_of(builder)} does not say what its model takes, so the settings must")
+    size = said["img_size"]
+    size = (size, size) if isinstance(size, int) else tuple(size)
+    return OwnModel(model, num_classes, size, said["mean"], said["std"], remade(builder))
+
+
+def name_of(builder: Builder) -> str:
+    """A short name for tables and files."""
+    return str(getattr(builder, "name", type(builder).__name__))
+
+
+def remade(builder: Builder) -> dict[str, Any]:
+    """Class path and arguments by which the builder is made again, where its attributes are its arguments."""
+    kind = type(builder)
+    made_by = {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": dict(vars(builder))}
+    try:
+        return json.loads(json.dumps(made_by))
+    except TypeError:  # arguments that no file can hold
+        return {}
