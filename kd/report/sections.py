@@ -7,6 +7,7 @@ from typing import Any
 from kd.report import traces
 from kd.report.charts import health_lines, heat, machine_lines, phase_chart
 from kd.report.facts import Facts
+from kd.report.faithful import faithful
 from kd.report.learning import headline, learning, model_of
 from kd.report.records import PHASES, Run, percentile
 from kd.report.rules import findings_of
@@ -23,6 +24,7 @@ def report(facts: Facts) -> list[dict[str, Any]]:
         _cards(facts),
         notes(run),
         *learning(facts),
+        *faithful(run),
         _verdict(facts),
         _rules(facts),
         _headspace(run),

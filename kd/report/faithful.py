@@ -1,0 +1,133 @@
+"""How faithful the student is to its teacher: numbers, classes, confusions, calibration, pictures of its mistakes."""
+
+import json
+from typing import Any
+
+from kd.report.records import Run
+
+BARS = 30  # classes in the chart of bars: those that lost most
+MATRIX = 20  # classes in the heat map: those of the largest confusions
+PAIRS = 3  # largest confusions that are named
+BINS = 15
+TITLES = {
+    "lost": "What the teacher knew and the student lost",
+    "both_wrong": "Where both are wrong",
+    "alone": "What the student gets wrong",
+}
+Section = dict[str, Any]
+
+
+def faithful(run: Run) -> list[Section]:
+    """The sections, by student where there are several; none without ``fidelity.json``."""
+    found: list[Section] = []
+    for student in run.students:
+        file = (run.folder / "students" / student if student else run.folder) / "fidelity.json"
+        if not file.is_file():
+            continue
+        of = f" of {student}" if student else ""
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            found += [section for section in _of_one(content, of) if section]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            run.notes.append(f"{file.name}{of} can't be read")
+    return found
+
+
+def _of_one(content: dict[str, Any], of: str) -> list[Section | None]:
+    return [_numbers(content, of), _bars(content, of), _matrix(content, of), _calibration(content, of),
+            *_pictures(content, of)]  # fmt: skip
+
+
+def _numbers(content: dict[str, Any], of: str) -> Section:
+    rows: list[list[Any]] = []
+    if "agreement" in content:
+        shares = content["outcomes"]
+        rows = [
+            ["the same answer", f"{content['agreement']:.1%}"],
+            ["mean KL(teacher || student), nats", f"{content['kl']:.3f}"],
+            ["both right", f"{shares['both_right']:.1%}"],
+            ["only the teacher right", f"{shares['only_teacher']:.1%}"],
+            ["only the student right", f"{shares['only_student']:.1%}"],
+            ["both wrong", f"{shares['both_wrong']:.1%}"],
+        ]
+    rows += [[f"calibration error of the {name}", f"{value:.3f}"] for name, value in content["ece"].items()]
+    counted = {"classification": "pictures", "multilabel": "labels", "segmentation": "pixels"}[content["kind"]]
+    note = f"Of {content['pictures']} validation pictures; shares are of {counted}."
+    title = f"How faithful the student{of} is"
+    return {"kind": "table", "title": title, "columns": ["", "value"], "rows": rows, "note": note}
+
+
+def _bars(content: dict[str, Any], of: str) -> Section | None:
+    """Teacher beside student; the classes that lost most come first."""
+    rows, score = content["per_class"], content["score"]
+    rows = sorted(rows, key=lambda row: (row["student"] - row.get("teacher", 0.0), row["student"]))
+    if not rows:
+        return None
+    models = [name for name in ("teacher", "student") if name in rows[0]]
+    shown = [[row["name"], *(row[name] for name in models), row["count"]] for row in rows[:BARS]]
+    first = "those that lost most first" if "teacher" in models else "the worst first"
+    left = f"; {len(rows) - BARS} more classes lost less" if len(rows) > BARS else ""
+    return {"kind": "bars", "title": f"Each class's {score}{of}, {first}", "models": models, "rows": shown,
+            "note": f"{len(rows)} classes occur in the validation pictures{left}."}  # fmt: skip
+
+
+def _matrix(content: dict[str, Any], of: str) -> Section | None:
+    """The student's confusions among the classes of the largest; a row's colours are shares of it."""
+    pairs, counts = content["confusions"], {row["name"]: row["count"] for row in content["per_class"]}
+    if not pairs:
+        return None
+    chosen = list(dict.fromkeys(name for pair in pairs for name in (pair["is"], pair["called"])))[:MATRIX]
+    names = [row["name"] for row in content["per_class"] if row["name"] in chosen]
+    names += sorted(set(chosen) - set(names))  # called so, and never there
+    known = {(p["is"], p["called"]): p for p in pairs}
+    scores = {row["name"]: row["student"] for row in content["per_class"]} if content["score"] == "accuracy" else {}
+    cells = [
+        [scores.get(a) if a == b else known[a, b]["student"] / counts[a] if (a, b) in known else 0.0 for b in names]
+        for a in names
+    ]
+    most = [
+        f"{p['is']} called {p['called']} {p['student']} times (teacher {p['teacher']})" if "teacher" in content["ece"]
+        else f"{p['is']} called {p['called']} {p['student']} times"
+        for p in pairs[:PAIRS]
+    ]  # fmt: skip
+    note = f"Rows: what it is; columns: what it is called; share of the row. Most often: {'; '.join(most)}."
+    title = f"What the student{of} takes for what"
+    return {"kind": "matrix", "title": title, "names": names, "cells": cells, "note": note}
+
+
+def _calibration(content: dict[str, Any], of: str) -> Section:
+    """Share right by confidence, at the middle of each bin; a calibrated model is on the diagonal."""
+    middles = [round((i + 0.5) / BINS, 2) for i in range(BINS)]
+    curves = content["reliability"]
+    series: dict[str, list[float | None]] = {}
+    for name in ("teacher", "as sure as right", "student"):  # in the order of the page's colours
+        curve = curves.get(name)
+        if curve is None:
+            series |= {} if name == "teacher" else {name: list(middles)}
+            continue
+        values: list[float | None] = [None] * BINS
+        for confidence, right, _ in curve:
+            values[min(BINS - 1, int(confidence * BINS))] = round(right, 4)
+        series[name] = values
+    return {"kind": "lines", "title": f"Share right by confidence{of}", "x": middles, "x_name": "confidence",
+            "series": series}  # fmt: skip
+
+
+def _pictures(content: dict[str, Any], of: str) -> list[Section]:
+    found = []
+    for kind, examples in content.get("examples", {}).items():
+        title = TITLES["alone" if kind == "both_wrong" and "agreement" not in content else kind]
+        items = [_item(example) for example in examples if example["image"].startswith("data:image/jpeg;base64,")]
+        if items:
+            found.append({"kind": "pictures", "title": f"{title}{of}", "items": items})
+    return found
+
+
+def _item(example: dict[str, Any]) -> Section:
+    lines = [["is", ", ".join(example["truth"]) or "none"]] if "truth" in example else []
+    for model in ("teacher", "student"):
+        if model in example:
+            lines.append([model, ", ".join(f"{name} {p:.0%}" for name, p in example[model])])
+    if "panels" in example:
+        lines.append(["from left", ", ".join(example["panels"])])
+    return {"image": example["image"], "name": example["name"], "lines": lines, "wide": "panels" in example}
