@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
+from pytorch_lightning.loggers import Logger
 from pytorch_lightning.plugins.io import AsyncCheckpointIO
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
@@ -25,6 +26,8 @@ from kd.callbacks.export import Export
 from kd.callbacks.fidelity import FidelityRecord
 from kd.callbacks.finite import Finite
 from kd.callbacks.last_checkpoint import LastCheckpoint
+from kd.callbacks.learning_rate import LearningRate
+from kd.callbacks.loggers import RUN, Loggers, check_packages
 from kd.callbacks.monitor import MonitorSpec, monitors
 from kd.callbacks.nodes import Nodes
 from kd.callbacks.phases import Phases
@@ -171,6 +174,11 @@ class KDCLI(LightningCLI):
         items = list(args or [])
         try:
             self.config: Namespace = parser.parse_args(items)
+        except UserError as error:
+            if "trainer.logger: needs save_dir" not in str(error):
+                raise
+            items.append(f"--trainer.logger.save_dir={RUN}")
+            self.config = parser.parse_args(items)
         except OmegaConfBaseException as error:
             told = " ".join(str(error).split("full_key")[0].split())
             raise UserError(f"{error.full_key}: {told}") from error
@@ -191,6 +199,7 @@ class KDCLI(LightningCLI):
         if not self._instantiate:
             return
         self.precision_note = self._choose_precision()
+        self._set_loggers_aside()
         try:
             with shared_teachers() if self.config.students else nullcontext():
                 super().instantiate_classes()
@@ -201,6 +210,16 @@ class KDCLI(LightningCLI):
         launcher = self.trainer.strategy.launcher
         if isinstance(launcher, _MultiProcessingLauncher):  # the run would be in a child process, and lost with it
             raise UserError(f"trainer.strategy: '{self.config.trainer.strategy}' is not supported; take ddp")
+
+    def _set_loggers_aside(self) -> None:
+        """Loggers by class path are built once the run has a folder (:class:`kd.callbacks.loggers.Loggers`)."""
+        asked = self.as_dict()["trainer"]["logger"]
+        self._yaml = self.as_yaml()
+        self.loggers = [spec for spec in (asked if isinstance(asked, list) else [asked]) if isinstance(spec, dict)]
+        for spec in self.loggers:
+            check_packages(spec)
+        if self.loggers:
+            self.config.trainer.logger = False
 
     def _told_by_key(self, error: Exception) -> Exception:
         """The user's mistake behind what jsonargparse wraps; any other error as it is."""
@@ -273,11 +292,13 @@ class KDCLI(LightningCLI):
             checkpoints.insert(
                 0, ModelCheckpoint(where, "best", save_weights_only=True, enable_version_counter=False, **best)
             )
-        remember(self.as_yaml())
-        self.folder = RunFolder(Path(config.runs_dir), config.recipe, self.as_yaml(), checkpoints, resume, self._marker)
+        remember(self._yaml)
+        self.folder = RunFolder(Path(config.runs_dir), config.recipe, self._yaml, checkpoints, resume, self._marker)
         watching = monitors(MonitorSpec(**config.monitor), self.folder)
         self.summary = Summary(self.folder, preflight, config.recipe, config.seed, monitor, config.checkpoint.mode)
-        ours: list[Callback] = [Nodes(self._launcher), preflight, self.folder, Finite(), Preemption(), *watching]
+        loggers = Loggers(self.folder, self.loggers, build_loggers, flatten(yaml.safe_load(self._yaml)))
+        ours: list[Callback] = [Nodes(self._launcher), preflight, self.folder, loggers, LearningRate()]
+        ours += [Finite(), Preemption(), *watching]
         ours += [FidelityRecord(self.folder, preflight, monitor, config.checkpoint.mode), self.summary]
         if config.students:
             ours.append(StudentFolders(self.folder, self.summary, self.student_configs, save_student))
@@ -339,3 +360,10 @@ def build_task(config: dict[str, Any] | None) -> Task:
     parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--task", type=Task | None)
     return parser.instantiate_classes(parser.parse_object({"task": config})).task or Classification()
+
+
+def build_loggers(specs: list[dict[str, Any]]) -> list[Logger]:
+    """Loggers from their class paths and arguments."""
+    parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--loggers", type=list[Logger], default=[])
+    return parser.instantiate_classes(parser.parse_object({"loggers": specs})).loggers

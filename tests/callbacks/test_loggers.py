@@ -1,12 +1,16 @@
 """Loggers by key, beside metrics.csv."""
 
+import csv
 import json
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 
+from kd.callbacks.loggers import PACKAGES, placed
 from kd.cli import train_main
+from kd.optim import warmup_cosine
 
 LOGGERS = {"CSVLogger": "metrics.csv", "TensorBoardLogger": "events.out.*"}
 
@@ -28,3 +32,40 @@ def test_a_short_name_will_do(recipe: Path, tmp_path: Path) -> None:
     items = ["trainer.logger=CSVLogger", f"trainer.logger.save_dir={tmp_path / 'logs'}", "trainer.max_epochs=1"]
     assert train_main([f"recipe={recipe}", *items]) == 0
     assert list((tmp_path / "logs").rglob("metrics.csv"))
+
+
+def test_loggers_write_below_the_run_with_all_settings(recipe: Path) -> None:
+    """Where nothing else is said; several at once; the saved configuration repeats it."""
+    assert train_main([f"recipe={recipe}", "trainer.logger=CSVLogger", "optim.lr=0.002"]) == 0
+    run = recipe.parent / "runs" / "tiny"
+    assert train_main([str(run / "000" / "config.yaml"), "trainer.max_epochs=1"]) == 0
+    for folder in (run / "000", run / "001"):
+        assert "train/kd_loss" in (folder / "csv" / "metrics.csv").read_text()
+        settings = yaml.safe_load((folder / "csv" / "hparams.yaml").read_text())
+        assert (settings["optim.lr"], settings["data.batch_size"]) == (0.002, 8)
+    rows = list(csv.DictReader((run / "000" / "metrics.csv").open()))
+    rates = [float(row["train/lr"]) for row in rows if row["train/loss"]]
+    assert rates == pytest.approx([0.002 * warmup_cosine(step, 0, 12, 0.01) for step in range(12)])
+
+
+def test_arguments_left_at_their_defaults_follow_the_run() -> None:
+    """Also those of loggers whose packages are not installed here."""
+    run, loggers = Path("/runs/food/007"), "pytorch_lightning.loggers."
+    board = {"class_path": loggers + "TensorBoardLogger", "init_args": {"save_dir": "RUN"}}
+    assert placed(board, run)["init_args"] == {
+        "save_dir": "/runs/food/007", "name": "tensorboard", "version": "",
+    }  # fmt: skip
+    assert placed({"class_path": loggers + "WandbLogger", "init_args": {"save_dir": ".", "project": None}}, run)[
+        "init_args"
+    ] == {"save_dir": "/runs/food/007", "project": "food", "name": "food-007"}
+    mlflow = {"class_path": loggers + "MLFlowLogger", "init_args": {"run_name": "mine", "save_dir": "./mlruns"}}
+    assert placed(mlflow, run)["init_args"] == {
+        "run_name": "mine", "save_dir": "/runs/food/007/mlruns", "experiment_name": "food",
+    }  # fmt: skip
+
+
+def test_a_missing_package_is_named(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = next(name for name, packages in PACKAGES.items() if not any(find_spec(p) for p in packages))
+    assert train_main([f"recipe={recipe}", f"trainer.logger={missing}"]) == 2
+    assert f"trainer.logger: {missing} needs the package" in capsys.readouterr().err
+    assert not (recipe.parent / "runs").exists()

@@ -1,0 +1,87 @@
+"""Other loggers beside ``metrics.csv`` (``trainer.logger``): they write below the run's folder, in its name."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.loggers import Logger
+
+from kd.callbacks.run_folder import RunFolder
+from kd.errors import UserError
+
+RUN = "RUN"  # in a logger's arguments: the run's folder
+LIGHTNINGS = "lightning_logs"  # the name that Lightning's loggers give where none is given
+PACKAGES = {
+    "TensorBoardLogger": ("tensorboard", "tensorboardX"),
+    "WandbLogger": ("wandb",),
+    "MLFlowLogger": ("mlflow", "mlflow_skinny"),
+    "CometLogger": ("comet_ml",),
+}
+
+
+def check_packages(spec: dict[str, Any]) -> None:
+    """Refuses a logger whose package is not installed.
+
+    Raises:
+        UserError: names it.
+    """
+    name = spec["class_path"].rpartition(".")[2]
+    needed = PACKAGES.get(name, ())
+    if needed and not any(find_spec(package) for package in needed):
+        raise UserError(f"trainer.logger: {name} needs the package {needed[0]} (pip install {needed[0]})")
+
+
+def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:
+    """A logger's class path and arguments, with what was left at its default put into the run's folder and name.
+
+    Args:
+        spec: ``class_path`` and ``init_args``.
+        run: the run's folder, ``.../<recipe>/<number>``.
+    """
+    module, _, name = spec["class_path"].rpartition(".")
+    defaults = {k: p.default for k, p in inspect.signature(getattr(import_module(module), name)).parameters.items()}
+    given = dict(spec.get("init_args") or {})
+    kind = name.removesuffix("Logger").lower()
+    ours: dict[str, Any] = {"run_name": f"{run.parent.name}-{run.name}", "project": run.parent.name,
+                            "experiment_name": run.parent.name}  # fmt: skip
+    ours |= {"save_dir": str(run), "root_dir": str(run)}
+    in_folders = defaults.get("name") == LIGHTNINGS  # its name and version are folders, not a run's name
+    ours |= {"name": kind, "version": ""} if in_folders else {"name": ours["run_name"]}
+    for key, value in ours.items():
+        if key in defaults and given.get(key, defaults[key]) == defaults[key]:
+            place = Path(str(defaults[key])).name if key == "save_dir" else ""
+            given[key] = value if place in ("", "None", "_empty'>") else f"{value}/{place}"
+    for key, value in given.items():
+        if isinstance(value, str) and (value == RUN or value.startswith(f"{RUN}/")):
+            given[key] = f"{run}{value[len(RUN) :]}"
+    return {"class_path": spec["class_path"], "init_args": given}
+
+
+@dataclass
+class Loggers(Callback):
+    """Builds the loggers once the run has a folder, and gives them all settings as hyper-parameters.
+
+    Attributes:
+        folder: of the run.
+        specs: ``class_path`` and ``init_args`` of each.
+        build: makes them.
+        settings: by dotted key.
+    """
+
+    folder: RunFolder
+    specs: Sequence[dict[str, Any]]
+    build: Callable[[list[dict[str, Any]]], list[Logger]]
+    settings: dict[str, Any]
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Puts them beside ``metrics.csv``."""
+        assert self.folder.path is not None
+        made = self.build([placed(spec, self.folder.path.resolve()) for spec in self.specs])
+        for logger in made:
+            logger.log_hyperparams(self.settings)
+        trainer.loggers = [*made, *trainer.loggers]
