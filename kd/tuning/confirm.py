@@ -1,10 +1,13 @@
 """A search from its beginning to its result, and the winner's second trial on fresh seeds."""
 
 from kd.errors import UserError
+from kd.tuning.page import write_page
 from kd.tuning.plan import Plan
 from kd.tuning.results import BEST, Confirmation, chosen, print_table, write_best
 from kd.tuning.search import Search
 from kd.tuning.trials import Job, Owner
+
+CONFIRMED = "confirm.txt"
 
 
 def search_and_confirm(plan: Plan) -> int:
@@ -24,13 +27,16 @@ def search_and_confirm(plan: Plan) -> int:
     if plan.confirm:
         found = confirm(search, plan)
         print(found.text())
-        (plan.folder / "confirm.txt").write_text(found.text() + "\n", encoding="utf-8")
+        (plan.folder / CONFIRMED).write_text(found.text() + "\n", encoding="utf-8")
+        _write(search)
     print(f"best: kd-train {plan.folder / 'best.yaml'}")
     return 0
 
 
 def _write(search: Search) -> None:
     write_best(search.study, search.plan)
+    told = search.plan.folder / CONFIRMED
+    write_page(search.study, search.plan, told.read_text(encoding="utf-8") if told.is_file() else "")
 
 
 def confirm(search: Search, plan: Plan) -> Confirmation:

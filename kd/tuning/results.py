@@ -11,6 +11,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from kd.checkpoints import write_whole
 from kd.tuning.plan import Plan
 from kd.tuning.space import item, short
 from kd.tuning.study import Study
@@ -49,9 +50,8 @@ def write_best(study: Study, plan: Plan) -> Path | None:
     head = f"# Best of {len(study.trials('complete'))} trials: {found} (trial {best.number} of {plan.folder})\n"
     head += "".join(f"#   {item(key, value)}\n" for key, value in best.params.items())
     file = plan.folder / BEST
-    fresh = file.with_name(f".{BEST}")
-    fresh.write_text(head + yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    fresh.replace(file)
+    text = head + yaml.safe_dump(config, sort_keys=False)
+    write_whole(file, lambda opened: opened.write(text.encode()))
     return file
 
 
@@ -80,7 +80,7 @@ def row(trial: Any, plan: Plan, keys: list[str]) -> list[str]:
         values = [f"failed: {attrs.get('reason', '')}"] + [""] * (len(plan.objectives) - 1)
     elif trial.state.name == "PRUNED":
         last = list(trial.intermediate_values.values())[-1:]
-        values = [f"stopped at {last[0]:.4g}" if last else "stopped"]
+        values = [f"stopped at {last[0]:.4g}" if last else "stopped"] + [""] * (len(plan.objectives) - 1)
     else:
         values = [f"{v:.4g}" for v in trial.values]
     number = f"{attrs['revived']}, to its end" if "revived" in attrs else str(trial.number)

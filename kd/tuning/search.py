@@ -14,7 +14,7 @@ from filelock import FileLock
 from kd.config.train_first import teacher_checkpoint
 from kd.errors import Stopped, UserError
 from kd.tuning.plan import Plan, differences
-from kd.tuning.space import item, short
+from kd.tuning.space import duration, item, short
 from kd.tuning.study import Study
 from kd.tuning.trials import Job, Owner, Slot, deal
 
@@ -210,7 +210,7 @@ class Search:
         left = each * max(0, total - ended) / self.plan.jobs
         if self.plan.hours is not None:
             left = min(left, max(0.0, 3600 * self.plan.hours - (time.monotonic() - self.began)))
-        return f"{ended} of {total} ended{so_far}, about {_duration(left)} left"
+        return f"{ended} of {total} ended{so_far}, about {duration(left)} left"
 
     # -- the end --------
 
@@ -315,9 +315,3 @@ def gpus_of(accelerator: str) -> list[str]:
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

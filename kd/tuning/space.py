@@ -121,6 +121,17 @@ def short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def duration(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> duration(80), duration(600), duration(7200)
+    ('80 s', '10 min', '2.0 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 @dataclass(frozen=True)
 class SearchSpace:
     """All spaces of a search.
