@@ -8,7 +8,7 @@ from kd.checkpoints import write_whole
 from kd.report.html import page
 from kd.tuning.plan import Plan
 from kd.tuning.results import chosen, ranked, row
-from kd.tuning.space import Space, item, short
+from kd.tuning.space import Space, duration, item, short
 from kd.tuning.study import Study
 from kd.tuning.trials import epoch_values
 

@@ -3,7 +3,11 @@
 import csv
 import json
 import os
+import random
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +23,8 @@ from kd.cli import main, train_main
 from kd.tuning.results import Confirmation
 from kd.tuning.study import Study
 from tests._forks import ForkedRun, processes, start, status_of
+from tests._helpers import ROOT, run_cli
+from tests.report.test_html import BROWSER, FLAGS, section
 from tests.test_survival import disturb
 
 LOSS = "search.model.distill_losses.kd"
@@ -56,6 +62,13 @@ def wait_until(true: Callable[[], bool], timeout_s: float = 60) -> None:
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def dom(page: Path) -> str:
+    """A page as a browser has built it."""
+    with tempfile.TemporaryDirectory() as profile:
+        command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", "--virtual-time-budget=5000", "--dump-dom"]
+        return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120).stdout
 
 
 def test_a_search_that_is_killed_and_stopped_goes_on_and_its_best_is_repeated(recipe: Path) -> None:
@@ -106,6 +119,14 @@ def test_a_grid_ends_a_failure_is_told_and_two_objectives_make_a_front(
     ended = [(t.state.name, *t.params.values()) for t in study.trials()]
     assert sorted(ended) == [("COMPLETE", "DKDLoss", 8), ("COMPLETE", "KDLoss"), ("FAIL", "DKDLoss", -1)]
     assert study.best()
+    front = section(of(recipe), "points")[-1]
+    assert (front["title"], len(front["points"])) == ("val/acc1 against params", 2)
+    assert sum(marked for *_, marked in front["points"]) == 1
+    if BROWSER:
+        drawn = dom(of(recipe) / "report.html")
+        assert drawn.count("<circle") == 2 + 1 + 2 + 2  # two losses, a value of one, two curves' ends, the front
+        assert drawn.count("<polyline") >= 2
+        assert "Failed trials</h2>" in drawn  # the last section: none before it has failed
     assert main("tune", [*items, "optim.lr=0.5"]) == 2
     assert "was begun with optim.lr=0.001, now 0.5; give the same settings" in capsys.readouterr().err
 
@@ -119,6 +140,10 @@ def test_a_poor_trial_is_stopped_early_and_can_be_revived(recipe: Path, capsys: 
     assert stopped
     assert all(t.user_attrs["epochs"] < 3 for t in stopped)
     assert all((Path(t.user_attrs["folder"]) / "checkpoints" / "last.ckpt").is_file() for t in stopped)
+    (curves,) = section(of(recipe), "curves")
+    state = {name: (len(values), state) for name, values, state in curves["curves"]}
+    assert {len(state), *(state[f"trial {t.number}"][1] for t in stopped)} == {3, "stopped"}
+    assert {length for length, _ in state.values()} > {3}
     assert main("tune", [*items, f"revive={stopped[0].number}"]) == 0
     assert f"trial {stopped[0].number}, trained to its end: val/acc1" in capsys.readouterr().out
     again = study.trials("complete")[-1]
@@ -178,3 +203,39 @@ def test_a_difference_is_weighed_against_its_spread() -> None:
     assert found.text().endswith("The difference, +3 ± 2.5 (95 %, paired by seed), survives.")
     assert "does not survive" in Confirmation("val/acc1", True, (1, 2), (3.0, 1.0), (1.0, 1.0)).text()
     assert "is none" in Confirmation("val/loss", False, (1, 2), (3.0, 3.1), (1.0, 1.0)).text()
+
+
+@pytest.mark.slow
+def test_killed_ten_times_at_random_a_search_ends_with_its_trials_and_nothing_doubled(recipe: Path) -> None:
+    """Two searches at a time, as on two machines, each with real processes; then the winner on fresh seeds."""
+    items = [f"recipe={recipe}", *QUIET, "trainer.max_epochs=4", disturb("Slow", seconds=0.2), "trials=6", "pruner=none",
+             "search.optim.lr=log:1e-4..1e-2", "trust=tests._stop"]  # fmt: skip
+    folder, rng = of(recipe), random.Random(0)
+    command = [sys.executable, "-m", "kd.cli", "tune", *items]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def begin() -> subprocess.Popen[str]:
+        return subprocess.Popen(command, env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    searches = [begin(), begin()]
+    for _ in range(10):
+        time.sleep(rng.uniform(5, 25))
+        victim = searches.pop(0)
+        victim.kill()
+        victim.communicate()
+        searches.append(begin())
+    logs = [search.communicate(timeout=600)[0] for search in searches]
+    assert [search.returncode for search in searches] == [0, 0], logs
+    ended = trials(folder)
+    assert [(t.number, t.state.name) for t in ended] == [(i, "COMPLETE") for i in range(6)]
+    assert len({t.params["optim.lr"] for t in ended}) == 6
+    for trial in ended:
+        with (Path(trial.user_attrs["folder"]) / "metrics.csv").open() as file:
+            steps = [int(row["step"]) for row in csv.DictReader(file) if row["train/loss"]]
+        assert len(steps) == len(set(steps))  # a kill between a checkpoint and its row may lose the row
+        assert len(steps) >= 24 - 5
+    wait_until(lambda: not trial_processes(folder))
+    done = run_cli(*items, "confirm=2", program="tune")
+    assert done.returncode == 0, done.stderr
+    assert "val/acc1 on fresh seeds (1, 2): the winner" in done.stdout
+    assert len(list((folder / "confirm").glob("*/tiny/000/summary.json"))) == 4
