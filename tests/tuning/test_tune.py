@@ -208,7 +208,7 @@ def test_a_difference_is_weighed_against_its_spread() -> None:
 @pytest.mark.slow
 def test_killed_ten_times_at_random_a_search_ends_with_its_trials_and_nothing_doubled(recipe: Path) -> None:
     """Two searches at a time, as on two machines, each with real processes; then the winner on fresh seeds."""
-    items = [f"recipe={recipe}", *QUIET, "trainer.max_epochs=4", disturb("Slow", seconds=0.2), "trials=6", "pruner=none",
+    items = [f"recipe={recipe}", "trainer.max_epochs=4", disturb("Slow", seconds=0.2), "trials=6", "pruner=none",
              "search.optim.lr=log:1e-4..1e-2", "trust=tests._stop"]  # fmt: skip
     folder, rng = of(recipe), random.Random(0)
     command = [sys.executable, "-m", "kd.cli", "tune", *items]
