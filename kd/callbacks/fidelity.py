@@ -103,6 +103,10 @@ def _of_all_processes(mine: Fidelity | None) -> Fidelity | None:
 def write(folder: Path, found: Fidelity, data: DistillationDataModule, split: str, classes: Sequence[str]) -> None:
     """Writes ``fidelity.json``: :meth:`kd.tasks.fidelity.Fidelity.result`, and ``examples`` with thumbnails."""
     content = {**found.result(classes), "examples": examples(found, data, split, classes)}
+    if found.kind == "segmentation":
+        content["colours"] = {
+            name: f"#{bytes(c).hex()}" for name, c in zip(classes, colours(len(classes)), strict=False)
+        }
     text = json.dumps(content) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / FILE, lambda file: file.write(text.encode()))

@@ -14,6 +14,7 @@ TITLES = {
     "both_wrong": "Where both are wrong",
     "alone": "What the student gets wrong",
 }
+NAMES = {"iou": "intersection over union", "f1": "F1"}
 Section = dict[str, Any]
 
 
@@ -67,7 +68,7 @@ def _bars(content: dict[str, Any], of: str) -> Section | None:
     shown = [[row["name"], *(row[name] for name in models), row["count"]] for row in rows[:BARS]]
     first = "those that lost most first" if "teacher" in models else "the worst first"
     left = f"; {len(rows) - BARS} more classes lost less" if len(rows) > BARS else ""
-    return {"kind": "bars", "title": f"Each class's {score}{of}, {first}", "models": models, "rows": shown,
+    return {"kind": "bars", "title": f"Each class's {NAMES.get(score, score)}{of}, {first}", "models": models, "rows": shown,
             "note": f"{len(rows)} classes occur in the validation pictures{left}."}  # fmt: skip
 
 
@@ -80,7 +81,7 @@ def _matrix(content: dict[str, Any], of: str) -> Section | None:
     names = [row["name"] for row in content["per_class"] if row["name"] in chosen]
     names += sorted(set(chosen) - set(names))  # called so, and never there
     known = {(p["is"], p["called"]): p for p in pairs}
-    scores = {row["name"]: row["student"] for row in content["per_class"]} if content["score"] == "accuracy" else {}
+    scores = {row["name"]: row.get("recall", row["student"]) for row in content["per_class"]}
     cells = [
         [scores.get(a) if a == b else known[a, b]["student"] / counts[a] if (a, b) in known else 0.0 for b in names]
         for a in names
@@ -119,7 +120,8 @@ def _pictures(content: dict[str, Any], of: str) -> list[Section]:
         title = TITLES["alone" if kind == "both_wrong" and "agreement" not in content else kind]
         items = [_item(example) for example in examples if example["image"].startswith("data:image/jpeg;base64,")]
         if items:
-            found.append({"kind": "pictures", "title": f"{title}{of}", "items": items})
+            legend = list(content.get("colours", {}).items())
+            found.append({"kind": "pictures", "title": f"{title}{of}", "items": items, "legend": legend})
     return found
 
 
