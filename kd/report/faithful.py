@@ -68,8 +68,9 @@ def _bars(content: dict[str, Any], of: str) -> Section | None:
     shown = [[row["name"], *(row[name] for name in models), row["count"]] for row in rows[:BARS]]
     first = "those that lost most first" if "teacher" in models else "the worst first"
     left = f"; {len(rows) - BARS} more classes lost less" if len(rows) > BARS else ""
-    return {"kind": "bars", "title": f"Each class's {NAMES.get(score, score)}{of}, {first}", "models": models, "rows": shown,
-            "note": f"{len(rows)} classes occur in the validation pictures{left}."}  # fmt: skip
+    title = f"Each class's {NAMES.get(score, score)}{of}, {first}"
+    note = f"{len(rows)} classes occur in the validation pictures{left}."
+    return {"kind": "bars", "title": title, "models": models, "rows": shown, "note": note}
 
 
 def _matrix(content: dict[str, Any], of: str) -> Section | None:

@@ -195,7 +195,8 @@ class Fidelity:
             ``kind``, ``pictures``; ``agreement`` in 0..1, ``kl`` in nats (mean KL(teacher || student) at T = 1),
             ``outcomes`` (``both_right``, ...) in 0..1, where there is a teacher; ``ece`` and ``reliability`` (mean
             confidence, share right, count of each of 15 bins) by model; ``score`` and ``per_class``: each class's
-            ``accuracy`` (of its pictures), ``iou`` (and the student's ``recall``), or ``f1``; ``confusions``: the student's, largest first.
+            ``accuracy`` (of its pictures), ``iou`` (and the student's ``recall``), or ``f1``; ``confusions``: the
+            student's, largest first.
         """
         found: dict[str, Any] = {"kind": self.kind, "pictures": self.pictures, "score": SCORES[self.kind]}
         if self.compared:
