@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kd.distill.inherit.pair import FIRST_LAYERS, ViT, centres, final_norm
+from kd.distill.inherit.heads import head_map
+from kd.distill.inherit.pair import FIRST_LAYERS, ViT, centres, final_norm, inherits_head, kept_prefix
 from kd.distill.inherit.stream import embedding
 from kd.models.preprocess import Preprocess
 
@@ -21,7 +22,7 @@ def inherit_embedding(
     student_input: Preprocess,
     teacher_input: Preprocess,
 ) -> None:
-    """Maps the teacher's patches, class token and positions onto the student's stream."""
+    """Maps the teacher's patches, class and register tokens and positions onto the student's stream."""
     weight, bias, token, of_token, positions = embedding(student, teacher)
     # the two normalise pictures their own way: teacher's input = student's input * gain + shift, channel by channel
     ours, theirs = (torch.tensor([p.mean, p.std]) for p in (student_input, teacher_input))
@@ -32,14 +33,20 @@ def inherit_embedding(
     if student.patch_embed.proj.bias is not None:
         student.patch_embed.proj.bias.copy_(projection @ bias)
     has_own = student.pos_embed is not None and not student.no_embed_class  # a position for the class token
-    if student.cls_token is not None:
-        student.cls_token.copy_((token if has_own else token + of_token) @ projection.T)
+    kept = kept_prefix(student, teacher)
+    token, of_token = token[:, kept], of_token[:, kept]
+    tokens = (token if has_own else token + of_token) @ projection.T
+    classes = int(student.cls_token is not None)
+    if classes:
+        student.cls_token.copy_(tokens[:, :1])
+    if student.reg_token is not None:
+        student.reg_token.copy_(tokens[:, classes:])
     if student.pos_embed is not None:
         student.pos_embed.copy_((torch.cat([of_token, positions], 1) if has_own else positions) @ projection.T)
 
 
 def inherit_block(
-    block: Any, teacher: Any, stream: Tensor, before: Tensor, after: Tensor, projection: Tensor
+    block: Any, teacher: Any, stream: Tensor, before: Tensor, after: Tensor, projection: Tensor, kept: Tensor
 ) -> Tensor:
     """Fits one block; returns the student's stream behind it.
 
@@ -50,6 +57,7 @@ def inherit_block(
         before: what the teacher's norms see of the stream before its block, (N, L, D_teacher).
         after: what they see of the stream that the student's should equal afterwards.
         projection: ``M``.
+        kept: the teacher's tokens that the student has too.
     """
     first = FIRST_LAYERS[type(teacher.mlp)]
     layers = [getattr(teacher.mlp, name) for name, _ in first]
@@ -58,18 +66,14 @@ def inherit_block(
         if centres(teacher.norm1):
             middle = middle - middle.mean(-1, keepdim=True)
         teacher.mlp(teacher.norm2(middle))
-    (_, qkv), (heads_out, _), (active, _), *hidden = seen
+    (_, qkv), (heads_out, _), (active, _), *hidden = [tuple(x[:, kept] for x in pair) for pair in seen]
+    middle, after = middle[:, kept], after[:, kept]
 
-    heads, size = teacher.attn.num_heads, teacher.attn.head_dim
     write = projection @ (_gamma(teacher.ls1)[:, None] * teacher.attn.proj.weight)
-    rows = _best(heads_out, write, heads, block.attn.num_heads, size)
-    kept = torch.cat([rows + part * heads * size for part in range(3)])
-    fit(block.attn.qkv, block.norm1(stream), qkv[..., kept], _folded(teacher.attn.qkv, teacher.norm1, projection, kept))
-    for norm in ("q_norm", "k_norm"):
-        getattr(block.attn, norm).load_state_dict(getattr(teacher.attn, norm).state_dict())
+    write = _fit_qkv(block, teacher, stream, qkv, heads_out, projection, write)
     with _caught(block.attn.proj) as seen:
         block.attn(block.norm1(stream))
-    fit(block.attn.proj, seen[0][0], middle @ projection.T - stream, write[:, rows])
+    fit(block.attn.proj, seen[0][0], middle @ projection.T - stream, write)
     stream = stream + block.ls1(block.attn(block.norm1(stream)))
 
     write = projection @ (_gamma(teacher.ls2)[:, None] * teacher.mlp.fc2.weight)
@@ -84,6 +88,24 @@ def inherit_block(
     return stream + block.ls2(block.mlp(block.norm2(stream)))
 
 
+def _fit_qkv(
+    block: Any, teacher: Any, stream: Tensor, qkv: Tensor, out: Tensor, projection: Tensor, write: Tensor
+) -> Tensor:
+    """Fits queries, keys and values; returns what to start the projection behind them from."""
+    ours, theirs = block.attn, teacher.attn
+    everything = _folded(theirs.qkv, teacher.norm1, projection, torch.arange(len(theirs.qkv.weight)))
+    if ours.head_dim != theirs.head_dim:
+        found = head_map(qkv, out, write, (ours.num_heads, theirs.num_heads), (ours.head_dim, theirs.head_dim))
+        fit(ours.qkv, block.norm1(stream), qkv @ found.qkv.T, found.qkv @ everything)
+        return found.write
+    columns = _best(out, write, theirs.num_heads, ours.num_heads, theirs.head_dim)
+    rows = torch.cat([columns + part * theirs.num_heads * theirs.head_dim for part in range(3)])
+    fit(ours.qkv, block.norm1(stream), qkv[..., rows], everything[rows])
+    for norm in ("q_norm", "k_norm"):
+        getattr(ours, norm).load_state_dict(getattr(theirs, norm).state_dict())
+    return write[:, columns]
+
+
 def inherit_head(
     student: ViT,
     teacher: ViT,
@@ -92,7 +114,7 @@ def inherit_head(
     logits: Tensor,
 ) -> None:
     """Fits the classifier to the teacher's logits, where both name the same number of classes."""
-    if not isinstance(student.head, nn.Linear) or student.num_classes != teacher.num_classes:
+    if not inherits_head(student, teacher):
         return
     start = _folded(teacher.head, final_norm(teacher), projection, torch.arange(teacher.num_classes))
     features = student.forward_head(student.norm(stream), pre_logits=True)

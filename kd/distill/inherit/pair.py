@@ -2,6 +2,7 @@
 
 from typing import Any, TypeAlias
 
+import torch
 from timm.layers import GluMlp, Mlp, PatchEmbed, RmsNorm, SwiGLU
 from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import Tensor, nn
@@ -28,21 +29,28 @@ def check_pair(student: ViT, teacher: ViT) -> None:
         if problem:
             raise ValueError(f"the {role} has {problem}, which can't be inherited")
     ours, theirs = student.blocks[0], teacher.blocks[0]
+    other_size = ours.attn.head_dim != theirs.attn.head_dim
     for name, a, b in (
-        ("head size", ours.attn.head_dim, theirs.attn.head_dim),
-        ("pooling", student.global_pool, teacher.global_pool),
-        ("class token", student.cls_token is not None, teacher.cls_token is not None),
+        ("pooling", student.global_pool, teacher.global_pool if inherits_head(student, teacher) else None),
         ("kind of MLP", type(ours.mlp).__name__, type(theirs.mlp).__name__),
         ("qk_norm", _qk_norm(ours.attn), _qk_norm(theirs.attn)),
+        (
+            "head size beside qk_norm",
+            ours.attn.head_dim,
+            theirs.attn.head_dim if _qk_norm(ours.attn) != "none" else None,
+        ),
     ):
-        if a != b:
+        if b is not None and a != b:
             raise ValueError(f"student and teacher must have the same {name}, got {a} and {b}")
+    if student.cls_token is not None and teacher.cls_token is None:
+        raise ValueError("the student must have no class token, as the teacher has none")
     if student.pos_embed is None and teacher.pos_embed is not None:
         raise ValueError("the student must have position embeddings, as the teacher has")
     for name, a, b in (
         ("width", student.embed_dim, teacher.embed_dim),
         ("depth", len(student.blocks), len(teacher.blocks)),
-        ("heads", ours.attn.num_heads, theirs.attn.num_heads),
+        ("heads", 0 if other_size else ours.attn.num_heads, theirs.attn.num_heads),
+        ("number of register tokens", student.num_reg_tokens, teacher.num_reg_tokens),
         ("hidden units", ours.mlp.fc2.in_features, theirs.mlp.fc2.in_features),
     ):
         if a > b:
@@ -61,7 +69,6 @@ def _not_understood(model: ViT) -> str:
         "a patch embedding of its own (a hybrid)": type(model.patch_embed) is not PatchEmbed
         or not isinstance(model.patch_embed.norm, nn.Identity)
         or model.patch_embed.proj.in_channels != 3,
-        "register tokens": model.reg_token is not None,
         "a norm before its blocks": not isinstance(model.norm_pre, nn.Identity),
         f"norms of the kind {', '.join(sorted(kinds))}": bool(kinds),
         f"an MLP of the kind {type(block.mlp).__name__}": type(block.mlp) not in FIRST_LAYERS,
@@ -99,9 +106,26 @@ def _qk_norm(attention: Any) -> str:
     return "none" if isinstance(attention.q_norm, nn.Identity) else type(attention.q_norm).__name__
 
 
+def inherits_head(student: ViT, teacher: ViT) -> bool:
+    """Whether the classifier is taken over."""
+    linear = isinstance(student.head, nn.Linear) and isinstance(teacher.head, nn.Linear)
+    return linear and student.num_classes == teacher.num_classes
+
+
+def kept_prefix(student: ViT, teacher: ViT) -> list[int]:
+    """The teacher's prefix tokens that the student has too: the class token, the first registers."""
+    first = int(teacher.cls_token is not None)
+    return [*([0] if student.cls_token is not None else []), *range(first, first + student.num_reg_tokens)]
+
+
+def kept_tokens(student: ViT, teacher: ViT, count: int) -> Tensor:
+    """Of the teacher's ``count`` tokens those that the student has too, by place."""
+    return torch.tensor([*kept_prefix(student, teacher), *range(teacher.num_prefix_tokens, count)])
+
+
 def copy_is_possible(student: ViT, teacher: ViT) -> bool:
     """Whether the two are classifiers of one architecture and size, up to layer scales."""
-    if not isinstance(student.head, nn.Linear):
+    if not inherits_head(student, teacher) or student.blocks[0].attn.head_dim != teacher.blocks[0].attn.head_dim:
         return False
     shapes = [
         {name: value.shape for name, value in model.state_dict().items() if not name.endswith("gamma")}

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from kd.distill.inherit.layers import fit, inherit_block, inherit_embedding, inherit_head
-from kd.distill.inherit.pair import ViT, check_copy, check_pair, copy_is_possible
+from kd.distill.inherit.pair import ViT, check_copy, check_pair, copy_is_possible, kept_tokens
 from kd.distill.inherit.stream import (
     chosen_blocks,
     embedded_as,
@@ -21,11 +21,12 @@ from kd.models.segmenter import DenseModel
 def inherit(student: ViT, teacher: ViT, pictures: Images, student_input: Preprocess, teacher_input: Preprocess) -> None:
     """Overwrites the student's weights with what the teacher's layers become at the student's size.
 
-    Deterministic. The classifier is taken over where both name the same number of classes.
+    Deterministic. The classifier is taken over where both name the same number of classes; neither needs one. Heads of
+    another size and missing register tokens are made good by the fit, as far as it goes.
 
     Args:
         student: a timm ``VisionTransformer``, changed in place.
-        teacher: a timm ``VisionTransformer``, at least as wide and deep, with the same head size.
+        teacher: a timm ``VisionTransformer``, at least as wide and deep.
         pictures: a sample, uint8 (N, 3, H, W); some hundreds.
         student_input: the student's preprocessing.
         teacher_input: the teacher's preprocessing.
@@ -39,14 +40,17 @@ def inherit(student: ViT, teacher: ViT, pictures: Images, student_input: Preproc
     logits = torch.cat([teacher(teacher_input(part)) for part in pictures.split(64)])
     as_student = Preprocess(student_input.size, teacher_input.mean, teacher_input.std)
     streams = teacher_streams(teacher, embedded_as(student, teacher, as_student(pictures)))
-    projection = projection_of(streams, student, teacher.num_prefix_tokens)
+    projection = projection_of(streams, student, int(teacher.cls_token is not None))
+    kept = kept_tokens(student, teacher, streams[0].shape[1])
     reset_norms(student)
     inherit_embedding(student, teacher, projection, student_input, teacher_input)
     stream = student._pos_embed(student.patch_embed(student_input(pictures)))
     pairs = list(zip(student.blocks, chosen_blocks(student, teacher), strict=True))
     for block, number in shown(pairs, "the student's blocks"):
         # a student of fewer blocks makes in one step what the teacher makes in several
-        stream = inherit_block(block, teacher.blocks[number], stream, streams[number], streams[number + 1], projection)
+        stream = inherit_block(
+            block, teacher.blocks[number], stream, streams[number], streams[number + 1], projection, kept
+        )
     inherit_head(student, teacher, stream, projection, logits)
     if copy_is_possible(student, teacher) and student_input.size == teacher_input.size:
         check_copy(torch.cat([student(student_input(part)) for part in pictures.split(64)]), logits)

@@ -13,11 +13,14 @@ from kd.distill.inherit.pair import ViT, centres, stream_norms
 
 
 def embedding(student: ViT, teacher: ViT) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
-    """The teacher's patch weights and bias, class token, and the positions of it and of the student's patches."""
+    """The teacher's patch weights and bias, its prefix tokens, and the positions of them and of the student's patches.
+
+    Prefix tokens are the class token and the registers, where it has them.
+    """
     patch = teacher.patch_embed.proj
     weight = resample_patch_embed(patch.weight, list(student.patch_embed.patch_size))
     nothing = weight.new_zeros(1, 0, len(weight))
-    token = nothing if teacher.cls_token is None else teacher.cls_token
+    token = torch.cat([nothing if t is None else t for t in (teacher.cls_token, teacher.reg_token)], 1)
     if teacher.pos_embed is None:
         count = student.patch_embed.grid_size[0] * student.patch_embed.grid_size[1]
         return weight, patch.bias, token, torch.zeros_like(token), weight.new_zeros(1, count, len(weight))
@@ -33,7 +36,7 @@ def embedding(student: ViT, teacher: ViT) -> tuple[Tensor, Tensor | None, Tensor
 
 
 def embedded_as(student: ViT, teacher: ViT, images: Tensor) -> Tensor:
-    """The teacher's stream before its first block, (N, L, D_teacher), with the student's number of tokens."""
+    """The teacher's stream before its first block, (N, L, D_teacher), with the student's number of patches."""
     weight, bias, token, of_token, positions = embedding(student, teacher)
     patches = nn.functional.conv2d(images, weight, bias, stride=weight.shape[-2:]).flatten(2).transpose(1, 2)
     return torch.cat([(token + of_token).expand(len(patches), -1, -1), patches + positions], 1)
@@ -52,18 +55,23 @@ def teacher_streams(teacher: ViT, stream: Tensor) -> list[Tensor]:
     return [seen_by_norms(s, teacher) for s in streams]
 
 
-def projection_of(streams: list[Tensor], student: ViT, prefix: int) -> Tensor:
+def projection_of(streams: list[Tensor], student: ViT, classes: int) -> Tensor:
     """``M``, (width, D_teacher): leading directions of the normalised stream over all layers.
 
     Every token counts by its direction alone, as a LayerNorm sees it; the class token as much as all patches
     together, since it alone is classified. A student with RMSNorm has room for one direction more.
+
+    Args:
+        streams: see :func:`teacher_streams`.
+        student: for its width and norms.
+        classes: number of class tokens, which come first.
     """
     teacher_width, width = streams[0].shape[-1], student.embed_dim
     room = width - 1 if centres(student.blocks[0].norm1) else width
     moment = torch.zeros(teacher_width, teacher_width, dtype=torch.float64)
     for stream in streams:
         unit = nn.functional.normalize(stream.double(), dim=-1)
-        for part in (unit[:, :prefix], unit[:, prefix:]):
+        for part in (unit[:, :classes], unit[:, classes:]):
             flat = part.reshape(-1, teacher_width)
             moment += flat.T @ flat / max(1, len(flat))
     directions = torch.linalg.eigh(moment).eigenvectors.flip(1)[:, :room]  # the teacher's all-ones direction comes last
