@@ -78,10 +78,13 @@ class Loggers(Callback):
     build: Callable[[list[dict[str, Any]]], list[Logger]]
     settings: dict[str, Any]
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Puts them beside ``metrics.csv``."""
         assert self.folder.path is not None
-        made = self.build([placed(spec, self.folder.path.resolve()) for spec in self.specs])
-        for logger in made:
+        self._made = self.build([placed(spec, self.folder.path.resolve()) for spec in self.specs])
+        trainer.loggers = [*self._made, *trainer.loggers]
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Gives them the settings, which hold now."""
+        for logger in self._made:
             logger.log_hyperparams(self.settings)
-        trainer.loggers = [*made, *trainer.loggers]

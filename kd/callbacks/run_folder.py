@@ -60,6 +60,11 @@ class MetricsCSV(CSVLogger):
         kept = [r for r, c in cells if len(c) == len(names) and c[at].isdecimal() and int(c[at]) < step]
         write_whole(self._file, lambda file: file.write("".join([header, *kept]).encode()))
 
+    def save(self) -> None:
+        """Lightning asks for it before a resumed run's file was cut back: nothing to save yet."""
+        if self._experiment is not None:
+            super().save()
+
     def log_hyperparams(self, params: object = None, *args: object, **kwargs: object) -> None:
         """Nothing: ``config.yaml`` holds the settings."""
 
@@ -143,6 +148,9 @@ class RunFolder(Callback):
         self.begun = not self.resume
         for checkpoint in self.checkpoints:  # their own setup has taken Lightning's default folder
             checkpoint.dirpath = os.path.realpath(self.path / "checkpoints")
+        self.metrics = [MetricsCSV(self.path)]
+        self.metrics += [StudentCSV(self.student_path(name), name) for name in pl_module.named_students() if name]
+        trainer.loggers = [*trainer.loggers, *self.metrics]
 
     def student_path(self, name: str) -> Path:
         """The folder of one of several students; of a single one (no name) the run's own."""
@@ -151,15 +159,11 @@ class RunFolder(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """A resumed run makes the folder its own; a killed one had written steps that its checkpoint lacks."""
-        assert self.path is not None
         self.begun = True
-        metrics = [MetricsCSV(self.path)]
-        metrics += [StudentCSV(self.student_path(name), name) for name in pl_module.named_students() if name]
         if self.resume and trainer.is_global_zero:
             self._sign()
-            for file in metrics:
-                file.drop_from(trainer.global_step)
-        trainer.loggers = [*trainer.loggers, *metrics]
+            for metrics in self.metrics:
+                metrics.drop_from(trainer.global_step)
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         """A resumed run that had nothing left to train has ended well, too."""
