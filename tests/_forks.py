@@ -110,7 +110,7 @@ class ForkedRun:
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
-            status = train_main(items)
+            status = main(items[0], items[1:]) if items[0].isalpha() else train_main(items)
             sys.stdout.flush()
             sys.stderr.flush()
         except BaseException:

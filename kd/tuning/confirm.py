@@ -2,7 +2,7 @@
 
 from kd.errors import UserError
 from kd.tuning.page import write_page
-from kd.tuning.plan import Plan
+from kd.tuning.plan import LATENCY, Plan
 from kd.tuning.results import BEST, Confirmation, chosen, print_table, write_best
 from kd.tuning.search import Search
 from kd.tuning.trials import Job, Owner
@@ -42,6 +42,8 @@ def _write(search: Search) -> None:
 def confirm(search: Search, plan: Plan) -> Confirmation:
     """Runs the winner and the default on the same fresh seeds."""
     objective = plan.objectives[0]
+    if objective.name == LATENCY:
+        raise UserError(f"confirm: {LATENCY} does not depend on the seed; name an accuracy first")
     seeds = tuple(plan.config["seed"] + i for i in range(1, plan.confirm + 1))
     best = chosen(search.study, plan)
     assert best is not None
@@ -61,6 +63,6 @@ def confirm(search: Search, plan: Plan) -> Confirmation:
     for job in jobs:
         if job.summary().get("status") != "done":
             raise UserError(f"confirm: {job.folder} failed: {job.reason()}")
-    values = [objective.value(job.summary()) for job in jobs]
+    values = [objective.value(job.run) for job in jobs]
     half = len(seeds)
     return Confirmation(objective.name, objective.maximize, seeds, tuple(values[:half]), tuple(values[half:]))

@@ -19,6 +19,7 @@ from kd.tuning.space import SearchSpace, Space, item, parse
 
 # what a run's summary.json says beside its validation metrics
 OF_THE_SUMMARY = ("params", "images_per_s", "step_ms_median", "peak_memory_mb", "wall_s")
+LATENCY = "latency_ms"  # of one picture on one thread, measured by kd-latency after the run
 SAMPLERS = ("tpe", "random", "grid", "cmaes")
 PRUNERS = ("none", "asha", "hyperband", "median")
 KEYS = ("trials", "jobs", "hours", "objective", "sampler", "pruner", "name", "confirm", "revive", "tune")
@@ -41,8 +42,12 @@ class Objective:
         """As the sampler takes it."""
         return "maximize" if self.maximize else "minimize"
 
-    def value(self, summary: dict[str, Any]) -> float:
+    def value(self, run: Path) -> float:
         """Of a finished run: of validation metrics the best epoch's, whose student is kept."""
+        if self.name == LATENCY:
+            rows = json.loads((run / "export" / "latency.json").read_text(encoding="utf-8"))["rows"]
+            return float(next(row["median_ms"] for row in rows if row["model"] == "student"))
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
         student = summary["student"]
         if self.name.startswith("val/"):
             metric = self.name.removeprefix("val/")
@@ -81,6 +86,11 @@ class Plan:
     folder: Path
     confirm: int
     revive: str | None
+
+    @property
+    def wants_latency(self) -> bool:
+        """Whether finished runs are to be timed."""
+        return any(objective.name == LATENCY for objective in self.objectives)
 
     @property
     def epochs(self) -> int:
@@ -201,9 +211,10 @@ def _objectives(text: str | None, config: dict[str, Any]) -> tuple[Objective, ..
         Objective(part.strip().lstrip("-"), not part.strip().startswith("-")) for part in str(text).split(",")
     )
     for objective in found:
-        if objective.name not in (*known, *OF_THE_SUMMARY):
+        if objective.name not in (*known, *OF_THE_SUMMARY, LATENCY):
+            allowed = ", ".join([*known, *OF_THE_SUMMARY, LATENCY])
             raise UserError(
-                f"objective: no run reports '{objective.name}'; it may be {', '.join([*known, *OF_THE_SUMMARY])} "
+                f"objective: no run reports '{objective.name}'; it may be {allowed} "
                 "(a - before it: less is better), several with commas"
             )
     if len({o.name for o in found}) < len(found):

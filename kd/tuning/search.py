@@ -152,8 +152,13 @@ class Search:
         for running in list(self.running):
             ended = running.job.status is not None  # asked before the metrics are read: they are whole then
             self._report(running)
-            if ended:
+            if ended and not self._goes_on(running.job):
                 self._end(running)
+
+    def _goes_on(self, job: Job) -> bool:
+        """A finished run whose speed is asked for is timed now."""
+        done = job.status == 0 and not job.stopped and job.summary().get("status") == "done"
+        return done and self.plan.wants_latency and job.time_student()
 
     def _report(self, running: Running) -> None:
         """Tells the epochs so far, and stops a trial that is not worth its time."""
@@ -172,8 +177,9 @@ class Search:
         job, summary = running.job, running.job.summary()
         by_signal = job.status in (130, 143, -signal.SIGTERM, -signal.SIGINT)
         notes = {"folder": str(job.run), "wall_s": summary.get("wall_s"), "epochs": summary.get("epochs")}
-        if job.status == 0 and summary.get("status") == "done":
-            values = [objective.value(summary) for objective in self.plan.objectives]
+        whole = summary.get("status") == "done" and not (self.plan.wants_latency and job.untimed)
+        if job.status == 0 and whole:
+            values = [objective.value(job.run) for objective in self.plan.objectives]
             self.study.tell(running.trial, "complete", values, notes)
         elif job.stopped == "pruned" and by_signal:
             self.study.tell(running.trial, "pruned", None, notes)
@@ -254,7 +260,7 @@ class Search:
         summary = job.summary()
         if summary.get("status") != "done":
             raise UserError(f"revive: trial {like.number} failed: {job.reason()}")
-        values = [objective.value(summary) for objective in self.plan.objectives]
+        values = [objective.value(job.run) for objective in self.plan.objectives]
         notes = {
             "folder": str(job.run),
             "wall_s": summary["wall_s"],

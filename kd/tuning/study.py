@@ -14,7 +14,7 @@ try:
     from optuna.storages.journal import JournalFileBackend
     from optuna.trial import Trial, TrialState
 except ImportError as error:
-    raise UserError(f"kd-tune needs the extra tune: pip install 'kd-train[tune]' ({error})") from error
+    raise UserError(f"searching needs the extra tune: pip install 'kd-train[tune]' ({error})") from error
 
 JOURNAL = "journal.log"
 SAMPLERS = ("tpe", "random", "grid", "cmaes")

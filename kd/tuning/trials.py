@@ -79,6 +79,7 @@ class Job:
         owner: its lock.
         process: None where the run had ended before.
         stopped: why it was told to stop, if it was.
+        timed: its student's speed is being measured, or was.
     """
 
     folder: Path
@@ -87,6 +88,7 @@ class Job:
     owner: Owner
     process: subprocess.Popen | None = None
     stopped: str = ""
+    timed: bool = False
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -103,9 +105,25 @@ class Job:
         else:
             shutil.rmtree(self.folder / self.recipe, ignore_errors=True)
             command = [*items, f"runs_dir={self.folder}"]
+        self._start([*command, "trainer.enable_progress_bar=false"])
+
+    @property
+    def untimed(self) -> bool:
+        """Whether the student's speed is unknown."""
+        return not (self.run / "export" / "latency.json").is_file()
+
+    def time_student(self) -> bool:
+        """Starts ``kd-latency`` on the finished run; False where it was timed before, or can't be."""
+        if not self.untimed or self.timed:
+            return False
+        self.timed = True
+        self._start(["latency", str(self.run), "runtime=torch", "batch=1", "threads=1", "seconds=1"])
+        return True
+
+    def _start(self, items: Sequence[str]) -> None:
         with (self.folder / LOG).open("a") as log:
             self.process = start_kd_train(
-                [*command, "trainer.enable_progress_bar=false"],
+                items,
                 stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=self.slot.variables(),
                 pass_fds=(self.owner.file.fileno(),), start_new_session=True,
             )  # fmt: skip
@@ -141,7 +159,7 @@ class Job:
             text = (self.folder / LOG).read_text(encoding="utf-8", errors="replace")
         except OSError:
             text = ""
-        told = re.findall(r"kd-train: (?!the traceback|go on|resume)(?:rank \d+: )?(?:failed: )?(.+)", text)
+        told = re.findall(r"kd-(?:train|latency): (?!the traceback|go on|resume)(?:rank \d+: )?(?:failed: )?(.+)", text)
         last = text.strip().splitlines()[-1:] or ["no output"]
         status = self.status or 0
         if status < 0:

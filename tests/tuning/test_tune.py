@@ -22,6 +22,7 @@ pytest.importorskip("optuna")
 from kd.cli import main, train_main
 from kd.tuning.results import Confirmation
 from kd.tuning.study import Study
+from kd.tuning.trials import deal
 from tests._forks import ForkedRun, processes, start, status_of
 from tests._helpers import ROOT, run_cli
 from tests.report.test_html import BROWSER, FLAGS, section
@@ -203,6 +204,46 @@ def test_a_difference_is_weighed_against_its_spread() -> None:
     assert found.text().endswith("The difference, +3 ± 2.5 (95 %, paired by seed), survives.")
     assert "does not survive" in Confirmation("val/acc1", True, (1, 2), (3.0, 1.0), (1.0, 1.0)).text()
     assert "is none" in Confirmation("val/loss", False, (1, 2), (3.0, 3.1), (1.0, 1.0)).text()
+
+
+def test_the_machine_is_dealt_without_overlap() -> None:
+    slots = deal(3, ["0", "1", "2", "3"])
+    for shares in ([slot.gpus for slot in slots], [slot.cores for slot in slots]):
+        assert len(set(sum(shares, ()))) == sum(len(share) for share in shares)
+    assert sorted(sum((slot.gpus for slot in slots), ())) == ["0", "1", "2", "3"]
+    assert slots[0].variables()["CUDA_VISIBLE_DEVICES"] == "0,3"
+
+
+def test_without_optuna_one_line_names_the_extra(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.delitem(sys.modules, "kd.tuning.study")
+    assert main("tune", [f"recipe={recipe}", "search.optim.lr=0..1"]) == 2
+    assert "kd-tune: searching needs the extra tune: pip install 'kd-train[tune]'" in capsys.readouterr().err
+    assert not (recipe.parent / "runs").exists()
+
+
+def test_the_hours_end_a_search_that_the_same_command_goes_on_with(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing has ended after a second and a half: the trial waits, saved."""
+    items = [f"recipe={recipe}", disturb("Slow", seconds=0.3), "search.optim.lr=[0.001]", "trials=1"]
+    assert main("tune", [*items, "hours=0.0005"]) == 1
+    assert "no trial has ended well" in capsys.readouterr().out
+    assert [t.state.name for t in trials(of(recipe))] == ["RUNNING"]
+    assert not trial_processes(of(recipe))
+
+
+@pytest.mark.slow
+def test_speed_as_an_objective(recipe: Path) -> None:
+    items = [f"recipe={recipe}", "trainer.max_epochs=1", "objective=val/acc1,-latency_ms", "sampler=grid",
+             "search.model.student.kwargs.depth=[1, 2]"]  # fmt: skip
+    done = run_cli(*items, program="tune")
+    assert done.returncode == 0, done.stderr
+    study = Study(of(recipe), ["maximize", "minimize"], "grid", "none", 1, 0)
+    speed = {t.params["model.student.kwargs.depth"]: t.values[1] for t in study.trials("complete")}
+    assert 0 < speed[1] < speed[2]
 
 
 @pytest.mark.slow
