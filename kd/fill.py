@@ -10,6 +10,7 @@ from kd._bar import bar
 from kd.cached import CachedTeacher, open_cache
 from kd.data.datamodule import Batch
 from kd.errors import UserError
+from kd.launch.loopback import meet_on_loopback
 from kd.taps import Features
 from kd.teacher import Teacher, dtype_for
 
@@ -76,6 +77,7 @@ def fill(cli: Any) -> int:
     module, trainer = Fill(teacher, losses, cli.datamodule, cli.model.teacher_features), cli.trainer
     trainer.limit_val_batches = 1.0  # an overlay for short runs must not leave holes
     trainer.callbacks = []  # the recipe's are for training
+    meet_on_loopback(trainer)
     start = time.monotonic()
     for module.view in range(teacher.spec.cache_views):
         trainer.validate(module, verbose=False)

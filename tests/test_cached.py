@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from kd.data.cache import AnswerCodec, AnswerStore, DenseCodec
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sampler import TrainBatches
 from kd.data.sources import ImageFolder
+from kd.data.sources import fingerprint as data_fingerprint
 from kd.errors import UserError
 from kd.measure import StepTimes, _epochs
 from kd.report.records import read_run
@@ -537,3 +539,48 @@ def test_an_answer_that_is_not_finite_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="training picture 7 is not finite"):
         asked(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([3, 7]), 0, None)
     assert not store.present(0, np.arange(10)).any()
+
+
+# -- answers to other pictures, or of someone else's making --------
+
+
+def test_what_changes_the_mixtures_or_the_pictures_is_noticed(
+    recipe: Path, tmp_path: Path, cache: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And a cache from before pictures had stamps serves on as long as none of them has changed."""
+    more = draw_folder(tmp_path / "more", train=3, val=1)
+    items = [*cache, f"data.unlabeled={more}", "data.unlabeled_ratio=0.25", "trainer.max_epochs=1"]
+    old = data_fingerprint
+    with monkeypatch.context() as before:
+        before.setattr("kd.cached.fingerprint", lambda split, stamps=True: old(split, stamps=False))
+        assert report(run(recipe, *items))["answers_computed"] > 0
+    assert report(run(recipe, *items))["answers_computed"] == 0
+    assert train_main([f"recipe={recipe}", *items, "data.augment.mixup=0.8"]) == 2
+    capsys.readouterr()
+    picture = next((more / "train" / "apple").iterdir())
+    os.utime(picture, (time.time() + 60, time.time() + 60))
+    assert train_main([f"recipe={recipe}", *items]) == 2
+    assert "was filled with other data: content is" in capsys.readouterr().err
+
+    mixed = [*items, "data.augment.mixup=0.8", f"model.teacher.cache_dir={tmp_path / 'mixed'}"]
+    run(recipe, *mixed)
+    assert train_main([f"recipe={recipe}", *mixed, "data.unlabeled_ratio=0.5"]) == 2
+    assert "other transforms: unlabeled_ratio is 0.25 there, 0.5 here" in capsys.readouterr().err
+
+
+def test_poisoned_answers_are_asked_for_again(recipe: Path, tmp_path: Path, cache: list[str]) -> None:
+    first = run(recipe, *cache)
+    for file in (tmp_path / "answers").glob("view-*.bin"):
+        records = np.fromfile(file, np.uint8).reshape(48, -1)
+        records[::2, 4:] = 0xFF
+        for record in records[::2]:
+            record[:4] = np.frombuffer(zlib.crc32(record[4:].tobytes()).to_bytes(4, "little"), np.uint8)
+        records.tofile(file)
+    again = run(recipe, *cache)
+    assert losses(again) == losses(first)
+    assert report(again)["answers_computed"] == 48
+
+
+def test_views_beyond_all_measure(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main([f"recipe={recipe}", "model.teacher.cache=on", "model.teacher.cache_views=1000000000"]) == 2
+    assert "cache_views" in capsys.readouterr().err

@@ -250,6 +250,11 @@ def test_eval_of_another_folder_and_split(recipe: Path, pictures: Path, tmp_path
     few.symlink_to(pictures / "train" / "bread")
     assert eval_main([str(folder), f"folder={few.parent}"]) == 0
     assert json.loads((folder / "eval_few.json").read_text())["pictures"] == 12
+    assert eval_main([str(folder)]) == 0
+    own = (folder / "eval_val.json").read_bytes()
+    assert eval_main([str(folder), f"folder={pictures / 'val'}"]) == 0
+    assert (folder / "eval_val.json").read_bytes() == own
+    assert (folder / "eval_folder_val.json").is_file()
     assert eval_main([str(folder), "split=train", "data.batch_size=3"]) == 0
     assert json.loads((folder / "eval_train.json").read_text())["pictures"] == 48
 
@@ -300,8 +305,15 @@ def test_two_processes_and_a_sharded_optimizer(recipe: Path) -> None:
     """ZeRO over two gloo processes learns what AdamW over two learns, and its checkpoint resumes on one."""
     folders = {}
     for overlays in (["config=ddp_2cpu"], ["config=ddp_2cpu", "config=zero"]):
-        done = run_cli(f"recipe={recipe}", *overlays, "data.batch_size=4", "trainer.precision=32-true")
+        watch = json.dumps({"class_path": "tests._sockets.Listening"})
+        done = run_cli(
+            f"recipe={recipe}", *overlays, "data.batch_size=4", "trainer.precision=32-true",
+            f"trainer.callbacks+={watch}",
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr
+        assert "listening: 127.0.0.1" in done.stdout
+        assert "listening: 0.0.0.0" not in done.stdout
+        assert "listening: ::" not in done.stdout
         folders[overlays[-1]] = run_folders(recipe)[-1]
     plain, sharded = folders["config=ddp_2cpu"], folders["config=zero"]
     assert json.loads((sharded / "summary.json").read_text())["world_size"] == 2

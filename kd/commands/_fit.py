@@ -15,6 +15,7 @@ from kd.checkpoints import LAST
 from kd.data.sources import said
 from kd.errors import UserError, reason, run_error
 from kd.launch.cluster import is_rank_zero
+from kd.launch.loopback import meet_on_loopback
 
 
 def fit(cli: Any, resume_from: Path | None) -> int:
@@ -45,6 +46,7 @@ def fit(cli: Any, resume_from: Path | None) -> int:
     try:
         if resume_from and is_rank_zero():
             cli.folder.lock()
+        meet_on_loopback(cli.trainer)
         cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=resume_from, weights_only=True)
     except SystemExit as stop:  # Lightning's answer to a signal outside our own training steps
         say("kd-train: interrupted", file=sys.stderr)

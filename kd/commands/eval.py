@@ -20,7 +20,8 @@ kd-eval: accuracy of a run's student (and of its teacher), as a table and as JSO
   robust=true    also on damaged pictures: blur, noise, JPEG, brightness, three strengths each
   data.key=...   as for kd-train: data.source.root=DIR, data.batch_size=N, ...
 
-The JSON is written to RUN_FOLDER/eval_<split>.json, with how faithful the student is to its teacher: agreement, mean KL
+The JSON is written to RUN_FOLDER/eval_<split>.json (eval_<folder's name>.json, or eval_folder_val.json where it is
+called as a split), with how faithful the student is to its teacher: agreement, mean KL
 divergence, calibration, classes, confusions. Computed in float32, as plain timm would.
 """
 
@@ -52,14 +53,22 @@ def run(request: Request) -> int:
     if robust not in ("true", "false"):
         raise UserError(f"robust: must be true or false, got '{robust}'")
     other_data = any(item.startswith("data.source") for item in request.overrides)
+    from kd.data.sources import said
+
     result = _evaluate(
         run, request.parser_args(), own.get("split", "val"), own.get("folder"), robust == "true", not other_data
     )
-    file = run / f"eval_{Path(own['folder']).name if 'folder' in own else own.get('split', 'val')}.json"
+    file = run / f"eval_{_name(own['folder']) if 'folder' in own else own.get('split', 'val')}.json"
     file.write_text(json.dumps(result, indent=2) + "\n")
     _print_evaluation(result)
-    print(f"written to {file}")
+    print(f"written to {file}{said(result.get('left_out', {}))}")
     return 0
+
+
+def _name(folder: str) -> str:
+    """What a folder's file is called: never as that of the run's own splits."""
+    name = Path(folder).resolve().name
+    return f"folder_{name}" if name in ("train", "val") else name
 
 
 def _evaluate(
@@ -103,6 +112,7 @@ def _evaluate(
         "run": str(run),
         "data": folder or f"{data.source.describe()} ({split})",
         "pictures": len(pictures.targets),
+        **({"left_out": data.left_out} if data.left_out else {}),
         **rows,
         "fidelity": fidelity.result(classes),
         **({"robust": damaged} if robust else {}),

@@ -34,9 +34,6 @@ Sample = tuple[Tensor, Any, Key]
 """Picture, target (id, ids, or mask), (index, epoch)."""
 
 
-MOST_REPEATS = 1000  # of one unlabelled picture in an epoch: more is a slip of the pen
-
-
 @dataclass
 class DataInfo:
     """What a model needs to know of the data.
@@ -259,17 +256,8 @@ class DistillationDataModule(LightningDataModule):
             parts: list[Split] = [self.source.load(name)]
             if name == "train" and self.unlabeled:
                 parts.append(unlabelled_folder(self.unlabeled))
-                self._check_ratio(*(len(part.targets) for part in parts))
             self._listed[name] = parts
         return self._listed[name]
-
-    def _check_ratio(self, labelled: int, unlabelled: int) -> None:
-        most = MOST_REPEATS * unlabelled
-        if (self.unlabeled_ratio or 0) * labelled > most:
-            raise UserError(
-                f"data.unlabeled_ratio: {self.unlabeled_ratio:g} to each of {labelled} labelled pictures shows each of "
-                f"the {unlabelled} unlabelled ones more than {MOST_REPEATS} times an epoch; at most {most / labelled:g}"
-            )
 
     def _parts(self, name: str) -> Sequence[Split]:
         """The listed splits, or what is left of them where damaged pictures are left out."""

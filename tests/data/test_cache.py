@@ -259,3 +259,70 @@ def test_a_disk_without_room_is_told_before_the_start(tmp_path: Path) -> None:
         UserError, match=r"needs [\d,.]+ MB more for 2 view\(s\) of 1000000000000 pictures, the disk has"
     ):
         store(tmp_path / "c", DenseCodec(50), samples=10**12)
+
+
+# -- what others do to its files --------
+
+
+@pytest.mark.parametrize("name", ["view-0000.bin", "fingerprint.json", "fingerprint.json.part"])
+@pytest.mark.parametrize("kind", ["link", "second name", "pipe"])
+def test_a_file_that_leads_elsewhere_is_refused_and_what_it_leads_to_left_alone(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    store(tmp_path / "c", DenseCodec(50)).close()
+    precious, file = tmp_path / "precious", tmp_path / "c" / name
+    precious.write_text("precious")
+    if name.endswith(".part"):
+        (tmp_path / "c" / "fingerprint.json").unlink()
+        for view in (tmp_path / "c").glob("view-*.bin"):
+            view.unlink()
+    file.unlink(missing_ok=True)
+    {"link": file.symlink_to, "second name": file.hardlink_to, "pipe": lambda _: os.mkfifo(file)}[kind](precious)
+    if name.endswith(".part"):  # a name in passing: it is taken away, not written through
+        store(tmp_path / "c", DenseCodec(50))
+    else:
+        with pytest.raises(UserError, match=rf"can't be used: {name} is (a link|not a plain file)"):
+            store(tmp_path / "c", DenseCodec(50))
+    assert precious.read_text() == "precious"
+
+
+@pytest.mark.parametrize("records", [0, 2.5])
+def test_a_file_cut_by_another_process_loses_records_and_ends_nothing(tmp_path: Path, records: float) -> None:
+    codec, z = DenseCodec(50), logits()
+    s = store(tmp_path / "c", codec)
+    put(s, codec, 0, z)
+    assert s.present(0, np.arange(6)).all()
+    os.truncate(tmp_path / "c" / "view-0000.bin", int(records * codec.record_bytes))
+    left = [i < int(records) for i in range(6)]
+    assert s.present(0, np.arange(6)).tolist() == left
+    store(tmp_path / "c", codec)  # another process, which makes it as long as before
+    assert s.present(0, np.arange(6)).tolist() == left
+    put(s, codec, 0, z)
+    torch.testing.assert_close(read(s, codec, 0, [5]), z[5:6], rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [AnswerCodec(DenseCodec(50)), AnswerCodec(TopKCodec(50, 3, (2.0,))), AnswerCodec(None, {("n", "class"): (50,)})],
+    ids=["dense", "topk", "features"],
+)
+def test_a_poisoned_record_with_the_right_checksum_is_missing(tmp_path: Path, codec: AnswerCodec) -> None:
+    z = logits()
+    features = {("n", "class"): z} if codec.features else None
+    whole, poisoned = codec.encode(z, features).numpy(), codec.encode(z, features).numpy()
+    poisoned[1:, 4:] = 0xFF  # NaN in any float, a class beyond all
+    a = AnswerStore(tmp_path / "c", PARTS, 6, 1, codec.record_bytes, codec.usable)
+    a.put(0, np.arange(6), poisoned)
+    assert a.present(0, np.arange(6)).tolist() == [True] + [False] * 5
+    a.put(0, np.arange(6), whole)
+    assert a.present(0, np.arange(6)).all()
+
+
+def test_a_data_folder_named_as_a_cache_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").write_text("")
+    with pytest.raises(UserError, match="is no cache of answers"):
+        store(tmp_path, DenseCodec(50))
+    assert [p.name for p in tmp_path.iterdir()] == ["photo.jpg"]
+    with pytest.raises(UserError, match="the disk has"):
+        store(tmp_path / "new", DenseCodec(50), samples=10**12)
+    assert not (tmp_path / "new").exists()

@@ -180,7 +180,22 @@ def test_manifests(suffix: str, tmp_path: Path, pictures: Path) -> None:
     assert source.classes == folder.classes
 
 
-@pytest.mark.parametrize(("text", "message"), [("a,b\n1,2\n", "path and label"), ("path,label\n", "lists no pictures")])
+def test_class_ids_of_a_manifest_are_sorted_by_value(tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text("path,label\n" + "".join(f"{i}.jpg,{i}\n" for i in (10, 9, 2, 0)))
+    source = Manifest(str(tmp_path / "m.csv"), str(tmp_path / "m.csv"))
+    assert source.load("train").targets == [3, 2, 1, 0]
+    assert source.classes == ["0", "2", "9", "10"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", "path and label"),
+        ("path,label\n", "lists no pictures"),
+        ("path,label\na.jpg,x\nb.jpg\n", "b.jpg has no label"),
+        ("path,label\na.jpg,x\nb.jpg,\n", "b.jpg has no label"),
+    ],
+)
 def test_a_manifest_that_is_none(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "m.csv").write_text(text)
     with pytest.raises(UserError, match=message):
@@ -201,8 +216,12 @@ def test_food101_as_torchvision_lays_it_out(tmp_path: Path) -> None:
     assert source.load("train").targets == [0, 1]
     assert source.load("val").name(1).endswith("waffles/1.jpg")
     assert source.classes == ["apple_pie", "waffles"]
-    with pytest.raises(UserError, match="Food101 in"):
-        Food101(str(tmp_path / "none"), download=False).load("train")
+    for empty in ("none", "there"):
+        (tmp_path / "there").mkdir(exist_ok=True)
+        with pytest.raises(UserError, match="Food101 in"):
+            Food101(str(tmp_path / empty), download=False).load("train")
+    assert not (tmp_path / "none").exists()
+    assert not list((tmp_path / "there").iterdir())
 
 
 def test_hugging_face_reads_a_local_folder(pictures: Path) -> None:

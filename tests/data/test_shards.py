@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -95,6 +96,64 @@ def test_a_damaged_pack_is_named(
     damage(tmp_path / "pack")
     assert train_main([f"recipe={recipe}", *source]) == 2
     assert message in capsys.readouterr().err
+
+
+OUTSIDE = "../../outside.tar"
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (["shards", 0], OUTSIDE, f"a file's plain name (NAME.tar), got '{OUTSIDE}'"),
+        (["shards", 0], "/etc/passwd.tar", "a file's plain name"),
+        (["shards", 0], 7, "a file's plain name"),
+        (["shards"], "x.tar", "it must hold the lists classes, shards, samples, targets"),
+        (["classes"], [], "classes must be one or more names"),
+        (["classes", 1], None, "classes must be one or more names"),
+        (["samples"], [], "0 samples, 48 targets"),
+        (["targets"], [0], "48 samples, 1 targets"),
+        (["samples", 3], [0, -512, 10], "sample 3 lies at no place"),
+        (["samples", 3], [0, 512, -1], "sample 3 lies at no place"),
+        (["samples", 3], [5, 512, 10], "sample 3 lies at no place"),
+        (["samples", 3], [0, 512, 2**40], "sample 3 lies at no place"),
+        (["samples", 3], [0, "512", 10], "sample 3 must be three whole numbers"),
+        (["samples", 3], [0, 512], "sample 3 must be three whole numbers"),
+        (["targets", 2], -1, "target 2 must be a class id, 0 to 3, got -1"),
+        (["targets", 2], 4, "target 2 must be a class id"),
+        (["targets", 2], [1], "target 2 must be a class id"),
+    ],
+)
+@pytest.mark.parametrize("url", ["", "file://"])
+def test_an_index_that_lies_is_refused_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: list[Any], value: Any, message: str, url: str
+) -> None:
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache" / "deep"))
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "outside.tar").write_bytes(bytes(10**6))
+    index: Any = {"classes": list("abcd"), "shards": ["train-00000.tar"], "targets": [1] * 48,
+                  "samples": [[0, 512 + 1024 * i, 100] for i in range(48)]}  # fmt: skip
+    node = index
+    for key in place[:-1]:
+        node = node[key]
+    node[place[-1]] = value
+    (tmp_path / "pack" / "train.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=re.escape(message)):
+        Shards(f"{url}{tmp_path}/pack").load("train").read(0)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_shard_of_noise_is_named_before_training(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = packed(recipe, tmp_path / "pack")
+    shard = tmp_path / "pack" / "train-00000.tar"
+    before = fingerprint(Shards(str(tmp_path / "pack")).load("train"))
+    shard.write_bytes(os.urandom(shard.stat().st_size))
+    assert fingerprint(Shards(str(tmp_path / "pack")).load("train")) != before
+    assert train_main([f"recipe={recipe}", *source]) == 2
+    error = capsys.readouterr().err
+    assert "48 damaged pictures" in error
+    assert "not a picture, or its header is damaged" in error
 
 
 def test_wrong_use_of_kd_pack(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,29 @@ def test_the_ratio_holds_and_every_picture_comes_equally_often(ratio: float, per
     assert max(seen.values()) - min(seen[i] for i in range(20, 35)) <= 1
 
 
+@pytest.mark.parametrize(("labelled", "unlabelled", "ratio"), [(20, 5, 1.0), (20, 15, 0.5), (21, 7, 1.0), (20, 1, 1.0)])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_where_pairs_come_again_a_picture_has_one_partner_a_view(
+    labelled: int, unlabelled: int, ratio: float, world_size: int
+) -> None:
+    """A cached answer belongs to (index, view): the mixture behind it must be one, in every epoch that shows it."""
+    partner: dict[tuple[int, int], tuple[int, int]] = {}
+    for rank in range(world_size):
+        batches = TrainBatches(
+            labelled, 4, 0, rank, world_size, unlabelled=unlabelled, ratio=ratio, views=2, paired=True
+        )
+        for epoch in range(6):
+            batches.set_epoch(epoch)
+            order = batches.order(epoch)
+            assert len(order) == batches.epoch_length()
+            assert set(range(labelled)) <= set(order.tolist())
+            for batch in batches:
+                assert len(batch) == 4
+                for first, second in zip(batch[::2], batch[1::2], strict=True):
+                    assert partner.setdefault(first, second) == second
+                    assert partner.setdefault(second, first) == first
+
+
 def test_alone_only_they_are_seen_once_each() -> None:
     batches = TrainBatches(20, 1, 0, unlabelled=15)
     assert sorted(batches.order(3)) == list(range(20, 35))

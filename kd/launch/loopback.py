@@ -1,0 +1,40 @@
+"""The meeting point of processes that all run on one machine, open to that machine alone.
+
+The store that ``torch.distributed`` starts for them listens on every interface and trusts whoever connects. Here it is
+started before the processes, on a socket of the loopback interface, and all of them join it, as under ``torchrun``.
+"""
+
+import os
+import socket
+from typing import Any
+
+import torch
+from lightning_fabric.plugins.environments import LightningEnvironment
+
+_stores: list[torch.distributed.TCPStore] = []  # they live as long as the process
+
+
+def meet_on_loopback(trainer: Any) -> None:
+    """Starts the store of a trainer whose processes this one will start; does nothing for any other trainer.
+
+    Args:
+        trainer: Lightning's, before its fit or validation.
+    """
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    ours = isinstance(environment, LightningEnvironment) and not environment.creates_processes_externally
+    if not ours or trainer.world_size == 1 or trainer.num_nodes > 1 or "MASTER_PORT" in os.environ:
+        return
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    listening.listen()
+    port = listening.getsockname()[1]
+    store = torch.distributed.TCPStore(
+        "127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
+    _stores.append(store)
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
