@@ -53,6 +53,7 @@ from kd.report.training_rules import (
     similar_across_runs,
     stalled_training,
     student_ignores_teacher,
+    student_under_trained,
     teacher_near_chance,
     temperature,
 )
@@ -74,6 +75,7 @@ RULES: dict[str, Callable[..., Finding | None]] = {
     "WeightUpdateRatio": weight_update_ratio, "AllZero": all_zero, "UnchangedTensor": unchanged_tensor,
     "TensorVariance": tensor_variance, "CheckInputImages": check_input_images, "ClassImbalance": class_imbalance,
     "TeacherNearChance": teacher_near_chance, "StudentIgnoresTeacher": student_ignores_teacher,
+    "StudentUnderTrained": student_under_trained,
     "TemperatureTooHigh": temperature, "TemperatureTooLow": temperature, "LossTermDominates": loss_term_dominates,
     "Overtraining": overtraining, "StalledTraining": stalled_training, "SimilarAcrossRuns": similar_across_runs,
     "Confusion": confusion,
@@ -229,10 +231,16 @@ def _learning(run: Run, place: str, ask: _Rules) -> Found:
     by_epoch, metric = _last_by_epoch(run), f"{place}val/{run.primary}"
     own = {column for row in run.metrics for column in row if column.startswith(f"{place}train/")}
     names = sorted(c for c in own if c.endswith("_loss") and c != f"{place}train/task_loss")
+    agreement = by_epoch(f"{place}val/agreement")
+    each = run.summary.get("students") or {"": run.summary.get("student") or {}}
+    start = (each.get(place.removesuffix("/")) or {}).get("start", "")
     return [
         ask("Overfit", by_epoch(f"{place}train/loss"), by_epoch(metric), metric=metric),
         ask("Overtraining", by_epoch(metric), metric=metric),
-        ask("StudentIgnoresTeacher", by_epoch(f"{place}val/agreement"), {name: by_epoch(name) for name in names}),
+        ask("StudentIgnoresTeacher", agreement, {name: by_epoch(name) for name in names}),
+        ask("StudentUnderTrained", by_epoch(metric), agreement, start=start, metric=metric)
+        if run.summary.get("status") == "done"
+        else None,
     ]
 
 

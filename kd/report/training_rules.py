@@ -125,6 +125,43 @@ def overtraining(
     return Finding("Overtraining", text, "stop here: the best epoch is exported; or a lower optim.lr")
 
 
+def student_under_trained(
+    val: Sequence[float],
+    agreement: Sequence[float],
+    start: str = "",
+    metric: str = "val/acc1",
+    gain: float = 0.01,
+    part: float = 0.2,
+    below: float = 0.8,
+    least: int = 5,
+) -> Finding | None:
+    """The run has ended while the validation metric still rose, and the student does not yet agree with its teacher.
+
+    Args:
+        val: the metric by epoch.
+        agreement: with the teacher, by epoch; empty without one.
+        start: where the student's first weights came from (``scratch``, ``inherited``, ``pre-trained``).
+        metric: its name.
+        gain: of the best epoch in the last part of the run over the best one before.
+        part: how much of the run that is, two epochs at least.
+        below: a student that agrees more is fine.
+        least: epochs of a run that is judged.
+    """
+    epochs = max(2, round(part * len(val)))
+    if len(val) < max(least, epochs + 1) or not agreement or agreement[-1] >= below:
+        return None
+    before, since = max(val[:-epochs]), max(val[-epochs:])
+    if since < before + gain:
+        return None
+    text = (
+        f"the run ended while {metric} still rose ({before:.1%} to {since:.1%} in the last {epochs} epochs), with "
+        f"{agreement[-1]:.1%} agreement with the teacher: the student is under-trained"
+    )
+    better = "model.student.inherit=auto or .pretrained=true (it started from random weights), "
+    lever = f"{better if start == 'scratch' else ''}more trainer.max_epochs, a higher optim.lr"
+    return Finding("StudentUnderTrained", text, lever)
+
+
 def stalled_training(silent_s: float, limit_s: float = 1800) -> Finding | None:
     """A run that still trains has finished no step for ``limit_s``."""
     if silent_s < limit_s:

@@ -54,6 +54,10 @@ CASES: list[tuple[Callable[..., Any], str, tuple[Any, ...], tuple[Any, ...]]] = 
      ([0.3, 0.5, 0.5, 0.5, 0.5], {"train/dkd_loss": [1, 0.9, 0.9, 0.9, 0.9], "train/at_loss": [-0.5] * 5}),
      ([0.3, 0.5, 0.5, 0.5, 0.5], {"train/dkd_loss": [1, 0.9, 0.9, 0.9, 0.9], "train/at_loss": [5, 4, 3, 2, 1]})),
     (rules.student_ignores_teacher, "StudentIgnoresTeacher", ([0.5] * 5, {"kd": [1] * 5}), ([0.5] * 5, {})),
+    (rules.student_under_trained, "StudentUnderTrained", ([0.2, 0.3, 0.4, 0.5, 0.6], [0.3] * 5),
+     ([0.2, 0.5, 0.6, 0.6, 0.605], [0.3] * 5)),
+    (rules.student_under_trained, "StudentUnderTrained", ([0.2, 0.3, 0.4, 0.5, 0.6], [0.3] * 5, "scratch"),
+     ([0.2, 0.3, 0.4, 0.5, 0.6], [0.3, 0.4, 0.6, 0.8, 0.9])),
     (rules.temperature, "TemperatureTooHigh", ([0.99] * 5,), ([0.5] * 5,)),
     (rules.temperature, "TemperatureTooLow", ([0.001] * 5,), ([0.1] * 5,)),
     (rules.saturated_activation, "SaturatedActivation", ({"gate": 0.9},), ({"gate": 0.3},)),
@@ -111,6 +115,7 @@ def test_nothing_recorded_nothing_said(rule: Callable[..., Any]) -> None:
         rules.straggler: ({},),
         rules.dead_relu: ({},),
         rules.student_ignores_teacher: ([], {}),
+        rules.student_under_trained: ([], []),
         rules.poor_weight_initialization: ({},),
         rules.loss_term_dominates: ({},),
         rules.dataloader: (0.0, 0, 0, 0),
@@ -136,6 +141,19 @@ def test_each_of_several_students_is_judged_by_the_tasks_own_metric() -> None:
         for n, up in enumerate(rising)
     ]
     assert [f.text.split()[0] for f in rules.findings(run) if f.rule == "Overfit"] == ["a/val/miou"]
+
+
+def test_an_under_trained_student_is_named_once_its_run_is_done() -> None:
+    run = Run(Path("x"), summary={"primary": "acc1", "status": "done", "student": {"start": "scratch"}})
+    run.metrics = [{"epoch": n, "val/acc1": 0.1 * n, "val/agreement": 0.1 * n} for n in range(6)]
+    (found,) = [f for f in rules.findings(run) if f.rule == "StudentUnderTrained"]
+    assert "val/acc1 still rose (30.0% to 50.0% in the last 2 epochs)" in found.text
+    assert found.lever.startswith("model.student.inherit=auto or .pretrained=true")
+    run.summary["student"]["start"] = "inherited"
+    (found,) = [f for f in rules.findings(run) if f.rule == "StudentUnderTrained"]
+    assert found.lever.startswith("more trainer.max_epochs")
+    run.summary["status"] = "interrupted"
+    assert not [f for f in rules.findings(run) if f.rule == "StudentUnderTrained"]
 
 
 def test_thresholds_are_arguments() -> None:
