@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from safetensors.torch import load_file
 from timm.layers import HybridEmbed, RmsNorm, SwiGLU, SwiGLUPacked
 from timm.models.vision_transformer import ParallelScalingBlock
 
 from kd.cli import train_main
 from kd.distill.inherit import inherit
 from kd.models import Preprocess
-from tests._helpers import ARCH, TINY
+from tests._helpers import ARCH, TINY, save_teacher
 
 OURS, THEIRS = Preprocess(32, (0.5,) * 3, (0.5,) * 3), Preprocess(32, (0.48, 0.45, 0.40), (0.23, 0.22, 0.23))
 
@@ -121,22 +122,30 @@ def test_a_student_with_fewer_tokens_beside_the_patches(theirs: dict, ours: dict
     assert torch.corrcoef(torch.stack([expected.flatten(), got.flatten()]))[0, 1] > 0.5
 
 
-@pytest.mark.parametrize("shape", [{}, {"width": 32, "heads": 2}, {"reg_tokens": 2, "depth": 2}])
-def test_models_without_a_classifier(shape: dict, sample: torch.Tensor) -> None:
+@pytest.mark.parametrize(
+    ("theirs", "shape"),
+    [
+        ({"reg_tokens": 4}, {}),
+        ({"reg_tokens": 4}, {"width": 32, "heads": 2}),
+        ({"reg_tokens": 4}, {"reg_tokens": 2, "depth": 2}),
+        ({"global_pool": "map"}, {"width": 32, "heads": 2, "reg_tokens": 0}),
+    ],
+)
+def test_models_without_a_classifier(theirs: dict, shape: dict, sample: torch.Tensor) -> None:
     """A linear map of the student's features gives the teacher's: exactly where it has all the room."""
-    teacher = vit(0, reg_tokens=4)
+    teacher = vit(0, **theirs)
     teacher.reset_classifier(0)
     for pool in ("token", "avg"):  # no classifier is taken over, so its pooling need not be the teacher's
         student = vit(1, **{"reg_tokens": 4, **shape}, global_pool=pool, fc_norm=False)
         student.reset_classifier(0)
         inherit(student, teacher, sample[:96], OURS, THEIRS)
-        ours, theirs = (
+        ours, wanted = (
             model.eval().forward_features(preprocess(sample))[:, -16:].flatten(0, 1)
             for model, preprocess in ((student, OURS), (teacher, THEIRS))
         )
         ours = torch.cat([ours, torch.ones(len(ours), 1)], 1)
-        fitted = ours @ torch.linalg.lstsq(ours[: 96 * 16], theirs[: 96 * 16]).solution
-        share = (fitted - theirs)[96 * 16 :].var() / theirs[96 * 16 :].var()
+        fitted = ours @ torch.linalg.lstsq(ours[: 96 * 16], wanted[: 96 * 16]).solution
+        share = (fitted - wanted)[96 * 16 :].var() / wanted[96 * 16 :].var()
         assert share < (1e-3 if not shape else 0.8)
 
 
@@ -222,6 +231,20 @@ def test_a_pair_that_does_not_fit(student: dict, message: str, sample: torch.Ten
         inherit(vit(1, **student), vit(0), sample, OURS, THEIRS)
     with pytest.raises(ValueError, match="must be a plain timm VisionTransformer, got ResNet"):
         inherit(timm.create_model("resnet10t"), vit(0), sample, OURS, THEIRS)
+
+
+def test_a_teacher_without_a_classifier_gives_a_student_its_layers(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    headless = save_teacher(tmp_path / "headless.safetensors", num_classes=0)
+    items = [f"model.teacher.checkpoint={headless}", "model.teacher.head=false", "model.student.inherit=true"]
+    items += ["model.distill_losses={hint: {class_path: HintLoss}}", "model.taps.hint={student: norm, teacher: norm}"]
+    assert train_main([f"recipe={recipe}", *items, "trainer.max_epochs=1", "optim.lr=1e-12"]) == 0
+    assert "starts from random weights" not in capsys.readouterr().out
+    file = recipe.parent / "runs" / "tiny" / "000" / "student.safetensors"
+    ours, theirs = (load_file(f)["patch_embed.proj.weight"].flatten(1) for f in (file, headless))
+    theirs = theirs - theirs.mean(0)  # of one width: turned, but for the direction that LayerNorm does not see
+    torch.testing.assert_close(ours.T @ ours, theirs.T @ theirs, atol=1e-4, rtol=1e-3)
 
 
 def test_a_pair_that_does_not_fit_is_refused_before_anything_is_read(

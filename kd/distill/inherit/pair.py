@@ -25,7 +25,7 @@ def check_pair(student: ViT, teacher: ViT) -> None:
     for role, model in (("student", student), ("teacher", teacher)):
         if type(model) is not VisionTransformer:
             raise ValueError(f"the {role} must be a plain timm VisionTransformer, got {type(model).__name__}")
-        problem = _not_understood(model)
+        problem = _not_understood(model, model is student or inherits_head(student, teacher))
         if problem:
             raise ValueError(f"the {role} has {problem}, which can't be inherited")
     ours, theirs = student.blocks[0], teacher.blocks[0]
@@ -57,14 +57,14 @@ def check_pair(student: ViT, teacher: ViT) -> None:
             raise ValueError(f"the student must have no larger {name} than the teacher, got {a} and {b}")
 
 
-def _not_understood(model: ViT) -> str:
-    """What of a model the fit has no formula for; empty where it has all."""
+def _not_understood(model: ViT, to_its_end: bool) -> str:
+    """What of a model, or of its blocks alone, the fit has no formula for; empty where it has all."""
     block = model.blocks[0]
     if any(type(b) is not Block or type(b.attn) is not Attention for b in model.blocks):
         return f"blocks of the kind {type(block).__name__} with {type(getattr(block, 'attn', None)).__name__}"
     norms = stream_norms(model)
     kinds = {type(norm).__name__ for norm in norms if centres(norm) is None or centres(norm) != centres(norms[0])}
-    has_head = isinstance(model.head, nn.Linear)
+    has_head = to_its_end and isinstance(model.head, nn.Linear)
     checks = {
         "a patch embedding of its own (a hybrid)": type(model.patch_embed) is not PatchEmbed
         or not isinstance(model.patch_embed.norm, nn.Identity)
@@ -76,7 +76,7 @@ def _not_understood(model: ViT) -> str:
             not isinstance(norm, nn.Identity) for norm in (block.mlp.norm, getattr(block.attn, "norm", nn.Identity()))
         ),
         "gated attention": getattr(block.attn, "gate", None) is not None,
-        "attention pooling": getattr(model, "attn_pool", None) is not None,
+        "attention pooling": to_its_end and getattr(model, "attn_pool", None) is not None,
         f"pooling '{model.global_pool}'": has_head and model.global_pool not in ("token", "avg"),
         "no norm before its classifier": has_head and final_norm(model) is None,
     }

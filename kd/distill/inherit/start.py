@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from kd.distill.inherit.layers import fit, inherit_block, inherit_embedding, inherit_head
-from kd.distill.inherit.pair import ViT, check_copy, check_pair, copy_is_possible, kept_tokens
+from kd.distill.inherit.pair import ViT, check_copy, check_pair, copy_is_possible, inherits_head, kept_tokens
 from kd.distill.inherit.stream import (
     chosen_blocks,
     embedded_as,
@@ -37,7 +37,6 @@ def inherit(student: ViT, teacher: ViT, pictures: Images, student_input: Preproc
     check_pair(student, teacher)
     modes = student.training, teacher.training
     student.eval(), teacher.eval()
-    logits = torch.cat([teacher(teacher_input(part)) for part in pictures.split(64)])
     as_student = Preprocess(student_input.size, teacher_input.mean, teacher_input.std)
     streams = teacher_streams(teacher, embedded_as(student, teacher, as_student(pictures)))
     projection = projection_of(streams, student, int(teacher.cls_token is not None))
@@ -51,7 +50,9 @@ def inherit(student: ViT, teacher: ViT, pictures: Images, student_input: Preproc
         stream = inherit_block(
             block, teacher.blocks[number], stream, streams[number], streams[number + 1], projection, kept
         )
-    inherit_head(student, teacher, stream, projection, logits)
+    if inherits_head(student, teacher):
+        logits = torch.cat([teacher(teacher_input(part)) for part in pictures.split(64)])
+        inherit_head(student, teacher, stream, projection, logits)
     if copy_is_possible(student, teacher) and student_input.size == teacher_input.size:
         check_copy(torch.cat([student(student_input(part)) for part in pictures.split(64)]), logits)
     student.train(modes[0]), teacher.train(modes[1])
