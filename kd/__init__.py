@@ -8,11 +8,17 @@ __version__ = "0.1.0"
 # Public name -> the module that defines it. Imported on first use, so that `import kd` costs nothing.
 _PUBLIC = {
     "Classification": "kd.tasks",
+    "DataInfo": "kd.data.batch",
+    "Distillation": "kd.distill.step",
     "DistillationDataModule": "kd.data",
     "DistillationModule": "kd.module",
     "HintLoss": "kd.losses",
     "KDLoss": "kd.losses",
-    "Teacher": "kd.teacher",
+    "Preprocess": "kd.models",
+    "TapSpec": "kd.models.taps",
+    "Teacher": "kd.teachers",
+    "load_student": "kd.export",
+    "save_student": "kd.export",
     "annotate": "kd.clock",
 }
 

@@ -6,12 +6,46 @@ checksum looked at here. It finds accidents (a torn write, a flipped bit), not m
 
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+
+
+OLD_NAMES = {"student.": "model.", "student_ema.": "average.", "distill_losses.": "objective.losses.",
+             "task.": "objective.task."}  # fmt: skip
+
+
+def todays_names(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A training checkpoint's weights under today's names: ``students.<name>.model.*`` and so on.
+
+    Until 0.1 a single student had no name, and a student's parts were called otherwise. Today's names stay as they are.
+
+    >>> todays_names({"student.head.bias": 0, "distill_losses.hint.w": 1, "students.a.student.head.bias": 2})
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'students.student.model.head.bias': 0, 'students.student.objective.losses.hint.w': 1,
+     'students.a.model.head.bias': 2}
+    """
+    found = {}
+    for key, value in state.items():
+        name, rest = key.split(".", 2)[1:] if key.startswith("students.") else ("student", key)
+        old = next((prefix for prefix in OLD_NAMES if rest.startswith(prefix)), None)
+        found[f"students.{name}.{OLD_NAMES[old] + rest.removeprefix(old) if old else rest}"] = value
+    return found
+
+
+def models_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The students' weights in a training checkpoint of ours, by student; the average's where there is one."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for key, value in todays_names(state).items():
+        _, name, part, rest = key.split(".", 3)
+        if part == "average":
+            rest = rest.removeprefix("module.")
+        if part in ("model", "average"):
+            found.setdefault(name, {}).setdefault(part, {})[rest] = value
+    return {name: parts.get("average") or parts["model"] for name, parts in found.items()}
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object], keep: Path | None = None) -> None:

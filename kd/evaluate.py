@@ -7,20 +7,21 @@ import torch
 from torch import nn
 
 from kd._bar import bar
-from kd.data.datamodule import Batch
-from kd.models import Preprocess
+from kd.data.batch import Batch
+from kd.models import Prepare
 from kd.tasks import Task
 from kd.tasks.fidelity import Fidelity
-from kd.teacher import Ensemble, Teacher
+from kd.teachers import Teacher
+from kd.teachers.answer import logits_of
 
 
 @torch.inference_mode()
 def evaluate(
     student: nn.Module,
-    student_input: Preprocess,
+    prepare: Prepare,
     batches: Iterable[Batch],
     task: Task,
-    teacher: Teacher | Ensemble | None = None,
+    teacher: Teacher | None = None,
     device: torch.device | None = None,
     fidelity: Fidelity | None = None,
 ) -> dict[str, dict[str, float]]:
@@ -28,7 +29,7 @@ def evaluate(
 
     Args:
         student: the model, moved to ``device``.
-        student_input: its preprocessing.
+        prepare: its input.
         batches: uint8 batches, see :data:`kd.data.datamodule.Batch`.
         task: what the labels mean, built for the data's classes.
         teacher: its teacher.
@@ -52,7 +53,7 @@ def evaluate(
             taught = task.fit(teacher(images), target)
             answer = task.decide(taught)
             tasks["teacher"].update(taught, target, None)
-        logits = task.fit(student(student_input(images)), target)
+        logits = task.fit(logits_of(student(prepare(images))), target)
         tasks["student"].update(logits, target, answer)
         if fidelity is not None:
             fidelity.update(logits, taught, target, batch["index"][real])

@@ -7,12 +7,11 @@ import torch
 from pytorch_lightning import LightningModule
 
 from kd._bar import bar
-from kd.cached import CachedTeacher, open_cache
-from kd.data.datamodule import Batch
+from kd.data.batch import Batch
 from kd.errors import UserError
 from kd.launch.loopback import meet_on_loopback
-from kd.taps import Features
-from kd.teacher import Teacher, dtype_for
+from kd.teachers import CachedTeacher, Teacher, dtype_for, open_cache
+from kd.teachers.answer import Wanted
 
 
 class Fill(LightningModule):
@@ -22,12 +21,12 @@ class Fill(LightningModule):
         teacher: the model.
         losses: the recipe's distillation losses: they say what of an answer is kept.
         data: the training pictures.
-        features: what the losses look at of the teacher's layers.
+        wanted: what the losses look at of the teacher.
     """
 
-    def __init__(self, teacher: Teacher, losses: dict[str, Any], data: Any, features: Features | None) -> None:
+    def __init__(self, teacher: Teacher, losses: dict[str, Any], data: Any, wanted: Wanted) -> None:
         super().__init__()
-        self.teacher, self.losses, self.data, self.features = teacher, losses, data, features
+        self.teacher, self.losses, self.data, self.wanted = teacher, losses, data, wanted
         self.cached: CachedTeacher | None = None
         self.view = 0
 
@@ -37,7 +36,7 @@ class Fill(LightningModule):
             return
         self.teacher.to(self.trainer.strategy.root_device, dtype_for(str(self.trainer.precision)))
         zero = self.trainer.is_global_zero
-        self.cached = open_cache(self.teacher, self.losses, self.data, self.features, announce=zero)
+        self.cached = open_cache(self.teacher, self.losses, self.data, self.wanted, announce=zero)
         self.cached.only = False
         self.data.views = self.cached.store.views  # pairs are drawn as in a run that will read the answers
 
@@ -56,7 +55,7 @@ class Fill(LightningModule):
         """Computes and stores one batch of answers."""
         assert self.cached is not None
         batch = self.data.on_after_batch_transfer(batch, 0)
-        self.cached(batch["image"], batch["index"], self.view, None)
+        self.cached.answer(batch, self.wanted)
         self._bar.update(len(batch["index"]) * self.trainer.world_size)
 
     def on_validation_end(self) -> None:
@@ -74,7 +73,7 @@ def fill(cli: Any) -> int:
     teacher, losses = cli.model.teacher, cli.model.active_losses
     if teacher is None or not losses:
         raise UserError("model.teacher: there is nothing to cache, the recipe has no teacher or no distillation loss")
-    module, trainer = Fill(teacher, losses, cli.datamodule, cli.model.teacher_features), cli.trainer
+    module, trainer = Fill(teacher, losses, cli.datamodule, cli.model.wanted), cli.trainer
     trainer.limit_val_batches = 1.0  # an overlay for short runs must not leave holes
     trainer.callbacks = []  # the recipe's are for training
     meet_on_loopback(trainer)

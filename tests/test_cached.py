@@ -18,16 +18,18 @@ import torch
 from pytorch_lightning import Trainer
 from safetensors.torch import save_file
 
-from kd.cached import CachedTeacher
 from kd.cli import cache_main, train_main
 from kd.data.cache import AnswerCodec, AnswerStore, DenseCodec
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sampler import TrainBatches
 from kd.data.sources import ImageFolder
 from kd.data.sources import fingerprint as data_fingerprint
+from kd.distill.step import as_teacher
 from kd.errors import UserError
-from kd.measure import StepTimes, _epochs
+from kd.fit_to_machine.measure import StepTimes, _epochs
 from kd.report.records import read_run
+from kd.teachers import CachedTeacher
+from kd.teachers.answer import ALL, Wanted
 from tests._helpers import ROOT, draw_folder, run_cli, save_teacher, write_recipe
 from tests.test_train import assert_same, losses, run, run_folders, student_of
 
@@ -105,15 +107,16 @@ def test_reading_equals_filling_to_the_last_bit(recipe: Path, cache: list[str], 
 def test_repeated_epochs_read_what_the_teacher_would_answer_to_their_pictures(recipe: Path, cache: list[str]) -> None:
     """Mixed pictures too: an answer belongs to the very view that the student sees."""
     seen = []
-    ask = CachedTeacher.__call__
+    ask = CachedTeacher.answer
 
-    def compare(self: Any, images: torch.Tensor, index: torch.Tensor, view: int, records: Any) -> Any:
-        given = ask(self, images, index, view, records)
-        seen.append((records is not None, (given - self.teacher(images)).abs().max()))
+    def compare(self: Any, batch: Any, wanted: Any) -> Any:
+        given = ask(self, batch, wanted)
+        if "view" in batch:
+            seen.append(("records" in batch, (given.logits[ALL] - self.live(batch["image"])).abs().max()))
         return given
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CachedTeacher, "__call__", compare)
+        patch.setattr(CachedTeacher, "answer", compare)
         run(recipe, *cache, *MIX, "trainer.max_epochs=4", "trainer.precision=32-true")
     assert [was_read for was_read, _ in seen] == [False] * 12 + [True] * 12
     assert max(error for _, error in seen) < 5e-3
@@ -522,11 +525,10 @@ def test_a_store_that_can_no_longer_be_written_leaves_the_teacher_live(
     store = AnswerStore(tmp_path / "c", {}, 10, 1, codec.record_bytes)
     os.close(store._write[0])
     store._write[0] = os.open(tmp_path / "c" / "view-0000.bin", os.O_RDONLY)
-    asked = CachedTeacher(lambda _: torch.eye(4), store, codec)  # type: ignore[arg-type]
+    asked = CachedTeacher(as_teacher(lambda _: torch.eye(4)), store, codec)
     for _ in range(2):
-        given = asked(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.arange(4), 0, None)
-        assert isinstance(given, torch.Tensor)
-        assert torch.equal(given, torch.eye(4))
+        batch = {"image": torch.zeros(4, 3, 8, 8), "index": torch.arange(4), "view": 0}
+        assert torch.equal(asked.answer(batch, Wanted()).logits[ALL], torch.eye(4))
     assert capsys.readouterr().err.count("the teacher answers live") == 1
 
 
@@ -535,9 +537,9 @@ def test_an_answer_that_is_not_finite_is_named(tmp_path: Path) -> None:
     store = AnswerStore(tmp_path / "c", {}, 10, 1, codec.record_bytes)
     answers = torch.zeros(2, 4)
     answers[1, 2] = torch.nan
-    asked = CachedTeacher(lambda _: answers, store, codec)  # type: ignore[arg-type]
+    asked = CachedTeacher(as_teacher(lambda _: answers), store, codec)
     with pytest.raises(UserError, match="training picture 7 is not finite"):
-        asked(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([3, 7]), 0, None)
+        asked.answer({"image": torch.zeros(2, 3, 8, 8), "index": torch.tensor([3, 7]), "view": 0}, Wanted())
     assert not store.present(0, np.arange(10)).any()
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from kd.cli import train_main
-from kd.memory import Memory, cores, saved_bytes
+from kd.fit_to_machine.memory import Memory, saved_bytes
+from kd.machine import cores
 from kd.models import StudentSpec, build_model, preprocess_for
 from tests._helpers import run_cli, write_recipe
 from tests.test_train import losses, run

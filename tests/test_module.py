@@ -8,6 +8,7 @@ import pytest
 import torch
 from pytorch_lightning import Trainer
 
+from kd.config.assemble import assemble
 from kd.data import DistillationDataModule
 from kd.data.datamodule import DataInfo
 from kd.data.sources import ImageFolder
@@ -18,7 +19,7 @@ from kd.losses.functional import kd_loss
 from kd.models import ModelSpec, Preprocess, StudentSpec, TeacherSpec, build_model, load_checkpoint
 from kd.module import DistillationModule
 from kd.optim import OptimSpec, build_optimizer, parameter_groups, warmup_cosine
-from kd.teacher import Teacher
+from kd.teachers import build_teacher
 from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit
 
 INFO = DataInfo(list(CLASSES), 48, 16)
@@ -30,7 +31,7 @@ def make_module(teacher: Path | None, **kwargs: object) -> DistillationModule:
     losses = {"kd": KDLoss(temperature=3.0, weight=0.7)} if teacher else {}
     torch.manual_seed(0)
     student = StudentSpec(ARCH, 32, kwargs={**TINY, "depth": 1})
-    return DistillationModule(INFO, student, spec, task_loss_weight=0.3, distill_losses=losses, **kwargs)
+    return assemble(INFO, student, spec, task_loss_weight=0.3, distill_losses=losses, **kwargs)
 
 
 @pytest.fixture()
@@ -58,7 +59,7 @@ def test_the_teacher_is_off_the_module_tree(teacher: Path) -> None:
 
 
 def test_train_mode_does_not_wake_the_teacher(teacher: Path, batch: dict[str, torch.Tensor]) -> None:
-    frozen = Teacher(TeacherSpec(ARCH, 32, checkpoint=str(teacher), kwargs={**TINY, "proj_drop_rate": 0.5}), 4)
+    frozen = build_teacher(TeacherSpec(ARCH, 32, checkpoint=str(teacher), kwargs={**TINY, "proj_drop_rate": 0.5}), 4)
     frozen.model.train()
     assert torch.equal(frozen(batch["image"]), frozen(batch["image"]))
     assert not frozen.model.training
@@ -80,7 +81,7 @@ def test_teacher_and_student_each_get_their_own_view_of_one_picture(teacher: Pat
 
 
 def test_bf16_weights_give_nearly_the_same_answers(teacher: Path, batch: dict[str, torch.Tensor]) -> None:
-    frozen = Teacher(TeacherSpec(ARCH, 32, checkpoint=str(teacher), kwargs=TINY), 4)
+    frozen = build_teacher(TeacherSpec(ARCH, 32, checkpoint=str(teacher), kwargs=TINY), 4)
     exact = frozen(batch["image"])
     rounded = frozen.to(torch.device("cpu"), torch.bfloat16)(batch["image"])
     assert rounded.dtype == torch.float32
@@ -93,7 +94,7 @@ def test_bf16_weights_give_nearly_the_same_answers(teacher: Path, batch: dict[st
 def test_the_total_is_the_weighted_sum_and_each_term_is_logged(teacher: Path, batch: dict[str, torch.Tensor]) -> None:
     module = make_module(teacher)
     seen = logged(module, batch)
-    logits = module.student(module.student_input(batch["image"]))
+    logits = module.student_of_one.logits(batch["image"])
     kd = kd_loss(logits, module.teacher(batch["image"]), 3.0)
     task = torch.nn.functional.cross_entropy(logits, batch["target"])
     assert seen["train/kd_loss"] == pytest.approx(kd.item(), rel=1e-5)
@@ -103,8 +104,8 @@ def test_the_total_is_the_weighted_sum_and_each_term_is_logged(teacher: Path, ba
 
 def test_a_loss_of_weight_zero_is_not_computed(teacher: Path, batch: dict[str, torch.Tensor]) -> None:
     module = make_module(teacher)
-    module.distill_losses["kd"].weight = 0.0
-    module.teacher = None  # would fail if it were asked
+    module.student_of_one.objective.losses["kd"].weight = 0.0
+    object.__setattr__(module, "asked", lambda *_: 1 / 0)
     assert set(logged(module, batch)) == {"train/task_loss", "train/loss"}
 
 
@@ -233,7 +234,7 @@ def train_curve(pictures: Path, teacher: Path) -> list[float]:
         enable_model_summary=False, num_sanity_val_steps=0, use_distributed_sampler=False, gradient_clip_val=1.0,
     )  # fmt: skip
     trainer.fit(module, datamodule=data)
-    return [float(x) for x in found]
+    return [float(x["loss"]) for x in found]
 
 
 def test_the_curve_of_a_seeded_pair_has_not_changed(pictures: Path, teacher: Path) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from kd.cli import eval_main, train_main
 from kd.errors import UserError
 from kd.models import TeacherSpec, build_model
-from kd.teacher import Teacher
+from kd.teachers import build_teacher
 from tests._helpers import CLASSES
 from tests.test_train import run, run_folders
 
@@ -91,7 +91,7 @@ def test_a_builder_of_ones_own_trains_and_comes_back(recipe: Path, capsys: pytes
 def test_what_a_model_may_give(form: str) -> None:
     torch.manual_seed(0)
     spec = TeacherSpec(builder=Nets(form=form), img_size=32, mean=[0.0] * 3, std=[1.0] * 3)
-    teacher = Teacher(spec, 4, CLASSES)
+    teacher = build_teacher(spec, 4, CLASSES)
     model = teacher.model.model.eval()
     model.form = "tensor"
     torch.testing.assert_close(teacher(PICTURES), model(PICTURES / 255))
@@ -167,12 +167,12 @@ def test_a_folder_of_transformers_teaches_under_its_own_class_names(
     kind: str, hugging_face: Any, tmp_path: Path
 ) -> None:
     model = saved(kind, tmp_path)
-    teacher = Teacher(TeacherSpec(builder=hugging_face.HuggingFace(str(tmp_path))), 4, CLASSES)
+    teacher = build_teacher(TeacherSpec(builder=hugging_face.HuggingFace(str(tmp_path))), 4, CLASSES)
     torch.testing.assert_close(teacher(PICTURES), model(as_input(PICTURES)).logits[:, [3, 2, 1, 0]])
-    larger = Teacher(TeacherSpec(builder=hugging_face.HuggingFace(str(tmp_path)), img_size=48), 4, CLASSES)
+    larger = build_teacher(TeacherSpec(builder=hugging_face.HuggingFace(str(tmp_path)), img_size=48), 4, CLASSES)
     assert larger(PICTURES).shape == (4, 4)
     # without its classifier
-    headless = Teacher(TeacherSpec(builder=hugging_face.HuggingFace(str(tmp_path)), head=False), 4)
+    headless = build_teacher(TeacherSpec(builder=hugging_face.HuggingFace(str(tmp_path)), head=False), 4)
     assert headless(PICTURES).shape == (4, 32)
 
 
@@ -211,20 +211,20 @@ def test_mistakes_with_transformers(hugging_face: Any, tmp_path: Path) -> None:
             make(**arguments)
     saved("vit", tmp_path / "five", ("a", "b", "c", "d", "e"))
     with pytest.raises(UserError, match=r"model.teacher.class_map: the teacher has no class 'apple'"):
-        Teacher(TeacherSpec(builder=make(str(tmp_path / "five"))), 4, CLASSES)
+        build_teacher(TeacherSpec(builder=make(str(tmp_path / "five"))), 4, CLASSES)
     with pytest.raises(UserError, match=r"model.teacher.builder: hf_five names 5 classes, the data has 4"):
         build_model(TeacherSpec(builder=make(str(tmp_path / "five"))), 4, "model.teacher", head=True)
     with pytest.raises(UserError, match=r"builder.path: .*nowhere is no model of transformers"):
-        Teacher(TeacherSpec(builder=make(str(tmp_path / "nowhere"))), 4, CLASSES)
+        build_teacher(TeacherSpec(builder=make(str(tmp_path / "nowhere"))), 4, CLASSES)
     from transformers import AutoModel, ViTConfig
 
     AutoModel.from_config(ViTConfig(**HF["vit"])).save_pretrained(tmp_path / "headless")
     with pytest.raises(
         UserError, match=r"hf_headless has no classifier \(model.teacher.head=false: its features teach\)"
     ):
-        Teacher(TeacherSpec(builder=make(str(tmp_path / "headless"))), 4, CLASSES)
+        build_teacher(TeacherSpec(builder=make(str(tmp_path / "headless"))), 4, CLASSES)
     (tmp_path / "headless" / "model.safetensors").unlink()
     timm_file = timm.create_model("test_vit").state_dict()
     torch.save(timm_file, tmp_path / "headless" / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"does not fit ViTModel: .* missing"):
-        Teacher(TeacherSpec(builder=make(str(tmp_path / "headless")), head=False), 4, CLASSES)
+        build_teacher(TeacherSpec(builder=make(str(tmp_path / "headless")), head=False), 4, CLASSES)

@@ -9,7 +9,7 @@ import torch
 
 from kd.errors import UserError
 from kd.losses import ConvProjection, EachLayer, HintLoss, MLPProjection, Projection
-from kd.taps import Taps
+from kd.models.taps import Taps
 from tests._helpers import tiny_vit
 
 PICTURES = torch.zeros(2, 3, 32, 32)
@@ -17,9 +17,9 @@ PICTURES = torch.zeros(2, 3, 32, 32)
 
 def shapes(model: torch.nn.Module, pattern: str | list[str], tokens: str = "patch", size: int = 32) -> list[tuple]:
     taps = Taps(model, [pattern], (size, size), "model.taps")
-    with taps:
+    with taps as caught:
         model.eval()(torch.zeros(2, 3, size, size))
-    return [tuple(x.shape) for x in taps.read(pattern, tokens)]
+    return [tuple(x.shape) for x in taps.read(caught, pattern, tokens)]
 
 
 def test_patch_tokens_are_a_map_the_class_token_a_vector() -> None:
@@ -32,10 +32,10 @@ def test_patch_tokens_are_a_map_the_class_token_a_vector() -> None:
 def test_patch_tokens_stand_where_their_patches_are() -> None:
     model = tiny_vit(class_token=True).eval()
     taps = Taps(model, ["patch_embed", "pos_drop"], (32, 32), "model.taps")
-    with taps:
+    with taps as caught:
         model(torch.rand(1, 3, 32, 32))
-    tokens = taps.read("pos_drop", "all")[0]
-    grid = taps.read("pos_drop", "patch")[0]
+    tokens = taps.read(caught, "pos_drop", "all")[0]
+    grid = taps.read(caught, "pos_drop", "patch")[0]
     assert torch.equal(grid[0, :, 2, 1], tokens[0, 1 + 2 * 4 + 1])
 
 
@@ -49,9 +49,9 @@ def test_register_tokens_are_left_out() -> None:
 def test_pictures_that_are_not_square() -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=(32, 64), patch_size=8, depth=1, num_classes=4)
     taps = Taps(model, ["blocks.0"], (32, 64), "model.taps")
-    with taps:
+    with taps as caught:
         model(torch.zeros(1, 3, 32, 64))
-    assert taps.read("blocks.0", "patch")[0].shape == (1, 192, 4, 8)
+    assert taps.read(caught, "blocks.0", "patch")[0].shape == (1, 192, 4, 8)
 
 
 def test_convolutional_and_windowed_models_give_maps() -> None:
@@ -79,15 +79,15 @@ def test_a_model_without_a_class_token_says_so() -> None:
 def test_nothing_is_kept_longer_than_the_step() -> None:
     model = tiny_vit().train()
     taps = Taps(model, ["blocks.*"], (32, 32), "model.taps")
-    model(PICTURES)
-    assert not taps._caught  # not open, not caught
-    with taps:
+    with taps as caught:
         output = model(PICTURES)
-    features = taps.read("blocks.*", "patch")
-    watched = [weakref.ref(x) for x in (*features, *taps._caught.values())]
+    layers = set(caught)
+    model(PICTURES)
+    assert set(caught) == layers == {"blocks.0", "blocks.1"}  # not open, not caught
+    features = taps.read(caught, "blocks.*", "patch")
+    watched = [weakref.ref(x) for x in (*features, *caught.values())]
     (output.sum() + sum(x.sum() for x in features)).backward()
-    taps.clear()
-    del features, output
+    del features, output, caught
     gc.collect()
     assert not any(ref() is not None for ref in watched)
 
@@ -98,12 +98,12 @@ def test_gradient_checkpointing_changes_nothing_and_keeps_nothing() -> None:
         model = tiny_vit(seed=1).train()
         model.set_grad_checkpointing(checkpointing)
         taps = Taps(model, ["blocks.0"], (32, 32), "model.taps")
-        with taps:
+        with taps as caught:
             output = model(PICTURES)
-        loss = output.square().sum() + taps.read("blocks.0", "patch")[0].square().sum()
-        taps.clear()
+        loss = output.square().sum() + taps.read(caught, "blocks.0", "patch")[0].square().sum()
+        first = caught["blocks.0"]
         loss.backward()
-        assert not taps._caught  # the second forward, during backward, is not caught
+        assert caught["blocks.0"] is first  # the second forward, during backward, is not caught
         results.append([loss.detach(), *(p.grad for p in model.parameters())])
     torch.testing.assert_close(results[0], results[1])
 
@@ -114,10 +114,9 @@ def test_a_compiled_model_is_tapped_too() -> None:
     taps = Taps(model, ["blocks.*"], (32, 32), "model.taps")
     found = []
     for run in (model, torch.compile(model, backend="aot_eager")):
-        with taps:
+        with taps as caught:
             run(torch.ones(2, 3, 32, 32))
-        found.append(taps.read("blocks.*", "patch"))
-        taps.clear()
+        found.append(taps.read(caught, "blocks.*", "patch"))
     torch.testing.assert_close(found[0], found[1])
 
 

@@ -8,14 +8,15 @@ import torch
 from safetensors.torch import save_file
 
 from kd.cli import eval_main, train_main
+from kd.config.assemble import assemble
 from kd.data.datamodule import DataInfo
 from kd.errors import UserError
 from kd.losses import HintLoss, KDLoss
 from kd.losses.functional import kd_loss
 from kd.models import StudentSpec, TeacherSpec
-from kd.module import DistillationModule
-from kd.taps import TapSpec
-from kd.teacher import ALL, Teacher, shared_teachers
+from kd.models.taps import TapSpec
+from kd.teachers import build_teacher, shared_teachers
+from kd.teachers.answer import ALL
 from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit, write_recipe
 from tests.test_train import run_folders
 
@@ -41,24 +42,25 @@ def two(tmp_path: Path) -> dict[str, TeacherSpec]:
 
 def test_several_teachers_answer_with_their_weighted_mean(two: dict[str, TeacherSpec]) -> None:
     losses = {"kd": KDLoss(2.0), "kd_b": KDLoss(2.0), "hint": HintLoss()}
-    module = DistillationModule(
+    module = assemble(
         INFO, STUDENT, teachers=two, distill_losses=losses, teacher_of={"kd_b": "b", "hint": "b"},
         taps={"hint": TapSpec("blocks.0", "blocks.1")},
     )  # fmt: skip
-    alone = {name: Teacher(own, 4)(PICTURES) for name, own in two.items()}
-    answers = module.ask(PICTURES)
+    alone = {name: build_teacher(own, 4)(PICTURES) for name, own in two.items()}
+    answer = module.teacher.answer(BATCH, module.wanted)
+    answers = answer.logits
     torch.testing.assert_close(answers["b"], alone["b"])
     torch.testing.assert_close(answers[ALL], 0.75 * alone["a"] + 0.25 * alone["b"])
-    logits = module.student(module.student_input(PICTURES))
-    _, terms = module.losses(BATCH, answers)
+    logits = module.student_of_one.logits(PICTURES)
+    terms = module.student_of_one.learn(BATCH, answer).named
     torch.testing.assert_close(terms["kd_loss"], kd_loss(logits, answers[ALL], 2.0).detach())
     torch.testing.assert_close(terms["kd_b_loss"], kd_loss(logits, alone["b"], 2.0).detach())
-    assert module.distill_losses["hint"].projection.size == (6, 6)  # b's patches, at its own size
+    assert module.student_of_one.objective.losses["hint"].projection.size == (6, 6)  # b's patches, at its own size
 
 
 def test_a_feature_loss_must_name_one_of_several(two: dict[str, TeacherSpec]) -> None:
     with pytest.raises(UserError, match=r"model.teacher_of.hint: a feature loss looks at one teacher.*\(a, b\)"):
-        DistillationModule(
+        assemble(
             INFO, STUDENT, teachers=two, distill_losses={"hint": HintLoss()}, taps={"hint": TapSpec("norm", "norm")}
         )
 
@@ -93,8 +95,8 @@ def named_teacher(path: Path, names: list[str]) -> Path:
 
 def test_a_teacher_of_more_classes_in_another_order(tmp_path: Path) -> None:
     names = ["dates", "zebra", "bread", "apple", "cake"]
-    frozen = Teacher(spec(named_teacher(tmp_path / "more.safetensors", names)), 4, CLASSES)
-    whole = Teacher(spec(tmp_path / "more.safetensors"), 5)(PICTURES)
+    frozen = build_teacher(spec(named_teacher(tmp_path / "more.safetensors", names)), 4, CLASSES)
+    whole = build_teacher(spec(tmp_path / "more.safetensors"), 5)(PICTURES)
     torch.testing.assert_close(frozen(PICTURES), whole[:, [3, 2, 4, 0]])
     weight, bias = frozen.classifier()
     assert weight.shape == (4, 32)
@@ -105,16 +107,16 @@ def test_a_name_that_stands_twice_is_refused_where_it_is_needed(tmp_path: Path) 
     file = save_teacher(tmp_path / "plain.safetensors", 3)
     twice = spec(file, classes=["crane", "dog", "crane"])
     with pytest.raises(UserError, match=r"model.teacher.classes: 'crane' stands 2 times among the teacher's 3 names"):
-        Teacher(twice, 2, ["crane", "dog"])
-    assert Teacher(twice, 1, ["dog"])(PICTURES).shape == (len(PICTURES), 1)
+        build_teacher(twice, 2, ["crane", "dog"])
+    assert build_teacher(twice, 1, ["dog"])(PICTURES).shape == (len(PICTURES), 1)
 
 
 def test_names_from_a_file_and_a_map(tmp_path: Path) -> None:
     file = save_teacher(tmp_path / "plain.safetensors", 5)
     (tmp_path / "names.txt").write_text("pomme\nbread\ncake\ndates\nzebra\n")
     mapped = spec(file, classes=str(tmp_path / "names.txt"), class_map={"apple": "pomme"})
-    whole = Teacher(spec(file), 5)(PICTURES)
-    torch.testing.assert_close(Teacher(mapped, 4, CLASSES)(PICTURES), whole[:, :4])
+    whole = build_teacher(spec(file), 5)(PICTURES)
+    torch.testing.assert_close(build_teacher(mapped, 4, CLASSES)(PICTURES), whole[:, :4])
 
 
 @pytest.mark.parametrize(
@@ -128,12 +130,12 @@ def test_names_from_a_file_and_a_map(tmp_path: Path) -> None:
 )
 def test_classes_that_do_not_fit(teacher: Path, classes: object, class_map: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Teacher(spec(teacher, classes=classes, class_map=class_map), 4, CLASSES)
+        build_teacher(spec(teacher, classes=classes, class_map=class_map), 4, CLASSES)
 
 
 def test_a_pretrained_imagenet_model_knows_its_classes() -> None:
     """The names alone: the weights would be downloaded."""
-    from kd.teacher import _columns
+    from kd.teachers.class_names import columns as _columns
 
     names, columns = _columns(TeacherSpec("vit_tiny_patch16_224", pretrained=True), ["n01443537", "n01440764"], "k")
     assert len(names) == 1000
@@ -152,11 +154,11 @@ def test_a_teacher_without_a_head_teaches_by_its_features(tmp_path: Path, pictur
     (folder,) = run_folders(recipe)
     assert "agreement" not in json.loads((folder / "summary.json").read_text())["student"]["val"]
     with pytest.raises(UserError, match=r"distill_losses.kd: the teacher has no classifier"):
-        DistillationModule(INFO, STUDENT, spec(file, head=False), distill_losses={"kd": KDLoss()})
+        assemble(INFO, STUDENT, spec(file, head=False), distill_losses={"kd": KDLoss()})
 
 
 def test_equal_teachers_are_one_inside_the_block(teacher: Path) -> None:
     with shared_teachers():
-        first, second = (DistillationModule(INFO, STUDENT, spec(teacher)) for _ in range(2))
+        first, second = (assemble(INFO, STUDENT, spec(teacher)) for _ in range(2))
     assert first.teacher is second.teacher
-    assert DistillationModule(INFO, STUDENT, spec(teacher)).teacher is not first.teacher
+    assert assemble(INFO, STUDENT, spec(teacher)).teacher is not first.teacher

@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 from timm.layers import resample_abs_pos_embed
 
 from kd.cli import train_main
+from kd.config.assemble import assemble
 from kd.data.datamodule import DataInfo
 from kd.errors import UserError
 from kd.models import ModelSpec, StudentSpec, TeacherSpec, build_model, load_checkpoint, weights
-from kd.module import DistillationModule
-from kd.teacher import Teacher
+from kd.teachers import build_teacher
 from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit, write_recipe
 from tests.test_train import run
 
@@ -83,8 +83,8 @@ def test_class_names_in_the_file_bring_its_answers_into_the_datas_order(names: d
     file = tmp_path / "w.pth"
     model = tiny_vit(seed=3).eval()
     torch.save({"state_dict": model.state_dict(), **names}, file)
-    teacher = Teacher(TeacherSpec(ARCH, 32, checkpoint=str(file), kwargs=TINY), 4, CLASSES)
-    expected = model(teacher.preprocess(PICTURES))[:, [2, 1, 3, 0]]
+    teacher = build_teacher(TeacherSpec(ARCH, 32, checkpoint=str(file), kwargs=TINY), 4, CLASSES)
+    expected = model(teacher.prepare(PICTURES))[:, [2, 1, 3, 0]]
     torch.testing.assert_close(teacher(PICTURES), expected)
 
 
@@ -95,7 +95,7 @@ def test_a_run_folder_brings_its_architecture_size_and_normalisation(
     student = timm.create_model(f"local-dir:{folder / 'student'}", pretrained=True).eval()
     capsys.readouterr()
     for named in (folder, folder / "student"):
-        teacher = Teacher(TeacherSpec("resnet18", 64, checkpoint=str(named)), 4, CLASSES)
+        teacher = build_teacher(TeacherSpec("resnet18", 64, checkpoint=str(named)), 4, CLASSES)
         assert f"model.teacher: {ARCH} at 32 px, as {named} says, not the settings' resnet18" in capsys.readouterr().out
         assert teacher.columns is None
         pixels = PICTURES / 255 - torch.tensor([0.1, 0.2, 0.3])[:, None, None]
@@ -149,6 +149,6 @@ def test_a_teacher_without_weights_is_told_at_once(recipe: Path, capsys: pytest.
 
 def test_a_teacher_without_a_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model.teacher.arch: which model\?"):
-        Teacher(TeacherSpec(checkpoint=str(save_teacher(tmp_path / "t.safetensors"))), 4)
+        build_teacher(TeacherSpec(checkpoint=str(save_teacher(tmp_path / "t.safetensors"))), 4)
     with pytest.raises(UserError, match=r"model.student.arch: which model\?"):
-        DistillationModule(DataInfo(list(CLASSES), 8, 8), StudentSpec())
+        assemble(DataInfo(list(CLASSES), 8, 8), StudentSpec())

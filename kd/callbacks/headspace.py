@@ -1,16 +1,17 @@
 """A headspace run: the same steps with the input free, then with the teacher free as well."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from pytorch_lightning import Callback, Trainer
-from torch import Tensor
 
+from kd.data.batch import Batch
 from kd.errors import UserError
-from kd.losses import DistillLoss, LogitLoss
 from kd.report.records import Writer
+from kd.teachers import Teacher
+from kd.teachers.answer import Answer, Wanted
 
 WARM_UP = 3  # steps of each part that are not counted
 
@@ -38,6 +39,31 @@ class Replay:
             yield batch
 
 
+class Remembered:
+    """A teacher that keeps its answers by batch, or gives them back without looking. See :class:`kd.Teacher`.
+
+    Args:
+        teacher: the one behind it.
+        answers: by number of the batch.
+        number: of the present batch.
+        remembering: keep what the teacher says; else give it back.
+    """
+
+    def __init__(
+        self, teacher: Teacher, answers: dict[int, Answer], number: Callable[[], int], remembering: bool
+    ) -> None:
+        self.teacher, self.answers, self.number, self.remembering = teacher, answers, number, remembering
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.teacher, name)
+
+    def answer(self, batch: Batch, wanted: Wanted) -> Answer:
+        """The teacher's, or what it said of this batch an epoch ago."""
+        if self.remembering:
+            self.answers[self.number()] = self.teacher.answer(batch, wanted)
+        return self.answers[self.number()]
+
+
 class Headspace(Callback):
     """Three epochs over the same batches: as they come; from memory; from memory, with the teacher's answers too.
 
@@ -50,7 +76,7 @@ class Headspace(Callback):
 
     def __init__(self) -> None:
         self._ends: dict[int, list[float]] = {0: [], 1: [], 2: []}
-        self._answers: dict[tuple[str, int], Tensor] = {}
+        self._answers: dict[int, Answer] = {}
         self._batch_idx = 0
         self._free_teacher = False
 
@@ -68,28 +94,20 @@ class Headspace(Callback):
         data.train_dataloader = lambda: Replay(original())
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Before the run has a folder: can the teacher's answers be replayed? A feature loss needs its layers too."""
+        """Before the run has a folder: is there enough to measure, and a teacher whose answers can be replayed?"""
         if trainer.num_training_batches < 10:
             raise UserError(
                 f"trainer.limit_train_batches: a headspace run needs 10, got {trainer.num_training_batches}"
             )
-        losses = [module for module in pl_module.modules() if isinstance(module, DistillLoss)]
-        features = not all(isinstance(loss, LogitLoss) for loss in losses)
-        self._free_teacher = pl_module.teacher is not None and not features
+        self._free_teacher = pl_module.teacher is not None
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Epoch 1 remembers the teacher's answers, epoch 2 gives them back."""
         if not self._free_teacher or trainer.current_epoch == 0:
             return
-        for name, teacher in pl_module.teacher.members.items():
-            if trainer.current_epoch == 1:
-                teacher.model.register_forward_hook(lambda _m, _i, out, name=name: self._remember(name, out))
-            else:
-                teacher.preprocess = lambda images: images[:1, :1, :1, :1]  # what the teacher sees no longer matters
-                teacher.model.forward = lambda _images, name=name: self._answers[name, self._batch_idx]
-
-    def _remember(self, name: str, out: Any) -> None:
-        self._answers.setdefault((name, self._batch_idx), out)
+        remembering = trainer.current_epoch == 1
+        asked = Remembered(pl_module.teacher, self._answers, lambda: self._batch_idx, remembering)
+        object.__setattr__(pl_module, "asked", asked)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Remembers which batch the teacher is asked about."""

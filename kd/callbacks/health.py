@@ -1,7 +1,7 @@
 """Reads the training's health every few steps: gradients, updates, activations, teacher and student side by side."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kd.callbacks.run_folder import RunFolder
+from kd.distill.objective import Objective
+from kd.distill.student import Student
 from kd.losses import LogitLoss
 from kd.models.sharding import whole
+from kd.models.taps import layer_paths
 from kd.report.records import Writer
-from kd.taps import layer_paths
+from kd.teachers.answer import ALL
 
 ENDS: dict[type[nn.Module], tuple[float, float]] = {nn.Sigmoid: (0, 1), nn.Hardsigmoid: (0, 1), nn.Tanh: (-1, 1)}
 END = 0.01  # of the range of such a layer counts as its end
@@ -39,8 +42,8 @@ class Health(Callback):
     Args:
         folder: the run's.
         every: batches between two readings.
-        activations: module paths or patterns below the student (:class:`kd.taps.TapSpec`) of the layers that ``spread``
-            and ``dead`` look at; default: linear layers, convolutions and ReLUs, spread evenly.
+        activations: module paths or patterns below the student (:class:`kd.models.taps.TapSpec`) of the layers that
+            ``spread`` and ``dead`` look at; default: linear layers, convolutions and ReLUs, spread evenly.
 
     Raises:
         UserError: a pattern that matches no layer.
@@ -50,13 +53,11 @@ class Health(Callback):
         self.folder, self.every, self.activations = folder, every, activations
         self._writer: Writer | None = None
         self._readings: list[_Reading] = []
-        self._teacher: Tensor | None = None
-        self._handle: Any = None
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Finds the layers before anything is written."""
-        for module in pl_module.named_students().values():
-            self._chosen(module.student)
+        for student in pl_module.named_students().values():
+            self._chosen(student.model)
 
     def _chosen(self, student: nn.Module) -> list[tuple[str, nn.Module]]:
         if self.activations is None:
@@ -79,14 +80,8 @@ class Health(Callback):
         if trainer.fit_loop.epoch_loop.total_batch_idx % self.every:
             return
         self._readings = [
-            _Reading(name, module, self._chosen(module.student)) for name, module in pl_module.named_students().items()
+            _Reading(name, student, self._chosen(student.model)) for name, student in pl_module.named_students().items()
         ]
-        first = next(iter(pl_module.teacher.members.values())) if pl_module.teacher is not None else None
-        if first is not None and first.has_head:
-            self._handle = first.model.register_forward_hook(self._hear_teacher)
-
-    def _hear_teacher(self, _module: nn.Module, _inputs: Any, out: Any) -> None:
-        self._teacher = _logits(out)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Optimizer) -> None:
         """Measures the gradients, and keeps a few weights to see how far the step moves them."""
@@ -98,17 +93,17 @@ class Health(Callback):
         if not self._readings:
             return
         self._stop_listening()
-        if batch.get("answers") is not None:  # a cache's: the model was not asked
-            logits, _ = pl_module.cached.codec.decode(batch["answers"])
-            self._teacher = _logits(logits)
+        teacher = _logits(next((x for name, x in outputs["answer"].logits.items() if name), None))
+        if teacher is None:
+            teacher = _logits(outputs["answer"].logits.get(ALL))
         inputs = _inputs(batch["image"])
         for reading in self._readings:
             record = {"kind": "health", "step": trainer.fit_loop.epoch_loop.total_batch_idx, "inputs": inputs}
             record |= {"student": reading.name} if reading.name else {}
-            record |= reading.values(self._teacher)
+            record |= reading.values(teacher, outputs["terms"][reading.name])
             if self._writer is not None:
                 self._writer.write(record)
-        self._readings, self._teacher = [], None
+        self._readings = []
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Closes the file."""
@@ -121,9 +116,6 @@ class Health(Callback):
     def _stop_listening(self) -> None:
         for reading in self._readings:
             reading.stop_listening()
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
 
     def _close(self) -> None:
         self._stop_listening()
@@ -138,21 +130,21 @@ class _Reading:
 
     Args:
         name: of the student, empty for a single one.
-        module: its DistillationModule.
+        student: the student.
         layers: whose activations are looked at.
     """
 
-    def __init__(self, name: str, module: Any, layers: list[tuple[str, nn.Module]]) -> None:
-        self.name, self.module = name, module
+    def __init__(self, name: str, student: Student, layers: list[tuple[str, nn.Module]]) -> None:
+        self.name, self.student = name, student
         self._student: Tensor | None = None
         self._spread: dict[str, Tensor] = {}
         self._dead: dict[str, Tensor] = {}
         self._zeros: dict[str, Tensor] = {}
         self._saturated: dict[str, Tensor] = {}
-        self._names = {id(p): name for name, p in module.student.named_parameters()}
+        self._names = {id(p): name for name, p in student.model.named_parameters()}
         self._grad_norm: Tensor | None = None
         self._before: list[tuple[Tensor, Tensor]] = []
-        self._handles = [module.student.register_forward_hook(self._hear_student)]
+        self._handles = [student.model.register_forward_hook(self._hear_student)]
         for path, layer in layers:
             self._handles.append(layer.register_forward_hook(lambda m, _i, out, path=path: self._layer(path, m, out)))
 
@@ -180,7 +172,7 @@ class _Reading:
 
     def before_step(self, trained: Sequence[Tensor]) -> None:
         """Looks at the gradients of those of the ``trained`` parameters that are this student's."""
-        mine = {id(p) for p in self.module.parameters()}
+        mine = {id(p) for p in self.student.parameters()}
         parameters = [p for p in trained if id(p) in mine]
         gradients = [p.grad.float() for p in parameters if p.grad is not None]
         if gradients:
@@ -191,8 +183,8 @@ class _Reading:
         self._before = [(p, p.detach().clone()) for p in chosen]
 
     @torch.no_grad()
-    def values(self, teacher: Tensor | None) -> dict[str, Any]:
-        """The record's values, given the teacher's logits."""
+    def values(self, teacher: Tensor | None, terms: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The record's values, given the teacher's logits and the batch's losses."""
         found: dict[str, Any] = {}
         if self._grad_norm is not None:
             found["grad_norm"] = _finite(self._grad_norm)
@@ -201,8 +193,8 @@ class _Reading:
             still = zip(self._before, torch.stack(ratios).tolist() if ratios else [], strict=True)
             found["unchanged"] = [self._names.get(id(p), "a weight of a loss") for (p, _), ratio in still if ratio == 0]
         if teacher is not None:
-            several = self.module.task.multi_label
-            found["teacher_entropy"] = _finite(_entropy(_softened(self.module, teacher), several))
+            several = self.student.task.multi_label
+            found["teacher_entropy"] = _finite(_entropy(_softened(self.student.objective, teacher), several))
             if self._student is not None and self._student.shape == teacher.shape:
                 found["agreement"] = _finite(_agreement(self._student, teacher.to(self._student.device), several))
         found["spread"] = {name: _finite(value) for name, value in self._spread.items()}
@@ -211,7 +203,7 @@ class _Reading:
             found["saturated"] = {name: _finite(value) for name, value in self._saturated.items()}
         if self._dead:
             found["dead"] = {name: _finite(value) for name, value in self._dead.items()}
-        shares = _loss_shares(self.module)
+        shares = _loss_shares(self.student.objective, terms)
         return found | ({"loss_shares": shares} if shares else {})
 
 
@@ -249,9 +241,9 @@ def _class_counts(targets: Any) -> list[int]:
     return []
 
 
-def _softened(module: Any, teacher: Tensor) -> Tensor:
+def _softened(objective: Objective, teacher: Tensor) -> Tensor:
     """The teacher's logits as the first loss over logits compares them."""
-    over_logits = (loss for loss in module.active_losses.values() if isinstance(loss, LogitLoss))
+    over_logits = (loss for loss in objective.active.values() if isinstance(loss, LogitLoss))
     loss = next(over_logits, None)
     return teacher if loss is None else loss.softened(teacher)
 
@@ -272,10 +264,9 @@ def _agreement(student: Tensor, teacher: Tensor, multi_label: bool) -> Tensor:
     return same.float().mean()
 
 
-def _loss_shares(module: Any) -> dict[str, float]:
-    weights = {name: float(loss.weight) for name, loss in module.distill_losses.items()}
-    weights["task"] = float(module.task_loss_weight)
-    terms = module.terms
+def _loss_shares(objective: Objective, terms: Mapping[str, Tensor]) -> dict[str, float]:
+    weights = {name: float(loss.weight) for name, loss in objective.losses.items()}  # type: ignore[arg-type]
+    weights["task"] = float(objective.task_loss_weight)
     values = {n: w * abs(float(terms[f"{n}_loss"])) for n, w in weights.items() if f"{n}_loss" in terms}
     total = sum(values.values())
     return {n: round(v / total, 4) for n, v in values.items()} if total and math.isfinite(total) else {}

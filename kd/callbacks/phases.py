@@ -20,13 +20,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kd.callbacks.run_folder import RunFolder
 from kd.clock import Clock, StepTimes, annotate, process_start, run_clock
-from kd.memory import core_ids, cores
+from kd.machine import core_ids, cores
+from kd.models.taps import TRIAL
 from kd.report.facts import Facts
 from kd.report.records import PHASES, Run, Writer
 from kd.report.step_facts import part
 from kd.report.verdict import NAMES, limits_of
-from kd.taps import TRIAL
-from kd.teacher import Teacher
+from kd.teachers import Ensemble
 
 TOTAL_EVERY_S = 5.0
 RECENT = 50  # steps that live displays look back on
@@ -196,7 +196,7 @@ class Phases(Callback):
             "batches_per_epoch": trainer.num_training_batches, "max_epochs": trainer.max_epochs,
             "max_steps": trainer.max_steps, "python": platform.python_version(), "platform": platform.platform(),
             "primary": pl_module.task.primary, "cacheable": features is not None, "feature_bytes": features or 0,
-            "cached": getattr(pl_module, "cached", None) is not None, "torch": torch.__version__,
+            "cached": pl_module.cached is not None, "torch": torch.__version__,
             "device_name": torch.cuda.get_device_name() if self._cuda else processor(),
         }  # fmt: skip
         file = self.folder.path / "records" / f"phases.rank{trainer.global_rank}.jsonl"
@@ -328,11 +328,9 @@ def _add(total: dict[str, Any], record: dict[str, Any]) -> None:
 
 def cacheable_features(pl_module: Any) -> int | None:
     """Bytes of the features that a cache would keep of a picture beside its logits; None where no cache can serve."""
-    several = "" not in pl_module.named_students()
-    if several or not isinstance(pl_module.teacher, Teacher) or pl_module.task.dense:
+    if pl_module.teacher is None or isinstance(pl_module.teacher, Ensemble) or pl_module.task.dense:
         return None
-    features = pl_module.teacher_features
-    shapes = list(features.shapes.values()) if features else []
+    shapes = list(pl_module.wanted.features.values())
     if any(shape[0] != TRIAL for shape in shapes):
         return None
     return sum(2 * math.prod(shape[1:]) for shape in shapes)  # half precision

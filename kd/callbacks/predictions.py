@@ -38,12 +38,12 @@ class Predictions(Callback):
         batch = next(iter(data.eval_dataloader("val")))
         images, targets = batch["image"][:PICTURES].to(pl_module.device), batch["target"][:PICTURES]
         columns: dict[str, Tensor] = {"truth": targets}
-        for name, module in pl_module.named_students().items():
-            student = module.final_student.eval()
-            columns[name or "student"] = _classes(pl_module.task, student(module.student_input(images)), targets)
-            student.train()
+        for name, student in pl_module.named_students().items():
+            student.final.eval()
+            columns[name or "student"] = _classes(pl_module.task, student.logits(images), targets)
+            student.final.train()
         if pl_module.teacher is not None and pl_module.teacher.has_head:
-            columns["teacher"] = _classes(pl_module.task, pl_module.teacher.answers(images)[""], targets)
+            columns["teacher"] = _classes(pl_module.task, pl_module.teacher(images), targets)
         if not trainer.is_global_zero:
             return
         for i, picture in enumerate(images.cpu()):

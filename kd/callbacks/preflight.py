@@ -16,11 +16,13 @@ from torch import Tensor
 
 from kd._bar import bar
 from kd.callbacks.class_order import MOST_CLASSES, Confusions, found_order
+from kd.data.batch import Batch
 from kd.errors import UserError
 from kd.tasks import Task
 from kd.tasks.base import TargetCounts
 from kd.tasks.fidelity import KeptLogits
-from kd.teacher import Teacher, dtype_for
+from kd.teachers import FrozenTeacher, dtype_for
+from kd.teachers.answer import Wanted
 
 
 class Preflight(Callback):
@@ -54,7 +56,7 @@ class Preflight(Callback):
                     f"preflight: teacher {teacher.arch} has no classifier: its features teach, unmeasured", flush=True
                 )
             return
-        keep = any(module.will_inherit for module in pl_module.named_students().values())
+        keep = any(pl_module.will_inherit(student) for student in pl_module.named_students().values())
         teacher.to(pl_module.device, dtype_for(str(trainer.precision)), keep)
         judges = {name: copy.deepcopy(pl_module.task).to(pl_module.device) for name in {"": None, **teacher.members}}
         for judge in judges.values():
@@ -79,7 +81,7 @@ class Preflight(Callback):
         return {name: Confusions(count).to(pl_module.device) for name in pl_module.teacher.members}
 
     def _told_order(
-        self, trainer: Trainer, teacher: Teacher | None, seen: Confusions | None, classes: list[str]
+        self, trainer: Trainer, teacher: FrozenTeacher | None, seen: Confusions | None, classes: list[str]
     ) -> str:  # fmt: skip
         """What to do where a weak teacher's classes are in another order; empty where they are not."""
         found = found_order(seen.compute()) if seen is not None else None
@@ -129,8 +131,9 @@ class Preflight(Callback):
                     pl_module.teacher(batch["image"].to(pl_module.device))
                 continue
             target = batch["target"][real].to(pl_module.device)
-            logits = pl_module.teacher.answers(batch["image"][real].to(pl_module.device))
-            logits = {name: task.fit(answer, target) for name, answer in logits.items()}
+            asked: Batch = {"image": batch["image"][real].to(pl_module.device)}
+            answer = pl_module.teacher.answer(asked, Wanted())
+            logits = {name: task.fit(own, target) for name, own in answer.logits.items()}
             for name, judge in judges.items():
                 judge.update(logits[name], target, None)
             seen.update(target)
@@ -138,10 +141,10 @@ class Preflight(Callback):
                 self.kept.add(batch["index"][real], logits[""])
             for name, order in orders.items():
                 order.update(logits[name].argmax(1), target, batch["index"][real])
-            answer = task.decide(logits[""]).cpu()
+            decided = task.decide(logits[""]).cpu()
             if answers is None:
-                answers = torch.zeros(len(data.split("val").targets), *answer.shape[1:], dtype=answer.dtype)
-            answers[batch["index"][real]] = answer
+                answers = torch.zeros(len(data.split("val").targets), *decided.shape[1:], dtype=decided.dtype)
+            answers[batch["index"][real]] = decided
         shown.close()
         return answers
 

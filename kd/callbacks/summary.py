@@ -22,7 +22,8 @@ from kd.callbacks.preemption import RunStopped, interruption
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
 from kd.checkpoints import write_whole
-from kd.memory import state_bytes
+from kd.distill.student import Student
+from kd.fit_to_machine.memory import state_bytes
 from kd.models import count_parameters
 from kd.report.html import write_report
 from kd.report.records import read_run
@@ -147,12 +148,12 @@ class Summary(Callback):
         except Exception as problem:  # the run is worth more than its report
             print(f"kd-train: no report: {type(problem).__name__}: {problem}", file=sys.stderr)
 
-    def _students(self, modules: dict[str, Any]) -> dict[str, Any]:
+    def _students(self, students: dict[str, Student]) -> dict[str, Any]:
         """``student`` (the first of several), and of several ``students`` by name."""
         each = {
-            name: _model(m.student_spec.arch, m.student, self._final.get(name, {}))
-            | {"best_val": self._best.get(name, {}), "lr": m.lr, "start": m.start}
-            for name, m in modules.items()
+            name: _model(s.arch, s.model, self._final.get(name, {}))
+            | {"best_val": self._best.get(name, {}), "lr": s.lr, "start": s.start}
+            for name, s in students.items()
         }
         return {"student": next(iter(each.values()))} | ({"students": each} if "" not in each else {})
 
@@ -186,7 +187,7 @@ class Summary(Callback):
             "memory_mb": _memory_mb(pl_module, data.batch_size),
             "batch_size": data.batch_size,
             "num_workers": data.num_workers,
-            "cache": pl_module.cached.report() if getattr(pl_module, "cached", None) else None,
+            "cache": pl_module.cached.report() if pl_module.cached else None,
             "optimizer_state": self._optimizer_state,
             "primary": pl_module.task.primary,
             "teacher": self._teacher(pl_module.teacher),
@@ -210,9 +211,8 @@ def _write(file: Path, content: dict[str, Any]) -> None:
 
 
 def _memory_mb(pl_module: Any, batch_size: int) -> dict[str, float] | None:
-    """By part, for the first of several students."""
-    first = next(iter(pl_module.named_students().values()))
-    return first.memory.report(batch_size, pl_module.trainer.optimizers) if first.memory else None
+    """By part, of all students together."""
+    return pl_module.memory.report(batch_size, pl_module.trainer.optimizers) if pl_module.memory else None
 
 
 def best_checkpoint(trainer: Trainer) -> ModelCheckpoint | None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from pytorch_lightning import Callback, Trainer
 
 from kd.callbacks.run_folder import RunFolder
-from kd.memory import core_ids, cores
+from kd.machine import core_ids, cores
 from kd.report.records import Writer
 
 CONTROL = "monitor"  # a file of this name in the run's folder, holding "on" or "off"

@@ -22,7 +22,7 @@ from kd.export.prepared import Prepared
 from kd.export.student import load_student, read_metadata
 from kd.models import Preprocess, TeacherSpec
 from kd.tasks import Task
-from kd.teacher import Ensemble, Teacher, build_teachers
+from kd.teachers import Ensemble, FrozenTeacher, build_teachers
 
 
 @dataclass
@@ -121,7 +121,7 @@ def open_run(request: Request, takes: tuple[str, ...] = ()) -> FinishedRun:
     return FinishedRun(folder, config, model, preprocess, classes, task)
 
 
-def teacher_of_run(model: dict[str, Any], classes: list[str], dense: bool) -> Teacher | Ensemble | None:
+def teacher_of_run(model: dict[str, Any], classes: list[str], dense: bool) -> FrozenTeacher | Ensemble | None:
     """The run's teacher or teachers, if their checkpoints are still there."""
     specs = {"": model["teacher"]} if model["teacher"] else model["teachers"] or {}
     gone = [s["checkpoint"] for s in specs.values() if not (s["checkpoint"] and Path(s["checkpoint"]).exists())]

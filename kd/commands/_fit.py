@@ -41,8 +41,7 @@ def fit(cli: Any, resume_from: Path | None) -> int:
         )
     if cli.precision_note:
         say(cli.precision_note)
-    for module in cli.model.named_students().values():
-        module.resumed = resume_from is not None
+    cli.model.resumed = resume_from is not None
     try:
         if resume_from and is_rank_zero():
             cli.folder.lock()

@@ -44,7 +44,7 @@ def run(request: Request) -> int:
     from kd.checkpoints import write_whole
     from kd.commands._finished import open_run, take
     from kd.config.quiet import quiet_libraries
-    from kd.memory import cores
+    from kd.machine import cores
 
     quiet_libraries()
     own = take(request, "runtime", "batch", "threads", "seconds")

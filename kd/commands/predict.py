@@ -110,7 +110,7 @@ def predict(
     import torch
 
     from kd._bar import bar
-    from kd.memory import cores
+    from kd.machine import cores
 
     model, whole = opened.model.to(device).eval(), opened.kind == "segmentation"
     view = _view(opened, whole)

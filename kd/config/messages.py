@@ -9,7 +9,7 @@ from kd.data.sources import ImageFolder, Source
 from kd.data.transforms import Augment
 from kd.losses import FeatureLoss, LayersLoss, LogitLoss, Projection
 from kd.models import StudentSpec, TeacherSpec
-from kd.taps import TapSpec
+from kd.models.taps import TapSpec
 from kd.tasks import Classification, Task
 
 LENGTH = 300

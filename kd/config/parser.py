@@ -38,6 +38,7 @@ from kd.callbacks.progress import Progress
 from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.students import StudentFolders
 from kd.callbacks.summary import Summary
+from kd.config.assemble import assemble
 from kd.config.checks import check_losses, check_values, find_culprit
 from kd.config.messages import one_line
 from kd.config.trust import remember
@@ -46,12 +47,11 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.shards import Shards  # noqa: F401 - so that data.source=Shards is found by its short name
 from kd.errors import UserError
 from kd.export import save_student
-from kd.joint import SeveralStudents
 from kd.module import DistillationModule
 from kd.optim import OptimSpec
 from kd.strategies.checkpoint_files import CheckpointFiles
 from kd.tasks import Classification, Task
-from kd.teacher import shared_teachers
+from kd.teachers import shared_teachers
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "logger": False,  # RunFolder adds metrics.csv; others by trainer.logger
@@ -127,7 +127,7 @@ class KDCLI(LightningCLI):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             super().__init__(
-                DistillationModule,
+                assemble,
                 DistillationDataModule,
                 save_config_callback=None,
                 trainer_defaults=TRAINER_DEFAULTS,
@@ -206,7 +206,7 @@ class KDCLI(LightningCLI):
         except Exception as error:
             raise self._told_by_key(error) from error
         for name, module in self.model.named_students().items():
-            check_losses(module.distill_losses, f"students.{name}.model" if name else "model", self.datamodule.info)
+            check_losses(module.objective.losses, f"students.{name}.model" if name else "model", self.datamodule.info)
         launcher = self.trainer.strategy.launcher
         if isinstance(launcher, _MultiProcessingLauncher):  # the run would be in a child process, and lost with it
             raise UserError(f"trainer.strategy: '{self.config.trainer.strategy}' is not supported; take ddp")
@@ -269,7 +269,7 @@ class KDCLI(LightningCLI):
         if clip is not None and not clip >= 0:  # torch would turn every gradient round
             raise UserError(f"trainer.gradient_clip_val: must be >= 0 (0 does not clip), got {clip}")
         if config.students:
-            self.model = SeveralStudents({name: self._student(name) for name in config.students})
+            self.model = DistillationModule.together({name: self._student(name) for name in config.students})
         known = [
             f"val/{name}"
             for name in self.model.task.metric_names(bool(self.model.teacher and self.model.teacher.has_head))

@@ -90,7 +90,7 @@ class TopKCodec:
 Codec = DenseCodec | TopKCodec
 
 Feature = tuple[str, str]
-"""(layer, tokens): a layer of the teacher and its form, see :class:`kd.taps.TapSpec`."""
+"""(layer, tokens): a layer of the teacher and its form, see :class:`kd.models.taps.TapSpec`."""
 
 
 class AnswerCodec:

@@ -21,7 +21,7 @@ from kd.data.sampler import Key
 from kd.data.sources import Source
 from kd.data.transforms import Augment
 from kd.errors import UserError
-from kd.memory import cores
+from kd.machine import cores
 
 
 def check(augment: Augment, source: Source) -> None:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from itertools import cycle, islice
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
+from kd.data.batch import Batch, DataInfo
 from kd.data.loader import Loader, Shared, listen_to_parent
 from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sampler import EvalBatches, Key, TrainBatches, ViewBatches
@@ -24,48 +24,10 @@ from kd.data.sources import FoodTagMini, Source, Split, Subset, identity, labell
 from kd.data.transforms import Augment, MixPairs, eval_transform, height_width, seeded, train_transform
 from kd.data.unlabeled import Joined, unlabelled_folder, unlabelled_mask
 from kd.errors import UserError
-from kd.memory import cores
-
-Batch = dict[str, Tensor]
-"""``image``: uint8 (N, 3, H, W); ``target``: ids (N,), probabilities or labels (N, C), or masks (N, H, W), uint8;
-``index``: (N,), -1 for padding."""
+from kd.machine import cores
 
 Sample = tuple[Tensor, Any, Key]
 """Picture, target (id, ids, or mask), (index, epoch)."""
-
-
-@dataclass
-class DataInfo:
-    """What a model needs to know of the data.
-
-    Attributes:
-        classes: names by class id.
-        train: training pictures, with and without a label.
-        val: validation pictures.
-        unlabeled: how many of ``train`` have no label.
-        labels: whether training sees any labels.
-        soft_targets: labels are mixed (mixup, cutmix).
-        masks: targets are masks.
-        multi_label: targets are any number of labels.
-        ignore_index: the value of a mask's pixels that take no part.
-    """
-
-    classes: list[str]
-    train: int
-    val: int
-    unlabeled: int = 0
-    labels: bool = True
-    soft_targets: bool = False
-    masks: bool = False
-    multi_label: bool = False
-    ignore_index: int | None = None
-
-    @property
-    def kind(self) -> str:
-        """What the targets are, for people."""
-        if self.masks:
-            return "masks"
-        return "any number of labels a picture" if self.multi_label else "one label a picture"
 
 
 class PictureSet(Dataset[Sample]):
@@ -113,7 +75,8 @@ class Collate:
         index = torch.tensor([-1 if epoch < 0 else i for i, epoch in keys])
         if self.mix:
             images, targets = self.mix(images, targets, keys)
-        return {"image": images, "target": targets, "index": index}
+        batch: Batch = {"image": images, "target": targets, "index": index}
+        return batch if self.mix is None else {**batch, "view": keys[0][1]}
 
     def targets(self, targets: Sequence[Any]) -> Tensor:
         """Targets of samples -> the batch's."""
@@ -238,7 +201,7 @@ class DistillationDataModule(LightningDataModule):
             list(source.classes), sizes["train"], sizes["val"],
             unlabeled=self._unlabelled_count(), labels=not self.unlabeled or self.unlabeled_ratio is not None,
             soft_targets=bool(augment.mixup or augment.cutmix), masks=source.masks, multi_label=source.multi_label,
-            ignore_index=source.ignore_index,
+            ignore_index=source.ignore_index, crop_ratio=self.crop_ratio,
         )  # fmt: skip
 
     @property

@@ -131,6 +131,7 @@ def pack(stack: Callable[..., Tensor], samples: Sequence[tuple[Tensor, Recipe, A
         "plan": Plan(list(recipes), list(keys)),
         "target": stack(targets),
         "index": torch.tensor([index for index, _ in keys]),
+        "view": keys[0][1],
     }
 
 

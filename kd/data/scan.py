@@ -18,7 +18,7 @@ from kd.data.masks import MaskSplit
 from kd.data.pictures import MAX_PIXELS, check_header, decode, open_regular
 from kd.data.sources import FileSplit, Split, cache_dir, fingerprint, printable
 from kd.errors import first_line
-from kd.memory import cores
+from kd.machine import cores
 
 Check = Literal["all", "headers", "off"]
 ALL_UP_TO = 50_000  # pictures: more are checked by their headers unless asked otherwise

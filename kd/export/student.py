@@ -12,9 +12,10 @@ import timm
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
-from torch import nn
+from torch import Tensor, nn
 
-from kd.checkpoints import write_whole
+from kd.checkpoints import models_in, write_whole
+from kd.distill.student import Student
 from kd.errors import UserError
 from kd.models import Preprocess
 from kd.models.hugging_face import HuggingFaceModel
@@ -23,51 +24,50 @@ from kd.models.segmenter import DenseModel
 from kd.module import DistillationModule
 
 
-def student_metadata(module: DistillationModule) -> dict[str, str]:
+def student_metadata(student: Student) -> dict[str, str]:
     """What one needs to use the weights, as safetensors metadata: architecture, arguments, input, classes."""
-    spec, want = module.student_spec, module.student_input
-    made: Any = module.student.backbone if module.task.dense else module.student
+    want: Any = student.prepare
+    made: Any = student.model.backbone if student.task.dense else student.model
     content: dict[str, Any] = {
-        "kwargs": {**getattr(made, "made_with", {}), "num_classes": len(module.data_info.classes)},
-        "img_size": want.size[0] if want.size[0] == want.size[1] else want.size,
-        "mean": want.mean,
-        "std": want.std,
-        "classes": module.data_info.classes,
+        "kwargs": {**getattr(made, "made_with", {}), "num_classes": len(student.data.classes)},
+        "classes": student.data.classes,
     }
-    if module.task.dense:
+    if isinstance(want, Preprocess):
+        size = want.size[0] if want.size[0] == want.size[1] else want.size
+        content |= {"img_size": size, "mean": want.mean, "std": want.std}
+    if student.task.dense:
         content["dense"] = True  # a timm backbone below kd.models.segmenter.DenseModel
     if isinstance(made, OwnModel):
         content["builder"] = made.made_by
-    if not module.classifies:
+    if not student.classifies:
         content["classifies"] = False  # nothing has trained the classifier: what counts are the features below it
-    return {"arch": spec.arch, **{key: json.dumps(value) for key, value in content.items()}}
+    return {"arch": student.arch, **{key: json.dumps(value) for key, value in content.items()}}
 
 
-def save_student(module: DistillationModule, path: Path, checkpoint: Path | None = None) -> None:
+def save_student(module: DistillationModule | Student, path: str | Path, checkpoint: Path | None = None) -> None:
     """Writes ``student.safetensors``: ``timm.create_model(arch, **kwargs)`` + ``load_state_dict``, no ``kd`` needed.
 
     Args:
-        module: the trained module.
+        module: the trained module (the first of several students), or one of its students.
         path: the file to write; replaced in one step.
         checkpoint: take the weights from this training checkpoint instead of the module's present ones.
     """
-    student: nn.Module = module.final_student
-    state = student.state_dict()
+    path = Path(path)
+    student = module.student_of_one if isinstance(module, DistillationModule) else module
+    state: dict[str, Tensor] = student.final.state_dict()
     if checkpoint is not None:
         saved = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
-        prefix = "student_ema.module." if module.student_ema is not None else "student."
-        state = {key: saved[prefix + key] for key in state}
-    whole = save({k: v.detach().cpu().contiguous() for k, v in state.items()}, student_metadata(module))
+        state = next(iter(models_in(saved).values()))
+    whole = save({k: v.detach().cpu().contiguous() for k, v in state.items()}, student_metadata(student))
     write_whole(path, lambda file: file.write(whole))  # save_file would make a file that only its owner can read
-    if isinstance(student, HuggingFaceModel):
-        crop = getattr(getattr(module.trainer, "datamodule", None), "crop_ratio", 1.0)
-        student.save_folder(path.with_suffix(""), state, module.data_info.classes, crop, module.student_input)
-    elif not module.task.dense and hasattr(student, "made_with"):  # timm builds no models for dense prediction
-        model: Any = module.student
-        crop = getattr(getattr(module.trainer, "datamodule", None), "crop_ratio", 1.0)
-        config = timm_config(
-            model, module.student_spec.arch, model.made_with, module.student_input, module.data_info.classes, crop
-        )
+    model: Any = student.model
+    want: Any = student.prepare
+    if not isinstance(want, Preprocess):  # a model of the user's own, whose input kd does not know
+        return
+    if isinstance(model, HuggingFaceModel):
+        model.save_folder(path.with_suffix(""), state, student.data.classes, student.data.crop_ratio, want)
+    elif not student.task.dense and hasattr(model, "made_with"):  # timm builds no models for dense prediction
+        config = timm_config(model, student.arch, model.made_with, want, student.data.classes, student.data.crop_ratio)
         write_timm_folder(path, path.with_suffix(""), config)  # student/ beside student.safetensors
 
 

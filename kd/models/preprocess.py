@@ -1,13 +1,17 @@
 """Each model's own input."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import timm
 import torch
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as tvf
 
+from kd.errors import UserError
+
 Images = Tensor  # uint8, (N, 3, H, W)
+Size = tuple[int, int]
 
 
 class Preprocess:
@@ -33,7 +37,9 @@ class Preprocess:
         self.dtype = torch.float32  # of the output; that of the weights where a run trains in half precision throughout
 
     def __call__(self, images: Images) -> Tensor:
-        """uint8 ``(N, 3, H, W)`` -> floats ``(N, 3, *size)``."""
+        """uint8 ``(N, 3, H, W)`` -> floats ``(N, 3, *size)``; floats pass as they are: they are prepared already."""
+        if images.is_floating_point():
+            return images.to(self.dtype)
         if images.shape[-2:] != self.size:
             images = tvf.resize(images, list(self.size), antialias=True)
         pictures = tvf.normalize(tvf.to_dtype(images, torch.float32, scale=True), self.mean, self.std)
@@ -52,3 +58,74 @@ def preprocess_for(
     config = timm.data.resolve_model_data_config(model)
     size = img_size or config["input_size"][-2:]
     return Preprocess(size, mean or config["mean"], std or config["std"], channels_last)
+
+
+class Prepare(Protocol):
+    """Pictures ``(N, 3, H, W)`` -> a model's input. Float pictures pass as they are: they are prepared already.
+
+    Attributes:
+        size: height and width of the model's input in pixels.
+    """
+
+    @property
+    def size(self) -> Size:
+        """See above."""
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """uint8 or float ``(N, 3, H, W)`` -> float."""
+
+
+class Given:
+    """A function of the user's own.
+
+    Args:
+        function: uint8 pictures ``(N, 3, H, W)`` -> the model's input.
+        name: whose input it is, named in errors.
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor] | None, name: str) -> None:
+        self.function, self.name = function, name
+        self._size: Size | None = None
+
+    @property
+    def size(self) -> Size:
+        """Known once the function was called.
+
+        Raises:
+            UserError: it was not.
+        """
+        if self._size is None:
+            raise UserError(f"{self.name}: its input size is not known before the first batch; feature losses need it: "
+                            "give prepare=kd.Preprocess(size, mean, std)")  # fmt: skip
+        return self._size
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Runs the function on uint8 pictures.
+
+        Raises:
+            UserError: there is no function.
+        """
+        if images.dtype == torch.uint8:
+            if self.function is None:
+                raise UserError(f"{self.name}: how it wants uint8 pictures is not known; give float pictures, or "
+                                "prepare=kd.Preprocess(size, mean, std) or a function")  # fmt: skip
+            images = self.function(images)
+        self._size = (images.shape[-2], images.shape[-1])
+        return images
+
+
+def input_of(
+    model: nn.Module | Callable[[Tensor], object], name: str, prepare: Callable[[Tensor], Tensor] | None = None
+) -> Prepare:
+    """What is given, or what timm says of the model; for other models it must be given, or float pictures.
+
+    Args:
+        model: the model.
+        name: named in errors.
+        prepare: a :class:`kd.models.Preprocess`, or any function of uint8 pictures.
+    """
+    if isinstance(prepare, Preprocess):
+        return prepare
+    if prepare is None and isinstance(model, nn.Module) and getattr(model, "pretrained_cfg", None):
+        return preprocess_for(model, None)
+    return Given(prepare, name)

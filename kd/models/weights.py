@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from timm.models import clean_state_dict
 from torch import Tensor
 
-from kd.checkpoints import run_folder
+from kd.checkpoints import models_in, run_folder
 from kd.errors import UserError
 
 STATES = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict")  # where trainers keep the weights
@@ -200,8 +200,9 @@ def _state_in(content: Any) -> dict[str, Tensor]:
     name = next((n for n in STATES if isinstance(content.get(n), Mapping)), None)
     state = content[name] if name else content
     state = clean_state_dict({k: v for k, v in state.items() if isinstance(v, Tensor)})
-    students = {k.removeprefix("student."): v for k, v in state.items() if k.startswith("student.")}
-    return students or state
+    if not any(k.startswith(("student.", "students.")) for k in state):
+        return state
+    return next(iter(models_in(state).values()))
 
 
 def _names_in(content: Any) -> list[str]:

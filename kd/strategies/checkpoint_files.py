@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
-from kd.checkpoints import LAST, PREVIOUS, write_whole
+from kd.checkpoints import LAST, PREVIOUS, todays_names, write_whole
 from kd.errors import RunError
 
 
@@ -43,7 +43,8 @@ class CheckpointFiles(TorchCheckpointIO):
     ) -> dict[str, Any]:
         """Reads one file. Never runs code from it: what is no tensor or plain value is refused."""
         self._last_is_damaged = Path(path).name == PREVIOUS  # then it must not push out the good one
-        return super().load_checkpoint(path, map_location, weights_only=True)
+        checkpoint = super().load_checkpoint(path, map_location, weights_only=True)
+        return {**checkpoint, "state_dict": todays_names(checkpoint["state_dict"])}
 
 
 def _by_the_disk(error: BaseException | None) -> OSError | None:

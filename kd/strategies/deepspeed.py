@@ -73,10 +73,13 @@ class DeepSpeed(DDPStrategy):
         Raises:
             UserError: what does not go with it.
         """
-        if module.student_ema is not None and self.stage == 3:
-            raise UserError("model.ema_decay: the average of a sharded student is not kept; leave it out with stage 3")
-        if module.optim_spec.zero:
-            raise UserError("optim.zero: DeepSpeed shards the optimizer's state already; leave config=zero out")
+        for student in module.named_students().values():
+            if student.average is not None and self.stage == 3:
+                raise UserError(
+                    "model.ema_decay: the average of a sharded student is not kept; leave it out with stage 3"
+                )
+            if student.optim.zero:
+                raise UserError("optim.zero: DeepSpeed shards the optimizer's state already; leave config=zero out")
 
     def configure_ddp(self) -> None:
         """Nothing: the engine takes DDP's place once there is an optimizer."""

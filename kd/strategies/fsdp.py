@@ -39,14 +39,15 @@ class FSDP(ModelParallelStrategy):
         Raises:
             UserError: what does not go with it.
         """
-        if module.student_ema is not None:
-            raise UserError("model.ema_decay: the average of a sharded student is not kept; leave it out with FSDP")
-        if module.optim_spec.zero:
-            raise UserError("optim.zero: FSDP shards the optimizer's state already; leave config=zero out")
         mesh = self.device_mesh["data_parallel"]
-        losses = [m for m in module.distill_losses.values() if any(p.requires_grad for p in m.parameters())]
-        for part in [module.student, *losses]:
-            shard(part, mesh)
+        for student in module.named_students().values():
+            if student.average is not None:
+                raise UserError("model.ema_decay: the average of a sharded student is not kept; leave it out with FSDP")
+            if student.optim.zero:
+                raise UserError("optim.zero: FSDP shards the optimizer's state already; leave config=zero out")
+            losses = [m for m in student.objective.losses.values() if any(p.requires_grad for p in m.parameters())]
+            for part in [student.model, *losses]:
+                shard(part, mesh)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The whole state on rank 0, numbered in the order of the optimizer's groups, as a plain optimizer has it."""

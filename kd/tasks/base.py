@@ -11,6 +11,10 @@ from torchmetrics import Metric
 class Task(nn.Module):
     """Base of all tasks.
 
+    Args:
+        num_classes: classes of the data; default: as the data says.
+        ignore_index: value of targets that take no part; default: as the data says.
+
     Attributes:
         dense: targets are maps, and the models classify every pixel.
         multi_label: targets are several labels a picture.
@@ -20,6 +24,25 @@ class Task(nn.Module):
     dense = False
     multi_label = False
     primary = "acc1"
+
+    def __init__(self, num_classes: int | None = None, ignore_index: int | None = None) -> None:
+        super().__init__()
+        if num_classes is not None and num_classes < 1:
+            raise ValueError(f"num_classes must be >= 1, got {num_classes}")
+        self.num_classes, self.ignore_index = num_classes, ignore_index
+
+    def settle(self, num_classes: int, ignore_index: int | None = None) -> None:
+        """Takes over what the data says, and makes the metrics.
+
+        Raises:
+            ValueError: the task was made for other data.
+        """
+        if self.num_classes not in (None, num_classes):
+            raise ValueError(f"num_classes must be the data's {num_classes}, got {self.num_classes}")
+        if self.ignore_index is not None and self.ignore_index != ignore_index:
+            raise ValueError(f"ignore_index must be the data's {ignore_index}, got {self.ignore_index}")
+        self.num_classes, self.ignore_index = num_classes, ignore_index
+        self.build(num_classes, ignore_index)
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
         """Makes the metrics for ``num_classes`` classes."""

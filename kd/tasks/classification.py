@@ -16,11 +16,12 @@ class Classification(Task):
     """Cross-entropy and the metrics of a classifier: top-1, top-5, agreement with the teacher.
 
     Args:
+        num_classes: classes of the data; default: as the data says.
         label_smoothing: in [0, 1).
     """
 
-    def __init__(self, label_smoothing: float = 0.0) -> None:
-        super().__init__()
+    def __init__(self, num_classes: int | None = None, label_smoothing: float = 0.0) -> None:
+        super().__init__(num_classes)
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"label_smoothing must be >= 0 and < 1, got {label_smoothing}")
         self.label_smoothing = label_smoothing

@@ -17,7 +17,13 @@ class MultiLabel(Task):
 
     Average precision is exact, which keeps ``num_classes`` numbers a validation picture. It and F1 are means over the
     labels that occur: one without a positive has neither.
+
+    Args:
+        num_classes: labels that a picture can have; default: as the data says.
     """
+
+    def __init__(self, num_classes: int | None = None) -> None:
+        super().__init__(num_classes)
 
     multi_label = True
     primary = "map"

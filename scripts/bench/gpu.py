@@ -23,7 +23,7 @@ from kd.losses import KDLoss
 from kd.models import StudentSpec, TeacherSpec, build_model, preprocess_for
 from kd.optim import OptimSpec, build_optimizer
 from kd.tasks import Classification
-from kd.teacher import Teacher
+from kd.teachers import build_teacher
 from scripts.bench.harness import measure, options, spread, write
 
 PEAK = 790e12  # dense bf16 of an H200, measured; the datasheet says 989
@@ -35,7 +35,7 @@ class Pair:
 
     def __init__(self, asked: Any, device: torch.device, mode: str | bool) -> None:
         self.device, self.low = device, torch.bfloat16 if asked.precision == "bf16" else torch.float32
-        self.teacher = Teacher(TeacherSpec(asked.teacher, asked.size, compile=mode), CLASSES).to(device, self.low)
+        self.teacher = build_teacher(TeacherSpec(asked.teacher, asked.size, compile=mode), CLASSES).to(device, self.low)
         spec = StudentSpec(asked.student, asked.size, compile=mode)
         self.student = build_model(spec, CLASSES, "model.student").to(device).train()
         spec.compile_in_place(self.student)

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from kd.config.assemble import assemble
 from kd.data.datamodule import DataInfo
 from kd.losses import KDLoss
 from kd.models import StudentSpec, TeacherSpec
-from kd.module import DistillationModule
 from kd.optim import OptimSpec, build_optimizer
 from scripts.bench.harness import measure, options, spread, write
 
@@ -67,7 +67,7 @@ def stepper(lever: Lever, device: torch.device, size: int, batch: dict[str, torc
     """A function that makes one step of the pair with this lever pulled."""
     teacher = replace(TeacherSpec("vit_small_patch14_dinov2", size, classes=CLASSES), **lever.teacher)
     student = replace(StudentSpec("vit_tiny_patch16_224", size), **lever.student)
-    module = DistillationModule(
+    module = assemble(
         DataInfo(CLASSES, 2640, 296), student, teacher, distill_losses={"kd": KDLoss(temperature=2.0)}
     ).to(device)
     module.teacher.to(device, lever.dtype)
@@ -75,9 +75,9 @@ def stepper(lever: Lever, device: torch.device, size: int, batch: dict[str, torc
     optimizer = build_optimizer([module.student], OptimSpec(kwargs=lever.optim))
 
     def step() -> None:
-        answers = module.ask(batch["image"])
+        answer = module.teacher.answer(batch, module.wanted)
         with torch.autocast(device.type, lever.dtype, enabled=lever.dtype is not torch.float32):
-            loss, _ = module.losses(batch, answers)
+            loss = module.student_of_one.learn(batch, answer).total
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -43,7 +43,7 @@ class HandWritten:
         if not hasattr(self, "loader"):
             self.build()
         module = self.cli.model
-        teacher_input, student_input = module.teacher.preprocess, module.student_input
+        teacher_input, student_input = module.teacher.prepare, module.student_of_one.prepare
         self.loader.batch_sampler.set_epoch(number)
         for batch in self.loader:
             images = batch["image"].to(self.device, non_blocking=True)

@@ -103,7 +103,7 @@ class FreeTeacher(Callback):
         """Puts random answers in its place."""
         answers = torch.randn(trainer.datamodule.batch_size, len(pl_module.data_info.classes))  # type: ignore
         teacher = pl_module.teacher
-        teacher.preprocess = lambda images: images[:1, :1, :1, :1]
+        teacher.prepare = lambda images: images[:1, :1, :1, :1]
         teacher.model.forward = lambda _images: answers
 
 

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import torch
 
+from kd.config.assemble import assemble
 from kd.data.datamodule import DataInfo
 from kd.losses import KDLoss
 from kd.models import StudentSpec, TeacherSpec
 from kd.module import DistillationModule
 from kd.optim import OptimSpec, build_optimizer
-from kd.teacher import shared_teachers
+from kd.teachers import shared_teachers
 
 CLASSES = [str(i) for i in range(81)]
 
@@ -30,7 +31,7 @@ def build(count: int) -> list[DistillationModule]:
     teacher = TeacherSpec("vit_small_patch14_dinov2", 112, classes=CLASSES)
     with shared_teachers():
         return [
-            DistillationModule(
+            assemble(
                 info, StudentSpec("vit_tiny_patch16_224", 112), teacher, distill_losses={"kd": KDLoss(temperature=2.0)}
             )
             for _ in range(count)
@@ -40,10 +41,10 @@ def build(count: int) -> list[DistillationModule]:
 def step(modules: list[DistillationModule], optimizers: list, batch: dict, shared: bool) -> float:
     """Seconds of one step of all students."""
     started = time.perf_counter()
-    answers = modules[0].ask(batch["image"]) if shared else {}
+    answer = modules[0].teacher.answer(batch, modules[0].wanted) if shared else None
     for module, optimizer in zip(modules, optimizers, strict=True):
-        loss, _ = module.losses(batch, answers if shared else module.ask(batch["image"]))
-        loss.backward()
+        own = answer or module.teacher.answer(batch, module.wanted)
+        module.student_of_one.learn(batch, own).total.backward()
         optimizer.step()
         optimizer.zero_grad()
     return time.perf_counter() - started

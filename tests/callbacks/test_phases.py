@@ -74,7 +74,7 @@ class Plant(Callback):
         modules = {
             "teacher": pl_module.teacher.model,
             "student": pl_module.student,
-            "loss": pl_module.distill_losses.kd,
+            "loss": pl_module.student_of_one.objective.losses.kd,
         }
         if self.part in modules:
             modules[self.part].register_forward_pre_hook(lambda *_: time.sleep(self.seconds))

@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -64,72 +64,77 @@ def layer_paths(model: nn.Module, patterns: Sequence[str], key: str, besides: Se
 
 
 class Taps:
-    """Catches the outputs of some layers during a forward inside ``with taps:``.
+    """Catches the outputs of some layers during a forward: ``with taps as caught: model(x)``.
 
-    Outputs are brought into one form: maps ``(N, C, H, W)``, whatever the model's layout, and patch tokens as a map;
-    class tokens and pooled features as vectors ``(N, D)``. Nothing is caught outside the block, in particular not in
-    the second forward that gradient checkpointing runs during backward.
+    :meth:`read` brings them into one form: maps ``(N, C, H, W)``, whatever the model's layout, and patch tokens as a
+    map; class tokens and pooled features as vectors ``(N, D)``. Each block fills a dict of its own, so nothing outlives
+    the step that asked. Nothing is caught outside a block, in particular not in the second forward that gradient
+    checkpointing runs during backward.
 
     Args:
         model: the model.
         patterns: module paths or shell-style patterns below it.
-        size: height and width of the model's input in pixels.
+        size: height and width of the model's input in pixels; a function where they are not known yet.
         key: the configuration key, named in errors.
 
     Raises:
         UserError: a pattern that matches nothing.
     """
 
-    def __init__(self, model: nn.Module, patterns: Sequence[str | list[str]], size: Size, key: str) -> None:
-        self._model, self._size, self._key = model, size, key
+    def __init__(
+        self, model: nn.Module, patterns: Sequence[str | list[str]], size: Size | Callable[[], Size], key: str
+    ) -> None:
+        self._model, self._input_size, self._key = model, size, key
         self._layers = dict(model.named_modules())
-        self._caught: dict[str, Tensor] = {}
-        self._given: dict[tuple[str, str], Tensor] = {}
-        self._open = False
-        for path in dict.fromkeys(path for pattern in patterns for path in self.paths(pattern)):
+        self._caught: dict[str, Tensor] | None = None
+        self._hooked: set[str] = set()
+        self._found: dict[tuple[str, ...], list[str]] = {}
+        for pattern in patterns:
+            self.add(pattern)
+
+    @property
+    def _size(self) -> Size:
+        return self._input_size() if callable(self._input_size) else self._input_size
+
+    def add(self, patterns: str | list[str]) -> None:
+        """Listens to more layers."""
+        for path in self.paths(patterns):
+            if path in self._hooked:
+                continue
+            self._hooked.add(path)
             if path == PRELOGITS:
-                _classifier(model).register_forward_pre_hook(self._catch_input)
+                classifier_of(self._model, self._key).register_forward_pre_hook(self._catch_input)
             else:
                 self._layers[path].register_forward_hook(self._catch(path))
 
     def paths(self, patterns: str | list[str]) -> list[str]:
         """The layers that patterns name, in the model's order."""
-        return layer_paths(
-            self._model, [patterns] if isinstance(patterns, str) else patterns, self._key, besides=[PRELOGITS]
-        )
+        wanted = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+        if wanted not in self._found:  # once, not in every step: it walks the whole model
+            self._found[wanted] = layer_paths(self._model, wanted, self._key, besides=[PRELOGITS])
+        return self._found[wanted]
 
-    def __enter__(self) -> "Taps":
-        self._open, self._given = True, {}  # a forward takes the place of what was given
-        return self
+    def __enter__(self) -> dict[str, Tensor]:
+        self._caught = {}
+        return self._caught
 
     def __exit__(self, *_: object) -> None:
-        self._open = False
+        self._caught = None
 
     def _catch(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            if self._open:
+            if self._caught is not None:
                 self._caught[path] = output[0] if isinstance(output, (tuple, list)) else output
 
         return hook
 
     def _catch_input(self, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if self._open:
+        if self._caught is not None:
             self._caught[PRELOGITS] = inputs[0]
 
-    def read(self, patterns: str | list[str], tokens: str) -> list[Tensor]:
-        """What the layers gave in the last forward, in the form that ``tokens`` asks for."""
-        return [
-            self._given[path, tokens] if (path, tokens) in self._given else self._form(self._caught[path], tokens, path)
-            for path in self.paths(patterns)
-        ]
-
-    def put(self, features: Mapping[tuple[str, str], Tensor]) -> None:
-        """Takes features by (layer, tokens), as :meth:`read` will give them: in place of a forward."""
-        self._caught, self._given = {}, dict(features)
-
-    def clear(self) -> None:
-        """Lets go of everything: no tensor, and no graph behind it, outlives the step."""
-        self._caught, self._given = {}, {}
+    def read(self, caught: dict[str, Tensor], patterns: str | list[str], tokens: str) -> list[Tensor]:
+        """What the layers gave in the forward that filled ``caught``, in the form that ``tokens`` asks for."""
+        return [self._form(caught[path], tokens, path) for path in self.paths(patterns)]
 
     def _form(self, x: Tensor, tokens: str, path: str) -> Tensor:
         if x.ndim == 4:
@@ -160,30 +165,23 @@ class Taps:
         return last < first
 
 
-@dataclass
-class Features:
-    """What losses look at of one model.
-
-    Attributes:
-        taps: of the model.
-        shapes: (layer, tokens) -> the shape that it gives for :data:`TRIAL` pictures.
-    """
-
-    taps: Taps
-    shapes: dict[tuple[str, str], tuple[int, ...]]
-
-    def read(self) -> dict[tuple[str, str], Tensor]:
-        """What each gave in the last forward."""
-        return {(layer, tokens): self.taps.read(layer, tokens)[0] for layer, tokens in self.shapes}
-
-
 def _matches(path: str, pattern: str) -> bool:
     parts, wanted = path.split("."), pattern.split(".")
     return len(parts) == len(wanted) and all(fnmatchcase(a, b) for a, b in zip(parts, wanted, strict=True))
 
 
-def _classifier(model: nn.Module) -> nn.Module:
-    found = model.get_classifier()  # type: ignore[operator]  # every timm model has it
+def classifier_of(model: nn.Module, key: str) -> nn.Module:
+    """The last layer of a model: timm's ``get_classifier()``, or a module named ``head``, ``fc`` or ``classifier``.
+
+    Raises:
+        UserError: none of these is there.
+    """
+    get = getattr(model, "get_classifier", None)
+    named = (getattr(model, name, None) for name in ("head", "fc", "classifier"))
+    found = get() if get is not None else next((m for m in named if isinstance(m, nn.Module)), None)
+    if found is None:
+        raise UserError(f"{key}: {type(model).__name__} has no get_classifier() and no head, fc or classifier, so "
+                        "'prelogits' is unknown: name a layer")  # fmt: skip
     return found[0] if isinstance(found, (tuple, list, nn.ModuleList)) else found
 
 
@@ -202,9 +200,7 @@ def tap_shapes(
     """
     training = model.training
     model.eval()
-    with taps:
+    with taps as caught:
         run()
     model.train(training)
-    shapes = [tuple(x.shape) for x in taps.read(patterns, tokens)]
-    taps.clear()
-    return shapes
+    return [tuple(x.shape) for x in taps.read(caught, patterns, tokens)]

@@ -1,7 +1,6 @@
 """What a training step keeps in memory, part by part, and how many pictures fit."""
 
 import copy
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from kd.distill.student import Student
+from kd.fit_to_machine.run import Run
 from kd.models.sharding import own
 
 HEAD_ROOM = (
@@ -59,21 +60,21 @@ class Memory:
     Activations are those of plain execution: ``compile`` keeps fewer.
 
     Args:
-        module: a DistillationModule attached to its trainer.
+        run: attached to its trainer.
     """
 
-    def __init__(self, module: Any) -> None:
-        device = module.trainer.strategy.root_device
-        student = copy.deepcopy(module.student).to(device)  # a forward moves BatchNorm's averages
-        trained = [p for p in module.parameters() if p.requires_grad]
-        self.student = size_of(module.student.state_dict().values())
-        self.teacher = size_of(module.teacher.model.state_dict().values()) if module.teacher else 0
+    def __init__(self, run: Run) -> None:
+        device, students = run.trainer.strategy.root_device, list(run.named_students().values())
+        trained = [p for student in students for p in student.parameters() if p.requires_grad]
+        self.student = sum(size_of(student.model.state_dict().values()) for student in students)
+        self.teacher = size_of(run.teacher.model.state_dict().values()) if run.teacher else 0
         self.gradients = size_of(trained)
         self.optimizer = 2 * self.gradients  # Adam's two moments; the summary has the real one at the end
-        few, more = (
-            saved_bytes(student, _input(module, n, device), module.trainer.precision_plugin.forward_context())
-            for n in (2, 4)
-        )
+        few, more = 0, 0
+        for student in students:
+            model = copy.deepcopy(student.model).to(device)  # a forward moves BatchNorm's averages
+            few += saved_bytes(model, _input(student, 2, device), run.trainer.precision_plugin.forward_context())
+            more += saved_bytes(model, _input(student, 4, device), run.trainer.precision_plugin.forward_context())
         self.per_picture = (more - few) / 2
         self.per_step = max(0.0, few - 2 * self.per_picture)  # the weights as autocast casts them
 
@@ -99,8 +100,8 @@ class Memory:
         return {name: round(size / 2**20, 1) for name, size in parts.items()}
 
 
-def _input(module: Any, count: int, device: torch.device) -> Tensor:
-    return module.student_input(torch.zeros(count, 3, *module.student_input.size, dtype=torch.uint8, device=device))
+def _input(student: Student, count: int, device: torch.device) -> Tensor:
+    return student.prepare(torch.zeros(count, 3, *student.prepare.size, dtype=torch.uint8, device=device))
 
 
 def available_bytes(device: torch.device, local_processes: int) -> int:
@@ -113,17 +114,3 @@ def available_bytes(device: torch.device, local_processes: int) -> int:
     if limit.is_file() and limit.read_text().strip().isdigit():
         free = min(free, int(limit.read_text()) - int(limit.with_name("memory.current").read_text()))
     return free // local_processes
-
-
-def core_ids() -> list[int] | None:
-    """Numbers of the cores that this process may run on, where the system tells."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-
-
-def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """CPU cores that this process was given: by affinity, or by its container's ``quota`` (cgroup v2)."""
-    given = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if quota.is_file() and not quota.read_text().startswith("max"):
-        allowed, period = quota.read_text().split()
-        given = min(given, max(1, int(allowed) // int(period)))
-    return given

@@ -13,68 +13,90 @@ import torch
 import torchvision
 from torch import Tensor
 
-from kd.data.cache import FINGERPRINT, AnswerCodec, AnswerStore, DenseCodec, Feature, TopKCodec
+from kd.data.batch import Batch
+from kd.data.cache import FINGERPRINT, AnswerCodec, AnswerStore, DenseCodec, TopKCodec
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import FileSplit, Split, cache_dir, changed, fingerprint
 from kd.errors import UserError
 from kd.losses import LogitLoss
-from kd.losses.topk import TopKLogits
 from kd.models import Images
-from kd.taps import TRIAL, Features
-from kd.teacher import Ensemble, Teacher
+from kd.models.taps import TRIAL
+from kd.teachers.answer import ALL, Answer, Wanted
+from kd.teachers.base import Teacher
+from kd.teachers.frozen import FrozenTeacher
 
 
 class CachedTeacher:
-    """Answers by (sample, view): read from a store, or computed and stored.
+    """Answers by (sample, view): read from a store, or computed and stored. See :class:`kd.teachers.base.Teacher`.
 
     What it computes goes through the store's rounding before it is used, so a run that fills its cache and one that
-    reads it learn from the same numbers.
+    reads it learn from the same numbers. A batch that names no view (validation) is answered live.
 
     Args:
-        teacher: the model behind it.
+        live: the model behind it.
         store: the answers.
         codec: how a record is read and written.
-        features: what of the teacher's layers belongs to an answer. They wait in the taps after each call, as after a
-            forward of the teacher.
         only: never run the model in training; a missing answer is an error.
     """
 
-    def __init__(
-        self,
-        teacher: Teacher,
-        store: AnswerStore,
-        codec: AnswerCodec,
-        features: Features | None = None,
-        only: bool = False,
-    ) -> None:
-        self.teacher, self.store, self.codec, self.features, self.only = teacher, store, codec, features, only
+    def __init__(self, live: FrozenTeacher, store: AnswerStore, codec: AnswerCodec, only: bool = False) -> None:
+        self.live, self.store, self.codec, self.only = live, store, codec, only
+        self.arch, self.model, self.has_head = live.arch, live.model, live.has_head
         self.read = self.computed = 0
         self._full = False
 
-    def look_up(self, index: Tensor, view: int) -> Tensor | None:
-        """The records of a batch, on the host: ``(N,)`` -> uint8 ``(N, record_bytes)``; None where one is missing."""
-        records, there = self.store.read(view, index.numpy())
-        return torch.from_numpy(records) if there.all() else None
+    @property
+    def members(self) -> dict[str, FrozenTeacher]:
+        """The model behind it."""
+        return self.live.members
 
-    def __call__(self, images: Images, index: Tensor, view: int, records: Tensor | None) -> Tensor | TopKLogits | None:
-        """The answers to a batch.
+    @property
+    def is_shared_out(self) -> bool:
+        """Whether it answers only where all processes ask."""
+        return self.live.is_shared_out
 
-        Args:
-            images: uint8 ``(N, 3, H, W)``, what to run the model on where ``records`` are missing.
-            index: ``(N,)`` numbers of the samples.
-            view: which view of them ``images`` shows.
-            records: what :meth:`look_up` gave, on the device of ``images``.
+    def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "CachedTeacher":
+        """Moves the model behind it."""
+        self.live.to(device, dtype, keep)
+        return self
 
-        Returns:
-            float32 logits ``(N, C)``, or the k largest of them, or None where none are kept.
+    def forget_original(self) -> None:
+        """Of the model behind it."""
+        self.live.forget_original()
+
+    def identity(self) -> dict[str, Any]:
+        """Of the model behind it."""
+        return self.live.identity()
+
+    def __call__(self, images: Images) -> Tensor:
+        """Always live: pictures alone name no view."""
+        return self.live(images)
+
+    def fetch(self, batch: Batch, name: str = ALL) -> Batch:
+        """On the host, where a look-up does not stop the device: adds the records, where all are there."""
+        if "view" not in batch:
+            return batch
+        records, there = self.store.read(batch["view"], batch["index"].numpy())
+        if not there.all():
+            return batch
+        return {**batch, "records": {**batch.get("records", {}), name: torch.from_numpy(records)}}
+
+    def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
+        """What the records say, or what the model says now.
 
         Raises:
             UserError: an answer is missing that must be there (``cache=only``), or is not finite.
         """
-        if records is not None:
-            self.read += len(index)
-            return self._give(records)
-        numbers = index.cpu().numpy()
+        if "view" not in batch:
+            return self.live.answer(batch, wanted, name)
+        logits, features = self.codec.decode(self._records(batch, name))
+        return Answer({} if logits is None else {name: logits}, {(name, *key): x for key, x in features.items()})
+
+    def _records(self, batch: Batch, name: str) -> Tensor:
+        if name in batch.get("records", {}):
+            self.read += len(batch["index"])
+            return batch["records"][name]
+        images, view, numbers = batch["image"], batch["view"], batch["index"].cpu().numpy()
         stored, there = self.store.read(view, numbers)
         missing = ~there
         if self.only:
@@ -85,29 +107,23 @@ class CachedTeacher:
         self.computed += int(missing.sum())
         self.read += int((~missing).sum())
         places = torch.from_numpy(np.flatnonzero(missing)).to(images.device)
-        logits, features = self._ask(images if missing.all() else images[places])
+        encoded = self._ask(images if missing.all() else images[places], numbers[missing])
+        whole = torch.from_numpy(stored).to(images.device)
+        whole[places] = self._kept(view, numbers[missing], encoded)
+        return whole
+
+    def _ask(self, images: Images, numbers: np.ndarray) -> Tensor:
+        """The model's answers as records."""
+        logits, found = self.live.look(images, [(ALL, *feature) for feature in self.codec.features])
         if logits.ndim != 2:
             raise UserError(f"model.teacher.cache: holds one answer a picture, the teacher gives {tuple(logits.shape)}")
+        features = {(path, tokens): x for (_, path, tokens), x in found.items()}
         finite = torch.stack([x.flatten(1).isfinite().all(1) for x in (logits, *features.values())]).all(0).cpu()
         if not finite.all():
-            wrong = numbers[missing][~finite.numpy()][0]
-            raise UserError(f"model.teacher: its answer to training picture {wrong} is not finite")
-        whole = torch.from_numpy(stored).to(images.device)
-        whole[places] = self._kept(view, numbers[missing], self.codec.encode(logits, features))
-        return self._give(whole)
-
-    def _ask(self, images: Images) -> tuple[Tensor, dict[Feature, Tensor]]:
-        if self.features is None:
-            return self.teacher(images), {}
-        with self.features.taps:
-            logits = self.teacher(images)
-        return logits, {name: x.to(images.device) for name, x in self.features.read().items()}
-
-    def _give(self, records: Tensor) -> Tensor | TopKLogits | None:
-        logits, features = self.codec.decode(records)
-        if self.features is not None:
-            self.features.taps.put(features)
-        return logits
+            raise UserError(
+                f"model.teacher: its answer to training picture {numbers[~finite.numpy()][0]} is not finite"
+            )
+        return self.codec.encode(logits, features)
 
     def _kept(self, view: int, numbers: np.ndarray, encoded: Tensor) -> Tensor:
         """Stores; gives what is stored now, which for some samples may be another process's answer."""
@@ -138,10 +154,10 @@ class CachedTeacher:
 
 
 def open_cache(
-    teacher: Teacher | Ensemble,
+    teacher: Teacher,
     losses: Mapping[str, Any],
     data: DistillationDataModule,
-    features: Features | None,
+    wanted: Wanted,
     announce: bool = False,
 ) -> CachedTeacher:
     """Opens (or makes) the cache that ``teacher.spec`` asks for.
@@ -150,15 +166,15 @@ def open_cache(
         teacher: on its device, in its precision.
         losses: the distillation losses that will use the answers.
         data: the training pictures and how they are augmented.
-        features: what the losses look at of the teacher's layers.
+        wanted: what the losses look at.
         announce: say, before anything is written, what it will take.
 
     Raises:
         UserError: losses or data that a cache can't serve, a cache of something else, no room on the disk.
     """
-    check_cacheable(teacher, losses, data, features)
-    assert isinstance(teacher, Teacher)
-    codec, parts, folder = _layout(teacher, losses, data, features)
+    check_cacheable(teacher, losses, data, wanted)
+    assert isinstance(teacher, FrozenTeacher)
+    codec, parts, folder = _layout(teacher, losses, data, wanted)
     samples, views = data.info.train, teacher.spec.cache_views
     if announce:
         kept = ", ".join(f"{name} {value}" for name, value in codec.describe().items())
@@ -166,18 +182,16 @@ def open_cache(
         print(f"cache: {codec.record_bytes:,} bytes an answer ({kept}), {size / 1e6:,.1f} MB for {views} view(s) of "
               f"{samples} pictures in {folder}", flush=True)  # fmt: skip
     store = AnswerStore(folder, parts, samples, views, codec.record_bytes, codec.usable)
-    return CachedTeacher(teacher, store, codec, features, teacher.spec.cache == "only")
+    return CachedTeacher(teacher, store, codec, teacher.spec.cache == "only")
 
 
-def check_cacheable(
-    teacher: Teacher | Ensemble, losses: Mapping[str, Any], data: DistillationDataModule, features: Features | None
-) -> None:
+def check_cacheable(teacher: Teacher, losses: Mapping[str, Any], data: DistillationDataModule, wanted: Wanted) -> None:
     """Raises a UserError where the losses or the data need more than a cache can give."""
-    if not isinstance(teacher, Teacher):
+    if not isinstance(teacher, FrozenTeacher):
         raise UserError("model.teachers: a cache serves one model.teacher, not several")
     if data.source.masks:
         raise UserError("model.teacher.cache: keeps one answer a picture, not one a pixel (data.source has masks)")
-    for (layer, _), shape in features.shapes.items() if features else ():
+    for (_, layer, _), shape in wanted.features.items():
         if shape[0] != TRIAL:
             raise UserError(f"model.teacher.cache: keeps features by picture, but the layer '{layer}' of model.taps "
                             f"gives {shape[0]} rows for {TRIAL} pictures")  # fmt: skip
@@ -214,14 +228,14 @@ def _topk_temperature(loss: Any) -> float | None:
 
 
 def cached_share(
-    teacher: Teacher, losses: Mapping[str, Any], data: DistillationDataModule, features: Features | None
+    teacher: FrozenTeacher, losses: Mapping[str, Any], data: DistillationDataModule, wanted: Wanted
 ) -> tuple[float, int]:
     """What is in the cache already, 0 to 1, and the size in bytes of all of it; makes nothing.
 
     Raises:
         UserError: the folder holds a cache of something else.
     """
-    codec, parts, folder = _layout(teacher, losses, data, features)
+    codec, parts, folder = _layout(teacher, losses, data, wanted)
     size = codec.record_bytes * data.info.train * teacher.spec.cache_views
     if not (folder / FINGERPRINT).is_file():
         return 0.0, size
@@ -232,18 +246,18 @@ def cached_share(
 
 
 def _layout(
-    teacher: Teacher, losses: Mapping[str, Any], data: DistillationDataModule, features: Features | None
+    teacher: FrozenTeacher, losses: Mapping[str, Any], data: DistillationDataModule, wanted: Wanted
 ) -> tuple[AnswerCodec, dict[str, dict[str, Any]], Path]:
-    codec = _codec(len(data.info.classes), teacher.spec.cache_topk, losses, features)
+    codec = _codec(len(data.info.classes), teacher.spec.cache_topk, losses, wanted)
     parts = {
         "teacher": {
             **teacher.identity(),
             "kwargs": teacher.spec.kwargs,
             "classes": teacher.spec.classes,
             "class_map": teacher.spec.class_map,
-            "img_size": list(teacher.preprocess.size),
-            "mean": list(teacher.preprocess.mean),
-            "std": list(teacher.preprocess.std),
+            "img_size": list(teacher.prepare.size),
+            "mean": list(teacher.prepare.mean),
+            "std": list(teacher.prepare.std),
             "dtype": str(teacher.dtype).removeprefix("torch."),
         },
         "transform": {
@@ -285,15 +299,15 @@ def _still_right(folder: Path, content: str, split: Split) -> bool:
         return False
 
 
-def _folder(teacher: Teacher, parts: dict[str, dict[str, Any]]) -> Path:
+def _folder(teacher: FrozenTeacher, parts: dict[str, dict[str, Any]]) -> Path:
     if teacher.spec.cache_dir:
         return Path(teacher.spec.cache_dir).expanduser()
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return cache_dir() / "answers" / f"{teacher.spec.arch}-{digest}"
 
 
-def _codec(classes: int, topk: int | None, losses: Mapping[str, Any], features: Features | None) -> AnswerCodec:
-    shapes = {name: shape[1:] for name, shape in features.shapes.items()} if features else {}
+def _codec(classes: int, topk: int | None, losses: Mapping[str, Any], wanted: Wanted) -> AnswerCodec:
+    shapes = {(path, tokens): shape[1:] for (_, path, tokens), shape in wanted.features.items()}
     logits = _logit_losses(losses)
     if not logits:
         return AnswerCodec(None, shapes)

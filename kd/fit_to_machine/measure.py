@@ -5,7 +5,7 @@ import math
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,14 @@ import torch
 from lightning_fabric.utilities import move_data_to_device
 from torch import Tensor
 
-from kd.cached import cached_share, check_cacheable
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import cache_dir
 from kd.errors import UserError
-from kd.memory import HEAD_ROOM, Memory, available_bytes, cores
+from kd.fit_to_machine.memory import HEAD_ROOM, Memory, available_bytes
+from kd.fit_to_machine.run import Run
+from kd.machine import cores
+from kd.teachers import FrozenTeacher, Teacher
+from kd.teachers.cached import cached_share, check_cacheable
 
 WORTH = 1.1  # a predicted gain below this is within what the prediction can be wrong by
 NEAR = 1.05  # fewer loader processes are taken where a step is within this of the fastest
@@ -80,53 +83,57 @@ class StepTimes:
         return epochs * live / (computed * live + (epochs - computed) * cached)
 
 
-def step_times(module: Any, data: DistillationDataModule) -> StepTimes:
-    """Times the parts of a step on a batch of the training set; leaves the student as it is."""
-    device = module.trainer.strategy.root_device
+def step_times(run: Run, data: DistillationDataModule) -> StepTimes:
+    """Times the parts of a step on a batch of the training set; leaves the students as they are."""
+    device = run.trainer.strategy.root_device
     start = time.perf_counter()
     pictures = data.sample_pictures(min(data.batch_size, 32))
     loading_ms = 1000 * (time.perf_counter() - start) * data.batch_size / len(pictures)
     images = pictures.repeat(-(-data.batch_size // len(pictures)), 1, 1, 1)[: data.batch_size].to(device)
-    student, teacher = copy.deepcopy(module.student).to(device), module.teacher
-
-    def learn() -> None:
-        with module.trainer.precision_plugin.forward_context():
-            learn_from(student(module.student_input(images))).backward()
-
-    student_ms = median_ms(learn, device)
-    teacher_ms = median_ms(lambda: teacher(images), device) if teacher else 0.0
+    learn = _copies(run, device)
+    student_ms = median_ms(lambda: learn(images), device)
+    teacher = run.teacher
+    teacher_ms = median_ms(lambda: teacher(images), device) if teacher is not None else 0.0
     return StepTimes(teacher_ms, student_ms, loading_ms, data.num_workers)
 
 
-def tune_batch_size(module: Any, data: DistillationDataModule) -> str:
-    """Sets ``data.batch_size`` to the largest that fits, and says so."""
-    trainer, device = module.trainer, module.trainer.strategy.root_device
-    memory = Memory(module)
+def _copies(run: Run, device: torch.device) -> Callable[[Tensor], None]:
+    """A forward and backward of copies of all students on pictures."""
+    copies = [(s.prepare, copy.deepcopy(s.model).to(device)) for s in run.named_students().values()]
+
+    def learn(images: Tensor) -> None:
+        for prepare, model in copies:
+            with run.trainer.precision_plugin.forward_context():
+                learn_from(model(prepare(images))).backward()
+
+    return learn
+
+
+def largest_batch_size(run: Run, data: DistillationDataModule) -> tuple[int, str]:
+    """The largest batch that fits, and a line that says so."""
+    trainer, device = run.trainer, run.trainer.strategy.root_device
+    memory = Memory(run)
     available = available_bytes(device, trainer.num_devices)
     size = min(memory.fits(available), data.epoch_length // trainer.world_size)
-    while device.type == "cuda" and not _fits(module, data, size, device):
+    while device.type == "cuda" and not _fits(run, data, size, device):
         size = max(1, int(0.8 * size))
-    data.batch_size = size
-    return (
+    return size, (
         f"batch size: {size} a process takes {memory.total(size) / 1e6:,.0f} MB of {available / 1e6:,.0f} MB free; "
         f"at most {1 - HEAD_ROOM:.0%} of them, and the training set"
     )
 
 
-def _fits(module: Any, data: DistillationDataModule, size: int, device: torch.device) -> bool:
-    """Whether a step of teacher and student with ``size`` pictures goes through on the GPU."""
-    student = copy.deepcopy(module.student).to(device)
+def _fits(run: Run, data: DistillationDataModule, size: int, device: torch.device) -> bool:
+    """Whether a step of teacher and students with ``size`` pictures goes through on the GPU."""
     try:
         images = torch.zeros(size, 3, *data.size, dtype=torch.uint8, device=device)
-        if module.teacher is not None:
-            module.teacher(images)
-        with module.trainer.precision_plugin.forward_context():
-            learn_from(student(module.student_input(images))).backward()
+        if run.teacher is not None:
+            run.teacher(images)
+        _copies(run, device)(images)
         return True
     except torch.cuda.OutOfMemoryError:
         return False
     finally:
-        del student
         torch.cuda.empty_cache()
 
 
@@ -136,50 +143,49 @@ def learn_from(output: Any) -> Tensor:
     return torch.stack([x.float().square().mean() for x in outputs]).sum()
 
 
-def tune_num_workers(module: Any, data: DistillationDataModule) -> str:
-    """Sets ``data.num_workers`` to the fewest that make a step fastest, and says so; all ranks must call it together.
+def fastest_num_workers(run: Run, data: DistillationDataModule) -> tuple[int, str]:
+    """The fewest loader processes that make a step fastest, and a line that says so; all ranks must call it together.
 
     Tries 0, 1, 2, ... on the run's own training batches, with teacher and student working, on all ranks at once: what
     the processes take from each other is in the times. Ends after two tries that gain nothing.
     """
-    devices = module.trainer.num_devices
+    devices = run.trainer.num_devices
     most = max(min(1, cores() - 1), cores() // devices - 1)
-    learn = _learner(module, data)
-    with torch.random.fork_rng(devices=[] if module.trainer.strategy.root_device.type == "cpu" else None):
-        ms = [_trial_ms(module, data, 0, 4, learn)]
+    learn = _learner(run, data)
+    with torch.random.fork_rng(devices=[] if run.trainer.strategy.root_device.type == "cpu" else None):
+        ms = [_trial_ms(run, data, 0, 4, learn)]
         steps = min(20, max(4, round(1000 * TRIAL_S / ms[0])))
         while len(ms) <= most and min(ms[-2:]) * NEAR <= min(ms[:-2], default=math.inf):
-            ms.append(_trial_ms(module, data, len(ms), steps, learn))
-    data.num_workers = next(n for n, found in enumerate(ms) if found <= NEAR * min(ms))
+            ms.append(_trial_ms(run, data, len(ms), steps, learn))
+    best = next(n for n, found in enumerate(ms) if found <= NEAR * min(ms))
     times = ", ".join(f"{found:.0f} ms with {n}" for n, found in enumerate(ms))
     together = f", {devices} processes at once" if devices > 1 else ""
-    return f"loader processes: {data.num_workers} (a step takes {times}{together}; at most {most} fit the cores)"
+    return best, f"loader processes: {best} (a step takes {times}{together}; at most {most} fit the cores)"
 
 
-def _learner(module: Any, data: DistillationDataModule) -> Callable[[Any], None]:
-    """A step on a batch, of a copy of the student: the run's own stays as it is."""
-    device = module.trainer.strategy.root_device
-    student, teacher = copy.deepcopy(module.student).to(device), module.teacher
+def _learner(run: Run, data: DistillationDataModule) -> Callable[[Any], None]:
+    """A step on a batch, of copies of the students: the run's own stay as they are."""
+    device, teacher = run.trainer.strategy.root_device, run.teacher
+    copies = _copies(run, device)
     cached = teacher is not None and any(t.spec.cache in ("on", "only") for t in teacher.members.values())
 
     def learn(batch: Any) -> None:
         batch = data.on_after_batch_transfer(move_data_to_device(batch, device), 0)
         if teacher is not None and not cached:
             teacher(batch["image"])
-        with module.trainer.precision_plugin.forward_context():
-            learn_from(student(module.student_input(batch["image"]))).backward()
+        copies(batch["image"])
 
     return learn
 
 
 def _trial_ms(
-    module: Any, data: DistillationDataModule, num_workers: int, steps: int, learn: Callable[[Any], None]
+    run: Run, data: DistillationDataModule, num_workers: int, steps: int, learn: Callable[[Any], None]
 ) -> float:
     """Mean ms of a step with so many loader processes, of the slowest rank.
 
     What the loaders have prepared during their start is used up before the clock starts.
     """
-    strategy = module.trainer.strategy
+    strategy = run.trainer.strategy
     ahead = 2 * num_workers + 1
     data.num_workers = num_workers
     batches = iter(data.trial_loader(ahead + steps))
@@ -195,14 +201,16 @@ def _trial_ms(
     return float(strategy.reduce(spent, reduce_op="max"))
 
 
-def cache_pays(module: Any, teacher: Any, losses: Mapping[str, Any], data: DistillationDataModule) -> tuple[bool, str]:
+def cache_pays(run: Run, teacher: Teacher, data: DistillationDataModule) -> tuple[bool, str]:
     """Whether a cache of the teacher's answers is worth its disk, and why, in one line."""
+    losses, wanted = run.active_losses, run.wanted
     try:
-        check_cacheable(teacher, losses, data, module.teacher_features)
+        check_cacheable(teacher, losses, data, wanted)
     except UserError as error:
         return False, f"off: {error}"
-    epochs, views = _epochs(module.trainer, data), teacher.spec.cache_views
-    share, size = cached_share(teacher, losses, data, module.teacher_features)
+    assert isinstance(teacher, FrozenTeacher)
+    epochs, views = _epochs(run.trainer, data), teacher.spec.cache_views
+    share, size = cached_share(teacher, losses, data, wanted)
     if epochs <= views and share < WORTH - 1:
         return False, f"off: {epochs} epoch(s) of {views} views (model.teacher.cache_views): no view comes again"
     folder = Path(teacher.spec.cache_dir).expanduser() if teacher.spec.cache_dir else cache_dir()
@@ -210,7 +218,7 @@ def cache_pays(module: Any, teacher: Any, losses: Mapping[str, Any], data: Disti
     disk = f"{size / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free disk"
     if size * (1 - share) > DISK_SHARE * free:
         return False, f"off: it would take {disk}"
-    times = step_times(module, data)
+    times = step_times(run, data)
     gain = times.gain(epochs, views, share)
     found = f"teacher {times.teacher_ms:.0f}, student {times.student_ms:.0f}, loading {times.loading_ms:.0f} ms a step"
     said = f"{epochs} epochs of {views} views, {share:.0%} cached already, would be {gain:.2f} times as fast; {disk}"

@@ -1,0 +1,99 @@
+"""What a training step is given: one batch, as a dict, and what is known of the data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+
+from kd.errors import UserError
+
+IMAGE = ("image", "images", "pixel_values")
+TARGET = ("target", "targets", "label", "labels")
+
+
+class Batch(TypedDict, total=False):
+    """Pictures and what is known of each. A dict: loaders, Lightning and ``pin_memory`` know what to do with it.
+
+    Attributes:
+        image: uint8 ``(N, 3, H, W)``, prepared for each model by its own input; or float, which passes as it is.
+        target: class ids ``(N,)`` (-1 without a label), probabilities or labels ``(N, C)``, or masks ``(N, H, W)``.
+        index: ``(N,)`` the samples' numbers, -1 for padding.
+        view: which view of its pictures it shows; views come again where a teacher's answers are cached.
+        records: what caches know of the teachers' answers, by teacher.
+    """
+
+    image: Tensor
+    target: Tensor
+    index: Tensor
+    view: int
+    records: dict[str, Tensor]
+
+
+def as_batch(given: Any) -> Batch:
+    """A loader's batch as :class:`Batch`.
+
+    Args:
+        given: ``(images, targets)``, ``(images, targets, index)``, or a dict with ``image`` (or ``images``,
+            ``pixel_values``) and ``target`` (or ``targets``, ``label``, ``labels``). Without targets all are -1.
+
+    Raises:
+        UserError: none of these.
+
+    >>> sorted(as_batch((torch.zeros(2, 3, 8, 8), torch.tensor([0, 1]))))
+    ['image', 'target']
+    """
+    if isinstance(given, (tuple, list)) and 1 <= len(given) <= 3 and all(isinstance(x, Tensor) for x in given):
+        given = dict(zip(("image", "target", "index"), given, strict=False))
+    if not isinstance(given, Mapping):
+        raise UserError(f"a batch is (images, targets), (images, targets, index) or a dict, got {_kind(given)}")
+    image = next((given[name] for name in IMAGE if name in given), None)
+    if image is None and "plan" not in given:  # pictures that the device has still to make have none yet
+        raise UserError(f"a batch needs one of {', '.join(IMAGE)}, got {', '.join(map(str, given))}")
+    target = next((given[name] for name in TARGET if name in given), None)
+    batch: dict[str, Any] = {k: v for k, v in given.items() if k not in (*IMAGE, *TARGET)}
+    if image is not None:
+        batch["image"] = image
+        target = torch.full((len(image),), -1) if target is None else target
+    return {**batch, "target": target}  # type: ignore[return-value]
+
+
+def _kind(given: Any) -> str:
+    return f"{type(given).__name__} of {len(given)}" if hasattr(given, "__len__") else type(given).__name__
+
+
+@dataclass
+class DataInfo:
+    """What a model needs to know of the data.
+
+    Attributes:
+        classes: names by class id.
+        train: training pictures, with and without a label; 0 where it is not known.
+        val: validation pictures; 0 where it is not known.
+        unlabeled: how many of ``train`` have no label.
+        labels: whether training sees any labels.
+        soft_targets: labels are mixed (mixup, cutmix).
+        masks: targets are masks.
+        multi_label: targets are any number of labels.
+        ignore_index: the value of a mask's pixels that take no part.
+        crop_ratio: validation looks at the centre of a picture whose shorter side is the model's size over this.
+    """
+
+    classes: list[str]
+    train: int = 0
+    val: int = 0
+    unlabeled: int = 0
+    labels: bool = True
+    soft_targets: bool = False
+    masks: bool = False
+    multi_label: bool = False
+    ignore_index: int | None = None
+    crop_ratio: float = 1.0
+
+    @property
+    def kind(self) -> str:
+        """What the targets are, for people."""
+        if self.masks:
+            return "masks"
+        return "any number of labels a picture" if self.multi_label else "one label a picture"

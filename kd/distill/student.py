@@ -1,0 +1,181 @@
+"""The trained model with all that belongs to it: its input, its average, what it learns and how it is optimized."""
+
+from typing import Any
+
+import torch
+from timm.models import is_model_pretrained
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+
+from kd.clock import annotate
+from kd.data.batch import Batch, DataInfo
+from kd.distill.objective import Objective, Terms
+from kd.errors import UserError
+from kd.models import Prepare, StudentSpec
+from kd.models.taps import TRIAL, Taps
+from kd.optim import OptimSpec
+from kd.teachers.answer import Answer, logits_of
+
+
+class Student(nn.Module):
+    """A model and how it learns. Of several students of one run each is one of these.
+
+    Args:
+        model: any model that gives logits for pictures (:func:`kd.teachers.answer.logits_of`); on a model with a
+            distillation token the second head answers to the distillation losses.
+        prepare: uint8 pictures -> the model's input (:class:`kd.models.Preprocess`); float pictures pass as they are.
+        objective: what it learns.
+        data: classes and sizes of the data.
+        teacher: who it learns from, or None.
+        ema_decay: keep an exponential moving average of the model, validate and export that.
+        optim: optimizer and schedule.
+        spec: the settings that ``model`` was built by, where there are some.
+        start: where its first weights come from: ``inherited``, ``pre-trained``, ``scratch``, or ``given``.
+        not_inherited: why they don't come from the teacher, where that was asked for if possible.
+
+    Raises:
+        ValueError: a decay outside (0, 1).
+        UserError: losses, models and data that do not fit each other.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        prepare: Prepare,
+        objective: Objective,
+        data: DataInfo,
+        teacher: Any = None,
+        average: ModelEmaV3 | None = None,
+        optim: OptimSpec | None = None,
+        spec: StudentSpec | None = None,
+        start: str = "given",
+        not_inherited: str = "",
+    ) -> None:
+        super().__init__()
+        self.model, self.average, self.objective = model, average, objective
+        self.prepare, self.data, self.spec = prepare, data, spec
+        self.start, self.not_inherited = start, not_inherited
+        self.optim = optim or OptimSpec()
+        self.lr = self.optim.lr
+        self.model.train()  # Lightning leaves modes as it finds them
+        self.taps = Taps(model, [], lambda: prepare.size, "model.taps")
+        objective.bind(data, teacher, model, self.taps, self._trial)
+        self._lender: Any = None  # whose classifier SimKD takes over
+        self._prepare_classifier(teacher)
+
+    def _trial(self) -> Any:
+        return self.model(self.prepare(torch.zeros(TRIAL, 3, *self.prepare.size, dtype=torch.uint8)))
+
+    def _prepare_classifier(self, teacher: Any) -> None:
+        """DeiT: a distillation token answers to the logit losses. SimKD: the classifier is the teacher's, not trained.
+
+        Raises:
+            UserError: SimKD beside a loss that trains the classifier, or with a classifier that is no linear layer.
+        """
+        model: Any = self.model
+        self.has_two_heads = hasattr(model, "set_distilled_training") and self.objective.trains_logits
+        if self.has_two_heads:
+            model.set_distilled_training(True)
+        if self.objective.taken_classifier is None or teacher is None:
+            return
+        if self.objective.task_loss_weight or self.objective.trains_logits:
+            raise UserError(
+                "model.distill_losses: SimKDLoss puts the teacher's classifier in place of the student's, so nothing "
+                "else may train it: set model.task_loss_weight=0 and leave out losses over logits"
+            )
+        self._lender = teacher.members[self.objective.lender]
+        for role, owner in (("student", model), ("teacher", self._lender.model)):
+            if not isinstance(owner.get_classifier(), nn.Linear):
+                raise UserError(
+                    f"model.{role}.arch: SimKDLoss needs a {role} with one linear classifier, {type(owner).__name__} "
+                    "has another kind or two (distilled)"
+                )
+        model.get_classifier().requires_grad_(False)
+
+    # -- what it is --------------------------------------------------------------------------------------------------
+
+    @property
+    def task(self) -> Any:
+        """What its labels mean."""
+        return self.objective.task
+
+    @property
+    def arch(self) -> str:
+        """The model's name."""
+        return self.spec.arch if self.spec is not None else type(self.model).__name__
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the classifier means anything: features alone leave a new one as it was drawn."""
+        brought = self.start == "inherited" or (self.spec is not None and self.spec.checkpoint is not None)
+        taught = self.objective.trains_logits or self.objective.taken_classifier is not None
+        return bool(self.objective.task_loss_weight) or taught or brought
+
+    @property
+    def final(self) -> nn.Module:
+        """The weights that are validated and exported: the average where there is one."""
+        return self.average.module if self.average is not None else self.model
+
+    def without_gradient(self) -> list[str]:
+        """Parameters that no term reaches, by name."""
+        objective = self.objective
+        off = tuple(f"objective.losses.{name}." for name in objective.losses if name not in objective.active)
+        names = [name for name, _ in self.named_parameters() if name.startswith(off)] if off else []
+        layers = objective.layers_of_student
+        if objective.task_loss_weight or len(layers) < len(objective.active):
+            return names
+        training = self.model.training
+        self.model.eval()
+        with torch.enable_grad(), self.taps as caught:
+            self._trial()
+        self.model.train(training)
+        read = [x for paths, form in layers.values() for x in self.taps.read(caught, paths, form)]
+        parameters = {f"model.{name}": p for name, p in self.model.named_parameters() if p.requires_grad}
+        found = torch.autograd.grad([x.sum() for x in read], list(parameters.values()), allow_unused=True)
+        return names + [name for name, gradient in zip(parameters, found, strict=True) if gradient is None]
+
+    # -- a step ------------------------------------------------------------------------------------------------------
+
+    def learn(self, batch: Batch, answer: Answer) -> Terms:
+        """The forward and the losses of one batch, given the teacher's answer to it."""
+        with annotate("student"), self.taps as caught:
+            output = self.model(self.prepare(batch["image"]))
+        if self.has_two_heads and isinstance(output, tuple):
+            own, distilled = output
+        else:
+            own = distilled = logits_of(output)
+        return self.objective(
+            own, distilled, lambda layers, form: self.taps.read(caught, layers, form), answer, batch["target"],
+            batch.get("index"),
+        )  # fmt: skip
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Of the weights that count, see :attr:`final`."""
+        return logits_of(self.final(self.prepare(images)))
+
+    def move_average(self, step: int) -> None:
+        """After the optimizer's ``step`` (from 1): takes the model into its moving average, where there is one."""
+        if self.average is not None:
+            self.average.update(self.model, step)
+
+    def told_of_scratch(self) -> str:
+        """A line about a start from random weights: why, how fast, and what would be better."""
+        assert self.spec is not None
+        why = f", not from the teacher's layers ({self.not_inherited})" if self.not_inherited else ""
+        rate = f", at optim.lr_scratch={self.optim.lr_scratch:g}" if self.optim.lr_scratch is not None else ""
+        known = is_model_pretrained(self.spec.arch) and not self.spec.kwargs
+        better = "; model.student.pretrained=true starts from timm's" if known else ""
+        return f"student: {self.spec.arch} starts from random weights{why}{rate}{better}"
+
+    @torch.no_grad()
+    def take_classifier(self) -> None:
+        """SimKD: makes the classifier of the teacher's, behind the projection as it is now."""
+        loss = self.objective.taken_classifier
+        if loss is None or self._lender is None:
+            return
+        device = next(self.model.parameters()).device
+        weight, bias = loss.fold(*(x.to(device) for x in self._lender.classifier()))
+        for model in (self.model, *([self.average.module] if self.average is not None else [])):
+            classifier: Any = model.get_classifier()  # type: ignore[operator]
+            classifier.weight.copy_(weight)
+            classifier.bias.copy_(bias)

@@ -1,0 +1,67 @@
+"""What is left to the machine (``auto``): measured before training."""
+
+from kd.data.datamodule import DistillationDataModule
+from kd.errors import UserError
+from kd.fit_to_machine.measure import cache_pays, fastest_num_workers, largest_batch_size
+from kd.fit_to_machine.memory import Memory
+from kd.fit_to_machine.run import Run
+from kd.teachers import Teacher, open_cache
+
+__all__ = ["Memory", "choose_cache", "reopened", "tune"]
+
+
+def tune(run: Run, data: DistillationDataModule) -> None:
+    """Sets what ``data`` leaves to be measured: the batch size on rank 0, loader processes on all ranks at once.
+
+    Raises:
+        UserError: a batch size that the learning rate does not follow.
+    """
+    students = run.named_students()
+    for name, student in students.items():
+        if "batch_size" in data.auto and student.optim.lr_batch is None:
+            of = f" of {name}" if name else ""
+            raise UserError(f"optim.lr_batch{of}: say which global batch optim.lr={student.optim.lr:g} is meant for; "
+                            "data.batch_size=auto changes the batch")  # fmt: skip
+    for name, measure in (("batch_size", largest_batch_size), ("num_workers", fastest_num_workers)):
+        if name not in data.auto:
+            continue
+        value = getattr(data, name)
+        if run.trainer.is_global_zero or name == "num_workers":
+            value, why = measure(run, data)
+            if run.trainer.is_global_zero:
+                print(why, flush=True)
+        setattr(data, name, run.trainer.strategy.broadcast(value))
+
+
+def choose_cache(run: Run, teacher: Teacher, data: DistillationDataModule) -> Teacher:
+    """The teacher, behind a cache of its answers where that is asked for, or pays.
+
+    Raises:
+        UserError: teachers, losses or data that a cache can't serve.
+    """
+    modes = {member.spec.cache for member in teacher.members.values()}
+    if modes == {"off"}:
+        return teacher
+    if any(member.is_shared_out for member in teacher.members.values()):
+        raise UserError("model.teacher.cache: is not available beside placement=shard (a miss asks one process)")
+    if modes == {"auto"}:
+        answer = cache_pays(run, teacher, data) if run.trainer.is_global_zero else (False, "")
+        pays, why = run.trainer.strategy.broadcast(answer)
+        if run.trainer.is_global_zero:
+            print(f"cache: {why}", flush=True)
+        if not pays:
+            return teacher
+    return open_cache(teacher, run.active_losses, data, run.wanted, announce=run.trainer.is_global_zero)
+
+
+def reopened(run: Run, teacher: Teacher, asked: Teacher, data: DistillationDataModule, before: bool) -> Teacher:
+    """As the run began (``before``: with a cache), whatever the clock says now: the cache decides which views it shows.
+
+    Only where the cache was left to be measured; else the settings say it.
+    """
+    now = asked is not teacher
+    if before == now or {member.spec.cache for member in teacher.members.values()} != {"auto"}:
+        return asked
+    if run.trainer.is_global_zero:
+        print(f"cache: {'on' if before else 'off'} all the same, as in the run that is resumed", flush=True)
+    return open_cache(teacher, run.active_losses, data, run.wanted) if before else teacher

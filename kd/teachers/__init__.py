@@ -1,0 +1,10 @@
+"""Teachers: who answers for a batch."""
+
+from kd.teachers.base import Teacher
+from kd.teachers.build import build_teacher, build_teachers, shared_teachers
+from kd.teachers.cached import CachedTeacher, open_cache
+from kd.teachers.ensemble import Ensemble
+from kd.teachers.frozen import FrozenTeacher, dtype_for
+
+__all__ = ["CachedTeacher", "Ensemble", "FrozenTeacher", "Teacher", "build_teacher", "build_teachers", "dtype_for",
+           "open_cache", "shared_teachers"]  # fmt: skip

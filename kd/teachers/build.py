@@ -1,0 +1,78 @@
+"""Teachers from settings."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from kd.errors import UserError
+from kd.models import TeacherSpec, build_model, completed, preprocess_for
+from kd.teachers.class_names import columns
+from kd.teachers.ensemble import Ensemble
+from kd.teachers.frozen import FrozenTeacher
+
+
+def build_teacher(
+    spec: TeacherSpec,
+    num_classes: int,
+    classes: Sequence[str] = (),
+    key: str = "model.teacher",
+    dense: bool = False,
+) -> FrozenTeacher:
+    """A teacher from its settings.
+
+    Where it names other classes than the data (more, or in another order), its logits are brought into their order.
+
+    Args:
+        spec: architecture, weights and classes.
+        num_classes: classes of the data.
+        classes: their names, compared with the teacher's where it has them.
+        key: the configuration key of ``spec``, named in errors.
+        dense: a model for dense prediction (:mod:`kd.models.segmenter`).
+
+    Raises:
+        UserError: an unknown architecture, a checkpoint that does not fit, or classes that the teacher lacks.
+    """
+    given, spec = spec, completed(spec, key)
+    names, places = columns(spec, classes, key)
+    count = len(names) if places is not None else num_classes
+    model = build_model(spec, count if spec.head else 0, key, names or classes, head=spec.head, dense=dense)
+    prepare = preprocess_for(model, spec.img_size, spec.channels_last, spec.mean, spec.std)
+    kept = given if given.arch == spec.arch else spec  # what is only completed keeps its key among the caches
+    return FrozenTeacher(model, prepare, kept, places, key, count)
+
+
+def build_teachers(
+    one: TeacherSpec | None, several: Mapping[str, TeacherSpec], classes: Sequence[str], dense: bool
+) -> FrozenTeacher | Ensemble | None:
+    """The teacher of ``model.teacher``, the ensemble of ``model.teachers``, or none.
+
+    Raises:
+        UserError: both are given, or a teacher that can't be built.
+    """
+    if one and several:
+        raise UserError("model.teachers: give model.teacher or model.teachers, not both (model.teacher=null)")
+    if not several:
+        return _shared(one, classes, "model.teacher", dense) if one else None
+    return Ensemble({name: _shared(s, classes, f"model.teachers.{name}", dense) for name, s in several.items()})
+
+
+_pool: dict[str, FrozenTeacher] | None = None
+
+
+@contextmanager
+def shared_teachers() -> Iterator[None]:
+    """Inside, teachers of equal settings are one object: several students of one run learn from it."""
+    global _pool
+    _pool = {}
+    try:
+        yield
+    finally:
+        _pool = None
+
+
+def _shared(spec: TeacherSpec, classes: Sequence[str], key: str, dense: bool) -> FrozenTeacher:
+    if _pool is None:
+        return build_teacher(spec, len(classes), classes, key, dense)
+    name = repr((spec, list(classes), dense))
+    if name not in _pool:
+        _pool[name] = build_teacher(spec, len(classes), classes, key, dense)
+    return _pool[name]

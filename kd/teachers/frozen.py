@@ -1,0 +1,233 @@
+"""A frozen model as a teacher."""
+
+import copy
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from kd.clock import annotate
+from kd.data.batch import Batch
+from kd.errors import UserError
+from kd.models import Images, Prepare, TeacherSpec
+from kd.models.sharding import forget_forward, is_sharded, shard, whole
+from kd.models.taps import TRIAL, Taps, classifier_of, tap_shapes
+from kd.teachers.answer import ALL, Answer, Layer, Wanted, logits_of
+
+
+class FrozenTeacher:
+    """A frozen model that answers for pictures: always in eval mode, never with a gradient. See :class:`Teacher`.
+
+    Args:
+        model: any model, or any callable, that gives logits (:func:`kd.teachers.answer.logits_of`).
+        prepare: uint8 pictures -> the model's input; float pictures pass as they are.
+        spec: the settings it was built by; where it is placed and cached stands there.
+        columns: where the data's classes are among the model's, if they are others or in another order: its logits are
+            brought into the data's order, and what it alone knows is left out.
+        key: its configuration key, named in errors.
+        classes: how many it knows, where that is known.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[Tensor], Any],
+        prepare: Prepare,
+        spec: TeacherSpec | None = None,
+        columns: Tensor | None = None,
+        key: str = "model.teacher",
+        classes: int | None = None,
+    ) -> None:
+        self.model: nn.Module = model if isinstance(model, nn.Module) else _Called(model)
+        self.prepare, self.columns, self.key, self.classes = prepare, columns, key, classes
+        self.spec = spec or TeacherSpec(arch=type(model).__name__)
+        self.arch, self.has_head, self.weight = self.spec.arch, self.spec.head, self.spec.weight
+        self.model.requires_grad_(False).eval()
+        self.taps = Taps(self.model, [], lambda: prepare.size, "model.taps")
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+        self._identity: dict[str, Any] = {}
+        self._classifier: tuple[Tensor, Tensor] | None = None
+        self._original: nn.Module | None = None
+        self._placed = False
+
+    @property
+    def members(self) -> "dict[str, FrozenTeacher]":
+        """Itself, under the name of all."""
+        return {ALL: self}
+
+    @property
+    def is_shared_out(self) -> bool:
+        """Whether it answers only where all processes ask."""
+        return is_sharded(self.model)
+
+    def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "FrozenTeacher":
+        """Puts the weights where ``placement`` says, seen from the student's ``device``; later calls change nothing.
+
+        With bfloat16 they are stored so: autocast would cast frozen weights anew each step. ``keep`` keeps a copy as
+        loaded for :meth:`original`.
+
+        Raises:
+            UserError: there is no such device, or nothing to share the weights with.
+        """
+        if self._placed:
+            return self
+        self._placed = True
+        self.identity()  # of the weights as loaded
+        if keep:
+            own = self.in_the_datas_classes()
+            self._original = copy.deepcopy(own) if own is self.model else own
+        if self.has_head and dtype != torch.float32 and self._has_one_classifier():
+            self._classifier = tuple(x.clone() for x in self.classifier())  # type: ignore[assignment]
+        self.device, self.dtype = device, dtype
+        if self.spec.placement == "shard":
+            self._share_out()
+        else:
+            if self.spec.placement != "same":
+                self.device = torch.device(self.spec.placement)
+            self._move()
+        if self.columns is not None:
+            self.columns = self.columns.to(self.device)
+        self.spec.compile_in_place(self.model)
+        return self
+
+    def _move(self) -> None:
+        try:
+            self.model.to(device=self.device, dtype=self.dtype)
+        except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+            if self.spec.placement == "same" or isinstance(error, torch.OutOfMemoryError):
+                raise
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{self.key}.placement: '{self.spec.placement}' can't be used: {reason}") from error
+
+    def _share_out(self) -> None:
+        if self.is_shared_out:  # several students have it in common
+            return
+        if not dist.is_initialized():
+            raise UserError(f"{self.key}.placement: shard needs several processes, for example config=ddp_2cpu")
+        self.model.to(dtype=self.dtype)
+        shard(self.model, init_device_mesh(self.device.type, (dist.get_world_size(),)), frozen=True)
+
+    def fetch(self, batch: Batch, name: str = ALL) -> Batch:
+        """Nothing is known before the model is asked."""
+        return batch
+
+    def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
+        """The logits and the wanted layers of this teacher, under its name."""
+        layers = [layer for layer in wanted.features if layer[0] == name]
+        logits, features = self.look(batch["image"], layers)
+        return Answer({name: logits} if self.has_head else {}, features)
+
+    def look(self, images: Images, layers: Sequence[Layer]) -> tuple[Tensor, dict[Layer, Tensor]]:
+        """A forward: the logits, and what some layers gave, float32, on the device of ``images``."""
+        if not layers:
+            return self(images), {}
+        with self.taps as caught:
+            logits = self(images)
+        return logits, {
+            layer: self.taps.read(caught, layer[1], layer[2])[0].to(images.device, torch.float32) for layer in layers
+        }
+
+    def listen(self, patterns: str | list[str], tokens: str) -> tuple[list[str], list[tuple[int, ...]]]:
+        """From now on :meth:`look` can give these layers: their paths, and the shapes that they give for two pictures.
+
+        Raises:
+            UserError: no such layer, or one that is not called.
+        """
+        if isinstance(self.model, _Called):
+            raise UserError(f"{self.key}: is a function, whose layers are unknown: a feature loss needs a module")
+        self.taps.add(patterns)
+        pictures = torch.zeros(TRIAL, 3, *self.prepare.size, dtype=torch.uint8)
+        shapes = tap_shapes(self.model, self.taps, patterns, tokens, lambda: self(pictures))
+        return self.taps.paths(patterns), shapes
+
+    @annotate("teacher")
+    @torch.no_grad()
+    def __call__(self, images: Images) -> Tensor:
+        """Pictures ``(N, 3, H, W)`` -> float32 logits ``(N, C)`` (dense: ``(N, C, H', W')``), in the data's classes.
+
+        A teacher without a head gives its features, ``(N, D)``. The answer is on the pictures' device, wherever the
+        teacher is.
+        """
+        if any(module.training for module in self.model.modules()):  # whatever was called on it in between: its
+            self.model.eval()  # dropout and BatchNorm never wake
+        with torch.autocast(self.device.type, enabled=False):
+            given = logits_of(self.model(self.prepare(images.to(self.device)).to(self.dtype)))
+        if self.is_shared_out:
+            forget_forward(self.model)
+        # a copy in any case: CUDA graphs (compile=reduce-overhead) write the next answers into the same memory
+        logits = given.to(torch.float32, copy=True)
+        return (logits if self.columns is None else logits.index_select(1, self.columns)).to(images.device)
+
+    def _has_one_classifier(self) -> bool:
+        get = getattr(self.model, "get_classifier", None)
+        return get is not None and isinstance(get(), nn.Module)
+
+    def classifier(self) -> tuple[Tensor, Tensor]:
+        """Weight ``(C, D)`` and bias ``(C,)`` of the last layer, float32, in the data's classes.
+
+        As loaded: not rounded to what the teacher computes in, wherever it is.
+
+        Raises:
+            UserError: the model has no last layer, or two.
+        """
+        if self._classifier is not None:
+            return self._classifier
+        layer: Any = classifier_of(self.model, self.key)
+        if not hasattr(layer, "weight"):
+            raise UserError(f"{self.key}: {self.arch} has no single classifier")
+        weight = whole(layer.weight).float()
+        bias = weight.new_zeros(len(weight)) if layer.bias is None else whole(layer.bias).float()
+        return (weight, bias) if self.columns is None else (weight[self.columns], bias[self.columns])
+
+    def original(self) -> nn.Module:
+        """The model with the data's classes and its weights as loaded, on the CPU unless it was placed before."""
+        return self.in_the_datas_classes() if self._original is None else self._original
+
+    def forget_original(self) -> None:
+        """Lets go of the copy that :meth:`to` has kept."""
+        self._original = None
+
+    def in_the_datas_classes(self) -> nn.Module:
+        """The model itself, or a copy whose classifier has the data's classes where the two differ."""
+        if self.columns is None:
+            return self.model
+        model: Any = copy.deepcopy(self.model)
+        layer = model.get_classifier()
+        weight, bias = self.classifier()
+        layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(bias)
+        model.num_classes = len(weight)
+        return model
+
+    def names_of_its_columns(self, names: Sequence[str]) -> list[str] | None:
+        """Names of the data's classes, in the order in which the model itself has them; None where it knows more."""
+        if self.columns is None:
+            return list(names)
+        own = dict(zip(self.columns.tolist(), names, strict=True))
+        return [own[i] for i in sorted(own)] if len(own) == self.classes else None
+
+    def identity(self) -> dict[str, Any]:
+        """Architecture and a hash of the weights, stored in checkpoints instead of the weights."""
+        if self._identity:
+            return self._identity
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.detach().float().cpu().numpy().tobytes())
+        self._identity = {"arch": self.arch, "weights": digest.hexdigest()[:16]}
+        return self._identity
+
+
+def dtype_for(precision: str) -> torch.dtype:
+    """What a teacher's weights are kept in beside a student that trains at Lightning's ``precision``."""
+    return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision, torch.float32)
+
+
+class _Called(nn.Module):
+    """A function in a module's place."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.forward = function
