@@ -53,6 +53,11 @@ class FinishedRun:
         return "segmentation" if self.task.dense else "multilabel" if self.task.multi_label else "classification"
 
     @property
+    def arch(self) -> str:
+        """timm's name of the architecture, or of a builder's model the class."""
+        return self.config["model"]["student"]["arch"] or type(self.model).__name__
+
+    @property
     def size(self) -> tuple[int, int]:
         """Height and width of the views that validation shows."""
         return height_width(self.config["data"]["img_size"])
@@ -84,7 +89,7 @@ class FinishedRun:
     def manifest(self, format_name: str, layout: Layout, int8: bool) -> Manifest:
         """What an export says of itself."""
         return Manifest(
-            self.kind, self.config["model"]["student"]["arch"], self.classes, self.size, self.crop_ratio, layout,
+            self.kind, self.arch, self.classes, self.size, self.crop_ratio, layout,
             list(self.preprocess.mean), list(self.preprocess.std), format_name, int8,
         )  # fmt: skip
 

@@ -33,7 +33,7 @@ class Backbone(Format):
         model: Any = getattr(job.student, "backbone", job.student)
         head = tuple(f"{name}." for name in classifier_names(model))
         state = {k: v.contiguous() for k, v in model.state_dict().items() if not k.startswith(head)}
-        arch, kwargs = made_of(job.weights)
+        arch, kwargs = made_of(job.weights, "to=backbone")
         kwargs["num_classes"] = 0
         metadata = {
             "arch": arch,

@@ -23,7 +23,7 @@ class Hub(Format):
         manifest = job.manifest
         if manifest.task == "segmentation":
             raise UserError("to=hub: timm builds no models for dense prediction (to=backbone, to=onnx do)")
-        made_with = made_of(job.weights)[1]
+        made_with = made_of(job.weights, "to=hub")[1]
         want = Preprocess(model_size(job.weights), manifest.mean, manifest.std)
         config = timm_config(job.student, manifest.arch, made_with, want, manifest.classes, manifest.crop_ratio)
         write_timm_folder(job.weights, folder, config)
@@ -44,9 +44,16 @@ class Hub(Format):
         return run
 
 
-def made_of(weights: Path) -> tuple[str, dict[str, Any]]:
-    """Architecture and arguments of a ``student.safetensors``."""
+def made_of(weights: Path, key: str) -> tuple[str, dict[str, Any]]:
+    """Architecture and arguments of a ``student.safetensors``.
+
+    Raises:
+        UserError: timm has not built it.
+    """
     found = read_metadata(weights)
+    if "builder" in found:
+        builder = json.loads(found["builder"]).get("class_path")
+        raise UserError(f"{key}: the student was built by {builder}, not by timm (to=onnx takes it)")
     return found["arch"], json.loads(found["kwargs"])
 
 
