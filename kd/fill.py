@@ -38,7 +38,6 @@ class Fill(LightningModule):
         zero = self.trainer.is_global_zero
         self.cached = open_cache(self.teacher, self.losses, self.data, self.wanted, announce=zero)
         self.cached.only = False
-        self.data.views = self.cached.store.views  # pairs are drawn as in a run that will read the answers
 
     def val_dataloader(self) -> Any:
         """Batches with missing answers, of this process and view."""

@@ -18,9 +18,9 @@ class TrainBatches(Sampler[list[Key]]):
 
     Unlabelled samples stand behind the labelled ones. Either an epoch is a permutation of them alone, or it holds all
     labelled samples and ``ratio`` times as many unlabelled ones in one shuffled order; the unlabelled ones come from an
-    endless row of permutations, so that all of them are seen equally often. Where a view comes again in pairs, an
-    unlabelled sample is in one pair of a view only: an epoch takes no more of a permutation than it has left, and one
-    that wants more of them than there are repeats whole pairs.
+    endless row of permutations, so that all of them are seen equally often. Of samples that
+    are mixed in pairs each is in one pair an epoch only, for a view may come again: an epoch that wants more unlabelled
+    samples than there are repeats whole pairs.
 
     Args:
         length: labelled samples in the set.
@@ -96,7 +96,7 @@ class TrainBatches(Sampler[list[Key]]):
             return self.length + rng.permutation(self.unlabelled)
         more = self.epoch_length() - self.length
         labelled = np.arange(self.length)
-        if not (self.views and self.paired):
+        if not self.paired:
             return rng.permutation(np.concatenate([labelled, self._from_the_row(epoch * more, more)]))
         if more <= self.unlabelled:
             return rng.permutation(np.concatenate([labelled, self._once(epoch, more)]))
@@ -113,12 +113,10 @@ class TrainBatches(Sampler[list[Key]]):
         return self.length + np.concatenate([*row, np.empty(0, int)])[start : start + count]
 
     def _once(self, epoch: int, count: int) -> np.ndarray:
-        """``count`` unlabelled samples, none twice."""
-        if not count:
-            return np.empty(0, int)
-        share = self.unlabelled // count
-        row = np.random.default_rng([self.seed, epoch // share, 1]).permutation(self.unlabelled)
-        return self.length + row[epoch % share * count :][:count]
+        """The row's next ``count`` unlabelled samples, leaving out those that it would give twice."""
+        row = self._from_the_row(epoch * count, count + self.unlabelled)
+        _, first = np.unique(row, return_index=True)
+        return row[np.sort(first)][:count]
 
     def _in_whole_pairs(self, rng: np.random.Generator, repeated: int) -> np.ndarray:
         """All samples once, and pairs of unlabelled ones again until ``repeated`` (even) more are there."""
@@ -137,7 +135,7 @@ class TrainBatches(Sampler[list[Key]]):
         if self.ratio is None:
             return self.unlabelled
         more = round(self.ratio * self.length)
-        if self.views and self.paired and more > self.unlabelled:
+        if self.paired and more > self.unlabelled:
             repeated = (more - self.unlabelled) // 2 * 2 if self.unlabelled > 1 else 0
             more = self.unlabelled + repeated
         return self.length + more

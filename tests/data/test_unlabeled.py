@@ -48,6 +48,8 @@ def test_where_pairs_come_again_a_picture_has_one_partner_a_view(
         batches = TrainBatches(
             labelled, 4, 0, rank, world_size, unlabelled=unlabelled, ratio=ratio, views=2, paired=True
         )
+        live = TrainBatches(labelled, 4, 0, rank, world_size, unlabelled=unlabelled, ratio=ratio, paired=True)
+        assert list(live) == list(batches)
         for epoch in range(6):
             batches.set_epoch(epoch)
             order = batches.order(epoch)
