@@ -10,6 +10,7 @@ import pytest
 
 import kd.cli
 from kd.cli import cache_main, pack_main, train_main
+from tests._forks import ForkedRun
 from tests._helpers import ROOT, draw_folder, save_teacher
 from tests.tasks.test_segmentation import draw as draw_scenes
 
@@ -25,7 +26,7 @@ def commands() -> list[str]:
 OURS = [
     c
     for c in commands()
-    if re.match(r"(\.venv/bin/)?kd-(train|eval|report|cache|pack|predict|export|latency|card) ", c)
+    if re.match(r"(\.venv/bin/)?kd-(train|eval|report|cache|pack|predict|export|latency|card|tune) ", c)
 ]
 SETUP = [c for c in commands() if "pip install" in c or c.endswith("pytest")]
 
@@ -70,6 +71,10 @@ def test_the_command_runs(
     monkeypatch.chdir(filled["HOME"])
     if "torchrun" in command or os.environ.get("RANK"):
         pytest.skip("started by torchrun")
+    if "kd-tune" in command:
+        pytest.importorskip("optuna")
+        monkeypatch.setattr("kd.tuning.trials.start_kd_train", ForkedRun)
+        items += ["trials=1", "jobs=1"]
     prepare(command, items, filled)
     name = Path(program).name.removeprefix("kd-")
     small = shrunk(command, items, filled)

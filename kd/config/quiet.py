@@ -19,7 +19,7 @@ def quiet_libraries() -> None:
         ".*lr_scheduler.step.*before.*optimizer.step.*",
         ".*in eval mode at the start of training.*",
         ".*It is recommended to use `self.log.*sync_dist=True.*",
-        ".*Total length of `DataLoader` across ranks is zero.*",
+        ".*Total length of `\\w*Loader` across ranks is zero.*",
         ".*You have overridden `on_before_batch_transfer`.*",
     ):
         warnings.filterwarnings("ignore", message=message)

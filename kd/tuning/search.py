@@ -86,12 +86,18 @@ class Search:
         """
         with self._signals():
             self.extra = self._shared()
-            while True:
-                self._watch()
-                self._fill()
-                if not self.running or self._ends_early():
-                    break
-                time.sleep(POLL_S)
+            try:
+                while True:
+                    self._watch()
+                    self._fill()
+                    if not self.running or self._ends_early():
+                        break
+                    time.sleep(POLL_S)
+            finally:  # a full disk, too, leaves no process
+                for running in self.running:
+                    running.job.stop("the search failed")
+                for running in self.running:
+                    running.job.wait()
 
     def _shared(self) -> list[str]:
         """What all trials have in common and one can do for all: the teacher is trained or found once."""

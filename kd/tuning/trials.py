@@ -137,6 +137,11 @@ class Job:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 
+    def wait(self) -> None:
+        """Until the run has ended."""
+        while self.status is None:
+            time.sleep(0.05)
+
     @property
     def status(self) -> int | None:
         """The exit status; None while it runs."""

@@ -1,6 +1,7 @@
 """``kd-tune``: real trials, stops and kills, what is found, and what is refused before anything is written."""
 
 import csv
+import ctypes
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,15 @@ def dom(page: Path) -> str:
     with tempfile.TemporaryDirectory() as profile:
         command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", "--virtual-time-budget=5000", "--dump-dom"]
         return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120).stdout
+
+
+def small_disk(where: Path) -> None:
+    """A disk of 40 kB, seen by this process and its children; exit status 77 where that is not allowed."""
+    libc = ctypes.CDLL(None)
+    if libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 0x44000, None):
+        os._exit(77)
+    if libc.mount(b"tmpfs", str(where).encode(), b"tmpfs", 0, b"size=40k"):
+        os._exit(77)
 
 
 def test_a_search_that_is_killed_and_stopped_goes_on_and_its_best_is_repeated(recipe: Path) -> None:
@@ -197,6 +208,13 @@ def test_spaces_from_a_file(recipe: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "did you mean 'optim.lr'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", sorted(file.stem for file in (ROOT / "recipes" / "tune").glob("*.yaml")))
+def test_spaces_that_ship_with_a_recipe(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """All values are taken by a run: what is wrong then is the only thing that is."""
+    assert main("tune", [f"recipe={name}", "jobs=9999"]) == 2
+    assert "jobs: 9999 trials" in capsys.readouterr().err
+
+
 def test_a_difference_is_weighed_against_its_spread() -> None:
     """By hand: differences 2, 3 and 4 have mean 3 and standard error 1/sqrt(3); t of two degrees of freedom is 4.30."""
     found = Confirmation("val/acc1", True, (1, 2, 3), (12.0, 13.0, 14.0), (10.0, 10.0, 10.0))
@@ -233,6 +251,22 @@ def test_the_hours_end_a_search_that_the_same_command_goes_on_with(
     assert "no trial has ended well" in capsys.readouterr().out
     assert [t.state.name for t in trials(of(recipe))] == ["RUNNING"]
     assert not trial_processes(of(recipe))
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_process(recipe: Path) -> None:
+    """Room for the search's own first lines, and not for a run."""
+    room = recipe.parent / "room"
+    room.mkdir()
+    items = [f"recipe={recipe}", f"runs_dir={room}/runs", "search.optim.lr=0..1", "trials=9"]
+    log = recipe.parent / "log"
+    pid = start(items, log, partial(small_disk, room), program="tune")
+    status = status_of(pid)
+    if status == 77:
+        pytest.skip("needs the right to mount a file system")
+    assert status == 2, log.read_text()
+    assert log.read_text().splitlines()[-1].startswith("kd-tune: ")
+    assert "No space left on device" in log.read_text().splitlines()[-1]
+    assert "Traceback" not in log.read_text()
 
 
 @pytest.mark.slow
