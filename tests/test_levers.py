@@ -76,6 +76,20 @@ def test_batch_size_auto(recipe: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert summary(folder)["batch_size"] == 48
 
 
+def test_batch_size_auto_counts_what_sharding_saves(pictures: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "tiny.yaml", pictures, None, trainer__max_epochs=1)
+    items = ["data.batch_size=auto", "optim.lr_batch=8", "config=ddp_2cpu"]
+    free = {}
+    for zero in ([], ["config=zero"]):
+        done = run_cli(f"recipe={recipe}", *items, *zero)
+        assert done.returncode == 0, done.stderr
+        free[bool(zero)] = done.stdout
+    assert "more fit as 2 processes share the state" in free[True]
+    assert "more fit" not in free[False]
+    taken = [float(re.search(r"a process takes ([\d,.]+) MB", text)[1].replace(",", "")) for text in free.values()]  # type: ignore[index]
+    assert taken[1] <= taken[0]
+
+
 def test_batch_size_auto_needs_to_know_what_the_rate_is_for(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train_main([f"recipe={recipe}", "data.batch_size=auto"]) == 2
     assert "optim.lr_batch: say which global batch optim.lr=0.001 is meant for" in capsys.readouterr().err

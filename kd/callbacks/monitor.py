@@ -3,6 +3,7 @@
 import difflib
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from pytorch_lightning import Callback
 
@@ -15,6 +16,7 @@ from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.system import System
 from kd.callbacks.watch import Action, Watch
 from kd.errors import UserError
+from kd.report.prices import price_of, read_prices
 from kd.report.rules import RULES, by_rule, thresholds_of
 
 
@@ -34,6 +36,8 @@ class MonitorSpec:
         prometheus_port: serve the numbers to Prometheus on this port of the loopback interface (extra
             ``prometheus``; scripts/grafana.json shows them).
         price_per_hour: of the whole job, in your currency: the report says what an epoch costs.
+        prices: a YAML table of instances and prices of an hour (``p4d.24xlarge: {on_demand: 37.688, spot: 12.1}``).
+        instances: the machines of the job, by that table: ``[4*p4d.24xlarge, 2*c5.18xlarge:spot]``.
         rules_every_s: seconds between two looks of the rules at the records while the run trains; 0: only at its end.
         actions: what a rule that fires does: ``log`` (a line), ``webhook`` or ``stop`` (saves a checkpoint, status
             ``stopped: <rule>``); ``monitor.actions.Overtraining=stop`` is early stopping.
@@ -55,6 +59,8 @@ class MonitorSpec:
     rules_every_s: float = 60.0
     actions: dict[str, Action] | None = None
     thresholds: dict[str, float | dict[str, float]] | None = None
+    prices: str | None = None
+    instances: list[str] | None = None
     webhook: str | None = None
     max_hours: float | None = None
     budget: float | None = None
@@ -74,8 +80,15 @@ class MonitorSpec:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be > 0, got {value}")
+        if (self.prices is None) != (self.instances is None):
+            raise UserError("monitor.prices: a table, and monitor.instances: the machines, are given together")
+        if self.prices is not None and self.instances is not None:
+            self.price_per_hour = price_of(self.instances, read_prices(Path(self.prices).expanduser()))
         if self.budget is not None and not self.price_per_hour:
-            raise UserError(f"monitor.budget: {self.budget:g} needs monitor.price_per_hour, the price of the whole job")
+            raise UserError(
+                f"monitor.budget: {self.budget:g} needs monitor.price_per_hour, the price of the whole job "
+                "(or monitor.prices and monitor.instances)"
+            )
         self._check_rules()
 
     def _check_rules(self) -> None:
@@ -100,7 +113,7 @@ def monitors(spec: MonitorSpec, folder: RunFolder) -> list[Callback]:
     """The callbacks that observe a run."""
     if not spec.enabled:
         return []
-    phases, system = Phases(folder), System(folder, spec.interval_s)
+    phases, system = Phases(folder, spec.price_per_hour), System(folder, spec.interval_s)
     watching: list[Callback] = [phases, system]
     watching.append(Confusion(folder))
     if spec.rules_every_s or spec.max_hours or spec.budget:

@@ -151,12 +151,13 @@ class Phases(Callback):
 
     Args:
         folder: the run's.
+        price_per_hour: of the whole job.
     """
 
     _process_is_used = False
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
+    def __init__(self, folder: RunFolder, price_per_hour: float | None = None) -> None:
+        self.folder, self.price_per_hour = folder, price_per_hour
         self._built = time.time() if Phases._process_is_used else process_start()
         Phases._process_is_used = True
         self._constructed = time.time()
@@ -199,6 +200,7 @@ class Phases(Callback):
             "cached": pl_module.cached is not None, "torch": torch.__version__,
             "device_name": torch.cuda.get_device_name() if self._cuda else processor(),
         }  # fmt: skip
+        self.header |= {"price_per_hour": self.price_per_hour} if self.price_per_hour is not None else {}
         file = self.folder.path / "records" / f"phases.rank{trainer.global_rank}.jsonl"
         self._writer = Writer(file, self.header)
         self._total = self._writer.last_total or _no_steps()

@@ -117,9 +117,11 @@ def largest_batch_size(run: Run, data: DistillationDataModule) -> tuple[int, str
     size = min(memory.fits(available), data.epoch_length // trainer.world_size)
     while device.type == "cuda" and not _fits(run, data, size, device):
         size = max(1, int(0.8 * size))
+    more = int(memory.saved / memory.per_picture)
+    sharded = f"; {more} more fit as {memory.shards} processes share the state" if memory.shards > 1 and more else ""
     return size, (
         f"batch size: {size} a process takes {memory.total(size) / 1e6:,.0f} MB of {available / 1e6:,.0f} MB free; "
-        f"at most {1 - HEAD_ROOM:.0%} of them, and the training set"
+        f"at most {1 - HEAD_ROOM:.0%} of them, and the training set{sharded}"
     )
 
 

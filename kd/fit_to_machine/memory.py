@@ -70,6 +70,11 @@ class Memory:
         self.teacher = size_of(run.teacher.model.state_dict().values()) if run.teacher else 0
         self.gradients = size_of(trained)
         self.optimizer = 2 * self.gradients  # Adam's two moments; the summary has the real one at the end
+        self.unsharded = self.student + self.gradients + self.optimizer
+        self.shards, whole = _shards(run)
+        self.optimizer //= self.shards
+        if whole:
+            self.student, self.gradients = self.student // self.shards, self.gradients // self.shards
         few, more = 0, 0
         for student in students:
             model = copy.deepcopy(student.model).to(device)  # a forward moves BatchNorm's averages
@@ -77,6 +82,11 @@ class Memory:
             more += saved_bytes(model, _input(student, 4, device), run.trainer.precision_plugin.forward_context())
         self.per_picture = (more - few) / 2
         self.per_step = max(0.0, few - 2 * self.per_picture)  # the weights as autocast casts them
+
+    @property
+    def saved(self) -> int:
+        """Bytes that sharding over the processes saves each of them."""
+        return self.unsharded - self.student - self.gradients - self.optimizer
 
     def total(self, batch_size: int) -> float:
         """Bytes with a batch of ``batch_size``."""
@@ -98,6 +108,15 @@ class Memory:
             "activations": self.per_step + batch_size * self.per_picture,
         }
         return {name: round(size / 2**20, 1) for name, size in parts.items()}
+
+
+def _shards(run: Run) -> tuple[int, bool]:
+    """Over how many processes the optimizer's state lies, and whether weights and gradients do too (FSDP)."""
+    strategy = run.trainer.strategy
+    held = getattr(strategy, "shards_optimizer_state", False)
+    whole = hasattr(strategy, "shard") and not held
+    zero = any(student.optim.zero for student in run.named_students().values())
+    return (run.trainer.world_size if whole or held or zero else 1), whole
 
 
 def _input(student: Student, count: int, device: torch.device) -> Tensor:

@@ -45,6 +45,7 @@ def data_bound(
     at: float = 0.1,
     processes: int = 1,
     ready_ms: float = 0.0,
+    gpu: bool = False,
 ) -> Limit | None:
     """The step stands still for its batch. Primary signal: the exposed wait, not a low GPU utilisation.
 
@@ -62,6 +63,7 @@ def data_bound(
         at: fires from this share of the step.
         processes: training processes that share the cores.
         ready_ms: ms a step that training stood ready without a core.
+        gpu: it trains on GPUs, which could make the views.
     """
     step, wait = step_ms(phases), phases.get("data", 0.0)
     if not step or wait / step < at:
@@ -75,7 +77,11 @@ def data_bound(
     text = f"the step waits {wait:.0f} of its {step:.0f} ms ({wait / step:.0%}) for the next batch"
     if wanted > num_workers and gain >= WORTH:
         return Limit("data", text, f"data.num_workers={wanted} instead of {num_workers}", gain)
-    lever = "cheaper pictures (resized once, ahead of training: kd-pack short_side=) or more cores: at most"
+    if gpu and floor > rest:
+        needed, there = math.ceil(busy * cost / rest) + threads, cores / processes
+        text += f"; {needed} cores a GPU would keep up, {there:g} are there"
+    lever = "data.engine=device (or dali), " if gpu else ""
+    lever += "cheaper pictures (resized once, ahead of training: kd-pack short_side=) or more cores: at most"
     if num_workers > 1 and processes * (num_workers + threads) > cores:
         loaders = f"{processes * num_workers} loader processes"
         text += f", though {loaders} share {cores} core{'s' * (cores > 1)} with training"
@@ -228,7 +234,8 @@ def student_bound(phases: Mapping[str, float], alone: bool = True, at: float = 0
     text = f"the student's own training takes {own:.0%} of the step"
     if alone:
         text += "; nothing around it holds it up"
-    return Limit("student", text, "a faster device, more of them, or a smaller student", None)
+    lever = "model.student.compile=true, a larger data.batch_size, a faster device, more of them, or a smaller student"
+    return Limit("student", text, lever, None)
 
 
 def readable_bytes(size: float) -> str:

@@ -59,6 +59,7 @@ class Live(ThreadingHTTPServer):
             "columns": columns,
             "rows": rows,
             "links": True,
+            "long": True,
             "empty": "None yet.",
         }
         return {"title": str(self.folder), "sections": [table], "every": 5 * EVERY_S}

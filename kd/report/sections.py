@@ -19,14 +19,15 @@ PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
 def report(facts: Facts) -> list[dict[str, Any]]:
     """The page's sections, in order; those without data are left out."""
     run = facts.run
+    done, speed = status(run) == "done", [_verdict(facts), _rules(facts)]  # of one that trains, or failed, first of all
     sections = [
         headline(facts),
         _cards(facts),
         notes(run),
+        *([] if done else speed),
         *learning(facts),
         *faithful(run),
-        _verdict(facts),
-        _rules(facts),
+        *(speed if done else []),
         _headspace(run),
         phase_chart(facts),
         heat(run),
@@ -129,7 +130,8 @@ def _duration(seconds: float | None) -> str:
 
 def notes(run: Run) -> dict[str, Any] | None:
     """What could not be read."""
-    return {"kind": "notes", "notes": run.notes} if run.notes else None
+    told = [note for note in run.notes if not (note == "summary.json is missing" and status(run) == "running")]
+    return {"kind": "notes", "notes": told} if told else None
 
 
 def _rules(facts: Facts) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def _candidates(facts: Facts) -> list[Limit | None]:
         host or launching,  # a host that gets no core launches slowly
         data_bound(
             phases, facts.workers, facts.cores, facts.threads, facts.loading_busy, facts.batches_per_epoch,
-            processes=processes, ready_ms=facts.ready_ms,
+            processes=processes, ready_ms=facts.ready_ms, gpu=not facts.cpu,
         ),
         teacher_bound(
             phases, facts.cache_bytes, facts.header.get("cacheable", True), facts.cached, epochs=facts.epochs,

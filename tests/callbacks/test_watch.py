@@ -11,6 +11,7 @@ import pytest
 
 from kd.callbacks.watch import ask_rules
 from kd.cli import train_main
+from kd.report.facts import Facts
 from kd.report.records import Run, read_run
 from tests._helpers import run_cli, write_recipe
 
@@ -115,6 +116,10 @@ def test_a_threshold_by_key_holds_for_all_who_ask(recipe: Path) -> None:
         ("monitor.actions.Overfit=webhook", "monitor.webhook: an http(s) address to post Overfit to, got nothing"),
         ("monitor.thresholds.Overtraining.pace=3", "monitor.thresholds.Overtraining.pace: no 'pace'; known: patience"),
         ("monitor.budget=5", "monitor.budget: 5 needs monitor.price_per_hour"),
+        (
+            "monitor.prices=table.yaml",
+            "monitor.prices: a table, and monitor.instances: the machines, are",
+        ),
         ("monitor.max_hours=0", "monitor.max_hours: must be > 0, got 0"),
     ],
 )
@@ -124,6 +129,23 @@ def test_what_is_wrong_is_told_by_its_key(
     assert train_main([f"recipe={recipe}", item]) == 2
     assert told in capsys.readouterr().err
     assert not (recipe.parent / "runs").exists()
+
+
+def test_the_price_is_that_of_the_machines(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = recipe.with_name("prices.yaml")
+    table.write_text("p4d.24xlarge: {on_demand: 37.688, spot: 12.0}\nc5.18xlarge: 3.672\n")
+    priced = [f"recipe={recipe}", f"monitor.prices={table}", "trainer.max_epochs=1"]
+    assert train_main([*priced, "monitor.instances=[p4d.24xlarge, 2*c5.18xlarge]"]) == 0
+    assert newest(recipe).headers[0]["price_per_hour"] == pytest.approx(45.032)
+    assert Facts(newest(recipe)).price == pytest.approx(45.032)
+    assert "cost per epoch" in (newest(recipe).folder / "report.html").read_text()
+    capsys.readouterr()
+    assert train_main([*priced, "monitor.instances=[c5.18xlarge:spot]"]) == 2
+    known = "known: p4d.24xlarge, p4d.24xlarge:spot, c5.18xlarge"
+    assert f"monitor.instances: no price of 'c5.18xlarge:spot'; {known}" in capsys.readouterr().err
+    table.write_text("p4d.24xlarge: dear\n")
+    assert train_main([*priced, "monitor.instances=[p4d.24xlarge]"]) == 2
+    assert "p4d.24xlarge: a price, or on_demand and spot, got dear" in capsys.readouterr().err
 
 
 def test_mistakes_between_classes_are_counted(recipe: Path) -> None:

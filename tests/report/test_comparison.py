@@ -49,7 +49,7 @@ def test_kts_two_runs_are_28x_and_per_gpu_hour_1_75x(tmp_path: Path) -> None:
     assert rows["device-hours per epoch"] == ["6.4", "3.657", "1.75x"]
     assert {"GPU p50 (%)", "GPU p90 (%)", "GPU p95 (%)", "GPU p99 (%)"} <= set(rows)
     hardware = next(s for s in sections if s.get("title") == "Hardware")["rows"]
-    assert hardware[0] == ["devices", "2 x NVIDIA A100-SXM4-80GB", "32 x NVIDIA A100-SXM4-40GB"]
+    assert hardware[0] == ["devices", "NVIDIA A100-SXM4-80GB x 2", "NVIDIA A100-SXM4-40GB x 32"]
     titles = [s.get("title", "") for s in sections]
     assert sum(title.startswith("Cores and GPUs over time") for title in titles) == 2
     curve = next(s for s in sections if s.get("title") == "val/acc1")

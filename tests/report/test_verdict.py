@@ -119,6 +119,18 @@ def test_waiting_workers_need_no_cores_computing_ones_do() -> None:
     assert no_core.gain == pytest.approx(5)
 
 
+def test_cores_that_a_gpu_needs_are_counted() -> None:
+    """A batch costs one core 240 ms, the GPU 20: thirteen cores with the one that launches, four are there."""
+    slow = {"data": 40.0, "student": 20.0}
+    limit = v.data_bound(slow, num_workers=4, cores=8, threads=1, busy=1.0, processes=2, gpu=True)
+    assert limit is not None
+    assert limit.text.endswith(
+        "; 13 cores a GPU would keep up, 4 are there, though 8 loader processes share 8 cores with training"
+    )
+    assert "data.engine=device (or dali)" in limit.lever
+    assert "data.engine" not in v.data_bound(slow, 4, 8, 1, 1.0, processes=2).lever  # type: ignore[union-attr]
+
+
 def test_workers_that_cannot_keep_up_are_counted_at_their_rate() -> None:
     # two workers give a batch each 100 ms between them: one takes 200 ms
     limit = v.data_bound({"data": 60.0, "student": 40.0}, num_workers=2, cores=16, threads=1, busy=1.0)

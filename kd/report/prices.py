@@ -1,0 +1,57 @@
+"""What an hour of machines costs, from a table: ``prices.yaml``, instance -> price, or on demand and spot."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kd.errors import UserError
+
+INSTANCE = re.compile(r"(?:(\d+)\*)?([^*:]+)(?::(on_demand|spot))?")
+
+
+def read_prices(file: Path) -> dict[str, dict[str, float]]:
+    """A table of ``instance: 3.06`` or ``instance: {on_demand: 3.06, spot: 1.1}``, of an hour of one machine.
+
+    Raises:
+        UserError: no such file, or a value that is no price.
+    """
+    import yaml
+
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"monitor.prices: {file} can't be read: {error}".splitlines()[0]) from error
+    if not isinstance(found, dict):
+        raise UserError(f"monitor.prices: {file} is no table of instances and prices")
+    return {str(name): _kinds(file, str(name), value) for name, value in found.items()}
+
+
+def _kinds(file: Path, name: str, value: Any) -> dict[str, float]:
+    kinds = value if isinstance(value, dict) else {"on_demand": value}
+    wrong = [k for k, v in kinds.items() if k not in ("on_demand", "spot") or not isinstance(v, int | float) or v < 0]
+    if wrong or not kinds:
+        raise UserError(f"monitor.prices: {file}: {name}: a price, or on_demand and spot, got {value}")
+    return {kind: float(price) for kind, price in kinds.items()}
+
+
+def price_of(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]) -> float:
+    """An hour of all ``instances``, each as ``[COUNT*]NAME[:spot]``.
+
+    Raises:
+        UserError: an instance that has no such price.
+
+    >>> price_of(["p4d.24xlarge", "2*c5.18xlarge:spot"],
+    ...          {"p4d.24xlarge": {"on_demand": 37.688}, "c5.18xlarge": {"on_demand": 3.672, "spot": 1.5}})
+    40.688
+    """
+    total = 0.0
+    for item in instances:
+        match = INSTANCE.fullmatch(item)
+        count, name, kind = match.groups() if match else ("", item, "")
+        known = prices.get(name or "", {}).get(kind or "on_demand")
+        if known is None:
+            kinds = [f"{n}{':spot' * (k == 'spot')}" for n, kinds in prices.items() for k in kinds]
+            raise UserError(f"monitor.instances: no price of '{item}'; known: {', '.join(kinds[:20])}")
+        total += int(count or 1) * known
+    return total
