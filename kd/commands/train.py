@@ -79,10 +79,6 @@ def run(request: Request) -> int:
     if "print_config" in request.flags:
         print(parsed.as_yaml(), end="")
         return 0
-    if resume_from is None and parsed.config.resume:  # a key of the recipe or of an overlay
-        request.resume = parsed.config.resume
-        resume_from = _check_resume(request)
-        args.append(f"--resume={request.resume}")
     runs = Path(parsed.config.runs_dir) / parsed.config.recipe
     marker = job_marker(cluster, runs, request.overrides) if cluster else None
     if marker and resume_from is None and _was_here_before(marker, request):
