@@ -43,3 +43,15 @@ class RunLock:
         """Lets go."""
         with suppress(OSError):
             self._file.close()
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process of this machine, or of another one on the same file system, trains in a run's folder."""
+    try:
+        with (folder / NAME).open("r+", encoding="utf-8") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -170,13 +170,13 @@ WRONG = [
     ("optim.name=adamww", "optim.name"),
     ("model.distill_losses.kd.temperature=0", "model.distill_losses.kd.temperature: must be > 0, got 0.0"),
     ("model.distill_losses.kd.weight=-1", "model.distill_losses.kd.weight: must be >= 0, got -1.0"),
-    ("model.distill_losses.kd.temprature=1", "did you mean 'temperature'?"),
+    ("model.distill_losses.kd.temprature=1", "did you mean 'model.distill_losses.kd.temperature'?"),
     ("model.task_loss_weight=-0.1", "model.task_loss_weight: must be >= 0, got -0.1"),
     ("model.student.arch=vit_tinny_patch16_224", "did you mean 'vit_tiny_patch16_224'?"),
     ("model.student.kwargs.foo=1", "model.student: vit_tiny_patch16_224 can't be built"),
     ("model.teacher.checkpoint=/nowhere", "model.teacher.checkpoint: there is no /nowhere"),
     ("model.teacher.kwargs.depth=3", "is missing"),
-    ("model.teacher.chekpoint=x", "did you mean 'checkpoint'?"),
+    ("model.teacher.chekpoint=x", "did you mean 'model.teacher.checkpoint'?"),
     ("data.source.root=/nowhere", "data.source.root: there is no folder /nowhere/train"),
     ("data.source=ImageFoldr", "did you mean 'ImageFolder'?"),
     ("data.batch_size=500", "data.batch_size: 500 x 1 process(es) is more than the 48 training pictures"),
@@ -226,9 +226,11 @@ def test_a_wrong_overlay(text: str, message: str, recipe: Path, capsys: pytest.C
     assert message in one_line_of(capsys)
 
 
-def test_a_manifest_with_a_missing_file_names_it(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_manifest_with_a_missing_file_names_it(
+    recipe: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = recipe.parent / "m.csv"
-    file.write_text("path,label\nnothing.jpg,a\n")
+    file.write_text(f"path,label\nnothing.jpg,a\n{next(pictures.rglob('*.jpg'))},b\n")
     items = ["data.source=Manifest", f"data.source.train={file}", f"data.source.val={file}"]
     assert train_main([f"recipe={recipe}", *items]) == 2
     assert f"1 damaged picture: {file.parent / 'nothing.jpg'}" in one_line_of(capsys)
@@ -269,7 +271,8 @@ def test_help_and_list(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert all(f"recipe={name}" in out for name in names("recipes"))
     assert all(f"config={name}" in out for name in names("configs"))
-    assert train_main([]) == 2
+    assert train_main([]) == 0
+    assert "recipe=foodtag_vit" in capsys.readouterr().out
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -95,6 +95,7 @@ class RunFolder(Callback):
         checkpoints: the callbacks that write below it.
         resume: the folder of the run to go on with.
         marker: a file to write the folder's name into.
+        name: of the folder, in place of the next free number.
 
     Attributes:
         path: the folder, once it is known.
@@ -109,7 +110,9 @@ class RunFolder(Callback):
         checkpoints: Sequence[ModelCheckpoint | LastCheckpoint],
         resume: Path | None = None,
         marker: Path | None = None,
+        name: str | None = None,
     ) -> None:
+        self.name = name
         self.parent, self.config, self.checkpoints, self.resume = runs_dir / recipe, config, checkpoints, resume
         self.path: Path | None = None
         self.begun = False
@@ -182,12 +185,14 @@ class RunFolder(Callback):
         self.parent.mkdir(parents=True, exist_ok=True)
         number = max((int(p.name) for p in self.parent.iterdir() if p.name.isdigit()), default=-1) + 1
         while True:
-            path = self.parent / f"{number:03d}"
+            path = self.parent / (self.name or f"{number:03d}")
             try:
                 path.mkdir()
                 self._lock = RunLock(path)
                 return path
-            except FileExistsError:
+            except FileExistsError as error:
+                if self.name:
+                    raise UserError(f"name: there is a run {path} already") from error
                 number += 1
 
     def _point_latest(self) -> None:

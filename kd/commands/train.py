@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kd.checkpoints import LAST, PREVIOUS, newest_whole, run_folder
-from kd.config.find import listing, names
+from kd.config import files, keys
+from kd.config.find import find, listing, names
 from kd.config.request import Request
 from kd.errors import UserError
 from kd.launch.cluster import Cluster, is_rank_zero, recognise
@@ -17,6 +18,8 @@ from kd.launch.cluster import marker as job_marker
 
 START = ("checkpoint", "pretrained", "inherit")  # of model.student
 
+CLASSES = {"losses": ("LogitLoss", "FeatureLoss", "LayersLoss"), "sources": ("Source",), "tasks": ("Task",)}
+PARTS = ("EachLayer", "Regression")  # what losses are made of
 HELP = """\
 kd-train: trains a small, fast student from a big vision model.
 
@@ -26,7 +29,9 @@ kd-train: trains a small, fast student from a big vision model.
   recipe=NAME       a recipe (below), or a YAML file; a run folder's config.yaml repeats that run
   config=OVERLAY    where and how it runs (kd-train --list); may be given several times
   key=value         any setting; --key=value and --key value mean the same
-  --list            all recipes and overlays
+  --list            all recipes and overlays; --list losses, sources, tasks or models what they are made of
+  --keys [PART]     every setting, or those with PART in their names; with recipe= those of its losses too
+  --help GROUP      the settings of a group: --help data.augment
   --print_config    the resolved settings; saved to a file they can be run again
 
 Often used keys:
@@ -36,7 +41,7 @@ Often used keys:
   model.distill_losses.kd.temperature, .weight      model.task_loss_weight
   data.batch_size  data.num_workers  data.img_size  data.augment.mixup  optim.lr  optim.zero
   trainer.max_epochs  trainer.devices  trainer.precision  (all of Lightning's Trainer)
-  seed  runs_dir  resume
+  seed  name  runs_dir  resume
 
 Recipes:
 {recipes}
@@ -54,12 +59,9 @@ def run(request: Request) -> int:
 
         print(f"kd {kd.__version__}")
         return 0
-    if "list" in request.flags:
-        print(listing("recipes", "recipe=") + listing("configs", "config="), end="")
+    if {"list", "keys", "help"} & request.flags or not (request.recipe or request.resume):
+        print(_said(request), end="")
         return 0
-    if "help" in request.flags or not (request.recipe or request.resume):
-        print(HELP.format(recipes=listing("recipes", "recipe=")), end="")
-        return 0 if "help" in request.flags else 2
     if (
         threading.current_thread() is threading.main_thread()
     ):  # it switches the monitor; before that listens it must not end the run
@@ -80,6 +82,9 @@ def run(request: Request) -> int:
         print(parsed.as_yaml(), end="")
         return 0
     runs = Path(parsed.config.runs_dir) / parsed.config.recipe
+    name = parsed.config.name
+    if name and resume_from is None and is_rank_zero() and cluster is None and (runs / name).exists():
+        raise UserError(f"name: there is a run {runs / name} already")
     marker = job_marker(cluster, runs, request.overrides) if cluster else None
     if marker and resume_from is None and _was_here_before(marker, request):
         resume_from = _check_resume(request)
@@ -90,6 +95,30 @@ def run(request: Request) -> int:
     if teacher:
         args.append(f"--model.teacher.checkpoint={teacher}")
     return fit(KDCLI(args, launcher=cluster.launcher if cluster else None, marker=marker), resume_from)
+
+
+def _said(request: Request) -> str:
+    """What ``--list``, ``--keys`` and ``--help`` print."""
+    if "list" in request.flags:
+        return _listed(request.about)
+    if "keys" in request.flags or request.about:
+        recipe = {} if request.recipe is None else files.read(find("recipes", request.recipe))
+        known = {**keys.schema(), **keys.of_recipe(recipe)[0]}
+        return keys.table(known, request.about if "keys" in request.flags else f"{request.about}.")
+    return HELP.format(recipes=listing("recipes", "recipe="))
+
+
+def _listed(kind: str) -> str:
+    if not kind:
+        return listing("recipes", "recipe=") + listing("configs", "config=")
+    if kind == "models":
+        import timm
+
+        return "".join(f"{name}\n" for name in timm.list_models())
+    if kind not in CLASSES:
+        raise UserError(f"--list: lists {', '.join([*CLASSES, 'models'])}, not '{kind}'")
+    found = keys.subclasses(*CLASSES[kind])
+    return "".join(f"  {name:<20} {text}\n" for name, text in sorted(found.items()) if name not in PARTS)
 
 
 def _check_start(run: Path, config: dict[str, Any]) -> None:

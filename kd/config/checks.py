@@ -37,11 +37,7 @@ def check_values(config: dict[str, Any]) -> None:
             raise UserError(f"{key.replace('.init_args', '')}: must be a finite number, got {value}")
     if not 0 <= config["seed"] < SEEDS:
         raise UserError(f"seed: must be >= 0 and < {SEEDS}, got {config['seed']}")
-    if not re.fullmatch(r"[\w.+-]{1,200}", config["recipe"]) or config["recipe"].startswith("."):
-        raise UserError(f"recipe: names the run's folder (letters, digits, . + - _), got '{config['recipe'][:80]}'")
-    for name in config["students"] or {}:
-        if not isinstance(name, str):
-            raise UserError(f"students: a name is text, got {name!r}")
+    _check_names(config)
     for key, value in flatten(config).items():
         most = next((limit for name, limit in AT_MOST.items() if key.endswith(name)), None)
         if most is not None and isinstance(value, (int, float)) and value > most:
@@ -54,6 +50,17 @@ def check_values(config: dict[str, Any]) -> None:
         raise UserError("trainer.limit_train_batches: must be > 0, got 0: there is nothing to train")
 
     _check_sizes(config["data"])
+
+
+def _check_names(config: dict[str, Any]) -> None:
+    """What becomes a folder's name."""
+    if not re.fullmatch(r"[\w.+-]{1,200}", config["recipe"]) or config["recipe"].startswith("."):
+        raise UserError(f"recipe: names the run's folder (letters, digits, . + - _), got '{config['recipe'][:80]}'")
+    if config["name"] is not None and not re.fullmatch(r"(?!latest$)[A-Za-z_][\w.+-]{0,199}", config["name"]):
+        raise UserError(f"name: begins with a letter (letters, digits, . + - _), got '{config['name'][:80]}'")
+    for name in config["students"] or {}:
+        if not isinstance(name, str):
+            raise UserError(f"students: a name is text, got {name!r}")
 
 
 def _check_sizes(data: dict[str, Any]) -> None:

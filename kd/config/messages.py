@@ -4,6 +4,7 @@ import difflib
 import inspect
 import re
 
+from kd.config.suggest import hint
 from kd.data.shards import Shards  # noqa: F401 - so that data.source=Shards is found by its short name
 from kd.data.sources import ImageFolder, Source
 from kd.data.transforms import Augment
@@ -117,8 +118,7 @@ def _no_plain_value(key: str, given: str) -> str:
 
 
 def _no_key(key: str, keys: list[str]) -> str:
-    place = key.rpartition(".")[0]
-    return f"no key '{key}'{_near(key, [*keys, *(f'{place}.{name}' for name in _argument_names())])}"
+    return f"no key '{key}'{hint(key, keys)}"
 
 
 def _near(name: str, names: list[str]) -> str:

@@ -144,6 +144,9 @@ class KDCLI(LightningCLI):
         parser.add_argument("--recipe", type=str, default="run", help="Name of the run's folder below runs_dir.")
         parser.add_argument("--seed", type=int, default=0, help="Seeds weights, order, views and dropout.")
         parser.add_argument("--runs_dir", type=str, default="runs", help="Folder of all runs.")
+        parser.add_argument(
+            "--name", type=str | None, default=None, help="Name of the run's folder in place of the next free number."
+        )
         parser.add_argument("--resume", type=str | None, default=None, help="A run folder to go on with.")
         parser.add_argument(
             "--preflight",
@@ -187,7 +190,7 @@ class KDCLI(LightningCLI):
             self.config = parser.parse_args([*items, f"--trainer.strategy={json.dumps({'class_path': strategy})}"])
             if isinstance(self.config.trainer.strategy, str):
                 raise UserError(f"trainer.strategy: no class '{strategy}'")
-        check_values(self.as_dict())
+        check_values({**self.as_dict(), "name": self.config.name})
 
     def _set_seed(self) -> None:
         if self._instantiate:
@@ -293,7 +296,9 @@ class KDCLI(LightningCLI):
                 0, ModelCheckpoint(where, "best", save_weights_only=True, enable_version_counter=False, **best)
             )
         remember(self._yaml)
-        self.folder = RunFolder(Path(config.runs_dir), config.recipe, self._yaml, checkpoints, resume, self._marker)
+        self.folder = RunFolder(
+            Path(config.runs_dir), config.recipe, self._yaml, checkpoints, resume, self._marker, config.name
+        )
         watching = monitors(MonitorSpec(**config.monitor), self.folder)
         self.summary = Summary(self.folder, preflight, config.recipe, config.seed, monitor, config.checkpoint.mode)
         loggers = Loggers(self.folder, self.loggers, build_loggers, flatten(yaml.safe_load(self._yaml)))
@@ -344,7 +349,7 @@ class KDCLI(LightningCLI):
     def as_yaml(self) -> str:
         """The resolved configuration; ``kd-train FILE`` repeats the run."""
         config = self.config.clone()
-        config.resume = None
+        config.resume = config.name = None
         return self.parser.dump(config, skip_none=False, skip_validation=True)
 
 

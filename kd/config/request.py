@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from kd.config import files
+from kd.config import files, keys
 from kd.config.find import find
 from kd.config.trust import check_file, check_plain
 from kd.errors import UserError
@@ -24,6 +24,11 @@ GROUPS = (
     "checkpoint",
     "monitor",
 )
+FLAGS = (
+    "-h", "--help", "--json", "--keys", "--list", "--live", "--open", "--print_config", "--traces", "--trust", "--version",
+    "--what-if",
+)  # fmt: skip
+ABOUT = ("-h", "--help", "--keys", "--list")  # these may be followed by what to say more of
 ENTRIES = ("taps", "teachers")  # named entries whose fields the parser takes only once the entry is there
 KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.]*\+?)=(.*)$", re.S)
 
@@ -39,7 +44,8 @@ class Request:
         resume: a run folder.
         cluster: what the launcher's environment says of the trainer; beaten by overrides.
         trust: modules whose classes a file from elsewhere may name.
-        flags: ``help``, ``list``, ``print_config``, ``version``.
+        flags: without their dashes.
+        about: what a flag asks for: ``--list losses``, ``--keys lr``, ``--help data.augment``.
         rest: what is none of these.
     """
 
@@ -50,6 +56,7 @@ class Request:
     cluster: list[str] = field(default_factory=list)
     trust: list[str] = field(default_factory=list)
     flags: set[str] = field(default_factory=set)
+    about: str = ""
     rest: list[str] = field(default_factory=list)
 
     def parser_args(self) -> list[str]:
@@ -66,18 +73,24 @@ class Request:
             group = next((key for key in GROUPS if not isinstance(content.get(key) or {}, dict)), None)
             if group:
                 raise UserError(f"{file}: {group}: has settings of its own, got '{content[group]}'")
-            if content.get("resume") is not None:
-                raise UserError(f"{file}: resume: belongs on the command line, not into a file")
-            if "trust" not in self.flags:
-                check_file(file, content, self.trust)
         for item in self.overrides:
             tree = _as_tree(item)
             check_plain(tree, "")
             _check_says_something(*tree.popitem())
+        self._check_keys(list(contents.values()))
+        for file, content in contents.items():  # last: it looks at classes, which takes seconds
+            if "trust" not in self.flags:
+                check_file(file, content, self.trust)
         args = [f"--config={file}" for file in found]
         if self.recipe and contents[found[0]].get("recipe") is None:
             args.append(f"--recipe={found[0].stem}")
         return args + self.cluster + [f"--{item}" for item in _entries_whole(self.overrides, contents.values())]
+
+    def _check_keys(self, contents: list[dict[Any, Any]]) -> None:
+        for number, content in enumerate(contents, 1):  # a later file may name another class, with other keys
+            keys.check((key for key, _ in files.leaves(content)), keys.merged(contents[:number], {}))
+        overrides = {key.rstrip("+"): value for item in self.overrides for key, value in _as_tree(item).items()}
+        keys.check((item.partition("=")[0] for item in self.overrides), keys.merged(contents, overrides))
 
 
 def _entries_whole(overrides: list[str], contents: Iterable[dict[Any, Any]]) -> list[str]:
@@ -136,19 +149,10 @@ def translate(argv: Sequence[str]) -> Request:
     request, items = Request(), list(argv)
     while items:
         item = items.pop(0)
-        if item in (
-            "-h",
-            "--help",
-            "--list",
-            "--print_config",
-            "--version",
-            "--open",
-            "--traces",
-            "--trust",
-            "--live",
-            "--what-if",
-        ):
+        if item in FLAGS:
             request.flags.add("help" if item == "-h" else item.lstrip("-"))
+            if item in ABOUT and items and re.fullmatch(r"[\w.]+", items[0]):
+                request.about = items.pop(0)
             continue
         match = KEY.match(item)
         if match:

@@ -1,0 +1,109 @@
+"""``kd-runs``: which runs there are. Needs neither torch nor lightning."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kd.config.request import Request
+from kd.errors import UserError
+from kd.lock import is_held
+from kd.report.records import is_run
+
+HELP = """\
+kd-runs: the runs in a folder, the newest first.
+
+  kd-runs [RUNS_DIR] [--json]      default: runs
+
+A run may go where it holds neither a student nor anything to resume from, and nobody trains in it (column `delete`).
+"""
+NUMBERS = ("teacher", "student", "images/s", "age", "MB")
+COLUMNS = ("run", "status", "metric", "teacher", "student", "images/s", "limit", "age", "MB", "delete")
+
+
+def run(request: Request) -> int:
+    """Prints the table, or JSON."""
+    if "help" in request.flags:
+        print(HELP, end="")
+        return 0
+    if len(request.rest) > 1 or request.overrides or request.recipe:
+        raise UserError("it takes one folder of runs, and --json")
+    folder = Path(request.rest[0] if request.rest else "runs")
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
+    found = sorted((_described(path) for path in _runs_in(folder)), key=lambda row: -row["changed"])
+    if "json" in request.flags:
+        print(json.dumps(found, indent=2))
+    elif found:
+        _print(found)
+    else:
+        print(f"no runs in {folder}")
+    return 0
+
+
+def _runs_in(folder: Path) -> Iterator[Path]:
+    """A folder of runs holds a folder for each recipe; that of one recipe is taken too."""
+    for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
+        if path.is_dir() and not path.is_symlink() and is_run(path):
+            yield path
+
+
+def _described(folder: Path) -> dict[str, Any]:
+    """What the table says of a run; a damaged summary counts as none."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        summary = {}
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    stats = [path.stat() for path in files]
+    held, names = is_held(folder), {path.name for path in files}
+    kept = {"student.safetensors", "last.ckpt", "previous.ckpt"} & names
+    student, teacher = summary.get("student") or {}, summary.get("teacher") or {}
+    values = student.get("best_val") or student.get("val") or {}
+    metric = next((name for name in ("acc1", "miou", "map", "f1") if name in values), next(iter(values), None))
+    return {
+        "run": f"{folder.parent.name}/{folder.name}",
+        "folder": str(folder),
+        "status": "training" if held else summary.get("status", "ended early"),
+        "metric": metric,
+        "teacher": (teacher.get("val") or {}).get(metric),
+        "student": values.get(metric),
+        "images_per_s": summary.get("images_per_s"),
+        "verdict": (summary.get("verdict") or {}).get("text"),
+        "limit": ((summary.get("verdict") or {}).get("text") or "").split(":")[0],
+        "changed": max((stat.st_mtime for stat in stats), default=folder.stat().st_mtime),
+        "bytes": sum(stat.st_size for stat in stats),
+        "safe_to_delete": not kept and not held,
+    }
+
+
+def _print(found: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for column in COLUMNS:
+        table.add_column(column, justify="right" if column in NUMBERS else "left")
+    for row in found:
+        shares = ["" if row[who] is None else f"{row[who]:.1%}" for who in ("teacher", "student")]
+        speed = "" if row["images_per_s"] is None else f"{row['images_per_s']:,.0f}"
+        limit = row["limit"] if len(row["limit"]) <= 24 else ""
+        table.add_row(
+            row["run"], row["status"], row["metric"] or "", *shares, speed, limit, _age(time.time() - row["changed"]),
+            f"{row['bytes'] / 1e6:,.1f}", "safe" if row["safe_to_delete"] else "",
+        )  # fmt: skip
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _age(seconds: float) -> str:
+    """How long ago, in one unit.
+
+    >>> _age(7300)
+    '2 h'
+    """
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{max(0, seconds):.0f} s"

@@ -1,0 +1,203 @@
+"""What the command line says of its keys, and what it makes of those that are none."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kd.cli import train_main
+from kd.config import keys
+from kd.config.parser import KDCLI, known_keys
+from kd.config.suggest import SYNONYMS, suggest
+from tests._helpers import ROOT
+
+GUESSES = {  # what an engineer would type, and what was meant
+    "lr": "optim.lr",
+    "learning_rate": "optim.lr",
+    "optim.learning_rate": "optim.lr",
+    "optimizer.lr": "optim.lr",
+    "model.lr": "optim.lr",
+    "base_lr": "optim.lr",
+    "optimizer": "optim.name",
+    "opt": "optim.name",
+    "optim.optimizer": "optim.name",
+    "optim.type": "optim.name",
+    "weight_decay": "optim.weight_decay",
+    "wd": "optim.weight_decay",
+    "optim.wd": "optim.weight_decay",
+    "warmup": "optim.warmup_epochs",
+    "warmup_epochs": "optim.warmup_epochs",
+    "optim.warmup_steps": "optim.warmup_epochs",
+    "scheduler": "optim.warmup_epochs",
+    "min_lr": "optim.min_lr_ratio",
+    "betas": "optim.kwargs",
+    "momentum": "optim.kwargs",
+    "epochs": "trainer.max_epochs",
+    "max_epochs": "trainer.max_epochs",
+    "num_epochs": "trainer.max_epochs",
+    "n_epochs": "trainer.max_epochs",
+    "trainer.epochs": "trainer.max_epochs",
+    "max_steps": "trainer.max_steps",
+    "gpus": "trainer.devices",
+    "num_gpus": "trainer.devices",
+    "devices": "trainer.devices",
+    "trainer.gpus": "trainer.devices",
+    "nodes": "trainer.num_nodes",
+    "accelerator": "trainer.accelerator",
+    "device": "trainer.accelerator",
+    "precision": "trainer.precision",
+    "amp": "trainer.precision",
+    "fp16": "trainer.precision",
+    "bf16": "trainer.precision",
+    "mixed_precision": "trainer.precision",
+    "grad_clip": "trainer.gradient_clip_val",
+    "gradient_clip": "trainer.gradient_clip_val",
+    "clip_grad_norm": "trainer.gradient_clip_val",
+    "accumulate_grad_batches": "trainer.accumulate_grad_batches",
+    "gradient_accumulation_steps": "trainer.accumulate_grad_batches",
+    "log_every": "trainer.log_every_n_steps",
+    "batch_size": "data.batch_size",
+    "bs": "data.batch_size",
+    "train.batch_size": "data.batch_size",
+    "data.batchsize": "data.batch_size",
+    "workers": "data.num_workers",
+    "num_workers": "data.num_workers",
+    "data.workers": "data.num_workers",
+    "data.root": "data.source.root",
+    "root": "data.source.root",
+    "data_dir": "data.source.root",
+    "data.path": "data.source.root",
+    "dataset": "data.source",
+    "data.dataset": "data.source",
+    "img_size": "data.img_size",
+    "image_size": "data.img_size",
+    "data.resolution": "data.img_size",
+    "data.mixup": "data.augment.mixup",
+    "mixup": "data.augment.mixup",
+    "cutmix_alpha": "data.augment.cutmix",
+    "data.augment.random_erase": "data.augment.random_erasing",
+    "data.randaugment": "data.augment.rand_augment",
+    "data.hflip": "data.augment.hflip",
+    "student": "model.student.arch",
+    "teacher": "model.teacher.arch",
+    "student.arch": "model.student.arch",
+    "student.name": "model.student.arch",
+    "model.student.model": "model.student.arch",
+    "model.student.architecture": "model.student.arch",
+    "teacher.checkpoint": "model.teacher.checkpoint",
+    "teacher.ckpt": "model.teacher.checkpoint",
+    "model.teacher.weights": "model.teacher.checkpoint",
+    "teacher_checkpoint": "model.teacher.checkpoint",
+    "student.pretrained": "model.student.pretrained",
+    "model.teacher.path": "model.teacher.checkpoint",
+    "model.student.drop_path_rate": "model.student.kwargs.drop_path_rate",
+    "model.student.depth": "model.student.kwargs.depth",
+    "student.patch_size": "model.student.kwargs.patch_size",
+    "model.teacher.num_heads": "model.teacher.kwargs.num_heads",
+    "temperature": "model.distill_losses.kd.temperature",
+    "T": "model.distill_losses.kd.temperature",
+    "tau": "model.distill_losses.kd.temperature",
+    "kd.temperature": "model.distill_losses.kd.temperature",
+    "model.temperature": "model.distill_losses.kd.temperature",
+    "loss.temperature": "model.distill_losses.kd.temperature",
+    "alpha": "model.distill_losses.kd.weight",
+    "kd_weight": "model.distill_losses.kd.weight",
+    "model.alpha": "model.distill_losses.kd.weight",
+    "ce_weight": "model.task_loss_weight",
+    "task_weight": "model.task_loss_weight",
+    "label_smoothing": "model.task.label_smoothing",
+    "ema": "model.ema_decay",
+    "model.ema": "model.ema_decay",
+    "cache": "model.teacher.cache",
+    "losses": "model.distill_losses",
+    "output_dir": "runs_dir",
+    "save_dir": "runs_dir",
+    "random_seed": "seed",
+    "early_stopping": "monitor.actions",
+    "save_every": "checkpoint.every_n_steps",
+    "resume_from": "resume",
+}
+RECIPE = {"data": {"source": "ImageFolder"}, "model": {"distill_losses": {"kd": "KDLoss"}}}
+
+
+@pytest.fixture(scope="module")
+def accepted() -> list[str]:
+    """The keys that a plain recipe of pictures in folders takes."""
+    return [*keys.schema(), *keys.of_recipe(RECIPE)[0]]
+
+
+def test_guessed_keys_lead_to_those_meant(accepted: list[str]) -> None:
+    found = {guess: suggest(guess, accepted, ["kd"]) for guess in GUESSES}
+    missed = {guess: found[guess] for guess, meant in GUESSES.items() if meant not in found[guess]}
+    assert len(missed) <= len(GUESSES) // 10, missed
+    open_ended = ("model.student.kwargs.", "model.teacher.kwargs.")
+    for guess, names in found.items():
+        assert len(names) <= 3
+        for name in names:
+            assert name != guess
+            assert name in accepted or name.startswith(open_ended), f"{guess}: {name} is no key"
+
+
+def test_synonyms_lead_to_keys(accepted: list[str]) -> None:
+    named = {name.format(loss="kd") for names in SYNONYMS.values() for name in names}
+    assert named <= {*accepted}
+
+
+def test_the_keys_are_the_parsers() -> None:
+    parser = KDCLI(["--data.source=ImageFolder", "--data.source.root=x"], instantiate=False).parser
+    groups = {"data.augment", "model.student", "model.teacher"}  # the parser takes them as one
+    theirs = {key for key in known_keys(parser) if not key.endswith(".help")}
+    ours = {key for key in keys.schema() if key.rpartition(".")[0] not in groups} | groups
+    assert ours - theirs == set()
+    linked = {"data.seed", "model.data", "model.optim"}  # filled from elsewhere
+    whole = {"data", "model", "trainer", "optim", "checkpoint", "monitor", "print_shtab"}
+    assert {key for key in theirs - ours - linked - whole if key.rpartition(".")[0] not in groups} == set()
+
+
+@pytest.mark.parametrize(
+    ("items", "lines"),
+    [
+        (["--keys", "gradient_clip"], ["trainer.gradient_clip_val", "= 1.0"]),
+        (["--keys", "kd.temperature", "recipe=foodtag_vit"], ["model.distill_losses.kd.temperature", "= 4.0"]),
+        (["--keys"], ["optim.lr", "peak learning rate", "data.augment.mixup", "trainer.max_epochs"]),
+        (["--help", "data.augment"], ["data.augment.cutmix"]),
+        (["--list", "losses"], ["KDLoss", "ReviewKDLoss", "CWDLoss"]),
+        (["--list", "sources"], ["ImageFolder", "Manifest", "Shards", "HuggingFace", "FoodTagMini"]),
+        (["--list", "tasks"], ["Segmentation"]),
+        (["--list", "models"], ["vit_tiny_patch16_224"]),
+    ],
+)
+def test_what_there_is(items: list[str], lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main(items) == 0
+    out = capsys.readouterr().out
+    assert all(line in out for line in lines)
+    assert "EachLayer" not in out
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ("lr=1", "no key 'lr'; did you mean 'optim.lr'?"),
+        ("model.distill_losses.kd.temprature=1", "did you mean 'model.distill_losses.kd.temperature'?"),
+        ("model.student.drop_path_rate=0.1", "did you mean 'model.student.kwargs.drop_path_rate'?"),
+        ("data.source.path=x", "no key 'data.source.path'"),
+    ],
+)
+def test_a_wrong_key_is_told_without_torch(item: str, message: str, recipe: Path) -> None:
+    code = (
+        f"import sys; from kd.cli import train_main; status = train_main(['recipe={recipe}', {item!r}]); "
+        "print(status, [m for m in ('torch', 'timm', 'numpy', 'pytorch_lightning') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "2 []"
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    "item",
+    ["--list=nothing", "--keys=nothing"],
+)
+def test_a_question_without_an_answer(item: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main(item.split("=")) == 2
+    assert "nothing" in capsys.readouterr().err

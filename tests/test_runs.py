@@ -1,0 +1,67 @@
+"""Runs by name, and the table of them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kd.cli import main, train_main
+from tests._helpers import ROOT
+
+
+def test_runs_with_a_name_and_their_table(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line, runs = [f"recipe={recipe}", "config=debug"], recipe.parent / "runs"
+    assert train_main([*line, "name=first-try"]) == 0
+    assert (runs / "tiny" / "latest").resolve() == (runs / "tiny" / "first-try").resolve()
+    assert train_main([*line, "name=first-try"]) == 2
+    assert "name: there is a run" in capsys.readouterr().err
+    assert train_main([f"recipe={runs / 'tiny' / 'first-try' / 'config.yaml'}", "config=debug"]) == 0  # a number
+    (runs / "tiny" / "broken").mkdir()
+    (runs / "tiny" / "broken" / "config.yaml").write_text("recipe: tiny\n")
+    (runs / "tiny" / "broken" / "summary.json").write_text("{")
+    capsys.readouterr()
+
+    assert main("runs", [str(runs), "--json"]) == 0
+    found = {row["run"]: row for row in json.loads(capsys.readouterr().out)}
+    assert set(found) == {"tiny/first-try", "tiny/000", "tiny/broken"}
+    assert found["tiny/000"]["status"] == "done"
+    assert found["tiny/000"]["metric"] == "acc1"
+    assert 0 <= found["tiny/000"]["student"] <= 1
+    assert found["tiny/000"]["bytes"] > 10_000
+    assert {name: row["safe_to_delete"] for name, row in found.items()} == {
+        "tiny/first-try": False, "tiny/000": False, "tiny/broken": True,
+    }  # fmt: skip
+
+    assert main("runs", [str(runs)]) == 0
+    table = capsys.readouterr().out
+    assert "tiny/first-try" in table
+    assert "safe" in next(line for line in table.splitlines() if "broken" in line)
+    assert main("runs", [str(runs / "tiny"), "--json"]) == 0  # the folder of one recipe
+    assert len(json.loads(capsys.readouterr().out)) == 3
+
+
+def test_a_run_that_trains_is_not_safe_to_delete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "runs" / "tiny" / "000"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("recipe: tiny\n")
+    code = f"import pathlib, sys, kd.lock as l; l.RunLock(pathlib.Path({str(run)!r})); print(1, flush=True); input()"
+    code = code.replace("l.RunLock", "held = l.RunLock")
+    trains = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert trains.stdout is not None
+    trains.stdout.readline()
+    for status, safe in (("training", False), ("ended early", True)):
+        assert main("runs", [str(tmp_path / "runs"), "--json"]) == 0
+        row = json.loads(capsys.readouterr().out)[0]
+        assert (row["status"], row["safe_to_delete"]) == (status, safe)
+        if status == "training":
+            trains.communicate("\n")
+
+
+@pytest.mark.parametrize("items", [["/nowhere"], ["a", "b"], ["seed=1"]])
+def test_wrong_use(items: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("runs", items) == 2
+    assert capsys.readouterr().err.startswith("kd-runs: ")
