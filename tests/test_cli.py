@@ -230,7 +230,8 @@ def test_a_manifest_with_a_missing_file_names_it(
     recipe: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = recipe.parent / "m.csv"
-    file.write_text(f"path,label\nnothing.jpg,a\n{next(pictures.rglob('*.jpg'))},b\n")
+    there = [f"{picture},{label}\n" for picture, label in zip(sorted(pictures.rglob("*.jpg")), "bcd", strict=False)]
+    file.write_text("".join(["path,label\nnothing.jpg,a\n", *there]))
     items = ["data.source=Manifest", f"data.source.train={file}", f"data.source.val={file}"]
     assert train_main([f"recipe={recipe}", *items]) == 2
     assert f"1 damaged picture: {file.parent / 'nothing.jpg'}" in one_line_of(capsys)

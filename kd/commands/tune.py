@@ -37,7 +37,9 @@ def run(request: Request) -> int:
         return 0 if "help" in request.flags else 2
     if request.rest:
         raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, spaces search.KEY=SPACE")
-    request.parser_args()  # a wrong recipe's name is told before anything heavy is imported
+    Request(
+        request.recipe, request.overlays
+    ).parser_args()  # a wrong recipe's name is told before anything heavy is imported
     import kd.tuning.study  # noqa: F401 - likewise where the extra is missing
     from kd.config.quiet import quiet_libraries
     from kd.tuning.plan import plan
