@@ -14,7 +14,6 @@ from kd.config.suggest import hint
 from kd.errors import UserError
 
 PACKAGE = Path(__file__).parent.parent
-GROUPS = {"data": "DistillationDataModule", "model": "DistillationModule", "trainer": "Trainer"}  # Lightning's own
 OURS = {"Source": "data.source", "Task": "model.task"}  # keys that take a class of ours
 
 
@@ -37,12 +36,17 @@ class Key:
 
 @cache
 def _files() -> dict[str, tuple[Path, list[str]]]:
-    """Where each class that a configuration can mean, and Lightning's Trainer, is defined, and its bases' names."""
+    """Where each class and function of ours, and Lightning's Trainer, is defined, and a class's bases' names."""
     found: dict[str, tuple[Path, list[str]]] = {}
+    functions: dict[str, tuple[Path, list[str]]] = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         if not {"export", "report"} & set(file.relative_to(PACKAGE).parts):
-            for name, bases in re.findall(r"^class (\w+)(?:\(([^)]*)\))?:", file.read_text(encoding="utf-8"), re.M):
+            text = file.read_text(encoding="utf-8")
+            for name, bases in re.findall(r"^class (\w+)(?:\(([^)]*)\))?:", text, re.M):
                 found.setdefault(name, (file, re.findall(r"\w+", bases)))
+            for name in re.findall(r"^def (\w+)", text, re.M):
+                functions.setdefault(name, (file, []))
+    found = functions | found
     lightning = find_spec("pytorch_lightning")
     if lightning and lightning.submodule_search_locations:
         found["Trainer"] = Path(lightning.submodule_search_locations[0], "trainer", "trainer.py"), []
@@ -54,10 +58,15 @@ def _parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
-def _class(name: str) -> ast.ClassDef | None:
+def _definition(name: str) -> ast.ClassDef | ast.FunctionDef | None:
     tree = _parsed(_files()[name][0]) if name in _files() else None
-    nodes = tree.body if tree else []
-    return next((node for node in nodes if isinstance(node, ast.ClassDef) and node.name == name), None)
+    nodes = [node for node in (tree.body if tree else []) if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
+    return next((node for node in nodes if node.name == name), None)
+
+
+def _class(name: str) -> ast.ClassDef | None:
+    node = _definition(name)
+    return node if isinstance(node, ast.ClassDef) else None
 
 
 def _is_dataclass(node: ast.ClassDef) -> bool:
@@ -65,31 +74,35 @@ def _is_dataclass(node: ast.ClassDef) -> bool:
 
 
 def arguments(name: str) -> dict[str, Key]:
-    """What a class of ours takes, by name.
+    """What a class or function of ours takes, by name.
 
     >>> arguments("KDLoss")["temperature"].type
     'float'
     """
-    node = _class(name)
+    node = _definition(name)
     if node is None:
         return {}
-    own: dict[str, Key] = {}
     texts = _texts(ast.get_docstring(node) or "")
+    if isinstance(node, ast.FunctionDef):
+        return _parameters(node.args, 0, texts)
     init = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
     if init is not None:
-        texts |= _texts(ast.get_docstring(init) or "")
-        given = [*init.args.args[1:], *init.args.kwonlyargs]
-        defaults: list[ast.expr | None] = [None] * (len(init.args.args) - 1 - len(init.args.defaults))
-        defaults += [*init.args.defaults, *init.args.kw_defaults]
-        own = {a.arg: _key(a.arg, a.annotation, d, texts) for a, d in zip(given, defaults, strict=True)}
-    elif _is_dataclass(node):
-        fields = [n for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
-        own = {n.target.id: _key(n.target.id, n.annotation, n.value, texts) for n in fields}  # type: ignore[union-attr]
+        return _parameters(init.args, 1, texts | _texts(ast.get_docstring(init) or ""))
     inherited: dict[str, Key] = {}
-    if init is None:
-        for base in _files()[name][1]:
-            inherited |= arguments(base) if base in _files() else {}
-    return inherited | own
+    for base in _files()[name][1]:
+        inherited |= arguments(base) if base in _files() else {}
+    if not _is_dataclass(node):
+        return inherited
+    fields = [n for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
+    own = [_key(ast.unparse(n.target), n.annotation, n.value, texts) for n in fields]
+    return inherited | {key.name: key for key in own}
+
+
+def _parameters(given: ast.arguments, skip: int, texts: dict[str, str]) -> dict[str, Key]:
+    names = [*given.args[skip:], *given.kwonlyargs]
+    defaults: list[ast.expr | None] = [None] * (len(given.args) - skip - len(given.defaults))
+    defaults += [*given.defaults, *given.kw_defaults]
+    return {a.arg: _key(a.arg, a.annotation, d, texts) for a, d in zip(names, defaults, strict=True)}
 
 
 def _key(name: str, annotation: ast.expr | None, default: ast.expr | None, texts: dict[str, str]) -> Key:
@@ -115,13 +128,15 @@ def _texts(docstring: str) -> dict[str, str]:
 @cache
 def schema() -> dict[str, Key]:
     """Every setting with a fixed name, in groups."""
-    groups, top, linked = dict(GROUPS), [], set()
+    groups, top, linked = {"trainer": "Trainer"}, [], set()
     for call in (n for n in ast.walk(_class("KDCLI") or ast.Module([], [])) if isinstance(n, ast.Call)):
         kind = getattr(call.func, "attr", "")
         if kind == "add_argument":
             top.append(_top_key(call))
         elif kind == "add_class_arguments":
             groups[ast.literal_eval(call.args[1])] = ast.unparse(call.args[0])
+        elif kind == "__init__" and len(call.args) == 2:  # Lightning's own groups
+            groups |= {"model": ast.unparse(call.args[0]), "data": ast.unparse(call.args[1])}
         elif kind == "link_arguments":
             linked.add(ast.literal_eval(call.args[1]))
     found = {key.name: key for key in top}
