@@ -189,7 +189,7 @@ def _is_below(name: str, bases: tuple[str, ...]) -> bool:
 
 def of_recipe(content: dict[str, Any]) -> tuple[dict[str, Key], set[str]]:
     """The keys of the classes that settings name (source, task, losses), and the places whose keys are all known."""
-    data, model = content.get("data") or {}, content.get("model") or {}
+    data, model = (part if isinstance(part, dict) else {} for part in (content.get("data"), content.get("model")))
     places = {"data.source": data.get("source") or "FoodTagMini", "model.task": model.get("task") or "Classification"}
     losses = model.get("distill_losses")
     if isinstance(losses, dict):
