@@ -9,10 +9,10 @@ from torch import nn
 from kd._bar import bar
 from kd.data.batch import Batch
 from kd.models import Prepare
+from kd.models.own import logits_of
 from kd.tasks import Task
 from kd.tasks.fidelity import Fidelity
 from kd.teachers import Teacher
-from kd.teachers.answer import logits_of
 
 
 @torch.inference_mode()

@@ -51,7 +51,7 @@ class DistillationModule(LightningModule):
     (:meth:`together`) under ``<student>/train/...``, with ``train/loss`` as the sum.
 
     Args:
-        student: any model that gives logits for pictures (:func:`kd.teachers.answer.logits_of`).
+        student: any model that gives logits for pictures (:func:`kd.models.own.logits_of`).
         teacher: likewise, or any callable, or a :class:`kd.Teacher`; it is frozen. Without one the student learns from
             labels alone.
         task: what the labels mean; it must know the number of classes, unless ``data`` does.

@@ -100,7 +100,10 @@ def test_what_a_model_may_give(form: str) -> None:
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        ([*OURS, "model.student.builder.form=none"], "a model must give a tensor, an object or dict with logits"),
+        (
+            [*OURS, "model.student.builder.form=none"],
+            "a model must give a tensor, an output with .logits, a dict with 'logits' or a tuple, got NoneType",
+        ),
         ([OURS[0], OURS[3]], "model.student.mean: Nets does not say what its model takes, so the settings must"),
         (["model.student.builder=collections.OrderedDict"], "model.student.builder"),
         ([*OURS, "model.student.inherit=true"], "model.student.inherit: the student must be a plain timm VisionTr"),

@@ -26,7 +26,7 @@ class Distillation(nn.Module):
     pictures to their device. A teacher under DDP: wrap the step, not the student.
 
     Args:
-        student: any model that gives logits for pictures (:func:`kd.teachers.answer.logits_of`).
+        student: any model that gives logits for pictures (:func:`kd.models.own.logits_of`).
         teacher: likewise, or any callable, or a :class:`kd.Teacher`; it is frozen.
         task: what the labels mean; it must know the number of classes, unless ``data`` does.
         losses: distillation losses by name, each with its weight.

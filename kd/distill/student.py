@@ -12,16 +12,17 @@ from kd.data.batch import Batch, DataInfo
 from kd.distill.objective import Objective, Terms
 from kd.errors import UserError
 from kd.models import Prepare, StudentSpec
+from kd.models.own import logits_of
 from kd.models.taps import TRIAL, Taps
 from kd.optim import OptimSpec
-from kd.teachers.answer import Answer, logits_of
+from kd.teachers.answer import Answer
 
 
 class Student(nn.Module):
     """A model and how it learns. Of several students of one run each is one of these.
 
     Args:
-        model: any model that gives logits for pictures (:func:`kd.teachers.answer.logits_of`); on a model with a
+        model: any model that gives logits for pictures (:func:`kd.models.own.logits_of`); on a model with a
             distillation token the second head answers to the distillation losses.
         prepare: uint8 pictures -> the model's input (:class:`kd.models.Preprocess`); float pictures pass as they are.
         objective: what it learns.

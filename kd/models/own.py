@@ -33,29 +33,24 @@ class Builder(Protocol):
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits (or features) among what a model gives.
-
-    A tensor is itself; of an object or dict it is ``logits``; of a tuple or list the first.
-
-    >>> import torch
-    >>> logits_of((torch.ones(2, 3), torch.zeros(2))).shape, logits_of({"logits": torch.ones(2, 3)}).shape
-    (torch.Size([2, 3]), torch.Size([2, 3]))
+    """The logits (or features) in whatever a model gives: a tensor; ``.logits``; a dict's ``logits``; a tuple's first.
 
     Raises:
-        UserError: there are none.
+        UserError: none of these.
+
+    >>> import torch
+    >>> logits_of({"logits": torch.zeros(1, 2), "loss": None}).shape
+    torch.Size([1, 2])
     """
-    found = output
-    if isinstance(output, Mapping):
-        found = output.get("logits")
-    elif isinstance(getattr(output, "logits", None), Tensor):
-        found = output.logits
-    elif isinstance(output, (tuple, list)) and output:
+    if isinstance(output, Tensor):
+        return output
+    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if isinstance(output, (tuple, list)) and found is None and output:
         found = output[0]
-    if not isinstance(found, Tensor):
-        raise UserError(
-            f"a model must give a tensor, an object or dict with logits, or a tuple, not {type(output).__name__}"
-        )
-    return found
+    if isinstance(found, Tensor):
+        return found
+    given = type(output).__name__
+    raise UserError(f"a model must give a tensor, an output with .logits, a dict with 'logits' or a tuple, got {given}")
 
 
 class OwnModel(nn.Module):

@@ -1,12 +1,10 @@
-"""What a teacher says of a batch, and how a model's output becomes logits."""
+"""What a teacher says of a batch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
-from kd.errors import UserError
 from kd.losses.topk import TopKLogits
 
 ALL = ""
@@ -47,24 +45,3 @@ class Answer:
 
     logits: dict[str, Tensor | TopKLogits] = field(default_factory=dict)
     features: dict[Layer, Tensor] = field(default_factory=dict)
-
-
-def logits_of(output: Any) -> Tensor:
-    """The logits (or features) in whatever a model gives: a tensor; ``.logits``; a dict's ``logits``; a tuple's first.
-
-    Raises:
-        UserError: none of these.
-
-    >>> import torch
-    >>> logits_of({"logits": torch.zeros(1, 2), "loss": None}).shape
-    torch.Size([1, 2])
-    """
-    if isinstance(output, Tensor):
-        return output
-    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    if isinstance(output, (tuple, list)) and found is None and output:
-        found = output[0]
-    if isinstance(found, Tensor):
-        return found
-    given = type(output).__name__
-    raise UserError(f"a model must give a tensor, an output with .logits, a dict with 'logits' or a tuple, got {given}")

@@ -14,16 +14,17 @@ from kd.clock import annotate
 from kd.data.batch import Batch
 from kd.errors import UserError
 from kd.models import Images, Prepare, TeacherSpec
+from kd.models.own import logits_of
 from kd.models.sharding import forget_forward, is_sharded, shard, whole
 from kd.models.taps import TRIAL, Taps, classifier_of, tap_shapes
-from kd.teachers.answer import ALL, Answer, Layer, Wanted, logits_of
+from kd.teachers.answer import ALL, Answer, Layer, Wanted
 
 
 class FrozenTeacher:
     """A frozen model that answers for pictures: always in eval mode, never with a gradient. See :class:`Teacher`.
 
     Args:
-        model: any model, or any callable, that gives logits (:func:`kd.teachers.answer.logits_of`).
+        model: any model, or any callable, that gives logits (:func:`kd.models.own.logits_of`).
         prepare: uint8 pictures -> the model's input; float pictures pass as they are.
         spec: the settings it was built by; where it is placed and cached stands there.
         columns: where the data's classes are among the model's, if they are others or in another order: its logits are
