@@ -554,7 +554,7 @@ def test_what_changes_the_mixtures_or_the_pictures_is_noticed(
     items = [*cache, f"data.unlabeled={more}", "data.unlabeled_ratio=0.25", "trainer.max_epochs=1"]
     old = data_fingerprint
     with monkeypatch.context() as before:
-        before.setattr("kd.cached.fingerprint", lambda split, stamps=True: old(split, stamps=False))
+        before.setattr("kd.teachers.cached.fingerprint", lambda split, stamps=True: old(split, stamps=False))
         assert report(run(recipe, *items))["answers_computed"] > 0
     assert report(run(recipe, *items))["answers_computed"] == 0
     assert train_main([f"recipe={recipe}", *items, "data.augment.mixup=0.8"]) == 2

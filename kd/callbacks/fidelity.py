@@ -16,8 +16,8 @@ from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
 from kd.checkpoints import write_whole
 from kd.data.datamodule import DistillationDataModule
-from kd.data.masks import colours
 from kd.data.pictures import decode
+from kd.data.sources.segmentation import colours
 from kd.data.transforms import eval_transform
 from kd.tasks import Task
 from kd.tasks.fidelity import Fidelity

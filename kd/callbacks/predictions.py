@@ -9,7 +9,7 @@ from pytorch_lightning import Callback, Trainer
 from torch import Tensor
 
 from kd.callbacks.run_folder import RunFolder
-from kd.data.masks import colours
+from kd.data.sources.segmentation import colours
 
 PICTURES = 8
 GAP = 4

@@ -30,7 +30,7 @@ def run(request: Request) -> int:
     args = request.parser_args()
     from kd.config.parser import KDCLI, build_data
     from kd.config.quiet import quiet_libraries
-    from kd.data.shards import pack
+    from kd.data.pack import pack
 
     quiet_libraries()
     source = build_data(KDCLI(args, instantiate=False).as_dict()["data"]).source

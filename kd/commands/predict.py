@@ -246,7 +246,7 @@ def _print_rows(rows: Rows) -> None:
 
 def _write_masks(answers: Iterator[Predicted], root: Path, opened: "FinishedRun", folder: Path) -> None:
     """Class ids and colours at each picture's own size, in the pictures' tree below their common folder."""
-    from kd.data.masks import colours
+    from kd.data.sources.segmentation import colours
 
     palette = colours(len(opened.classes))
     for name, logits, shape in answers:

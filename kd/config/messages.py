@@ -5,7 +5,6 @@ import inspect
 import re
 
 from kd.config.suggest import hint
-from kd.data.shards import Shards  # noqa: F401 - so that data.source=Shards is found by its short name
 from kd.data.sources import ImageFolder, Source
 from kd.data.transforms import Augment
 from kd.losses import FeatureLoss, LayersLoss, LogitLoss, Projection

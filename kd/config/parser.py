@@ -44,7 +44,6 @@ from kd.config.messages import one_line
 from kd.config.trust import remember
 from kd.config.values import flatten
 from kd.data.datamodule import DistillationDataModule
-from kd.data.shards import Shards  # noqa: F401 - so that data.source=Shards is found by its short name
 from kd.errors import UserError
 from kd.export import save_student
 from kd.module import DistillationModule

@@ -21,8 +21,8 @@ from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sampler import EvalBatches, Key, TrainBatches, ViewBatches
 from kd.data.scan import ALL_UP_TO, Check, damaged
 from kd.data.sources import FoodTagMini, Source, Split, Subset, identity, labelled_folder, printable
+from kd.data.sources.unlabelled import Joined, unlabelled_folder, unlabelled_mask
 from kd.data.transforms import Augment, MixPairs, eval_transform, height_width, seeded, train_transform
-from kd.data.unlabeled import Joined, unlabelled_folder, unlabelled_mask
 from kd.errors import UserError
 from kd.machine import cores
 
@@ -162,7 +162,7 @@ class DistillationDataModule(LightningDataModule):
         self.size, self.crop_ratio, self.augment = height_width(img_size), crop_ratio, augment or Augment()
         self.on_bad_image, self.seed, self.engine = on_bad_image, seed, engine
         self.check, self.max_pixels = check, max_pixels
-        self._engine = None if engine == "torch" else import_module(f"kd.data.{engine}")
+        self._engine = None if engine == "torch" else import_module(f"kd.data.engines.{engine}")
         if self._engine is not None:
             self._engine.check(self.augment, self.source)
         self._make_views: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # what is left to the device

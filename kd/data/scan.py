@@ -14,9 +14,8 @@ from typing import Literal
 from filelock import FileLock
 
 from kd._bar import bar
-from kd.data.masks import MaskSplit
 from kd.data.pictures import MAX_PIXELS, check_header, decode, open_regular
-from kd.data.sources import FileSplit, Split, cache_dir, fingerprint, printable
+from kd.data.sources import FileSplit, MaskSplit, Split, cache_dir, fingerprint, printable
 from kd.errors import first_line
 from kd.machine import cores
 

@@ -23,7 +23,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from kd.data import dali, device
+from kd.data.engines import dali, device
 from kd.data.pictures import decode
 from kd.data.sources import FileSplit
 from kd.data.transforms import Augment, MixPairs, seeded, train_transform

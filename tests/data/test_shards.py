@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from kd.cli import pack_main, train_main
+from kd.data.pack import pack
 from kd.data.pictures import decode
-from kd.data.shards import Shards, pack
-from kd.data.sources import ImageFolder, fingerprint
+from kd.data.sources import ImageFolder, Shards, fingerprint
 from kd.errors import UserError
 from tests._helpers import draw_folder
 from tests.test_train import assert_same, losses, run, run_folders, student_of

@@ -11,7 +11,7 @@ from PIL import Image
 
 from kd.cli import eval_main, train_main
 from kd.data.datamodule import DistillationDataModule
-from kd.data.masks import SegmentationFolder
+from kd.data.sources import SegmentationFolder
 from kd.data.transforms import Augment
 from kd.distill.inherit import inherit_dense
 from kd.errors import UserError
@@ -232,7 +232,7 @@ def test_damaged_masks_are_named_by_path(damage, message: str, root: Path) -> No
     damage(mask)
     data = DistillationDataModule(SegmentationFolder(str(root), NAMES, 9), img_size=(24, 32), batch_size=4)
     with pytest.raises(UserError, match=rf"1 damaged picture: .*3.jpg \(its mask .*3.png.* ?{message}"):
-        data.info  # noqa: B018
+        data.prepare_data()
     skipping = DistillationDataModule(
         SegmentationFolder(str(root), NAMES, 9), img_size=(24, 32), batch_size=4, on_bad_image="skip"
     )

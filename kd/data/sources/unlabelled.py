@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torchvision import tv_tensors
 
-from kd.data.sources import IMAGE_SUFFIXES, FileSplit, Split, changed, pictures_below, said, stamp_of
+from kd.data.sources.base import Split, changed, stamp_of
+from kd.data.sources.files import IMAGE_SUFFIXES, FileSplit, pictures_below, said
 from kd.errors import UserError
 
 UNLABELLED = -1

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kd.data.device import CutSet as _CutSet
-from kd.data.device import DeviceViews as _DeviceViews
-from kd.data.device import Plan, Recipe, check_views
+from kd.data.engines.device import CutSet as _CutSet
+from kd.data.engines.device import DeviceViews as _DeviceViews
+from kd.data.engines.device import Plan, Recipe, check_views
 from kd.data.pictures import MAX_PIXELS, decode, encode_png, plain_jpeg
 from kd.data.sampler import Key
 from kd.data.sources import Source

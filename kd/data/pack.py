@@ -1,0 +1,85 @@
+"""Packs a split as tar shards for the source ``Shards``."""
+
+import io
+import json
+import tarfile
+from collections.abc import Sequence
+from typing import Any
+
+from torchvision.transforms.v2 import functional as tvf
+
+from kd._bar import bar
+from kd.data.pictures import decode, encode_jpeg
+from kd.data.sources import Split
+from kd.data.sources.shards import file_system
+from kd.errors import UserError, first_line
+
+HEADER = 512  # bytes of a tar member's header in the USTAR format
+JPEG_QUALITY = 95
+
+
+def pack(
+    split: Split, classes: Sequence[str], out: str, name: str, short_side: int | None = None, shard_mb: int = 256
+) -> int:
+    """Writes a split as tar shards and their index.
+
+    Args:
+        split: the pictures.
+        classes: their classes' names.
+        out: folder or URL.
+        name: the split's name (``train``, ``val``).
+        short_side: pictures whose shorter side is larger are resized to it, in pixels; all others are kept as they are.
+        shard_mb: a new shard is begun behind this many megabytes.
+
+    Returns:
+        Bytes written.
+
+    Raises:
+        UserError: a picture can't be decoded, or ``out`` can't be written.
+    """
+    files, path = file_system(out)
+    shards: list[str] = []
+    samples: list[list[int]] = []
+    written, tar, stream = 0, None, None
+    try:
+        files.makedirs(path, exist_ok=True)
+        for i in bar(range(len(split.targets)), label=f"packing {name}"):
+            data, suffix = _resized(split, i, short_side)
+            if tar is None or tar.offset > shard_mb * 10**6:
+                _close(tar, stream)
+                shards.append(f"{name}-{len(shards):05d}.tar")
+                stream = files.open(f"{path}/{shards[-1]}", "wb")
+                tar = tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115 - _close
+            samples.append([len(shards) - 1, tar.offset + HEADER, len(data)])
+            for ending, content in ((suffix, data), ("cls", str(split.targets[i]).encode())):
+                member = tarfile.TarInfo(f"{i:08d}.{ending}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+            written += len(data)
+        _close(tar, stream)
+        index = {"classes": list(classes), "shards": shards, "targets": list(split.targets), "samples": samples}
+        files.pipe_file(f"{path}/{name}.json", json.dumps(index).encode())
+    except UserError:
+        raise
+    except Exception as error:  # the object stores' clients raise many kinds
+        raise UserError(f"out: {out} can't be written: {first_line(error)}") from error
+    return written
+
+
+def _close(tar: tarfile.TarFile | None, stream: Any) -> None:
+    if tar is not None:
+        tar.close()
+        stream.close()
+
+
+def _resized(split: Split, i: int, short_side: int | None) -> tuple[bytes, str]:
+    """The encoded picture and its file ending."""
+    try:
+        data = split.read(i)
+        picture = decode(data)
+    except (RuntimeError, OSError) as error:
+        raise UserError(f"data.source: {split.name(i)} can't be read: {error}") from error
+    if short_side is None or min(picture.shape[-2:]) <= short_side:
+        return data, "png" if data.startswith(b"\x89PNG") else "jpg"
+    smaller = tvf.resize(picture, [short_side], antialias=True)
+    return encode_jpeg(smaller, JPEG_QUALITY), "jpg"

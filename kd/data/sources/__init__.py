@@ -1,0 +1,42 @@
+"""Where pictures and labels come from. Every source gives encoded bytes; :mod:`kd.data.pictures` decodes them.
+
+A source of one's own is a subclass of :class:`Source`, named by its class path.
+"""
+
+from kd.data.sources.base import Source, Split, Subset, cache_dir, changed, fingerprint, identity, stamp_of
+from kd.data.sources.files import IMAGE_SUFFIXES, FileSplit, pictures_below, printable, said
+from kd.data.sources.folder import ImageFolder, labelled_folder
+from kd.data.sources.food101 import Food101
+from kd.data.sources.foodtag import FoodTagMini
+from kd.data.sources.hugging_face import HuggingFace
+from kd.data.sources.manifest import Manifest
+from kd.data.sources.segmentation import MaskSplit, SegmentationFolder
+from kd.data.sources.shards import Shards
+from kd.data.sources.unlabelled import Joined, unlabelled_folder
+
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "FileSplit",
+    "Food101",
+    "FoodTagMini",
+    "HuggingFace",
+    "ImageFolder",
+    "Joined",
+    "Manifest",
+    "MaskSplit",
+    "SegmentationFolder",
+    "Shards",
+    "Source",
+    "Split",
+    "Subset",
+    "cache_dir",
+    "changed",
+    "fingerprint",
+    "identity",
+    "labelled_folder",
+    "pictures_below",
+    "printable",
+    "said",
+    "stamp_of",
+    "unlabelled_folder",
+]

@@ -1,0 +1,136 @@
+"""What a source is, and a split of one; what tells two splits apart."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from math import inf
+from pathlib import Path
+from typing import Any, Protocol
+
+from kd.data.sources.files import FileSplit
+
+
+def cache_dir() -> Path:
+    """Where data and teachers made by kd are kept: ``KD_CACHE``, else the user's cache folder."""
+    if "KD_CACHE" in os.environ:
+        return Path(os.environ["KD_CACHE"]).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kd"
+
+
+class Split(Protocol):
+    """One split of a source: targets, and a picture's bytes and name by its number."""
+
+    @property
+    def targets(self) -> Sequence[Any]:
+        """Class ids, or lists of them."""
+
+    def read(self, i: int) -> bytes:
+        """The encoded picture ``i``."""
+
+    def name(self, i: int) -> str:
+        """Its path, or another name that a person can find it by."""
+
+    def target(self, i: int) -> Any:
+        """A class id, a list of ids (several labels), or a mask (uint8, ``(1, H, W)``)."""
+
+    def stamp(self, i: int) -> str:
+        """What differs once the picture's content does (size and time of change), or nothing where it can't change."""
+
+    def changed(self) -> float:
+        """When any picture was changed last, in seconds since 1970; infinite where that is not known."""
+
+
+class Source:
+    """Base of all sources. Subclasses fill ``classes`` and the two splits in :meth:`load`.
+
+    Arguments of two sources share a name only where they mean the same: replacing a recipe's source on the command line
+    carries over the ones that both have.
+
+    Attributes:
+        classes: names by class id.
+        masks: targets are masks.
+        multi_label: targets are lists of class ids.
+        ignore_index: the value of a mask's pixels that take no part.
+    """
+
+    classes: list[str]
+    masks = False
+    multi_label = False
+    ignore_index: int | None = None
+
+    def load(self, split: str) -> Split:
+        """The split ``"train"`` or ``"val"``; sets ``classes`` too. Downloads or draws what is missing.
+
+        Raises:
+            UserError: the data is missing or unusable; the message names ``data.source`` and the file or folder.
+        """
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """One line for the person who reads the run."""
+        return type(self).__name__
+
+
+class Subset:
+    """Some pictures of a split, under new numbers."""
+
+    def __init__(self, split: Split, keep: Sequence[int]) -> None:
+        self.split, self.keep = split, list(keep)
+        self.targets = [split.targets[i] for i in self.keep]
+
+    def read(self, i: int) -> bytes:
+        """The encoded picture ``i``."""
+        return self.split.read(self.keep[i])
+
+    def name(self, i: int) -> str:
+        """Its name in the whole split."""
+        return self.split.name(self.keep[i])
+
+    def target(self, i: int) -> Any:
+        """Its target."""
+        return self.split.target(self.keep[i])
+
+    def stamp(self, i: int) -> str:
+        """Its stamp in the whole split."""
+        return stamp_of(self.split, self.keep[i])
+
+    def changed(self) -> float:
+        """As of the whole split."""
+        return changed(self.split)
+
+
+def stamp_of(split: Split, i: int) -> str:
+    """The stamp of a picture; nothing where a source of someone's own has none."""
+    return split.stamp(i) if hasattr(split, "stamp") else ""
+
+
+def changed(split: Split) -> float:
+    """When a picture was changed last; infinite where a source of someone's own does not say."""
+    return split.changed() if hasattr(split, "changed") else inf
+
+
+def fingerprint(split: Split, stamps: bool = True) -> str:
+    """A hash of a split's names, labels and stamps (for files: sizes and times of change).
+
+    Args:
+        split: the pictures.
+        stamps: without them, all but :class:`FileSplit` hash as in older caches, which had none.
+    """
+    digest = hashlib.sha256()
+    for i, target in enumerate(split.targets):
+        digest.update(f"{split.name(i)}\0{target}\0".encode("utf-8", "backslashreplace"))
+        if stamps or isinstance(split, FileSplit):
+            digest.update(stamp_of(split, i).encode())
+    return digest.hexdigest()[:16]
+
+
+def identity(split: Split) -> str:
+    """A hash of a split's file names, sizes and labels in order: the same wherever the files lie."""
+    digest = hashlib.sha256()
+    for i, target in enumerate(split.targets):
+        file, size = Path(split.name(i)), 0
+        with suppress(OSError):  # not every source has files
+            size = file.stat().st_size
+        digest.update(f"{file.name}\0{target}\0{size}\0".encode(errors="surrogateescape"))
+    return digest.hexdigest()[:16]

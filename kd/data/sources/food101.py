@@ -1,0 +1,41 @@
+"""The source ``Food101``: 101,000 photographs of dishes."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+from kd.data.sources.base import Source, cache_dir
+from kd.data.sources.files import FileSplit
+from kd.errors import UserError, first_line
+
+
+class Food101(Source):
+    """torchvision's Food101: 101,000 photographs of 101 dishes; its test split is our ``val``.
+
+    Args:
+        data_dir: folder to keep it in (torchvision makes ``food-101`` below it); default: the user's cache folder.
+        download: download it (5 GB) where it is missing.
+    """
+
+    def __init__(self, data_dir: str | None = None, download: bool = True) -> None:
+        self.data_dir, self.download = data_dir, download
+
+    def load(self, split: str) -> FileSplit:
+        """See :meth:`Source.load`."""
+        from filelock import FileLock
+        from torchvision import datasets
+
+        root = Path(self.data_dir) if self.data_dir else cache_dir()
+        if self.download:
+            root.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(root / "food-101.lock") if self.download else nullcontext()  # several processes start at once
+        try:
+            with lock:
+                data = datasets.Food101(str(root), split={"val": "test"}.get(split, split), download=self.download)
+        except (RuntimeError, OSError, ValueError) as error:
+            raise UserError(f"data.source: Food101 in {root}: {first_line(error)}") from error
+        self.classes = list(data.classes)
+        return FileSplit(data._image_files, data._labels)
+
+    def describe(self) -> str:
+        """One line."""
+        return f"Food101 in {self.data_dir or cache_dir()}"

@@ -1,0 +1,77 @@
+"""The source ``HuggingFace``: a data set of the hub, or a local one (extra ``hf``)."""
+
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from kd.data.pictures import open_regular
+from kd.data.sources.base import Source, Split
+from kd.errors import UserError, first_line
+
+
+class HuggingFace(Source):
+    """A Hugging Face data set with a picture and a label column (extra ``hf``).
+
+    Args:
+        path: as in ``datasets.load_dataset``: a name on the hub, or a local folder.
+        train: its training split.
+        val: its validation split.
+        image_column: column of pictures.
+        label_column: column of class ids (a ``ClassLabel``, or integers).
+    """
+
+    def __init__(
+        self,
+        path: str,
+        train: str = "train",
+        val: str = "validation",
+        image_column: str = "image",
+        label_column: str = "label",
+    ) -> None:
+        self.path, self.splits = path, {"train": train, "val": val}
+        self.columns = image_column, label_column
+
+    def load(self, split: str) -> Split:
+        """See :meth:`Source.load`."""
+        try:
+            import datasets
+        except ImportError as error:
+            raise UserError("data.source: HuggingFace needs the extra hf: pip install 'kd-train[hf]'") from error
+        image, label = self.columns
+        try:
+            data = datasets.load_dataset(self.path, split=self.splits.get(split, split))
+            data = data.cast_column(image, datasets.Image(decode=False))
+            kind = data.features[label]
+            targets = [int(t) for t in data[label]]
+        except Exception as error:  # the hub, the file system and the format readers raise many kinds
+            raise UserError(f"data.source: {self.path} ({split}): {first_line(error)}") from error
+        self.classes = list(getattr(kind, "names", None) or [str(i) for i in range(max(targets) + 1)])
+        return _HuggingFaceSplit(data, image, targets, self.path)
+
+    def describe(self) -> str:
+        """One line."""
+        return f"HuggingFace {self.path}"
+
+
+class _HuggingFaceSplit:
+    def __init__(self, data: Any, column: str, targets: list[int], path: str) -> None:
+        self.data, self.column, self.targets, self.path = data, column, targets, path
+
+    def read(self, i: int) -> bytes:
+        picture = self.data[i][self.column]
+        if picture["bytes"] is not None:
+            return picture["bytes"]
+        with open_regular(picture["path"]) as file:
+            return file.read()
+
+    def stamp(self, i: int) -> str:
+        return str(self.data._fingerprint)  # datasets hashes the files that it has built the set from
+
+    def changed(self) -> float:
+        return max((Path(file["filename"]).stat().st_mtime for file in self.data.cache_files), default=inf)
+
+    def name(self, i: int) -> str:
+        return f"{self.path}[{i}]"
+
+    def target(self, i: int) -> int:
+        return self.targets[i]

@@ -1,0 +1,90 @@
+"""The source ``Manifest``: lists of paths and labels."""
+
+import csv
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from kd.data.sources.base import Source
+from kd.data.sources.files import FileSplit, printable
+from kd.errors import UserError
+
+
+class Manifest(Source):
+    """Lists of (path, label): CSV with a header ``path,label``, or JSON lines ``{"path": ..., "label": ...}``.
+
+    Labels are class names; ids are their sorted order in the training list, by value where all are whole numbers.
+    Relative paths start at ``image_dir``.
+
+    Args:
+        train: the training list (``.csv``, ``.jsonl``).
+        val: the validation list.
+        image_dir: folder that relative paths start at; default: the list's own folder.
+        multi_label: a picture has any number of labels, separated by ``;`` (or a JSON list).
+    """
+
+    def __init__(self, train: str, val: str, image_dir: str | None = None, multi_label: bool = False) -> None:
+        self.lists = {"train": train, "val": val}
+        self.image_dir, self.multi_label = image_dir, multi_label
+
+    def load(self, split: str) -> FileSplit:
+        """See :meth:`Source.load`."""
+        train = self._rows("train")
+        self.classes = in_order({label for _, labels in train for label in labels})
+        ids = {label: i for i, label in enumerate(self.classes)}
+        rows = train if split == "train" else self._rows(split)
+        unknown = next(((path, label) for path, labels in rows for label in labels if label not in ids), None)
+        if unknown:
+            raise UserError(
+                f"data.source.{split}: label '{unknown[1]}' of {unknown[0]} is not in {self.lists['train']}"
+            )
+        targets = [[ids[label] for label in labels] for _, labels in rows]
+        return FileSplit([path for path, _ in rows], targets if self.multi_label else [t[0] for t in targets])
+
+    def _labels(self, given: Any) -> list[str]:
+        if not self.multi_label:
+            return [] if given is None or not str(given).strip() else [str(given)]
+        parts = given if isinstance(given, list) else str(given or "").split(";")
+        return [str(part).strip() for part in parts if str(part).strip()]
+
+    def _rows(self, split: str) -> list[tuple[str, list[str]]]:
+        key = f"data.source.{split}"
+        if split not in self.lists:
+            raise UserError(f"data.source: a manifest has the splits train and val, not '{split}'")
+        file = Path(self.lists[split])
+        if not file.is_file():
+            raise UserError(f"{key}: there is no {file}")
+        root = Path(self.image_dir) if self.image_dir else file.parent
+        try:
+            with file.open(newline="", encoding="utf-8") as lines:
+                if file.suffix == ".csv":
+                    records: list[dict[str, Any]] = list(csv.DictReader(lines))
+                else:
+                    records = [json.loads(line) for line in lines if line.strip()]
+            rows = [(str(root / r["path"]), self._labels(r["label"])) for r in records]
+            bare = next((path for path, labels in rows if not labels and not self.multi_label), None)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{key}: {file} needs the columns path and label ({type(error).__name__}: {error})"
+            ) from error
+        if not rows:
+            raise UserError(f"{key}: {file} lists no pictures")
+        if bare:
+            raise UserError(f"{key}: {file}: {printable(bare)} has no label")
+        return rows
+
+    def describe(self) -> str:
+        """One line."""
+        return f"Manifest {self.lists['train']}, {self.lists['val']}"
+
+
+def in_order(labels: Iterable[str]) -> list[str]:
+    """Labels sorted by name; by value where all are whole numbers, as the column of class ids that they then are.
+
+    >>> in_order(["10", "9"]), in_order(["10", "9", "b"])
+    (['9', '10'], ['10', '9', 'b'])
+    """
+    names = sorted(labels)
+    return sorted(names, key=int) if all(re.fullmatch(r"-?[0-9]{1,18}", name) for name in names) else names

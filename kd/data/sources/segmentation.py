@@ -1,0 +1,119 @@
+"""The source ``SegmentationFolder``: pictures with a class for every pixel."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torchvision import tv_tensors
+
+from kd.data.pictures import open_picture, open_regular
+from kd.data.sources.base import Source
+from kd.data.sources.files import IMAGE_SUFFIXES, FileSplit, PathLike
+from kd.errors import UserError
+
+
+class MaskSplit(FileSplit):
+    """Picture files, each with a mask of its size: one byte a pixel, the class id."""
+
+    def __init__(self, paths: Sequence[PathLike], masks: Sequence[PathLike], classes: int, ignore: int | None) -> None:
+        super().__init__(paths, [0] * len(paths))
+        self.masks = [str(p) for p in masks]
+        self.classes, self.ignore = classes, ignore
+
+    def files(self, i: int) -> list[str]:
+        """Picture and mask."""
+        return [self.paths[i], self.masks[i]]
+
+    def target(self, i: int) -> tv_tensors.Mask:
+        """The mask, uint8 ``(1, H, W)``.
+
+        Raises:
+            RuntimeError: no mask of class ids of the picture's size; the message names its path.
+        """
+        try:
+            with open_regular(self.masks[i]) as file, open_picture(file) as opened:
+                mask = np.array(opened if opened.mode in ("L", "P", "1") else opened.convert("L"))
+                several = opened.mode not in ("L", "P", "1")
+        except Exception as error:
+            raise RuntimeError(f"its mask {self.masks[i]} can't be read: {error}") from error
+        if several:
+            raise RuntimeError(f"its mask {self.masks[i]} must hold one byte a pixel, not colours")
+        odd = np.setdiff1d(mask, [*range(self.classes), *([] if self.ignore is None else [self.ignore])])
+        if odd.size:
+            known = f"0..{self.classes - 1}" + ("" if self.ignore is None else f" and {self.ignore} (ignored)")
+            raise RuntimeError(f"its mask {self.masks[i]} holds the value {odd[0]}, not one of {known}")
+        return tv_tensors.Mask(torch.from_numpy(mask.astype(np.uint8))[None])
+
+    def check(self, i: int, height: int, width: int) -> None:
+        """Raises a RuntimeError unless the mask is as it must be, for a picture of that size."""
+        size = tuple(self.target(i).shape[1:])
+        if size != (height, width):
+            raise RuntimeError(f"its mask {self.masks[i]} has {size[1]}x{size[0]} pixels, not {width}x{height}")
+
+
+class SegmentationFolder(Source):
+    """``root/images/<split>/*.jpg`` with ``root/masks/<split>/<same name>.png``, one byte a pixel: the class id.
+
+    Args:
+        root: the folder.
+        class_names: names of the classes 0, 1, ...
+        ignore_index: the id of pixels that take no part in losses and metrics.
+        images: folder of the pictures below ``root``.
+        masks: folder of the masks.
+    """
+
+    masks = True
+
+    def __init__(
+        self,
+        root: str,
+        class_names: list[str],
+        ignore_index: int | None = None,
+        images: str = "images",
+        masks: str = "masks",
+    ) -> None:
+        if ignore_index is not None and not 0 <= ignore_index <= 255:
+            raise ValueError(f"ignore_index must be between 0 and 255, got {ignore_index}")
+        if not 2 <= len(class_names) <= 255:
+            raise ValueError(f"class_names must hold 2 to 255 names, got {len(class_names)}")
+        self.root, self.ignore_index = root, ignore_index
+        self.classes = list(class_names)
+        self.folders = images, masks
+
+    def load(self, split: str) -> MaskSplit:
+        """See :meth:`Source.load`.
+
+        Raises:
+            UserError: missing folders, no pictures, or a picture without a mask.
+        """
+        images, masks = (Path(self.root, folder, split) for folder in self.folders)
+        for folder in (images, masks):
+            if not folder.is_dir():
+                raise UserError(f"data.source.root: there is no folder {folder}")
+        names = (entry.name for entry in os.scandir(images))
+        found = sorted(name for name in names if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith("."))
+        if not found:
+            raise UserError(f"data.source.root: no pictures in {images} ({', '.join(IMAGE_SUFFIXES)})")
+        there = {entry.name for entry in os.scandir(masks)}
+        paired = [(images / name, masks / f"{Path(name).stem}.png") for name in found]
+        missing = [mask for _, mask in paired if mask.name not in there]
+        if missing:
+            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+            raise UserError(f"data.source.root: there is no mask {missing[0]}{more}")
+        return MaskSplit([p for p, _ in paired], [m for _, m in paired], len(self.classes), self.ignore_index)
+
+    def describe(self) -> str:
+        """One line."""
+        return f"SegmentationFolder {self.root}"
+
+
+def colours(classes: int) -> np.ndarray:
+    """A palette ``(256, 3)``, uint8: the classes by evenly turned hues of alternating brightness, all others black."""
+    palette = np.zeros((256, 3), np.uint8)
+    for i in range(classes):
+        hue, value = round(255 * (i * 0.61803398875 % 1)), (255, 190, 140)[i % 3]
+        palette[i] = np.array(Image.new("HSV", (1, 1), (hue, 200, value)).convert("RGB"))[0, 0]
+    return palette

@@ -1,0 +1,180 @@
+"""The source ``Shards``: tar shards (WebDataset's layout) on a disk or in an object store.
+
+A pack is a folder, or any URL that fsspec knows (``s3://bucket/food``), with ``train-00000.tar``, ... and one index a
+split, ``train.json``, written last. The index says where in which shard a picture's bytes are, so pictures are read in
+any order: order, views and resume are those of every other source. A shard of a remote pack is fetched whole, once,
+when its first picture is wanted, and kept in the user's cache folder.
+"""
+
+import hashlib
+import json
+import os
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from kd.data.pictures import MAX_BYTES
+from kd.data.sources.base import Source, Split, cache_dir
+from kd.errors import UserError, first_line
+
+INDEX_LISTS = ("classes", "shards", "samples", "targets")
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """The fsspec file system of ``url``, and the path in it. Made anew in each process: it does not survive a fork."""
+    try:
+        import fsspec
+    except ImportError as error:
+        raise UserError("data.source: Shards needs the extra stream: pip install 'kd-train[stream]'") from error
+    try:
+        return fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"data.source.root: {url}: {error}; pip install 'kd-train[stream]' has s3") from error
+
+
+class Shards(Source):
+    """A pack made by ``kd-pack``, on a disk or in an object store (extra ``stream``).
+
+    Args:
+        root: its folder or URL. An S3 endpoint and credentials are taken from the usual ``AWS_*`` variables.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root.rstrip("/")
+
+    def load(self, split: str) -> Split:
+        """See :meth:`Source.load`."""
+        files, path = file_system(self.root)
+        try:
+            text = files.cat_file(f"{path}/{split}.json")
+            index = json.loads(text)
+            check_index(index)
+        except FileNotFoundError as error:
+            raise UserError(
+                f"data.source.root: {self.root} has no {split}.json: no pack, or an unfinished one"
+            ) from error
+        except ValueError as error:
+            raise UserError(f"data.source.root: {self.root}/{split}.json is damaged: {str(error)[:160]}") from error
+        except Exception as error:  # the object stores' clients raise many kinds
+            raise UserError(f"data.source.root: {self.root}: {first_line(error)}") from error
+        self.classes = list(index["classes"])
+        found = ShardSplit(self.root, index, hashlib.sha256(text).hexdigest()[:16])
+        for shard, end in found.ends().items() if "://" not in self.root else ():
+            size = Path(self.root, shard).stat().st_size if Path(self.root, shard).is_file() else 0
+            if size < end:
+                raise UserError(f"data.source.root: {self.root}/{shard} has {size} bytes, its index says {end} or more")
+        return found
+
+    def describe(self) -> str:
+        """One line."""
+        return f"Shards {self.root}"
+
+
+def check_index(index: Any) -> None:
+    """Refuses an index that is not as ``kd-pack`` writes it: it may come from anywhere, and names files.
+
+    Raises:
+        ValueError: the first thing that is wrong, in one line.
+    """
+    if not isinstance(index, dict) or not all(isinstance(index.get(k), list) for k in INDEX_LISTS):
+        raise ValueError(f"it must hold the lists {', '.join(INDEX_LISTS)}")
+    classes, shards, samples, targets = (index[name] for name in INDEX_LISTS)
+    if not classes or not all(isinstance(name, str) for name in classes):
+        raise ValueError("classes must be one or more names")
+    for shard in shards:
+        if not (isinstance(shard, str) and re.fullmatch(r"[\w.-]+\.tar", shard)):
+            raise ValueError(f"a shard is a file's plain name (NAME.tar), got {shard!r}")
+    if not samples or len(samples) != len(targets):
+        raise ValueError(f"{len(samples)} samples, {len(targets)} targets; as many of both, and at least one")
+    for i, (sample, target) in enumerate(zip(samples, targets, strict=True)):
+        if not (isinstance(sample, list) and len(sample) == 3 and all(type(n) is int for n in sample)):
+            raise ValueError(f"sample {i} must be three whole numbers, got {sample!r}")
+        shard, offset, size = sample
+        if not (0 <= shard < len(shards) and 0 <= offset < 2**60 and 0 < size <= MAX_BYTES):
+            raise ValueError(f"sample {i} lies at no place in {len(shards)} shard(s): {sample}")
+        if not (type(target) is int and 0 <= target < len(classes)):
+            raise ValueError(f"target {i} must be a class id, 0 to {len(classes) - 1}, got {target!r}")
+
+
+class ShardSplit:
+    """One split of a pack.
+
+    Args:
+        root: folder or URL of the pack.
+        index: the content of the split's index.
+        digest: a hash of it.
+
+    Attributes:
+        check: how the pictures are looked at before training. ``kd-pack`` has decoded them; what lies in an object
+            store would have to be fetched.
+    """
+
+    def __init__(self, root: str, index: dict[str, Any], digest: str) -> None:
+        self.root, self.digest = root, digest
+        self.check = "off" if "://" in root else "headers"
+        self.shards: list[str] = index["shards"]
+        self.samples: list[list[int]] = index["samples"]  # shard, offset, size
+        self.targets: list[int] = index["targets"]
+        self._open: dict[tuple[int, int], int] = {}  # (process, shard) -> descriptor
+
+    def read(self, i: int) -> bytes:
+        """The encoded picture ``i``."""
+        shard, offset, size = self.samples[i]
+        key = (os.getpid(), shard)
+        if key not in self._open:
+            self._open[key] = os.open(self._local(self.shards[shard]), os.O_RDONLY)
+        data = os.pread(self._open[key], size, offset)
+        if len(data) != size:
+            raise OSError("the shard is truncated")
+        return data
+
+    def target(self, i: int) -> Any:
+        """The target of the picture ``i``."""
+        return self.targets[i]
+
+    def name(self, i: int) -> str:
+        """Shard and place; differs between packs."""
+        shard, offset, size = self.samples[i]
+        return f"{self.root}/{self.shards[shard]}@{offset}+{size} ({self.digest})"
+
+    def stamp(self, i: int) -> str:
+        """Size and time of change of its shard on a disk; nothing of one fetched, whose copy is kept as it is."""
+        return self._stamps[self.samples[i][0]]
+
+    @cached_property
+    def _stamps(self) -> list[str]:
+        return [f"{stat.st_size}\0{stat.st_mtime_ns}" if stat else "" for stat in self._stats()]
+
+    def changed(self) -> float:
+        """The newest shard's time of change."""
+        return max((stat.st_mtime for stat in self._stats() if stat), default=0.0)
+
+    def _stats(self) -> list[os.stat_result | None]:
+        return [None if "://" in self.root else Path(self.root, shard).stat() for shard in self.shards]
+
+    def ends(self) -> dict[str, int]:
+        """Where the last picture of each shard ends, in bytes."""
+        ends: dict[str, int] = {}
+        for shard, offset, size in self.samples:
+            ends[self.shards[shard]] = max(offset + size, ends.get(self.shards[shard], 0))
+        return ends
+
+    def _local(self, shard: str) -> Path:
+        if "://" not in self.root:
+            return Path(self.root, shard)
+        folder = cache_dir() / "shards" / f"{Path(self.root).name}-{self.digest}"
+        file = folder / shard
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f"{shard}.lock"):  # one of all processes fetches it
+            if not file.is_file():
+                files, path = file_system(self.root)
+                part = file.with_suffix(".part")
+                try:
+                    files.get_file(f"{path}/{shard}", str(part))
+                except Exception as error:  # the object stores' clients raise many kinds
+                    raise OSError(f"{self.root}/{shard} can't be fetched to {folder}: {error}") from error
+                part.replace(file)
+        return file
