@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,13 +71,18 @@ def epoch_of(data: DistillationDataModule, epoch: int) -> list[dict[str, torch.T
     return list(loader)
 
 
+def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Two batches, to the last pixel."""
+    return all(torch.equal(a[k], b[k]) for k in ("image", "target", "index")) and a["view"] == b["view"]
+
+
 def test_views_do_not_depend_on_workers_or_global_seeds(pictures: Path) -> None:
     torch.manual_seed(1)
     one = epoch_of(module(pictures, num_workers=0, augment=STRONG), 4)
     torch.manual_seed(2)
     two = epoch_of(module(pictures, num_workers=2, augment=STRONG), 4)
     for a, b in zip(one, two, strict=True):
-        assert all(torch.equal(a[k], b[k]) for k in a)
+        assert equal(a, b)
     other = epoch_of(module(pictures, num_workers=0, augment=STRONG), 5)
     assert not torch.equal(one[0]["image"], other[0]["image"])
 
@@ -93,7 +99,8 @@ def test_the_global_generator_is_left_alone(pictures: Path) -> None:
 
 def test_a_batch_is_uint8_with_target_and_index(pictures: Path) -> None:
     batch = epoch_of(module(pictures, num_workers=0), 0)[0]
-    assert set(batch) == {"image", "target", "index"}
+    assert set(batch) == {"image", "target", "index", "view"}
+    assert batch["view"] == 0
     assert batch["image"].dtype == torch.uint8
     assert batch["image"].shape == (8, 3, 32, 32)
     assert batch["target"].dtype == batch["index"].dtype == torch.int64
@@ -129,7 +136,7 @@ def test_mixing_is_the_same_on_one_process_and_two(pictures: Path) -> None:
     whole = [collate([views[k] for k in keys]) for keys in TrainBatches(48, 8, 0)]
     shares = [[collate([views[k] for k in keys]) for keys in TrainBatches(48, 4, 0, r, 2)] for r in range(2)]
     for a, b, c in zip(whole, *shares, strict=True):
-        assert all(torch.equal(a[k], torch.cat([b[k], c[k]])) for k in a)
+        assert equal(a, {k: torch.cat([b[k], c[k]]) for k in ("image", "target", "index")} | {"view": a["view"]})
 
 
 # -- sources --------
