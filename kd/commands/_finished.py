@@ -1,7 +1,7 @@
 """A finished run, as the commands that use its student need it."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,8 @@ from torch import nn
 
 from kd.checkpoints import run_folder
 from kd.config.parser import KDCLI, build_data, build_task
-from kd.config.request import Request
+from kd.config.quiet import quiet_libraries
+from kd.config.request import Request, translate
 from kd.data.datamodule import DistillationDataModule
 from kd.data.transforms import height_width
 from kd.errors import UserError
@@ -149,29 +150,6 @@ def check_finished(folder: Path) -> None:
         raise UserError(f"{folder} is no finished run: it has no {name}")
 
 
-def take(request: Request, *keys: str) -> dict[str, str]:
-    """Removes a command's own ``key=value`` items from the request; the last of each counts."""
-    own = {k: v for k, _, v in (item.partition("=") for item in request.overrides) if k in keys}
-    request.overrides = [item for item in request.overrides if item.split("=", 1)[0] not in own]
-    return own
-
-
-def whole_number(own: dict[str, str], key: str, default: int) -> int:
-    """A positive whole number of a command's own keys."""
-    text = own.get(key, str(default))
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise UserError(f"{key}: must be a whole number > 0, got '{text}'")
-    return int(text)
-
-
-def truth(own: dict[str, str], key: str) -> bool:
-    """A yes or no of a command's own keys; no where it is not given."""
-    text = own.get(key, "false").lower()
-    if text not in ("true", "false"):
-        raise UserError(f"{key}: must be true or false, got '{own[key]}'")
-    return text == "true"
-
-
 def choose_device(name: str | None) -> torch.device:
     """The device asked for, else the GPU where there is one.
 
@@ -186,3 +164,35 @@ def choose_device(name: str | None) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(f"device: '{name}' can't be used: {str(error).splitlines()[0]}") from error
     return device
+
+
+@dataclass(frozen=True)
+class TorchModel:
+    """Opens a run's student or teacher in torch, in the process that times it.
+
+    Attributes:
+        items: the run's folder and settings, as on the command line.
+        model: ``student`` or ``teacher``.
+        threads: of torch.
+    """
+
+    items: list[str]
+    model: str
+    threads: int
+
+    def __call__(self) -> Callable[[np.ndarray], object]:
+        """Takes uint8 pictures ``(N, H, W, 3)``."""
+        torch.set_num_threads(self.threads)
+        quiet_libraries()
+        opened = open_run(translate(self.items))
+        teacher = teacher_of_run(opened.config["model"], opened.classes, opened.task.dense)
+        student = opened.prepared("nhwc")
+
+        def run(pictures: np.ndarray) -> object:
+            images = torch.from_numpy(pictures)
+            with torch.inference_mode():
+                if self.model == "student" or teacher is None:
+                    return student(images)
+                return teacher(images.permute(0, 3, 1, 2).contiguous())
+
+        return run

@@ -14,8 +14,7 @@ from kd.errors import UserError
 
 if TYPE_CHECKING:
     from kd.commands._finished import FinishedRun
-    from kd.export.base import Format
-    from kd.export.gate import Limits
+    from kd.export.base import Format, Limits
     from kd.export.manifest import Layout
 
 HELP = """\
@@ -49,7 +48,7 @@ def run(request: Request) -> int:
     if "help" in request.flags or len(request.rest) != 1:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
-    from kd.commands._finished import open_run, take, truth, whole_number
+    from kd.commands._keys import take, truth, whole_number
     from kd.config.quiet import quiet_libraries
     from kd.export.formats import find_format
 
@@ -62,6 +61,9 @@ def run(request: Request) -> int:
     kind = find_format(own["to"])
     if int8 and not kind.quantises:
         raise UserError(f"int8: to={own['to']} has no int8 (to=onnx, openvino, triton, sagemaker have)")
+    kind.check(f"to={own['to']}", int8)  # before torch is loaded
+    from kd.commands._finished import open_run
+
     opened = open_run(request, KEYS)
     name = own["to"].rpartition(".")[2] + ("_int8" if int8 else "")
     out = Path(own["out"]) if "out" in own else opened.folder / "export" / name
@@ -78,7 +80,7 @@ def run(request: Request) -> int:
 
 
 def _limits(own: dict[str, str]) -> "Limits":
-    from kd.export.gate import Limits
+    from kd.export.base import Limits
 
     numbers = {}
     for key, default in (("min_agreement", 99.9), ("max_drop", 1.0)):

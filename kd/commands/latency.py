@@ -42,7 +42,8 @@ def run(request: Request) -> int:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
     from kd.checkpoints import write_whole
-    from kd.commands._finished import open_run, take
+    from kd.commands._finished import open_run
+    from kd.commands._keys import take
     from kd.config.quiet import quiet_libraries
     from kd.machine import cores
 
@@ -52,8 +53,9 @@ def run(request: Request) -> int:
     threads = _numbers(own, "threads", sorted({1, cores()}))
     seconds = _seconds(own.get("seconds", "1"))
     opened = open_run(request, ("runtime", "batch", "threads", "seconds"))
+    items = [request.rest[0], *request.overrides]
     runtimes = _runtimes(opened.folder, own.get("runtime"))
-    rows = [row for count in threads for row in _measure(opened, runtimes, batches, count, seconds)]
+    rows = [row for count in threads for row in _measure(opened, items, runtimes, batches, count, seconds)]
     _compare_with_teacher(rows)
     content = {"machine": _machine(), "rows": rows}
     file = opened.folder / "export" / "latency.json"
@@ -101,7 +103,12 @@ def _runtimes(run: Path, asked: str | None) -> dict[str, dict[str, Any]]:
 
 
 def _measure(
-    opened: "FinishedRun", runtimes: dict[str, dict[str, Any]], batches: list[int], threads: int, seconds: float
+    opened: "FinishedRun",
+    items: list[str],
+    runtimes: dict[str, dict[str, Any]],
+    batches: list[int],
+    threads: int,
+    seconds: float,
 ) -> list[Row]:
     """One number of threads: all models at once in memory, in turns at each batch."""
     import numpy as np
@@ -111,7 +118,7 @@ def _measure(
     watches: dict[tuple[str, str], Stopwatch] = {}
     rows: list[Row] = []
     try:
-        for key, load in _loaders(opened, runtimes, threads).items():
+        for key, load in _loaders(opened, items, runtimes, threads).items():
             watches[key] = _start(load, threads, key)
         shown = bar(label=f"timing, {threads} threads", unit=" turns", total=len(batches) * ROUNDS * len(watches))
         with shown:
@@ -153,17 +160,18 @@ def _repeats(watch: "Stopwatch", pictures: "np.ndarray", seconds: float) -> int:
     return max(2, min(200, round(1000 * seconds / ROUNDS / max(ms[-1], 0.01))))
 
 
-def _loaders(opened: "FinishedRun", runtimes: dict[str, dict[str, Any]], threads: int) -> dict[tuple[str, str], Any]:
+def _loaders(
+    opened: "FinishedRun", items: list[str], runtimes: dict[str, dict[str, Any]], threads: int
+) -> dict[tuple[str, str], Any]:
     """What each process loads, by model and runtime; the teacher as it came, in torch."""
-    from kd.commands._finished import teacher_of_run
-    from kd.export.stopwatch import ExportedFile, TorchModel
+    from kd.commands._finished import TorchModel, teacher_of_run
+    from kd.export.stopwatch import ExportedFile
 
     found: dict[tuple[str, str], Any] = {}
     if "torch" in runtimes:
-        teacher = teacher_of_run(opened.config["model"], opened.classes, opened.task.dense)
-        if teacher is not None:
-            found["teacher", "torch"] = TorchModel(teacher, "nchw", threads)
-        found["student", "torch"] = TorchModel(opened.prepared("nhwc"), "nhwc", threads)
+        if teacher_of_run(opened.config["model"], opened.classes, opened.task.dense) is not None:
+            found["teacher", "torch"] = TorchModel(items, "teacher", threads)
+        found["student", "torch"] = TorchModel(items, "student", threads)
     for name, export in runtimes.items():
         if export:
             found["student", name] = ExportedFile(export["to"], Path(export["file"]), threads)

@@ -46,7 +46,8 @@ def run(request: Request) -> int:
     if "help" in request.flags or len(request.rest) < 2:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
-    from kd.commands._finished import choose_device, open_run, take, whole_number
+    from kd.commands._finished import choose_device, open_run
+    from kd.commands._keys import take, whole_number
     from kd.config.quiet import quiet_libraries
 
     quiet_libraries()

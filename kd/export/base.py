@@ -1,7 +1,7 @@
 """What a format is, and what runs its files."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -51,16 +51,39 @@ class Job:
     calibration: Calibration
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What an export must keep.
+
+    Attributes:
+        agreement: of a float export: share of answers that are the student's own, in 0..1.
+        drop: of an int8 export: how much of the task's main metric it may lose, in 0..1.
+    """
+
+    agreement: float = 0.999
+    drop: float = 0.01
+
+
 class Format(ABC):
     """One way to ship a student.
 
     Attributes:
         quantises: whether it knows int8.
         features: its answer is the features below the classifier.
+        needs: modules by the extra that brings them.
     """
 
     quantises = False
     features = False
+    needs: Mapping[str, Sequence[str]] = {}
+
+    def check(self, key: str, int8: bool) -> None:
+        """Raises a UserError that names ``key`` and the extra where one is missing."""
+        for extra, modules in self.needs.items():
+            for module in modules:
+                need(module, extra, key)
+        if int8:
+            need("nncf", "openvino", "int8=true")
 
     @abstractmethod
     def write(self, job: Job, folder: Path) -> Path:

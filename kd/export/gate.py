@@ -3,7 +3,6 @@
 import copy
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,25 +13,12 @@ from torch import nn
 
 from kd._bar import bar
 from kd.data.datamodule import Batch
-from kd.export.base import Runtime
+from kd.export.base import Limits, Runtime
 from kd.export.manifest import Manifest
 from kd.tasks import Task
 
 REPEATS = 15
 """Batches of one picture that the two latencies are medians of."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What an export must keep.
-
-    Attributes:
-        agreement: of a float export: share of answers that are the student's own, in 0..1.
-        drop: of an int8 export: how much of the task's main metric it may lose, in 0..1.
-    """
-
-    agreement: float = 0.999
-    drop: float = 0.01
 
 
 @torch.inference_mode()

@@ -3,6 +3,7 @@
 import logging
 import re
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,11 @@ class Onnx(Format):
     """``model.onnx``: uint8 pictures in, a dynamic batch, the manifest in the metadata."""
 
     quantises = True
+    needs: Mapping[str, Sequence[str]] = {EXTRA: ("onnx", "onnxscript", "onnxruntime")}
 
     def write(self, job: Job, folder: Path) -> Path:
         """See :meth:`kd.export.base.Format.write`."""
         onnx = need("onnx", EXTRA, "to=onnx")
-        for package in ("onnxscript", "onnxruntime"):
-            need(package, EXTRA, "to=onnx")
         file = folder / "model.onnx"
         program = _program(job)
         program.save(file)

@@ -1,5 +1,6 @@
 """OpenVINO: ``model.xml`` and ``model.bin``, for Intel's and other CPUs."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +16,7 @@ class OpenVino(Format):
     """Converted from ONNX, so that both hold the same graph; weights stay float32."""
 
     quantises = True
+    needs: Mapping[str, Sequence[str]] = {**Onnx.needs, EXTRA: ("openvino",)}
 
     def write(self, job: Job, folder: Path) -> Path:
         """See :meth:`kd.export.base.Format.write`."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kd.export.base import Format, Job, Runtime
+from kd.export.onnx import Onnx
 from kd.export.triton import NAME, Triton
 
 
@@ -12,6 +13,7 @@ class SageMaker(Format):
     """What ``SAGEMAKER_TRITON_DEFAULT_MODEL_NAME=student`` finds below ``/opt/ml/model``."""
 
     quantises = True
+    needs = Onnx.needs
 
     def write(self, job: Job, folder: Path) -> Path:
         """See :meth:`kd.export.base.Format.write`."""

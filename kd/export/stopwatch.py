@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import pickle
 import sys
 import time
 from collections.abc import Callable
@@ -37,34 +36,6 @@ class ExportedFile:
         return find_format(self.to).open(self.file, self.threads)
 
 
-@dataclass(frozen=True)
-class TorchModel:
-    """Takes a model along into the other process.
-
-    Attributes:
-        model: takes uint8 tensors.
-        layout: of its pictures, which come as ``nhwc``.
-        threads: of torch.
-    """
-
-    model: Callable[[Any], Any]
-    layout: str
-    threads: int
-
-    def __call__(self) -> Callable[[np.ndarray], object]:
-        """The model on arrays, without gradients."""
-        import torch
-
-        torch.set_num_threads(self.threads)
-
-        def run(pictures: np.ndarray) -> object:
-            images = torch.from_numpy(pictures)
-            with torch.inference_mode():
-                return self.model(images.permute(0, 3, 1, 2).contiguous() if self.layout == "nchw" else images)
-
-        return run
-
-
 class Stopwatch:
     """A process that times a model.
 
@@ -88,7 +59,7 @@ class Stopwatch:
             for name, value in before.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
         theirs.close()
-        self._ask(pickle.dumps(load))  # by value: torch would share its memory, and so hide it
+        self._ask(load)
 
     def _ask(self, question: object) -> Any:
         try:
@@ -111,7 +82,7 @@ class Stopwatch:
 
 
 def _serve(pipe: Connection) -> None:
-    call = pickle.loads(pipe.recv())()
+    call = pipe.recv()()
     pipe.send("ready")
     while True:
         try:

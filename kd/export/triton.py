@@ -40,6 +40,7 @@ class Triton(Format):
     """The ONNX file with what Triton wants beside it."""
 
     quantises = True
+    needs = Onnx.needs
 
     def write(self, job: Job, folder: Path) -> Path:
         """See :meth:`kd.export.base.Format.write`."""

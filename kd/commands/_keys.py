@@ -1,0 +1,27 @@
+"""A command's own ``key=value`` items. Imports nothing heavy."""
+
+from kd.config.request import Request
+from kd.errors import UserError
+
+
+def take(request: Request, *keys: str) -> dict[str, str]:
+    """Removes a command's own ``key=value`` items from the request; the last of each counts."""
+    own = {k: v for k, _, v in (item.partition("=") for item in request.overrides) if k in keys}
+    request.overrides = [item for item in request.overrides if item.split("=", 1)[0] not in own]
+    return own
+
+
+def whole_number(own: dict[str, str], key: str, default: int) -> int:
+    """A positive whole number of a command's own keys."""
+    text = own.get(key, str(default))
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise UserError(f"{key}: must be a whole number > 0, got '{text}'")
+    return int(text)
+
+
+def truth(own: dict[str, str], key: str) -> bool:
+    """A yes or no of a command's own keys; no where it is not given."""
+    text = own.get(key, "false").lower()
+    if text not in ("true", "false"):
+        raise UserError(f"{key}: must be true or false, got '{own[key]}'")
+    return text == "true"
