@@ -110,14 +110,20 @@ def machine_lines(run: Run) -> list[dict[str, Any] | None]:
     return charts
 
 
+def _is_shown(metric: str, prefix: str) -> bool:
+    """The rate has a chart of its own; a line a class says nothing."""
+    return metric.startswith(prefix) and "/iou_" not in metric and (metric.endswith("/lr") == prefix.endswith("/lr"))
+
+
 def metric_lines(run: Run) -> list[dict[str, Any] | None]:
     """Losses and validation metrics over the steps."""
     known = {k for row in run.metrics for k in row}
     charts = []
     for student in run.students:
         place, of = (f"{student}/", f" of {student}") if student else ("", "")
-        for title, prefix in ((f"Training losses{of}", f"{place}train/"), (f"Validation{of}", f"{place}val/")):
-            names = sorted(k for k in known if k.startswith(prefix) and "/iou_" not in k)  # a line a class says nothing
+        parts = {"Training losses": "train/", "Validation": "val/", "Learning rate": "train/lr"}
+        for title, prefix in ((f"{title}{of}", f"{place}{prefix}") for title, prefix in parts.items()):
+            names = sorted(k for k in known if _is_shown(k, prefix))
             rows = [row for row in run.metrics if any(n in row for n in names)]
             x = _binned(rows, lambda part: part[-1].get("step", 0.0))
             series = {

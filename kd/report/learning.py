@@ -34,6 +34,8 @@ def headline(facts: Facts) -> dict[str, Any] | None:
     if not reached:
         return {"kind": "headline", "text": f"{who} reaches {metric} {score:.1%}"}
     text = f"{who} keeps {score / reached:.1%} of its teacher's {metric} ({score:.1%} of {reached:.1%})"
+    if score > reached:
+        text = f"{who} is better than its teacher: {metric} {score:.1%} against {reached:.1%}"
     own, whole = model_of(run, name).get("params"), teacher.get("params")
     if own and whole:
         times = f"{own / whole:.2g} of" if own < whole else f"{own / whole:.1f}x"
@@ -61,7 +63,7 @@ def _sizes(run: Run) -> dict[str, Any] | None:
         about = ", ".join(n for n in (name, model.get("arch")) if n)
         rows.append([about, f"{model['params'] / 1e6:.3g}", *(own.get(c, "") for c in columns)])
     timed = [f"ms, {kind}, batch {size}, {count} thread{'s' * (count > 1)}" for kind, count, size in columns]
-    names = ["", "parameters (M)", *timed]
+    names = ["", "params (M)", *timed]
     note = "" if timed else "kd-latency RUN measures milliseconds."
     return {"kind": "table", "title": "Size and latency", "columns": names, "rows": rows, "note": note}
 

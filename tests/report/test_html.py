@@ -165,6 +165,19 @@ def test_the_page_opens_with_what_was_learnt(tmp_path: Path) -> None:
     assert tables["Mistakes (epoch 2)"]["rows"] == [["bread \u2192 bibimbap", 2, "40.0"]]
 
 
+def test_a_better_student_and_a_rate_of_its_own(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    rows = ["epoch,step,train/loss,train/lr,val/acc1", "0,9,1.0,0.001,", "0,9,,,0.95", "1,19,0.9,0.0005,"]
+    (folder / "metrics.csv").write_text("\n".join(rows))
+    assert report_main([str(folder)]) == 0
+    assert section(folder, "headline")[0]["text"].startswith(
+        "The student is better than its teacher: acc1 95.0% against 90.0% with"
+    )
+    series = {chart["title"]: list(chart["series"]) for chart in section(folder, "lines")}
+    assert series["Training losses"] == ["train/loss"]
+    assert series["Learning rate"] == ["train/lr"]
+
+
 def test_a_page_is_written_into_a_runs_folder_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "demo" / "007")
     assert report_main([str(tmp_path / "demo")]) == 2
