@@ -1,5 +1,7 @@
 """Planted bottlenecks are named; following the advice gives what was predicted (all of it: scripts/bench/truth.py)."""
 
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from kd.cli import train_main
 from kd.report.html import images_per_s
 from kd.report.records import Run, read_run
 from kd.report.verdict import sentence
-from scripts.bench.truth import callback, own_limit, plants
+from scripts.bench.truth import callback, own_limit, plants, train
 from tests._helpers import ARCH, TINY, draw_folder, write_recipe
 
 LONG = [pytest.param(name, marks=pytest.mark.slow) for name in ("slow disk", "slow optimizer", "slow checkpoints")]
@@ -37,6 +39,16 @@ def test_the_advice_gives_what_it_promises(recipe: Path, pictures: Path, name: s
     )
     reached = images_per_s(after) / images_per_s(before)  # type: ignore[operator]
     assert own_limit(before).gain == pytest.approx(reached, rel=0.25)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_busy_loaders_beside_two_ranks_are_named(recipe: Path, pictures: Path) -> None:
+    plant = next(p for p in plants(pictures) if p.name.startswith("2 ranks x 8 busy workers"))
+    found = own_limit(train(recipe, [*plant.items, "trainer.max_epochs=4"], plant.cores))
+    assert found.bound in plant.bound, found
+    assert "16 loader processes" in sentence(found)
+    assert re.search(r"data\.num_workers=[01]\b", found.lever)
 
 
 @pytest.mark.slow
