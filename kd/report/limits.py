@@ -86,7 +86,7 @@ def data_bound(
         loaders = f"{processes * num_workers} loader processes"
         text += f", though {loaders} share {cores} core{'s' * (cores > 1)} with training"
         lever = f"data.num_workers={fewer_workers(num_workers, cores, threads, processes)}, and {lever}"
-        rest = max(rest - ready_ms, 0.01 * step)  # what the loaders have taken from the rest
+        rest = max(rest - ready_ms, 0.05 * step)  # what the loaders have taken from the rest
     return Limit("data", text, lever, step / rest)
 
 

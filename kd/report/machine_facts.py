@@ -109,9 +109,14 @@ class MachineFacts(StepFacts):
 
     @cached_property
     def ready_ms(self) -> float:
-        """Ms a step that training stood ready without a core: of the main thread, or of a more delayed one."""
+        """Ms a step that training stood ready without a core: of the main thread, or of a more delayed one.
+
+        On a CPU with one compute thread the main thread does the work, and its delay is exact.
+        """
         if self.hidden:
             return 0.0
+        if self.cpu and self.threads == 1:
+            return self.per_step("ready_ms")
         return max(self.per_step("ready_ms"), (self.thread_wait or 0.0) * self.step_ms)
 
     @cached_property
