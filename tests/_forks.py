@@ -101,7 +101,7 @@ class ForkedRun:
             os.setsid()
             for stream in (1, 2):
                 os.dup2(stdout.fileno(), stream)
-            kept = max(pass_fds)
+            kept = max(pass_fds, default=3)
             os.closerange(3, kept)  # as exec does: locks of other trials are none of this one's
             os.closerange(kept + 1, 256)
             os.environ.update(env | {"KD_PARENT": str(parent), "OMP_NUM_THREADS": "1"})

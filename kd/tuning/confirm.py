@@ -1,13 +1,18 @@
 """A search from its beginning to its result, and the winner's second trial on fresh seeds."""
 
+from pathlib import Path
+from typing import Any
+
+from kd.checkpoints import write_whole
 from kd.errors import UserError
 from kd.tuning.page import write_page
-from kd.tuning.plan import LATENCY, Plan
+from kd.tuning.plan import LATENCY, Objective, Plan
 from kd.tuning.results import BEST, Confirmation, chosen, print_table, write_best
 from kd.tuning.search import Search
-from kd.tuning.trials import Job, Owner
+from kd.tuning.trials import Job, Owner, evaluate
 
 CONFIRMED = "confirm.txt"
+TEST = "test"
 
 
 def search_and_confirm(plan: Plan) -> int:
@@ -25,9 +30,9 @@ def search_and_confirm(plan: Plan) -> int:
         print("kd-tune: no trial has ended well")
         return 1
     if plan.confirm:
-        found = confirm(search, plan)
-        print(found.text())
-        (plan.folder / CONFIRMED).write_text(found.text() + "\n", encoding="utf-8")
+        told = "\n".join(found.text() for found in confirm(search, plan))
+        print(told)
+        write_whole(plan.folder / CONFIRMED, lambda file: file.write(f"{told}\n".encode()))
         _write(search)
     print(f"best: kd-train {plan.folder / 'best.yaml'}")
     return 0
@@ -39,8 +44,8 @@ def _write(search: Search) -> None:
     write_page(search.study, search.plan, told.read_text(encoding="utf-8") if told.is_file() else "")
 
 
-def confirm(search: Search, plan: Plan) -> Confirmation:
-    """Runs the winner and the default on the same fresh seeds."""
+def confirm(search: Search, plan: Plan) -> list[Confirmation]:
+    """Runs the winner and the default on the same fresh seeds; on a test split too, where the data have one."""
     objective = plan.objectives[0]
     if objective.name == LATENCY:
         raise UserError(f"confirm: {LATENCY} does not depend on the seed; name an accuracy first")
@@ -63,6 +68,23 @@ def confirm(search: Search, plan: Plan) -> Confirmation:
     for job in jobs:
         if job.summary().get("status") != "done":
             raise UserError(f"confirm: {job.folder} failed: {job.reason()}")
-    values = [objective.value(job.run) for job in jobs]
+    confirmed = [_compared(objective, objective.name, seeds, [objective.value(job.run) for job in jobs])]
+    metric = objective.name.removeprefix("val/")
+    if metric != objective.name and has_test_split(plan):
+        found = [evaluate(job.run, TEST, job.slot).get(metric) for job in jobs]
+        if all(value is not None for value in found):
+            confirmed.append(_compared(objective, f"{TEST}/{metric}", seeds, found))
+    return confirmed
+
+
+def _compared(objective: Objective, name: str, seeds: tuple[int, ...], values: list[Any]) -> Confirmation:
+    """The winner's values come first."""
     half = len(seeds)
-    return Confirmation(objective.name, objective.maximize, seeds, tuple(values[:half]), tuple(values[half:]))
+    return Confirmation(name, objective.maximize, seeds, tuple(values[:half]), tuple(values[half:]))
+
+
+def has_test_split(plan: Plan) -> bool:
+    """Whether the pictures' folder has a ``test`` beside ``train`` and ``val``."""
+    source = plan.config["data"]["source"] or {}
+    root = str((source.get("init_args") or {}).get("root") or "")
+    return str(source.get("class_path", "")).endswith(".ImageFolder") and bool(root) and Path(root, TEST).is_dir()

@@ -261,8 +261,7 @@ class Search:
         if owner is None:
             raise UserError(f"revive: trial {like.number} runs already")
         job = Job(self._folder(like.number), self.plan.config["recipe"], self.free[0], owner)
-        with self._signals():
-            self.wait([job], [[]])
+        self.wait([job], [[]])
         summary = job.summary()
         if summary.get("status") != "done":
             raise UserError(f"revive: trial {like.number} failed: {job.reason()}")
@@ -282,7 +281,11 @@ class Search:
         Raises:
             Stopped: by a signal; they have saved.
         """
-        waiting, going = list(zip(jobs, items, strict=True)), list[Job]()
+        with self._signals():
+            self._wait(list(zip(jobs, items, strict=True)))
+
+    def _wait(self, waiting: list[tuple[Job, Sequence[str]]]) -> None:
+        going = list[Job]()
         free: list[Slot] = list(self.free)
         while waiting or going:
             while waiting and free and self.stopped_by is None:

@@ -172,6 +172,20 @@ class Job:
         return (told or last)[-1][:200]
 
 
+def evaluate(run: Path, split: str, slot: Slot) -> dict[str, float]:
+    """What ``kd-eval`` says of a finished run's student on a split; empty where it can't."""
+    file = run / f"eval_{split}.json"
+    if not file.is_file():
+        with (run.parent.parent / LOG).open("a") as log:
+            process = start_kd_train(
+                ["eval", str(run), f"split={split}"],
+                stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=slot.variables(), pass_fds=(),
+            )  # fmt: skip
+        while process.poll() is None:
+            time.sleep(0.05)
+    return json.loads(file.read_text(encoding="utf-8"))["student"] if file.is_file() else {}
+
+
 def epoch_values(run: Path, metric: str) -> list[tuple[int, float]]:
     """Each epoch (from 1) with its value of a metric, from a run's ``metrics.csv``."""
     try:

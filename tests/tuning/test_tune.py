@@ -5,6 +5,7 @@ import ctypes
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from kd.tuning.results import Confirmation
 from kd.tuning.study import Study
 from kd.tuning.trials import deal
 from tests._forks import ForkedRun, processes, start, status_of
-from tests._helpers import ROOT, run_cli
+from tests._helpers import ROOT, run_cli, write_recipe
 from tests.report.test_html import BROWSER, FLAGS, section
 from tests.test_survival import disturb
 
@@ -267,6 +268,30 @@ def test_a_full_disk_is_one_line_and_leaves_no_process(recipe: Path) -> None:
     assert log.read_text().splitlines()[-1].startswith("kd-tune: ")
     assert "No space left on device" in log.read_text().splitlines()[-1]
     assert "Traceback" not in log.read_text()
+
+
+def test_the_winner_runs_again_on_fresh_seeds_and_on_the_test_split(
+    tmp_path: Path, pictures: Path, teacher: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "pictures"
+    shutil.copytree(pictures, data)
+    shutil.copytree(pictures / "val", data / "test")
+    recipe = write_recipe(tmp_path / "tiny.yaml", data, teacher)
+    items = [f"recipe={recipe}", "trainer.max_epochs=1", "search.optim.lr=[0.01]", "trials=1", "confirm=1"]
+    assert main("tune", items) == 0
+    told = (of(recipe) / "confirm.txt").read_text().splitlines()
+    assert [line.split(":")[0] for line in told] == ["val/acc1 on fresh seeds (1,)", "test/acc1 on fresh seeds (1,)"]
+    assert told[0].split(":")[1] == told[1].split(":")[1]  # the same pictures here
+    assert "one seed says nothing of the spread" in told[0]
+    assert told[1] in capsys.readouterr().out
+    (verdict,) = section(of(recipe), "verdict")
+    assert told[1] in verdict["others"][0]
+    runs = {
+        p.parent.parent.parent.name: yaml.safe_load(p.read_text()) for p in of(recipe).glob("confirm/*/*/*/config.yaml")
+    }
+    assert {name: (run["seed"], run["optim"]["lr"]) for name, run in runs.items()} == {
+        "trial-0-seed-1": (1, 0.01), "default-seed-1": (1, 0.001),
+    }  # fmt: skip
 
 
 @pytest.mark.slow
