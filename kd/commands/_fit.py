@@ -35,6 +35,8 @@ def fit(cli: Any, resume_from: Path | None) -> int:
         f"      {info.train} training{without} and {info.val} validation pictures, "
         f"{len(info.classes)} classes{left_out}{said(cli.datamodule.left_out)}"
     )
+    if cli.datamodule.holds_out:
+        say(f"      {info.val} of its training pictures are held out for validation: it has none (data.val_fraction)")
     if not info.labels:
         say(
             "      training on the unlabelled pictures alone: no task loss (beside labelled ones: data.unlabeled_ratio)"

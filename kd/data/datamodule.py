@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from kd.data.batch import Batch, DataInfo
+from kd.data.held_out import held_out
 from kd.data.loader import Loader, Shared, listen_to_parent
 from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sampler import EvalBatches, Key, TrainBatches, ViewBatches
@@ -114,6 +115,8 @@ class DistillationDataModule(LightningDataModule):
             read (a picture damaged further on ends the run when its turn comes, also under ``skip``), or ``off``;
             default: all up to 50,000 pictures of a split, headers above.
         max_pixels: a picture whose header claims more is not decoded and counts as damaged.
+        val_fraction: this share of the training pictures, of each class, is held out for validation where the source
+            has no validation pictures; drawn by the seed.
         unlabeled: a folder of pictures without labels (at any depth), to learn from the teacher's answers alone.
         unlabeled_ratio: that many unlabelled pictures to each labelled one in an epoch; without it the unlabelled
             ones are all that is trained on.
@@ -132,6 +135,7 @@ class DistillationDataModule(LightningDataModule):
         on_bad_image: str = "stop",
         check: Check | None = None,
         max_pixels: int = MAX_PIXELS,
+        val_fraction: float = 0.1,
         unlabeled: str | None = None,
         unlabeled_ratio: float | None = None,
         seed: int = 0,
@@ -151,6 +155,8 @@ class DistillationDataModule(LightningDataModule):
                 raise ValueError(f"{name} must be >= {low}, got {value}")
         if not 0 < crop_ratio <= 1:
             raise ValueError(f"crop_ratio must be > 0 and <= 1, got {crop_ratio}")
+        if not 0 < val_fraction < 1:
+            raise ValueError(f"val_fraction must be > 0 and < 1, got {val_fraction}")
         if on_bad_image not in ("stop", "skip"):
             raise ValueError(f"on_bad_image must be stop or skip, got '{on_bad_image}'")
         if unlabeled_ratio is not None and not unlabeled_ratio > 0:
@@ -161,7 +167,8 @@ class DistillationDataModule(LightningDataModule):
         self.unlabeled, self.unlabeled_ratio = unlabeled, unlabeled_ratio
         self.size, self.crop_ratio, self.augment = height_width(img_size), crop_ratio, augment or Augment()
         self.on_bad_image, self.seed, self.engine = on_bad_image, seed, engine
-        self.check, self.max_pixels = check, max_pixels
+        self.check, self.max_pixels, self.val_fraction = check, max_pixels, val_fraction
+        self.holds_out = False  # known once the source has been listed
         self._engine = None if engine == "torch" else import_module(f"kd.data.engines.{engine}")
         if self._engine is not None:
             self._engine.check(self.augment, self.source)
@@ -216,11 +223,23 @@ class DistillationDataModule(LightningDataModule):
     def _list(self, name: str) -> list[Split]:
         """A split as its source gives it, and behind it the unlabelled pictures; nothing is checked."""
         if name not in self._listed:
-            parts: list[Split] = [self.source.load(name)]
+            self.holds_out = not self.source.has("val")
+            parts = [self._part(name) if self.holds_out and name in ("train", "val") else self.source.load(name)]
             if name == "train" and self.unlabeled:
                 parts.append(unlabelled_folder(self.unlabeled))
             self._listed[name] = parts
         return self._listed[name]
+
+    def _part(self, name: str) -> Split:
+        """Train or val of a source that has training pictures alone."""
+        if "whole" not in self._listed:
+            self._listed["whole"] = [self.source.load("train")]
+        (whole,) = self._listed["whole"]
+        if len(whole.targets) < 2:
+            raise UserError("data.source: one picture can't be both trained on and validated with")
+        chosen = held_out(whole.targets, self.val_fraction, self.seed)
+        keep = chosen if name == "val" else np.setdiff1d(np.arange(len(whole.targets)), chosen)
+        return Subset(whole, keep.tolist())
 
     def _parts(self, name: str) -> Sequence[Split]:
         """The listed splits, or what is left of them where damaged pictures are left out."""

@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from kd._bar import bar
 from kd.data.pictures import MAX_PIXELS, check_header, decode, open_regular
-from kd.data.sources import FileSplit, MaskSplit, Split, cache_dir, fingerprint, printable
+from kd.data.sources import FileSplit, MaskSplit, Split, Subset, cache_dir, fingerprint, printable
 from kd.errors import first_line
 from kd.machine import cores
 
@@ -58,6 +58,8 @@ def damaged(split: Split, label: str, check: Check = "all", max_pixels: int = MA
 def _reason(split: Split, check: Check, max_pixels: int, i: int) -> str | None:
     try:
         split.name(i).encode()
+        while isinstance(split, Subset):
+            i, split = split.keep[i], split.split
         if check == "headers":
             with open_regular(split.paths[i]) if isinstance(split, FileSplit) else BytesIO(split.read(i)) as stream:
                 check_header(stream, max_pixels)

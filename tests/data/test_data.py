@@ -1,6 +1,8 @@
 """Sources, the order of samples, views, damaged pictures."""
 
 import json
+import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
+from kd.cli import train_main
 from kd.data import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.sampler import EvalBatches, TrainBatches
-from kd.data.sources import Food101, FoodTagMini, HuggingFace, ImageFolder, Manifest
+from kd.data.sources import Food101, FoodTagMini, HuggingFace, ImageFolder, Manifest, SegmentationFolder
 from kd.data.transforms import Augment
 from kd.errors import UserError
 from tests._helpers import CLASSES, draw_folder
@@ -246,6 +249,56 @@ def test_foodtag_mini_through_the_source() -> None:
     source = FoodTagMini(train_per_class=1, val_per_class=1)
     assert len(source.load("train").targets) == len(source.classes) >= 16
     assert "data.source=ImageFolder" in source.describe()
+
+
+# -- sources without validation pictures --------
+
+
+def test_a_part_of_train_is_held_out_where_there_is_no_val(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = draw_folder(tmp_path / "own", train=10, val=1)
+    (root / "train" / "apple" / "x.heic").write_bytes(b"")
+    shutil.rmtree(root / "val")
+    data = module(root, val_fraction=0.2)
+    train, val = (data.split(name) for name in ("train", "val"))
+    assert Counter(train.targets) == dict.fromkeys(range(4), 8)
+    assert Counter(val.targets) == dict.fromkeys(range(4), 2)
+    names = [{split.name(i) for i in range(len(split.targets))} for split in (train, val)]
+    assert len(names[0] | names[1]) == 40
+    again, other = (
+        module(root, val_fraction=0.2, seed=0).split("val"),
+        module(root, val_fraction=0.2, seed=1).split("val"),
+    )
+    assert again.keep == val.keep != other.keep
+    for wrong in (0, 1):
+        with pytest.raises(ValueError, match="val_fraction must be > 0 and < 1"):
+            module(root, val_fraction=wrong)
+
+    assert train_main([f"recipe={recipe}", f"data.source.root={root}", "trainer.max_epochs=1"]) == 0
+    out = capsys.readouterr().out
+    assert "36 training and 4 validation pictures, 4 classes; left out: 1 of .heic" in out
+    assert "4 of its training pictures are held out for validation: it has none (data.val_fraction)" in out
+    with pytest.raises(UserError, match="there is no folder .*/valid"):
+        DistillationDataModule(ImageFolder(str(root), val="valid")).prepare_data()
+
+
+def test_other_sources_without_validation_pictures(tmp_path: Path, pictures: Path) -> None:
+    rows = "".join(f"{p},{p.parent.name}\n" for p in sorted((pictures / "train").rglob("*.jpg")))
+    (tmp_path / "m.csv").write_text("path,label\n" + rows)
+    (tmp_path / "masks").mkdir()
+    for folder in ("images", "masks"):
+        (tmp_path / folder / "train").mkdir(parents=True)
+        for i in range(10):
+            Image.new("L", (8, 8)).save(tmp_path / folder / "train" / f"{i}.png")
+    for source, sizes in (
+        (Manifest(str(tmp_path / "m.csv")), (44, 4)),
+        (SegmentationFolder(str(tmp_path), ["a", "b"]), (9, 1)),
+    ):
+        data = DistillationDataModule(source, img_size=8, batch_size=2, num_workers=0)
+        data.prepare_data()
+        assert (data.info.train, data.info.val) == sizes
+        assert data.holds_out
 
 
 # -- damaged pictures --------

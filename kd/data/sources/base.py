@@ -67,6 +67,10 @@ class Source:
         """
         raise NotImplementedError
 
+    def has(self, split: str) -> bool:
+        """Whether the source has a split of that name. Without ``"val"`` a part of ``"train"`` is held out for it."""
+        return True
+
     def describe(self) -> str:
         """One line for the person who reads the run."""
         return type(self).__name__
@@ -78,6 +82,7 @@ class Subset:
     def __init__(self, split: Split, keep: Sequence[int]) -> None:
         self.split, self.keep = split, list(keep)
         self.targets = [split.targets[i] for i in self.keep]
+        self.check = getattr(split, "check", None)
 
     def read(self, i: int) -> bytes:
         """The encoded picture ``i``."""

@@ -30,6 +30,11 @@ class ImageFolder(Source):
         self.classes = class_folders(Path(self.root, self.folders["train"]), "data.source.root")
         return labelled_folder(Path(self.root, self.folders.get(split, split)), self.classes, "data.source.root")
 
+    def has(self, split: str) -> bool:
+        """See :meth:`Source.has`."""
+        named = self.folders.get(split, split)
+        return named != split or Path(self.root, named).is_dir()  # a name that was given must be there
+
     def describe(self) -> str:
         """One line."""
         return f"ImageFolder {self.root}"

@@ -27,6 +27,10 @@ class FoodTagMini(ImageFolder):
             self.root = str(foodtag_mini.build(cache_dir(), self.train_per_class, self.val_per_class))
         return super().load(split)
 
+    def has(self, split: str) -> bool:
+        """See :meth:`Source.has`."""
+        return split in self.folders  # they are drawn by load()
+
     def describe(self) -> str:
         """One line, with the way to real data."""
         return (

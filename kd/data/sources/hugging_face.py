@@ -15,7 +15,7 @@ class HuggingFace(Source):
     Args:
         path: as in ``datasets.load_dataset``: a name on the hub, or a local folder.
         train: its training split.
-        val: its validation split.
+        val: its validation split; null where it has none, and a part of train is held out (``data.val_fraction``).
         image_column: column of pictures.
         label_column: column of class ids (a ``ClassLabel``, or integers).
     """
@@ -24,7 +24,7 @@ class HuggingFace(Source):
         self,
         path: str,
         train: str = "train",
-        val: str = "validation",
+        val: str | None = "validation",
         image_column: str = "image",
         label_column: str = "label",
     ) -> None:
@@ -47,6 +47,18 @@ class HuggingFace(Source):
             raise UserError(f"data.source: {self.path} ({split}): {first_line(error)}") from error
         self.classes = list(getattr(kind, "names", None) or [str(i) for i in range(max(targets) + 1)])
         return _HuggingFaceSplit(data, image, targets, self.path)
+
+    def has(self, split: str) -> bool:
+        """See :meth:`Source.has`."""
+        name = self.splits.get(split, split)
+        if name != "validation":  # a name that was given must be there
+            return name is not None
+        try:
+            import datasets
+
+            return name in datasets.get_dataset_split_names(self.path)
+        except Exception:  # load() says what is wrong
+            return True
 
     def describe(self) -> str:
         """One line."""

@@ -20,12 +20,14 @@ class Manifest(Source):
 
     Args:
         train: the training list (``.csv``, ``.jsonl``).
-        val: the validation list.
+        val: the validation list; without one a part of the training list is held out (``data.val_fraction``).
         image_dir: folder that relative paths start at; default: the list's own folder.
         multi_label: a picture has any number of labels, separated by ``;`` (or a JSON list).
     """
 
-    def __init__(self, train: str, val: str, image_dir: str | None = None, multi_label: bool = False) -> None:
+    def __init__(
+        self, train: str, val: str | None = None, image_dir: str | None = None, multi_label: bool = False
+    ) -> None:
         self.lists = {"train": train, "val": val}
         self.image_dir, self.multi_label = image_dir, multi_label
 
@@ -53,7 +55,7 @@ class Manifest(Source):
         key = f"data.source.{split}"
         if split not in self.lists:
             raise UserError(f"data.source: a manifest has the splits train and val, not '{split}'")
-        file = Path(self.lists[split])
+        file = Path(self.lists[split] or "")
         if not file.is_file():
             raise UserError(f"{key}: there is no {file}")
         root = Path(self.image_dir) if self.image_dir else file.parent
@@ -74,6 +76,10 @@ class Manifest(Source):
         if bare:
             raise UserError(f"{key}: {file}: {printable(bare)} has no label")
         return rows
+
+    def has(self, split: str) -> bool:
+        """See :meth:`Source.has`."""
+        return self.lists.get(split) is not None
 
     def describe(self) -> str:
         """One line."""

@@ -105,6 +105,10 @@ class SegmentationFolder(Source):
             raise UserError(f"data.source.root: there is no mask {missing[0]}{more}")
         return MaskSplit([p for p, _ in paired], [m for _, m in paired], len(self.classes), self.ignore_index)
 
+    def has(self, split: str) -> bool:
+        """See :meth:`Source.has`."""
+        return all(Path(self.root, folder, split).is_dir() for folder in self.folders)
+
     def describe(self) -> str:
         """One line."""
         return f"SegmentationFolder {self.root}"

@@ -68,6 +68,14 @@ class Shards(Source):
                 raise UserError(f"data.source.root: {self.root}/{shard} has {size} bytes, its index says {end} or more")
         return found
 
+    def has(self, split: str) -> bool:
+        """See :meth:`Source.has`."""
+        files, path = file_system(self.root)
+        try:
+            return bool(files.exists(f"{path}/{split}.json"))
+        except Exception as error:  # the object stores' clients raise many kinds
+            raise UserError(f"data.source.root: {self.root}: {first_line(error)}") from error
+
     def describe(self) -> str:
         """One line."""
         return f"Shards {self.root}"

@@ -1,0 +1,34 @@
+"""A validation part taken from the training pictures, where a source has none of its own."""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
+    """Which training pictures are held out.
+
+    Of each class ``fraction`` of the pictures, rounded; at least one where a class has two or more, never its last.
+    Pictures of several labels, with masks or without labels are drawn from all of them alike.
+
+    Args:
+        targets: of the training pictures.
+        fraction: the share that is held out.
+        seed: the draw's; the same for every number of processes.
+
+    Returns:
+        Their numbers, ascending.
+
+    >>> held_out([0] * 10 + [1] * 10, 0.1, seed=0).shape
+    (2,)
+    """
+    rng = np.random.default_rng([seed, 2])
+    classes: dict[Hashable, list[int]] = {}
+    for i, target in enumerate(targets):
+        classes.setdefault(target if isinstance(target, int) else None, []).append(i)
+    chosen = []
+    for numbers in classes.values():
+        count = min(max(1, round(fraction * len(numbers))), len(numbers) - 1)
+        chosen.append(rng.permutation(numbers)[:count])
+    return np.sort(np.concatenate(chosen))
