@@ -12,7 +12,6 @@ _PUBLIC = {
     "Distillation": "kd.distill.step",
     "DistillationDataModule": "kd.data",
     "DistillationModule": "kd.module",
-    "HintLoss": "kd.losses",
     "KDLoss": "kd.losses",
     "Preprocess": "kd.models",
     "TapSpec": "kd.models.taps",
@@ -20,6 +19,8 @@ _PUBLIC = {
     "load_student": "kd.export",
     "save_student": "kd.export",
     "annotate": "kd.clock",
+    "evaluate": "kd.api",
+    "train": "kd.api",
 }
 
 __all__ = sorted(_PUBLIC)

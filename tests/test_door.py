@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import kd
+import kd.losses
 from kd.errors import UserError
 
 CLASSES = 4
@@ -98,7 +99,7 @@ def test_uint8_is_prepared_floats_pass(tmp_path: Any) -> None:
             (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2).long()), 0), "wants uint8 pictures is not"),
         (lambda: kd.DistillationModule(Plain(), task=kd.Classification(4)).training_step({"x": 1}, 0), "needs one of"),
         (lambda: kd.DistillationModule(Plain(), lambda x: x, task=kd.Classification(4),
-                                       losses={"hint": kd.HintLoss()}), "needs the layers to look at"),
+                                       losses={"hint": kd.losses.HintLoss()}), "needs the layers to look at"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_asked_for_in_one_line(make: Callable[[], object], message: str) -> None:
@@ -128,7 +129,9 @@ def test_a_step_for_any_loop() -> None:
 def test_a_step_with_a_feature_loss_trains_its_projection() -> None:
     student, teacher = (timm.create_model("resnet10t", num_classes=CLASSES) for _ in range(2))
     taps = {"hint": kd.TapSpec(student="layer2", teacher="layer4")}
-    step = kd.Distillation(student, teacher, task=kd.Classification(CLASSES), losses={"hint": kd.HintLoss()}, taps=taps)
+    step = kd.Distillation(
+        student, teacher, task=kd.Classification(CLASSES), losses={"hint": kd.losses.HintLoss()}, taps=taps
+    )
     step(torch.rand(2, 3, 176, 176), torch.tensor([0, 1])).total.backward()  # the size that timm names
     own = [p for name, p in step.named_parameters() if "losses" in name]
     assert own and all(p.grad is not None for p in own)

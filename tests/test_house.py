@@ -18,13 +18,13 @@ LAYERS = [
     {"kd.teachers"},
     {"kd.distill"},
     {"kd.fit_to_machine"},
-    {"kd.module", "kd.evaluate"},
+    {"kd.module", "kd.evaluation"},
     {"kd.strategies", "kd.callbacks", "kd.export", "kd.serving"},
     {"kd._teachers", "kd.fill", "kd.launch"},
     {"kd.config"},
     {"kd.tuning"},
     {"kd.commands"},
-    {"kd.cli"},
+    {"kd.cli", "kd.api"},
 ]  # fmt: skip
 FILES = sorted((ROOT / "kd").rglob("*.py"))
 

@@ -34,6 +34,20 @@ def run(request: Request) -> int:
     if "help" in request.flags or not request.rest:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
+    result, file = evaluated(request)
+    from kd.data.sources import said
+
+    _print_evaluation(result)
+    print(f"written to {file}{said(result.get('left_out', {}))}")
+    return 0
+
+
+def evaluated(request: Request) -> tuple[dict[str, Any], Path]:
+    """The evaluation that a command line asks for, and the file that it was written to.
+
+    Raises:
+        UserError: no finished run, or a key that an evaluation does not take.
+    """
     run = run_folder(Path(request.rest[0]))
     own = dict(item.split("=", 1) for item in request.overrides if item.startswith(OWN))
     several = sorted(str(file.parent) for file in run.glob("students/*/student.safetensors"))
@@ -53,16 +67,12 @@ def run(request: Request) -> int:
     if robust not in ("true", "false"):
         raise UserError(f"robust: must be true or false, got '{robust}'")
     other_data = any(item.startswith("data.source") for item in request.overrides)
-    from kd.data.sources import said
-
     result = _evaluate(
         run, request.parser_args(), own.get("split", "val"), own.get("folder"), robust == "true", not other_data
     )
     file = run / f"eval_{_name(own['folder']) if 'folder' in own else own.get('split', 'val')}.json"
     file.write_text(json.dumps(result, indent=2) + "\n")
-    _print_evaluation(result)
-    print(f"written to {file}{said(result.get('left_out', {}))}")
-    return 0
+    return result, file
 
 
 def _name(folder: str) -> str:
@@ -81,7 +91,7 @@ def _evaluate(
     from kd.commands._finished import teacher_of_run
     from kd.config.parser import KDCLI, build_data, build_task
     from kd.config.quiet import quiet_libraries
-    from kd.evaluate import evaluate
+    from kd.evaluation import evaluate
     from kd.export.student import load_student, read_metadata
     from kd.models import count_parameters
 
@@ -124,7 +134,7 @@ def _robust(
 ) -> dict[str, dict[str, list[float]]]:
     """The task's main metric on damaged pictures: by damage and model, at each strength."""
     from kd.data.corruptions import CORRUPTIONS, STRENGTHS, corrupted
-    from kd.evaluate import evaluate
+    from kd.evaluation import evaluate
 
     found: dict[str, dict[str, list[float]]] = {}
     for name in CORRUPTIONS:

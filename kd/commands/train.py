@@ -6,7 +6,7 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kd.checkpoints import LAST, PREVIOUS, newest_whole, run_folder
 from kd.config import files, keys
@@ -15,6 +15,9 @@ from kd.config.request import Request
 from kd.errors import UserError
 from kd.launch.cluster import Cluster, is_rank_zero, recognise
 from kd.launch.cluster import marker as job_marker
+
+if TYPE_CHECKING:
+    from kd.config.parser import KDCLI
 
 START = ("checkpoint", "pretrained", "inherit")  # of model.student
 
@@ -62,14 +65,39 @@ def run(request: Request) -> int:
     if {"list", "keys", "help"} & request.flags or not (request.recipe or request.resume):
         print(_said(request), end="")
         return 0
-    if (
-        threading.current_thread() is threading.main_thread()
-    ):  # it switches the monitor; before that listens it must not end the run
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    if "print_config" in request.flags:
+        _join_cluster(request)
+        _check_resume(request)
+        args = request.parser_args()
+        from kd.config.parser import KDCLI
+        from kd.config.quiet import quiet_libraries
+
+        quiet_libraries()
+        print(KDCLI(args, instantiate=False).as_yaml(), end="")
+        return 0
+    cli, resume_from = prepare(request)
+    from kd.commands._fit import fit
+
+    return fit(cli, resume_from)
+
+
+def prepare(request: Request) -> tuple["KDCLI", Path | None]:
+    """Builds what a command line describes.
+
+    Args:
+        request: the command line.
+
+    Returns:
+        The configuration with its objects, and the checkpoint to resume from.
+
+    Raises:
+        UserError: a mistake in it; nothing is written.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # it switches the monitor; before that listens it must not kill
     cluster = _join_cluster(request)
     resume_from = _check_resume(request)
     args = request.parser_args()  # a wrong recipe's name is told before anything heavy is imported
-    from kd.commands._fit import fit
     from kd.config.parser import KDCLI
     from kd.config.quiet import quiet_libraries
     from kd.config.train_first import teacher_checkpoint
@@ -78,9 +106,10 @@ def run(request: Request) -> int:
     if resume_from:
         args.append(f"--resume={request.resume}")
     parsed = KDCLI(args, instantiate=False)
-    if "print_config" in request.flags:
-        print(parsed.as_yaml(), end="")
-        return 0
+    if resume_from is None and parsed.config.resume:  # a key of the recipe or of an overlay
+        request.resume = parsed.config.resume
+        resume_from = _check_resume(request)
+        args.append(f"--resume={request.resume}")
     runs = Path(parsed.config.runs_dir) / parsed.config.recipe
     name = parsed.config.name
     if name and resume_from is None and is_rank_zero() and cluster is None and (runs / name).exists():
@@ -94,7 +123,7 @@ def run(request: Request) -> int:
     teacher = teacher_checkpoint(parsed.as_dict())
     if teacher:
         args.append(f"--model.teacher.checkpoint={teacher}")
-    return fit(KDCLI(args, launcher=cluster.launcher if cluster else None, marker=marker), resume_from)
+    return KDCLI(args, launcher=cluster.launcher if cluster else None, marker=marker), resume_from
 
 
 def _said(request: Request) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from kd.config.moved import current
 from kd.errors import UserError
 
 
@@ -31,7 +32,7 @@ def read(file: Path) -> dict[Any, Any]:
         UserError: it is no YAML mapping; the message names the file and the place.
     """
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), _Strict)
+        content = yaml.load(current(file.read_text(encoding="utf-8")), _Strict)
     except OSError as error:
         raise UserError(f"{file} can't be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or thousands of digits

@@ -4,12 +4,14 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from kd.config import files, keys
 from kd.config.find import find
+from kd.config.moved import current
 from kd.config.trust import check_file, check_plain
 from kd.errors import UserError
 
@@ -81,7 +83,7 @@ class Request:
         for file, content in contents.items():  # last: it looks at classes, which takes seconds
             if "trust" not in self.flags:
                 check_file(file, content, self.trust)
-        args = [f"--config={file}" for file in found]
+        args = [f"--config={_as_now(file)}" for file in found]
         if self.recipe and contents[found[0]].get("recipe") is None:
             args.append(f"--recipe={found[0].stem}")
         return args + self.cluster + [f"--{item}" for item in _entries_whole(self.overrides, contents.values())]
@@ -91,6 +93,12 @@ class Request:
             keys.check((key for key, _ in files.leaves(content)), keys.merged(contents[:number], {}))
         overrides = {key.rstrip("+"): value for item in self.overrides for key, value in _as_tree(item).items()}
         keys.check((item.partition("=")[0] for item in self.overrides), keys.merged(contents, overrides))
+
+
+def _as_now(file: Path) -> str:
+    """The file, or its text where class paths in it have moved."""
+    text = file.read_text(encoding="utf-8")
+    return str(file) if current(text) == text else current(text)
 
 
 def _entries_whole(overrides: list[str], contents: Iterable[dict[Any, Any]]) -> list[str]:

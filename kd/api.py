@@ -1,0 +1,106 @@
+"""Whole runs from Python: the same recipes, checks and messages as on the command line."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from kd.commands._fit import fit
+from kd.commands.eval import evaluated
+from kd.commands.train import prepare
+from kd.config.quiet import quiet_libraries
+from kd.config.request import Request, translate
+from kd.errors import RunError, UserError
+from kd.export.student import load_student
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A run that has ended.
+
+    Attributes:
+        folder: where its student, metrics and report are.
+        summary: what ``summary.json`` holds.
+    """
+
+    folder: Path
+    summary: dict[str, Any]
+
+    def student(self, name: str = "") -> nn.Module:
+        """The best epoch's student in eval mode, with the weights that ``student.safetensors`` holds.
+
+        Args:
+            name: which one, of several students.
+
+        Raises:
+            UserError: there is none of that name.
+        """
+        file = (self.folder / "students" / name if name else self.folder) / "student.safetensors"
+        if not file.is_file():
+            raise UserError(f"there is no {file}")
+        return load_student(file)[0]
+
+
+def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) -> RunResult:
+    """Trains as ``kd-train`` does.
+
+    Args:
+        recipe: a recipe's name, or a YAML file; None where ``resume`` is given, whose settings are taken.
+        settings: values by key, such as ``{"trainer.max_epochs": 3}``; ``config`` takes an overlay or a list of them,
+            ``resume`` a run folder.
+
+    Raises:
+        UserError: a mistake in them; nothing is written.
+        RunError: the run failed, or was stopped; its folder says why.
+
+    >>> import kd, tempfile
+    >>> settings = {"config": ["debug", "no_teacher"], "runs_dir": tempfile.mkdtemp()}
+    >>> settings |= {"data.source.train_per_class": 2, "data.source.val_per_class": 2}
+    >>> result = kd.train("foodtag_vit", settings)  # doctest: +ELLIPSIS
+    data: ...
+    >>> result.summary["status"], result.student().training
+    ('done', False)
+    >>> kd.evaluate(result, {"split": "train"})["student"].keys() >= {"params", "acc1"}
+    True
+    >>> kd.train("foodtag_vit", {"lr": 1})
+    Traceback (most recent call last):
+    kd.errors.UserError: no key 'lr'; did you mean 'optim.lr'?
+    """
+    request = translate([*([f"recipe={recipe}"] if recipe is not None else []), *_items(settings or {})])
+    if request.recipe is None and request.resume is None:
+        raise UserError("recipe: there is neither a recipe nor a run to resume")
+    cli, resume_from = prepare(request)
+    status = fit(cli, resume_from)
+    if status:
+        raise RunError(f"the run ended with status {status}, see {cli.folder.path or 'above'}")
+    return RunResult(Path(cli.folder.path or ""), cli.summary.content)
+
+
+def evaluate(run: str | Path | RunResult, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Measures a run's student, and its teacher, as ``kd-eval`` does; see :func:`train` for an example.
+
+    Args:
+        run: its folder.
+        settings: values by key: ``split``, ``folder``, ``robust``, ``data.*``, ``model.teacher.*``.
+
+    Returns:
+        ``{"pictures": n, "student": {"params", "acc1", ...}, "teacher": ...}``; metrics in 0..1.
+
+    Raises:
+        UserError: no finished run, or a key that an evaluation does not take.
+    """
+    quiet_libraries()
+    folder = run.folder if isinstance(run, RunResult) else Path(run)
+    return evaluated(Request(overrides=_items(settings or {}), rest=[str(folder)]))[0]
+
+
+def _items(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as words of a command line."""
+    items = []
+    for key, value in settings.items():
+        several = value if key == "config" and isinstance(value, (list, tuple)) else [value]
+        items += [f"{key}={v if isinstance(v, (str, Path)) else json.dumps(v, default=str)}" for v in several]
+    return items

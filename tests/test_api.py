@@ -1,0 +1,124 @@
+"""Whole runs from Python, and run folders whose class paths are old."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import kd
+from kd.cli import main
+from kd.config import moved
+from kd.errors import RunError, UserError
+
+OLD = [
+    "kd.callbacks.audit.Audit",
+    "kd.callbacks.headspace.Headspace",
+    "kd.data.masks.SegmentationFolder",
+    "kd.data.shards.Shards",
+    "kd.data.sources.Food101",
+    "kd.data.sources.FoodTagMini",
+    "kd.data.sources.HuggingFace",
+    "kd.data.sources.ImageFolder",
+    "kd.data.sources.Manifest",
+    "kd.losses.ATLoss",
+    "kd.losses.BinaryKDLoss",
+    "kd.losses.CKALoss",
+    "kd.losses.CRDLoss",
+    "kd.losses.CWDFeatureLoss",
+    "kd.losses.CWDLoss",
+    "kd.losses.DISTLoss",
+    "kd.losses.DKDLoss",
+    "kd.losses.HardKDLoss",
+    "kd.losses.HintLoss",
+    "kd.losses.KDLoss",
+    "kd.losses.MGDLoss",
+    "kd.losses.MLKDLoss",
+    "kd.losses.NKDLoss",
+    "kd.losses.PKDLoss",
+    "kd.losses.PairwiseLoss",
+    "kd.losses.PixelKDLoss",
+    "kd.losses.RKDLoss",
+    "kd.losses.ReviewKDLoss",
+    "kd.losses.SPLoss",
+    "kd.losses.SimKDLoss",
+    "kd.losses.StandardizedLoss",
+    "kd.losses.ViTKDLoss",
+    "kd.losses.WSLDLoss",
+    "kd.losses.projections.ConvProjection",
+    "kd.losses.projections.MLPProjection",
+    "kd.strategies.ddp.DDP",
+    "kd.strategies.deepspeed.DeepSpeed",
+    "kd.strategies.fsdp.FSDP",
+    "kd.strategies.smddp.SMDDPStrategy",
+    "kd.tasks.Classification",
+    "kd.tasks.MultiLabel",
+    "kd.tasks.Segmentation",
+]  # what a config.yaml of the first release may name
+
+
+def test_a_run_from_python_is_that_of_the_command_line(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = kd.train(recipe, {"config": ["debug"], "trainer.max_epochs": 2, "seed": 3, "runs_dir": tmp_path / "a"})
+    items = [f"recipe={recipe}", "config=debug", "trainer.max_epochs=2", "seed=3", f"runs_dir={tmp_path / 'b'}"]
+    assert main("train", items) == 0
+    other = tmp_path / "b" / "tiny" / "000"
+    assert result.folder == tmp_path / "a" / "tiny" / "000"
+    assert result.summary["student"]["val"] == json.loads((other / "summary.json").read_text())["student"]["val"]
+    own, theirs = (kd.load_student(folder / "student.safetensors")[0] for folder in (result.folder, other))
+    for mine, a, b in zip(result.student().parameters(), own.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(mine, a)
+        assert torch.equal(a, b)
+
+    found = kd.evaluate(result, {"split": "val"})
+    assert main("eval", [str(other)]) == 0
+    assert found["student"] == json.loads((other / "eval_val.json").read_text())["student"]
+    more = kd.train(None, {"resume": result.folder, "trainer.max_epochs": 3})
+    assert (more.folder.resolve(), more.summary["epochs"]) == (result.folder.resolve(), 3)
+    with pytest.raises(UserError, match="there is no .*students/big/student.safetensors"):
+        more.student("big")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": 1}, r"no key 'lr'; did you mean 'optim\.lr'\?"),
+        ({"optim.lr": "much"}, r"optim\.lr: must be a number, got 'much'"),
+        ({"optim.kwargs": {"betas": [0.9]}}, r"optim\.kwargs: adamw can't work with"),
+        ({"recipe": "x"}, "recipe is given twice"),
+        ({"config": "debgu"}, "no overlay 'debgu'; did you mean 'debug'"),
+    ],
+)
+def test_a_mistake_has_the_command_lines_words(recipe: Path, settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        kd.train(recipe, settings)
+    assert not (recipe.parent / "runs").exists()
+
+
+def test_a_run_that_fails_raises(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RunError, match="the run ended with status 1, see .*000"):
+        kd.train(recipe, {"optim.lr": 1e30, "trainer.gradient_clip_val": 0, "trainer.precision": "32-true"})
+    with pytest.raises(UserError, match="is no finished run"):
+        kd.evaluate(recipe.parent / "runs" / "tiny" / "000")
+
+
+def test_class_paths_of_the_first_release_are_still_read() -> None:
+    for path in OLD:
+        module, _, name = moved.current(path).rpartition(".")
+        assert isinstance(getattr(__import__(module, fromlist=[name]), name), type), path
+
+
+def test_a_run_folder_with_a_moved_class_path(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe.write_text(recipe.read_text().replace("kd.losses.KDLoss", "kd.first.OldLoss"))
+    monkeypatch.setitem(moved.MOVED, "kd.first.OldLoss", "kd.losses.KDLoss")
+    assert main("train", [f"recipe={recipe}", "--print_config"]) == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["model"]["distill_losses"]["kd"]["class_path"] == "kd.losses.KDLoss"
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (Path(kd.__file__).parent / "py.typed").is_file()
