@@ -338,6 +338,11 @@ def test_two_processes_see_what_one_sees(recipe: Path) -> None:
     summaries = [json.loads((f / "summary.json").read_text()) for f in (single, double)]
     assert summaries[0]["student"]["val"] == summaries[1]["student"]["val"]
     assert summaries[0]["teacher"] == summaries[1]["teacher"]
+    faithful = [json.loads((f / "fidelity.json").read_text()) for f in (single, double)]
+    assert faithful[0]["pictures"] == faithful[1]["pictures"] == summaries[0]["data"]["val"]
+    assert faithful[0]["per_class"] == faithful[1]["per_class"]
+    for key in ("agreement", "kl"):
+        assert faithful[0][key] == pytest.approx(faithful[1][key], abs=1e-3)
 
 
 def test_a_hint_on_the_class_token(tmp_path: Path, pictures: Path, teacher: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from kd.checkpoints import run_folder
+from kd.commands._keys import refuse_foreign
 from kd.config.parser import KDCLI, build_data, build_task
 from kd.config.quiet import quiet_libraries
 from kd.config.request import Request, translate
@@ -113,10 +114,7 @@ def open_run(request: Request, takes: tuple[str, ...] = ()) -> FinishedRun:
     """
     folder = run_folder(Path(request.rest[0]))
     check_finished(folder)
-    foreign = [item for item in request.overrides if not item.startswith(("data.", "model.teacher"))]
-    if foreign:
-        known = ", ".join(f"{key}=" for key in takes)
-        raise UserError(f"no key '{foreign[0].split('=')[0]}' (it takes {known}{', ' * bool(known)}data.*)")
+    refuse_foreign(request, takes)
     request.recipe = str(folder / "config.yaml")
     config = KDCLI(request.parser_args(), instantiate=False).as_dict()
     model, preprocess, classes = load_student(folder / "student.safetensors")

@@ -25,3 +25,11 @@ def truth(own: dict[str, str], key: str) -> bool:
     if text not in ("true", "false"):
         raise UserError(f"{key}: must be true or false, got '{own[key]}'")
     return text == "true"
+
+
+def refuse_foreign(request: Request, takes: tuple[str, ...]) -> None:
+    """Raises a UserError for what is neither the command's own key nor of the run's data or teacher."""
+    foreign = [item for item in request.overrides if not item.startswith(("data.", "model.teacher"))]
+    if foreign:
+        known = ", ".join(f"{key}=" for key in takes)
+        raise UserError(f"no key '{foreign[0].split('=')[0]}' (it takes {known}{', ' * bool(known)}data.*)")

@@ -42,6 +42,7 @@ def run(request: Request) -> int:
     if "help" in request.flags or len(request.rest) != 1:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
+    from kd.commands._keys import refuse_foreign, take, truth
     from kd.export.base import need
 
     for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):
@@ -49,15 +50,17 @@ def run(request: Request) -> int:
     from kd.serving.app import Limits, Server
     from kd.serving.run import bind, serve
 
-    own = _take(request, (*OWN, *(f.name for f in fields(Limits))))
+    keys = (*OWN, *(f.name for f in fields(Limits)))
+    own = take(request, *keys)
+    refuse_foreign(request, keys)
     limits = Limits(**{f.name: _number(own, f.name, f.type) for f in fields(Limits) if f.name in own})
     threads, port = _number(own, "threads", int, 0), _number(own, "port", int, 8000)
-    file = _model(request, _truth(own, "int8"))
+    file = _model(request, truth(own, "int8"))
     listening = bind(own.get("host", "127.0.0.1"), port)
     try:
         manifest, student = _opened(file, threads)
         models = {"student": student}
-        if _truth(own, "teacher"):
+        if truth(own, "teacher"):
             models["teacher"] = _teacher(request, manifest)
         host, port = listening.getsockname()[:2]
         server = Server(manifest, models, limits)
@@ -67,16 +70,6 @@ def run(request: Request) -> int:
         listening.close()
     print("kd-serve: stopped", flush=True)
     return 0
-
-
-def _take(request: Request, keys: tuple[str, ...]) -> dict[str, str]:
-    """All settings of the command line; ``data.*`` is for the export of a run, and its teacher's."""
-    own = dict(item.split("=", 1) for item in request.overrides)
-    foreign = [key for key in own if key not in keys and not key.startswith(("data.", "model.teacher"))]
-    if foreign:
-        raise UserError(f"no key '{foreign[0]}' (it takes {', '.join(keys)})")
-    request.overrides = [item for item in request.overrides if item.split("=", 1)[0] not in keys]
-    return {key: value for key, value in own.items() if key in keys}
 
 
 def _number(own: dict[str, str], key: str, kind: Any, default: int = 1) -> Any:
@@ -90,12 +83,6 @@ def _number(own: dict[str, str], key: str, kind: Any, default: int = 1) -> Any:
     except ValueError:
         raise UserError(f"{key}: must be a {'whole ' if whole else ''}number > 0, got '{own[key]}'") from None
     return value
-
-
-def _truth(own: dict[str, str], key: str) -> bool:
-    if own.get(key, "false") not in ("true", "false"):
-        raise UserError(f"{key}: must be true or false, got '{own[key]}'")
-    return own.get(key) == "true"
 
 
 def _model(request: Request, int8: bool) -> Path:
