@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ def as_batch(given: Any) -> Batch:
     if image is not None:
         batch["image"] = image
         target = torch.full((len(image),), -1) if target is None else target
-    return {**batch, "target": target}  # type: ignore[return-value]
+    return cast(Batch, {**batch, "target": target})
 
 
 def _kind(given: Any) -> str:

@@ -121,7 +121,7 @@ def info_of(task: Task) -> DataInfo:
     Raises:
         UserError: it does not know the number of classes.
     """
-    if task.num_classes is None:
+    if not task.num_classes:
         name = type(task).__name__
         raise UserError(f"task: how many classes has the data? task={name}(num_classes) or data=kd.DataInfo(classes)")
     classes = [str(i) for i in range(task.num_classes)]

@@ -177,6 +177,6 @@ class Student(nn.Module):
         device = next(self.model.parameters()).device
         weight, bias = loss.fold(*(x.to(device) for x in self._lender.classifier()))
         for model in (self.model, *([self.average.module] if self.average is not None else [])):
-            classifier: Any = model.get_classifier()  # type: ignore[operator]
+            classifier: Any = model.get_classifier()
             classifier.weight.copy_(weight)
             classifier.bias.copy_(bias)

@@ -18,6 +18,7 @@ class Task(nn.Module):
     Attributes:
         dense: targets are maps, and the models classify every pixel.
         multi_label: targets are several labels a picture.
+        num_classes: of the data; 0 while it is not known.
         primary: the metric that tells best how good a model is.
     """
 
@@ -29,7 +30,7 @@ class Task(nn.Module):
         super().__init__()
         if num_classes is not None and num_classes < 1:
             raise ValueError(f"num_classes must be >= 1, got {num_classes}")
-        self.num_classes, self.ignore_index = num_classes, ignore_index
+        self.num_classes, self.ignore_index = num_classes or 0, ignore_index
 
     def settle(self, num_classes: int, ignore_index: int | None = None) -> None:
         """Takes over what the data says, and makes the metrics.
@@ -37,7 +38,7 @@ class Task(nn.Module):
         Raises:
             ValueError: the task was made for other data.
         """
-        if self.num_classes not in (None, num_classes):
+        if self.num_classes not in (0, num_classes):
             raise ValueError(f"num_classes must be the data's {num_classes}, got {self.num_classes}")
         if self.ignore_index is not None and self.ignore_index != ignore_index:
             raise ValueError(f"ignore_index must be the data's {ignore_index}, got {self.ignore_index}")

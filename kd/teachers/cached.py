@@ -19,7 +19,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import FileSplit, Split, cache_dir, changed, fingerprint
 from kd.errors import UserError
 from kd.losses import LogitLoss
-from kd.models import Images
+from kd.models import Images, Preprocess
 from kd.models.taps import TRIAL
 from kd.teachers.answer import ALL, Answer, Wanted
 from kd.teachers.base import Teacher
@@ -189,6 +189,8 @@ def check_cacheable(teacher: Teacher, losses: Mapping[str, Any], data: Distillat
     """Raises a UserError where the losses or the data need more than a cache can give."""
     if not isinstance(teacher, FrozenTeacher):
         raise UserError("model.teachers: a cache serves one model.teacher, not several")
+    if not isinstance(teacher.prepare, Preprocess):
+        raise UserError("model.teacher.cache: needs to know how the teacher wants its pictures (a kd.Preprocess)")
     if data.source.masks:
         raise UserError("model.teacher.cache: keeps one answer a picture, not one a pixel (data.source has masks)")
     for (_, layer, _), shape in wanted.features.items():
@@ -248,6 +250,7 @@ def cached_share(
 def _layout(
     teacher: FrozenTeacher, losses: Mapping[str, Any], data: DistillationDataModule, wanted: Wanted
 ) -> tuple[AnswerCodec, dict[str, dict[str, Any]], Path]:
+    assert isinstance(teacher.prepare, Preprocess)
     codec = _codec(len(data.info.classes), teacher.spec.cache_topk, losses, wanted)
     parts = {
         "teacher": {

@@ -26,7 +26,7 @@ class Ensemble:
     def __init__(self, members: Mapping[str, FrozenTeacher]) -> None:
         self.members = dict(members)
         self.arch = " + ".join(teacher.arch for teacher in members.values())
-        self.model = nn.ModuleList([teacher.model for teacher in members.values()])
+        self.model: nn.Module = nn.ModuleList([teacher.model for teacher in members.values()])
         self.has_head = all(teacher.has_head for teacher in members.values())
         weights = torch.tensor([teacher.weight for teacher in members.values()])
         self._shares = (weights / weights.sum()).tolist()
