@@ -88,7 +88,7 @@ def starved(
         return None
     free = max(0.01 * step, step - lost)
     beside = loading + (processes - 1) * threads
-    if taken + others > cores and others > max(beside if crowded else 0.0, 0.5):
+    if taken + others > 0.75 * cores and others > max(beside if crowded else 0.0, 0.5):
         text = f"other processes use {others:.1f} cores: {missing}"
         return Limit("host", text, "run alone on the machine", step / free)
     if not crowded:

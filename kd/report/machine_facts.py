@@ -120,6 +120,11 @@ class MachineFacts(StepFacts):
         return max(self.per_step("ready_ms"), (self.thread_wait or 0.0) * self.step_ms)
 
     @cached_property
+    def ready_thread(self) -> str:
+        """Whose delay :attr:`ready_ms` is, where it is not the main thread's."""
+        return self.delayed_thread if self.ready_ms > self.per_step("ready_ms") else ""
+
+    @cached_property
     def windows(self) -> list[dict[str, Any]]:
         """Profiled windows of the typical rank; of all where it has none."""
         return [k for k in self.run.kernels if k.get("rank") == self.rank] or self.run.kernels

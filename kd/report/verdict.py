@@ -76,7 +76,7 @@ def _candidates(facts: Facts) -> list[Limit | None]:
     host = starved(
         phases, facts.ready_ms, facts.workers, facts.cores, facts.threads, facts.loading_cores, facts.other_cores,
         processes, swing=swing(facts) if facts.thread_wait is None else None, hot=facts.hot,
-        thread=facts.delayed_thread,
+        thread=facts.ready_thread,
     )  # fmt: skip
     launching = launch_bound(phases, facts.per_step("launch_ms"), facts.gpu_busy)
     return [
