@@ -200,13 +200,16 @@ class DistillationDataModule(LightningDataModule):
         sizes = {name: sum(len(part.targets) for part in self._parts(name)) for name in ("train", "val")}
         self._check_augment()
         source, augment = self.source, self.augment
-        if len(source.classes) < 2 and not source.masks and not source.multi_label:
+        if source.classes == [] and self.unlabeled:
+            raise UserError("data.unlabeled: stands beside labelled pictures, and data.source has none; leave it out")
+        if len(source.classes) == 1 and not source.masks and not source.multi_label:
             raise UserError(
                 f"data.source: one class ('{source.classes[0]}') leaves nothing to tell apart; two are needed"
             )
         return DataInfo(
             list(source.classes), sizes["train"], sizes["val"],
-            unlabeled=self._unlabelled_count(), labels=not self.unlabeled or self.unlabeled_ratio is not None,
+            unlabeled=self._unlabelled_count() if source.classes else sizes["train"],
+            labels=bool(source.classes) and (not self.unlabeled or self.unlabeled_ratio is not None),
             soft_targets=bool(augment.mixup or augment.cutmix), masks=source.masks, multi_label=source.multi_label,
             ignore_index=source.ignore_index, crop_ratio=self.crop_ratio,
         )  # fmt: skip
@@ -336,7 +339,7 @@ class DistillationDataModule(LightningDataModule):
         )  # fmt: skip
 
     def _train_loader(self, split: Split, batches: Iterable[list[Key]]) -> DataLoader:
-        mix = MixPairs(self.augment, len(self.source.classes), self.seed)
+        mix = MixPairs(self.augment, max(1, len(self.source.classes)), self.seed)
         collate = self._collate(mix)
         if self._engine is None:
             transform = train_transform(self.size, self.augment)

@@ -51,7 +51,8 @@ def pack(
                 stream = files.open(f"{path}/{shards[-1]}", "wb")
                 tar = tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115 - _close
             samples.append([len(shards) - 1, tar.offset + HEADER, len(data)])
-            for ending, content in ((suffix, data), ("cls", str(split.targets[i]).encode())):
+            label = [("cls", str(split.targets[i]).encode())] if classes else []
+            for ending, content in [(suffix, data), *label]:
                 member = tarfile.TarInfo(f"{i:08d}.{ending}")
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))

@@ -12,7 +12,7 @@ from kd.data.sources.hugging_face import HuggingFace
 from kd.data.sources.manifest import Manifest
 from kd.data.sources.segmentation import MaskSplit, SegmentationFolder
 from kd.data.sources.shards import Shards
-from kd.data.sources.unlabelled import Joined, unlabelled_folder
+from kd.data.sources.unlabelled import Joined, Pictures, unlabelled_folder
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -24,6 +24,7 @@ __all__ = [
     "Joined",
     "Manifest",
     "MaskSplit",
+    "Pictures",
     "SegmentationFolder",
     "Shards",
     "Source",

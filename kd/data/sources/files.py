@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from kd.data.pictures import open_regular
 
 PathLike: TypeAlias = str | os.PathLike[str]
+UNLABELLED = -1  # the target of a picture without a label
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 
 

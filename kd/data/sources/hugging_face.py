@@ -6,6 +6,7 @@ from typing import Any
 
 from kd.data.pictures import open_regular
 from kd.data.sources.base import Source, Split
+from kd.data.sources.files import UNLABELLED
 from kd.errors import UserError, first_line
 
 
@@ -17,7 +18,7 @@ class HuggingFace(Source):
         train: its training split.
         val: its validation split; null where it has none, and a part of train is held out (``data.val_fraction``).
         image_column: column of pictures.
-        label_column: column of class ids (a ``ClassLabel``, or integers).
+        label_column: column of class ids (a ``ClassLabel``, or integers); null: pictures without labels.
     """
 
     def __init__(
@@ -26,7 +27,7 @@ class HuggingFace(Source):
         train: str = "train",
         val: str | None = "validation",
         image_column: str = "image",
-        label_column: str = "label",
+        label_column: str | None = "label",
     ) -> None:
         self.path, self.splits = path, {"train": train, "val": val}
         self.columns = image_column, label_column
@@ -41,11 +42,12 @@ class HuggingFace(Source):
         try:
             data = datasets.load_dataset(self.path, split=self.splits.get(split, split))
             data = data.cast_column(image, datasets.Image(decode=False))
-            kind = data.features[label]
-            targets = [int(t) for t in data[label]]
+            kind = data.features[label] if label else None
+            targets = [int(t) for t in data[label]] if label else [UNLABELLED] * len(data)
         except Exception as error:  # the hub, the file system and the format readers raise many kinds
             raise UserError(f"data.source: {self.path} ({split}): {first_line(error)}") from error
-        self.classes = list(getattr(kind, "names", None) or [str(i) for i in range(max(targets) + 1)])
+        names = getattr(kind, "names", None)
+        self.classes = list(names or [str(i) for i in range(max(targets) + 1)])
         return _HuggingFaceSplit(data, image, targets, self.path)
 
     def has(self, split: str) -> bool:

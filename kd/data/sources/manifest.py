@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.data.sources.base import Source
-from kd.data.sources.files import FileSplit, printable
+from kd.data.sources.files import UNLABELLED, FileSplit, printable
 from kd.errors import UserError
 
 
@@ -16,7 +16,7 @@ class Manifest(Source):
     """Lists of (path, label): CSV with a header ``path,label``, or JSON lines ``{"path": ..., "label": ...}``.
 
     Labels are class names; ids are their sorted order in the training list, by value where all are whole numbers.
-    Relative paths start at ``image_dir``.
+    Relative paths start at ``image_dir``. Lists of the one column ``path`` are pictures without labels.
 
     Args:
         train: the training list (``.csv``, ``.jsonl``).
@@ -42,6 +42,8 @@ class Manifest(Source):
             raise UserError(
                 f"data.source.{split}: label '{unknown[1]}' of {unknown[0]} is not in {self.lists['train']}"
             )
+        if not self.classes:
+            return FileSplit([path for path, _ in rows], [UNLABELLED] * len(rows))
         targets = [[ids[label] for label in labels] for _, labels in rows]
         return FileSplit([path for path, _ in rows], targets if self.multi_label else [t[0] for t in targets])
 
@@ -65,8 +67,10 @@ class Manifest(Source):
                     records: list[dict[str, Any]] = list(csv.DictReader(lines))
                 else:
                     records = [json.loads(line) for line in lines if line.strip()]
-            rows = [(str(root / r["path"]), self._labels(r["label"])) for r in records]
-            bare = next((path for path, labels in rows if not labels and not self.multi_label), None)
+            without = all(set(r) == {"path"} for r in records)
+            rows = [(str(root / r["path"]), [] if without else self._labels(r["label"])) for r in records]
+            may_lack = without or self.multi_label
+            bare = None if may_lack else next((path for path, labels in rows if not labels), None)
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{key}: {file} needs the columns path and label ({type(error).__name__}: {error})"

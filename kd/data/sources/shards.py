@@ -18,6 +18,7 @@ from filelock import FileLock
 
 from kd.data.pictures import MAX_BYTES
 from kd.data.sources.base import Source, Split, cache_dir
+from kd.data.sources.files import UNLABELLED
 from kd.errors import UserError, first_line
 
 INDEX_LISTS = ("classes", "shards", "samples", "targets")
@@ -90,8 +91,8 @@ def check_index(index: Any) -> None:
     if not isinstance(index, dict) or not all(isinstance(index.get(k), list) for k in INDEX_LISTS):
         raise ValueError(f"it must hold the lists {', '.join(INDEX_LISTS)}")
     classes, shards, samples, targets = (index[name] for name in INDEX_LISTS)
-    if not classes or not all(isinstance(name, str) for name in classes):
-        raise ValueError("classes must be one or more names")
+    if not all(isinstance(name, str) for name in classes):
+        raise ValueError("classes must be names")
     for shard in shards:
         if not (isinstance(shard, str) and re.fullmatch(r"[\w.-]+\.tar", shard)):
             raise ValueError(f"a shard is a file's plain name (NAME.tar), got {shard!r}")
@@ -103,8 +104,9 @@ def check_index(index: Any) -> None:
         shard, offset, size = sample
         if not (0 <= shard < len(shards) and 0 <= offset < 2**60 and 0 < size <= MAX_BYTES):
             raise ValueError(f"sample {i} lies at no place in {len(shards)} shard(s): {sample}")
-        if not (type(target) is int and 0 <= target < len(classes)):
-            raise ValueError(f"target {i} must be a class id, 0 to {len(classes) - 1}, got {target!r}")
+        known = range(len(classes)) if classes else range(UNLABELLED, UNLABELLED + 1)
+        if type(target) is not int or target not in known:
+            raise ValueError(f"target {i} must be a class id, {known[0]} to {known[-1]}, got {target!r}")
 
 
 class ShardSplit:

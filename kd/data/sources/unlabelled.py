@@ -7,24 +7,51 @@ from typing import Any
 import torch
 from torchvision import tv_tensors
 
-from kd.data.sources.base import Split, changed, stamp_of
-from kd.data.sources.files import IMAGE_SUFFIXES, FileSplit, pictures_below, said
+from kd.data.sources.base import Source, Split, changed, stamp_of
+from kd.data.sources.files import IMAGE_SUFFIXES, UNLABELLED, FileSplit, pictures_below, said
 from kd.errors import UserError
 
-UNLABELLED = -1
+
+class Pictures(Source):
+    """A folder of pictures without labels, at any depth.
+
+    Args:
+        root: the folder.
+        val: a folder of other pictures to validate with; without one a part of ``root`` is held out
+            (``data.val_fraction``).
+    """
+
+    def __init__(self, root: str, val: str | None = None) -> None:
+        self.folders = {"train": root, "val": val}
+        self.classes = []
+
+    def load(self, split: str) -> FileSplit:
+        """See :meth:`Source.load`."""
+        folder = self.folders.get(split)
+        if folder is None:
+            raise UserError(f"data.source: a folder of pictures has the splits train and val, not '{split}'")
+        return unlabelled_folder(folder, "data.source.root" if split == "train" else "data.source.val")
+
+    def has(self, split: str) -> bool:
+        """See :meth:`Source.has`."""
+        return self.folders.get(split) is not None
+
+    def describe(self) -> str:
+        """One line."""
+        return f"pictures without labels below {self.folders['train']}"
 
 
-def unlabelled_folder(root: str) -> FileSplit:
+def unlabelled_folder(root: str, key: str = "data.unlabeled") -> FileSplit:
     """All pictures below ``root``, at any depth, sorted by path; their target is -1.
 
     Raises:
-        UserError: no such folder, or no pictures in it.
+        UserError: no such folder, or no pictures in it; ``key`` is named.
     """
     if not Path(root).is_dir():
-        raise UserError(f"data.unlabeled: there is no folder {root}")
+        raise UserError(f"{key}: there is no folder {root}")
     paths, others = pictures_below(root)
     if not paths:
-        raise UserError(f"data.unlabeled: no pictures below {root} ({', '.join(IMAGE_SUFFIXES)}){said(others)}")
+        raise UserError(f"{key}: no pictures below {root} ({', '.join(IMAGE_SUFFIXES)}){said(others)}")
     return FileSplit(paths, [UNLABELLED] * len(paths), others)
 
 
