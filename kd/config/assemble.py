@@ -53,6 +53,9 @@ def assemble(
     losses = distill_losses or {}
     if losses and teacher is None and not teachers:
         raise UserError(f"model.teacher: the distillation losses {', '.join(losses)} need one (or config=no_teacher)")
+    if not data.classes:
+        raise UserError("data.source: its pictures have no labels, and the student's classifier needs classes; beside "
+                        "labelled pictures such a folder is data.unlabeled")  # fmt: skip
     task = task or Classification()
     weight = (
         task_loss_weight if data.labels or not task_loss_weight >= 0 else 0.0

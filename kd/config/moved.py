@@ -2,7 +2,10 @@
 
 import re
 
-MOVED: dict[str, str] = {}  # the old path -> the new one, of a module or of a class
+MOVED = {  # the old path -> the new one, of a module or of a class
+    "kd.data.masks.SegmentationFolder": "kd.data.sources.SegmentationFolder",
+    "kd.data.shards.Shards": "kd.data.sources.Shards",
+}
 
 
 def current(text: str) -> str:

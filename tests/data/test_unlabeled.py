@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ import torch
 
 from kd.cli import train_main
 from kd.data.datamodule import DistillationDataModule
+from kd.data.pack import pack
 from kd.data.sampler import TrainBatches
-from kd.data.sources import ImageFolder
+from kd.data.sources import HuggingFace, ImageFolder, Manifest, Pictures, Shards
 from kd.data.transforms import Augment
 from kd.tasks import Classification
 from tests._helpers import draw_folder
@@ -143,3 +145,47 @@ def test_a_killed_run_goes_on_where_it_was(recipe: Path, unlabelled: Path) -> No
     assert train_main([f"resume={part}", "trainer.callbacks=null"]) == 0
     assert losses(part) == losses(whole)
     assert_same(student_of(part), student_of(whole))
+
+
+# -- sources without any label --------
+
+
+def test_sources_without_labels(unlabelled: Path, tmp_path: Path) -> None:
+    """One set as a folder, a list, a pack and a Hugging Face set: the same pictures, a part of them held out."""
+    files = sorted(str(p) for p in unlabelled.resolve().rglob("*.jpg"))
+    (tmp_path / "m.csv").write_text("path\n" + "".join(f"{p}\n" for p in files))
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps({"path": p}) + "\n" for p in files))
+    folder = Pictures(str(unlabelled.resolve()))
+    pack(folder.load("train"), [], str(tmp_path / "pack"), "train")
+    sources = [folder, Manifest(str(tmp_path / "m.csv")), Manifest(str(tmp_path / "m.jsonl")),
+               Shards(str(tmp_path / "pack"))]  # fmt: skip
+    shown = []
+    for source in sources:
+        data = DistillationDataModule(source, img_size=32, batch_size=8, num_workers=0, augment=Augment(mixup=0.8))
+        data.prepare_data()
+        info = data.info
+        assert (info.classes, info.labels, info.train, info.val, info.unlabeled) == ([], False, 58, 6, 58), source
+        shown.append(next(iter(data.train_dataloader()))["image"])
+        assert (next(iter(data.val_dataloader()))["target"] == -1).all()
+    assert all(torch.equal(images, shown[0]) for images in shown)
+    if find_spec("datasets"):  # it takes the folder train alone for its training split
+        theirs = HuggingFace(str(unlabelled.resolve()), val=None, label_column=None)
+        info = DistillationDataModule(theirs, img_size=32, batch_size=8, num_workers=0).info
+        assert (info.classes, info.train, info.val) == ([], 43, 5)
+    own = Pictures(str(unlabelled), val=str(unlabelled))
+    data = DistillationDataModule(own, img_size=32, batch_size=8, num_workers=0)
+    assert (data.info.train, data.info.val) == (64, 64)
+
+
+def test_a_folder_without_pictures_or_labels_is_told_in_a_line(
+    recipe: Path, unlabelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for items, message in (
+        ([f"data.source.root={tmp_path / 'none'}"], "data.source.root: there is no folder"),
+        ([f"data.source.root={unlabelled}", f"data.unlabeled={unlabelled}"], "data.unlabeled: stands beside labelled"),
+        ([f"data.source.root={unlabelled}"], "data.source: its pictures have no labels"),
+    ):
+        assert train_main([f"recipe={recipe}", "data.source=Pictures", *items]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
