@@ -33,8 +33,10 @@ class MonitorSpec:
         kernels_at: profile operations from this batch on (at least 1; later ones are past the warm-up).
         kernels_steps: batches in that window.
         kernels_memory: record allocations in it too.
-        prometheus_port: serve the numbers to Prometheus on this port of the loopback interface (extra
+        prometheus_port: serve the numbers to Prometheus on this port (extra
             ``prometheus``; scripts/grafana.json shows them).
+        prometheus_host: address to serve them at, on the first process of each machine; the default one is not seen
+            from outside, ``0.0.0.0`` is on all interfaces.
         price_per_hour: of the whole job, in your currency: the report says what an epoch costs.
         prices: a YAML table of instances and prices of an hour (``p4d.24xlarge: {on_demand: 37.688, spot: 12.1}``).
         instances: the machines of the job, by that table: ``[4*p4d.24xlarge, 2*c5.18xlarge:spot]``.
@@ -55,6 +57,7 @@ class MonitorSpec:
     kernels_steps: int = 5
     kernels_memory: bool = False
     prometheus_port: int | None = None
+    prometheus_host: str = "127.0.0.1"
     price_per_hour: float | None = None
     rules_every_s: float = 60.0
     actions: dict[str, Action] | None = None
@@ -124,5 +127,5 @@ def monitors(spec: MonitorSpec, folder: RunFolder) -> list[Callback]:
     if spec.kernels_at is not None:
         watching.append(Kernels(folder, spec.kernels_at, spec.kernels_steps, spec.kernels_memory))
     if spec.prometheus_port is not None:
-        watching.append(Prometheus(phases, system, spec.prometheus_port))
+        watching.append(Prometheus(phases, system, spec.prometheus_port, spec.prometheus_host))
     return watching

@@ -11,7 +11,7 @@ from kd.errors import UserError
 
 
 class Prometheus(Callback):
-    """An HTTP endpoint on rank 0. Values are read when Prometheus asks: a step pays nothing.
+    """An HTTP endpoint on the first process of each node. Values are read when Prometheus asks: a step pays nothing.
 
     Names: ``kd_step``, ``kd_epoch``, ``kd_images_per_second``, ``kd_step_seconds``, ``kd_phase_seconds{phase}`` (means
     of the last steps), ``kd_metric{name}`` (all logged losses and metrics), ``kd_cpu_percent{core}``,
@@ -34,7 +34,7 @@ class Prometheus(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Opens the port."""
-        if not trainer.is_global_zero:
+        if trainer.local_rank != 0:
             return
         try:
             from prometheus_client import CollectorRegistry, start_http_server
@@ -46,7 +46,8 @@ class Prometheus(Callback):
         try:
             self._server, _ = start_http_server(self.port, self.address, registry)
         except OSError as error:
-            raise UserError(f"monitor.prometheus_port: {self.port} can't be opened: {error.strerror}") from error
+            where = "" if self.address == "127.0.0.1" else f" at {self.address} (monitor.prometheus_host)"
+            raise UserError(f"monitor.prometheus_port: {self.port} can't be opened{where}: {error.strerror}") from error
 
     def describe(self) -> list[Any]:
         """Nothing ahead of the first scrape: the registry asks for it."""

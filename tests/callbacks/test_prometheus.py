@@ -41,11 +41,11 @@ class Ask(Callback):
 
     answers: list[str] = []  # noqa: RUF012 (the test reads it)
 
-    def __init__(self, port: int) -> None:
-        self.port = port
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self.port, self.host = port, host
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        self.answers.append(get(f"http://127.0.0.1:{self.port}/metrics"))
+        self.answers.append(get(f"http://{self.host}:{self.port}/metrics"))
 
 
 def test_the_endpoint_tells_phases_losses_and_the_machine(recipe: Path) -> None:
@@ -66,6 +66,15 @@ def test_the_endpoint_tells_phases_losses_and_the_machine(recipe: Path) -> None:
     assert 'kd_cpu_percent{core="0"}' in values
     with pytest.raises(urllib.error.URLError):  # closed with the run
         get(f"http://127.0.0.1:{port}/metrics")
+
+
+def test_the_address_is_chosen(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    asked = {"class_path": "tests.callbacks.test_prometheus.Ask", "init_args": {"port": port, "host": "127.0.0.2"}}
+    items = [f"monitor.prometheus_port={port}", f"trainer.callbacks+={json.dumps(asked)}", "trainer.max_epochs=1"]
+    assert train_main([f"recipe={recipe}", *items, "monitor.prometheus_host=127.0.0.2"]) == 0
+    assert train_main([f"recipe={recipe}", *items, "monitor.prometheus_host=192.0.2.1"]) == 2  # nobody's
+    assert f"{port} can't be opened at 192.0.2.1 (monitor.prometheus_host): " in capsys.readouterr().err
 
 
 def test_a_taken_port_is_one_line(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
