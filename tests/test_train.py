@@ -20,6 +20,8 @@ from kd.cli import eval_main, train_main
 from kd.config.parser import cpu_has_bfloat16
 from tests._helpers import ROOT, run_cli, write_recipe
 
+MODEL = "students.student.model."  # the student's part of a checkpoint
+
 RUN_FILES = {
     "config.yaml",
     "metrics.csv",
@@ -86,7 +88,8 @@ def test_a_run_leaves_a_folder_that_explains_itself(recipe: Path, capsys: pytest
     assert "preflight: teacher" in out.out
     assert "agreement" in out.out
     assert str(folder) in out.out
-    assert "images/s" in out.err
+    assert "images/s" in out.out
+    assert "epoch   2  train/loss" in out.err
 
 
 def test_the_saved_configuration_repeats_the_run_to_the_last_bit(recipe: Path) -> None:
@@ -134,8 +137,9 @@ def test_a_short_last_accumulation_steps_as_far_as_a_whole_one(recipe: Path) -> 
 def test_a_short_runs_average_does_not_keep_the_first_weights(recipe: Path) -> None:
     folder = run(recipe, "model.ema_decay=0.9998", "trainer.max_steps=1")
     state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-    own = {k.removeprefix("student."): v for k, v in state.items() if k.startswith("student.")}
-    assert_same({k: state[f"student_ema.module.{k}"] for k in own}, own)
+    own = {k.removeprefix(MODEL): v for k, v in state.items() if k.startswith(MODEL)}
+    assert own
+    assert_same({k: state[f"students.student.average.module.{k}"] for k in own}, own)
 
 
 def test_latest_is_resumed_and_evaluated_as_the_run_it_names(recipe: Path) -> None:
@@ -196,7 +200,7 @@ def test_resume_refuses_another_teacher(recipe: Path, tmp_path: Path, capsys: py
 def test_the_checkpoint_holds_no_teacher(recipe: Path) -> None:
     folder = run(recipe)
     checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
-    assert all(key.startswith("student.") for key in checkpoint["state_dict"])
+    assert all(key.startswith(MODEL) for key in checkpoint["state_dict"])
     assert set(checkpoint["kd_teacher"]) == {"arch", "weights"}
     assert len(checkpoint["optimizer_states"][0]["state"]) == len(student_of(folder))
 
@@ -354,7 +358,7 @@ def test_a_hint_on_the_class_token(tmp_path: Path, pictures: Path, teacher: Path
     )  # fmt: skip
     folder = run(recipe)
     checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
-    assert checkpoint["state_dict"]["distill_losses.hint.projection.layers.weight"].shape == (32, 32)
+    assert checkpoint["state_dict"]["students.student.objective.losses.hint.projection.layers.weight"].shape == (32, 32)
     assert not any("projection" in key for key in student_of(folder))
     assert "train/hint_loss" in (folder / "metrics.csv").read_text().splitlines()[0]
 
