@@ -195,7 +195,7 @@ WRONG = [
     ("trainer.strategy=foo", "trainer: You selected an invalid strategy name"),
     ("trainer.strategy=kd.strategies.ddp.DPP", "trainer.strategy: no class 'kd.strategies.ddp.DPP'"),
     ("trainer.devices=none", "trainer: "),
-    ("data.source=Manifest", "data.source: needs train, val"),
+    ("data.source=Manifest", "data.source: needs train"),
     ("model.ema_decay=2", "model.ema_decay: must be > 0 and < 1, got 2.0"),
 ]
 

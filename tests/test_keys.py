@@ -1,5 +1,6 @@
 """What the command line says of its keys, and what it makes of those that are none."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -201,3 +202,17 @@ def test_a_wrong_key_is_told_without_torch(item: str, message: str, recipe: Path
 def test_a_question_without_an_answer(item: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train_main(item.split("=")) == 2
     assert "nothing" in capsys.readouterr().err
+
+
+def test_the_readmes_completion_completes() -> None:
+    line = re.search(r"`(complete -o nospace .*?)`", (ROOT / "README.md").read_text())
+    assert line is not None
+    script = f"""
+        kd-train() {{ {sys.executable} -m kd.cli "$@"; }}
+        {line[1]}
+        options=$(complete -p kd-train | sed 's/^complete -o nospace//; s/ kd-train$//')
+        eval "words() {{ compgen $options -- \\"\\$1\\"; }}"
+        words optim.wei; words data.augment.mi
+    """
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["optim.weight_decay=", "data.augment.mixup=", "data.augment.mix_probability="], done

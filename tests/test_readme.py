@@ -26,7 +26,7 @@ def commands() -> list[str]:
 OURS = [
     c
     for c in commands()
-    if re.match(r"(\.venv/bin/)?kd-(train|eval|report|cache|pack|predict|export|latency|card|tune) ", c)
+    if re.match(r"(\.venv/bin/)?kd-(train|eval|report|cache|pack|predict|export|latency|card|tune|runs)\b", c)
 ]
 SETUP = [c for c in commands() if "pip install" in c or c.endswith("pytest")]
 
@@ -81,12 +81,14 @@ def test_the_command_runs(
     if name == "export":
         pytest.importorskip("onnxscript")
     assert kd.cli.main(name, [*items, *small]) == 0
-    if name == "train" and not {"--list", "--help", "--print_config"} & {*items, *small}:
+    if name == "train" and not {"--list", "--help", "--keys", "--print_config"} & {*items, *small}:
         assert "run folder: runs/" in capsys.readouterr().out
 
 
 def prepare(command: str, items: list[str], filled: dict[str, str]) -> None:
     """Makes what a command goes on from: a finished run (or two), packed pictures, a cache."""
+    if "kd-runs" in command:
+        Path("runs").mkdir(exist_ok=True)
     if "runs/foodtag_vit/" in command:
         for number in range(2 if "kd-report" in command else 1):
             if not Path(f"runs/foodtag_vit/{number:03d}").exists():
@@ -101,7 +103,7 @@ def shrunk(command: str, items: list[str], filled: dict[str, str]) -> list[str]:
     """What makes a command small enough for a test; downloads and libraries that can't be had are parsed only."""
     if "kd-latency" in command:
         return ["batch=1", "threads=1", "seconds=0.01"]
-    if re.search(r"kd-(eval|report|pack|predict|export|card) |resume=|--list|--help", command):
+    if re.search(r"kd-(eval|report|pack|predict|export|card) |kd-runs|resume=|--list|--help|--keys", command):
         return []
     if "config=headspace" in items:  # three epochs of ten batches, where config=debug has one of two
         source = json.dumps({"class_path": "ImageFolder", "init_args": {"root": filled["DIR"]}})
