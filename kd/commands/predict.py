@@ -141,11 +141,12 @@ def _view(opened: "FinishedRun", whole: bool) -> Callable[[Any], Any]:
 
 def _read(name: str, view: Callable[[Any], Any]) -> "tuple[torch.Tensor, tuple[int, int]] | str":
     """View and size of a picture, or why it can't be read."""
-    from kd.data.pictures import decode
+    from kd.data.pictures import decode, open_regular
 
     try:
-        picture = decode(Path(name).read_bytes())
-    except (RuntimeError, OSError) as error:
+        with open_regular(name) as stream:
+            picture = decode(stream.read())
+    except (RuntimeError, OSError, ValueError) as error:
         return (str(error).splitlines() or [type(error).__name__])[0][:160]
     return view(picture), (picture.shape[1], picture.shape[2])
 

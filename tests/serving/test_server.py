@@ -17,10 +17,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from kd.cli import main
+from kd.data.pictures import decode
+from kd.data.transforms import eval_transform
+from kd.export.manifest import Manifest
+from kd.serving.pictures import view
 from tests._helpers import ROOT
 
 for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client", "onnxruntime", "onnxscript"):
@@ -113,6 +118,27 @@ def test_answers_are_those_of_kd_predict(finished: Path, port: int, files: list[
             for found in mine["labels"]:
                 assert found["p"] == pytest.approx(probabilities.get(found["label"], found["p"]), abs=0.02)
     assert json.loads(by_form[1])["predictions"][0]["file"] == "0.jpg"
+
+
+@pytest.mark.parametrize(("size", "crop_ratio"), [((32, 32), 0.875), ((24, 32), 1.0), ((33, 33), 0.9)])
+def test_the_servers_view_of_a_picture_is_validations(size: tuple[int, int], crop_ratio: float) -> None:
+    """By other code: of JPEG turned by EXIF, PNG with transparency, grey, 16 bits, a palette."""
+    rng = np.random.RandomState(0)
+    colours = Image.fromarray(rng.randint(0, 256, (50, 70, 3), dtype=np.uint8)).resize((140, 100))
+    turned = colours.getexif()
+    turned[0x112] = 6
+    made = [
+        (colours, "JPEG", {"exif": turned}), (colours.convert("RGBA"), "PNG", {}), (colours.convert("L"), "PNG", {}),
+        (colours.quantize(16), "GIF", {}), (colours, "WEBP", {"lossless": True}),
+        (Image.fromarray((rng.randint(0, 256, (60, 90)) * 256).astype(np.uint16)), "PNG", {}),
+    ]  # fmt: skip
+    manifest = Manifest("classification", "x", ["a"], size, crop_ratio, "nchw", [0.0] * 3, [1.0] * 3, "onnx")
+    for picture, kind, options in made:
+        stream = io.BytesIO()
+        picture.save(stream, kind, **options)
+        theirs = eval_transform(size, crop_ratio)(decode(stream.getvalue())).numpy().astype(int)
+        mine = view(stream.getvalue(), manifest, 1_000_000).astype(int)
+        assert mine.shape == theirs.shape and np.abs(mine - theirs).max() <= 1, kind
 
 
 def test_what_is_refused_leaves_the_server_alive(port: int, files: list[Path]) -> None:
