@@ -1,4 +1,4 @@
-"""A run folder made before students had rooms of their own still resumes (``tests/old_run``, one epoch of a tiny pair)."""
+"""A run folder made before students had rooms of their own still resumes (``tests/old_run``)."""
 
 import csv
 import shutil
