@@ -58,7 +58,7 @@ def key_of(config: dict[str, Any], source: Source) -> str:
     settings = {k: v for k, v in config.items() if k not in ("runs_dir", "resume", "recipe")}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for split in ("train", "val"):
-        if source.has(split):
+        if split == "train" or source.has(split):
             digest.update(fingerprint(source.load(split)).encode())
     for file in sorted(Path(kd.__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())

@@ -39,7 +39,7 @@ def run(request: Request) -> int:
     if source.multi_label:
         raise UserError("data.source.multi_label: kd-pack packs pictures with one label each")
     for name in ("train", "val"):
-        if not source.has(name):
+        if name == "val" and not source.has(name):
             continue  # held out of train where the pack is trained on
         split = source.load(name)
         size = pack(split, source.classes, own["out"].rstrip("/"), name, int(side) if side else None)

@@ -117,6 +117,7 @@ class DistillationDataModule(LightningDataModule):
         max_pixels: a picture whose header claims more is not decoded and counts as damaged.
         val_fraction: this share of the training pictures, of each class, is held out for validation where the source
             has no validation pictures; drawn by the seed.
+        balance_classes: training sees all classes equally often, whatever their numbers of pictures.
         unlabeled: a folder of pictures without labels (at any depth), to learn from the teacher's answers alone.
         unlabeled_ratio: that many unlabelled pictures to each labelled one in an epoch; without it the unlabelled
             ones are all that is trained on.
@@ -136,6 +137,7 @@ class DistillationDataModule(LightningDataModule):
         check: Check | None = None,
         max_pixels: int = MAX_PIXELS,
         val_fraction: float = 0.1,
+        balance_classes: bool = False,
         unlabeled: str | None = None,
         unlabeled_ratio: float | None = None,
         seed: int = 0,
@@ -168,6 +170,7 @@ class DistillationDataModule(LightningDataModule):
         self.size, self.crop_ratio, self.augment = height_width(img_size), crop_ratio, augment or Augment()
         self.on_bad_image, self.seed, self.engine = on_bad_image, seed, engine
         self.check, self.max_pixels, self.val_fraction = check, max_pixels, val_fraction
+        self.balance_classes = balance_classes
         self.holds_out = False  # known once the source has been listed
         self._engine = None if engine == "torch" else import_module(f"kd.data.engines.{engine}")
         if self._engine is not None:
@@ -199,6 +202,7 @@ class DistillationDataModule(LightningDataModule):
         """
         sizes = {name: sum(len(part.targets) for part in self._parts(name)) for name in ("train", "val")}
         self._check_augment()
+        self._check_balance()
         source, augment = self.source, self.augment
         if source.classes == [] and self.unlabeled:
             raise UserError("data.unlabeled: stands beside labelled pictures, and data.source has none; leave it out")
@@ -259,6 +263,16 @@ class DistillationDataModule(LightningDataModule):
             if getattr(self.augment, name):
                 kind = "masks" if self.source.masks else "several labels a picture"
                 raise UserError(f"data.augment.{name}: is not defined for {kind}, set it to 0")
+
+    def _check_balance(self) -> None:
+        if not self.balance_classes:
+            return
+        source = self.source
+        several = source.masks or source.multi_label
+        if several or not source.classes or (self.unlabeled and self.unlabeled_ratio is None):
+            raise UserError("data.balance_classes: needs one label a picture to train on")
+        if self.unlabeled and self.augment.mixes:
+            raise UserError("data.balance_classes: is not defined for labelled and unlabelled pictures mixed in pairs")
 
     def _unlabelled_count(self) -> int:
         return len(self._parts("train")[1].targets) if self.unlabeled else 0
@@ -336,6 +350,7 @@ class DistillationDataModule(LightningDataModule):
         return TrainBatches(
             len(split.targets) - unlabelled, self.batch_size, self.seed, rank, world_size, unlabelled,
             self.unlabeled_ratio, self.views, self.augment.mixes,
+            np.asarray(split.targets[: len(split.targets) - unlabelled]) if self.balance_classes else None,
         )  # fmt: skip
 
     def _train_loader(self, split: Split, batches: Iterable[list[Key]]) -> DataLoader:
@@ -427,6 +442,7 @@ class DistillationDataModule(LightningDataModule):
             self._identity = {
                 "seed": self.seed,
                 "unlabeled_ratio": self.unlabeled_ratio,
+                "balance_classes": self.balance_classes,
                 "train": len(self.split("train").targets),
                 "content": identity(self.split("train")),
             }
@@ -439,7 +455,7 @@ class DistillationDataModule(LightningDataModule):
             UserError: names the key.
         """
         now = self.samples_identity()
-        for name in ("seed", "unlabeled_ratio"):
+        for name in ("seed", "unlabeled_ratio", "balance_classes"):
             if before.get(name, now[name]) != now[name]:
                 key = "seed" if name == "seed" else f"data.{name}"
                 raise UserError(

@@ -33,6 +33,8 @@ class TrainBatches(Sampler[list[Key]]):
         views: after this many epochs the views of the pictures come again (cached answers); default: never.
         paired: neighbours stay together whenever a view comes again, for they are mixed with each other. Needs an even
             batch size.
+        classes: the class of each labelled sample, ``(length,)``, to see all classes equally often: an epoch is as long
+            as without, takes another part of a large class each time, and repeats the samples of a small one.
     """
 
     def __init__(
@@ -46,11 +48,13 @@ class TrainBatches(Sampler[list[Key]]):
         ratio: float | None = None,
         views: int | None = None,
         paired: bool = False,
+        classes: np.ndarray | None = None,
     ) -> None:
         self.length, self.batch_size, self.seed = length, batch_size, seed
         self.rank, self.world_size = rank, world_size
         self.unlabelled, self.ratio = unlabelled, ratio
         self.views, self.paired = views, paired
+        self.groups = [] if classes is None else [np.flatnonzero(classes == c) for c in np.unique(classes)]
         self.epoch = 0
         self.resume_at: tuple[int, int] | None = None
 
@@ -91,16 +95,26 @@ class TrainBatches(Sampler[list[Key]]):
             even = len(first) - len(first) % 2
             return np.concatenate([rng.permutation(first[:even].reshape(-1, 2)).reshape(-1), first[even:]])
         if not self.unlabelled:
-            return rng.permutation(self.length)
+            return rng.permutation(self._labelled(epoch))
         if self.ratio is None:
             return self.length + rng.permutation(self.unlabelled)
         more = self.epoch_length() - self.length
-        labelled = np.arange(self.length)
+        labelled = self._labelled(epoch)
         if not self.paired:
             return rng.permutation(np.concatenate([labelled, self._from_the_row(epoch * more, more)]))
         if more <= self.unlabelled:
             return rng.permutation(np.concatenate([labelled, self._once(epoch, more)]))
         return self._in_whole_pairs(rng, more - self.unlabelled)
+
+    def _labelled(self, epoch: int) -> np.ndarray:
+        """The labelled samples of an epoch, all of them or as many of each class."""
+        if not self.groups:
+            return np.arange(self.length)
+        rng = np.random.default_rng([self.seed, epoch, 3])
+        count, more = divmod(self.length, len(self.groups))
+        turns = [(c + epoch) % len(self.groups) < more for c in range(len(self.groups))]
+        shares = [np.resize(rng.permutation(g), count + turn) for g, turn in zip(self.groups, turns, strict=True)]
+        return np.concatenate(shares)
 
     def view(self, epoch: int) -> int:
         """Which view of its pictures an epoch shows."""

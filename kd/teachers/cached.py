@@ -199,6 +199,11 @@ def check_cacheable(teacher: Teacher, losses: Mapping[str, Any], data: Distillat
                             f"gives {shape[0]} rows for {TRIAL} pictures")  # fmt: skip
     if teacher.spec.cache_topk is not None:
         _check_topk(teacher.spec.cache_topk, len(data.info.classes), losses)
+    if data.augment.mixes and data.balance_classes:
+        raise UserError(
+            "model.teacher.cache: keeps one mixture of a picture and view, and data.balance_classes shows a picture in "
+            "several; data.augment.mixup=0 data.augment.cutmix=0, or cache=off"
+        )
     if data.augment.mixes and data.batch_size % 2:
         raise UserError(
             f"data.batch_size: must be even where mixed pairs are cached (model.teacher.cache), got {data.batch_size}"

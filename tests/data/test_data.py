@@ -251,6 +251,25 @@ def test_foodtag_mini_through_the_source() -> None:
     assert "data.source=ImageFolder" in source.describe()
 
 
+def test_balanced_classes_come_equally_often(tmp_path: Path) -> None:
+    root = draw_folder(tmp_path / "uneven", train=12, val=1)
+    for path in sorted((root / "train" / "apple").iterdir())[3:]:
+        path.unlink()
+    data = module(root, num_workers=0, balance_classes=True)
+    targets, seen = np.array(data.split("train").targets), []
+    for epoch in range(8):
+        order = data._batches(0, 1).order(epoch)
+        assert len(order) == len(targets) == 39
+        counts = Counter(targets[order].tolist())
+        assert max(counts.values()) - min(counts.values()) <= 1
+        seen += order.tolist()
+    assert set(seen) == set(range(39))
+    for batch in epoch_of(data, 0):
+        assert [targets[i] for i in batch["index"]] == batch["target"].tolist()
+    with pytest.raises(UserError, match="data.balance_classes: needs one label a picture"):
+        _ = module(root, balance_classes=True, unlabeled=str(root)).info
+
+
 # -- sources without validation pictures --------
 
 
