@@ -146,9 +146,9 @@ def test_an_unsupported_operator_is_named(tmp_path: Path, capsys: pytest.Capture
         (["to=onx"], "got 'onx'; did you mean 'onnx'?"),
         (["to=hub", "int8=true"], "int8: to=hub has no int8"),
         (["to=hub", "int8=yes"], "int8: must be true or false, got 'yes'"),
-        (["to=onnx", "layout=chwn"], "layout: must be nhwc or nchw, got 'chwn'"),
-        (["to=onnx", "max_drop=101"], "max_drop: must be a number between 0 and 100, got '101'"),
-        (["to=onnx", "int8=true", "data.source.root=/nowhere"], "there is no folder /nowhere"),
+        (["to=hub", "layout=chwn"], "layout: must be nhwc or nchw, got 'chwn'"),
+        (["to=hub", "max_drop=101"], "max_drop: must be a number between 0 and 100, got '101'"),
+        (["to=hub", "data.source.root=/nowhere"], "there is no folder /nowhere"),
     ],
 )
 def test_mistakes_take_one_line(

@@ -93,6 +93,6 @@ def test_mistakes_take_one_line(
 def test_a_run_without_a_student(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.yaml").write_text("seed: 0\n")
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    for command in (["predict", str(tmp_path), str(tmp_path / "a.png")], ["export", str(tmp_path), "to=onnx"]):
+    for command in (["predict", str(tmp_path), str(tmp_path / "a.png")], ["export", str(tmp_path), "to=hub"]):
         assert main(command[0], command[1:]) == 2
         assert f"{tmp_path} is no finished run: it has no student.safetensors" in capsys.readouterr().err
