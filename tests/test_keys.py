@@ -11,6 +11,7 @@ from kd.cli import train_main
 from kd.config import keys
 from kd.config.parser import KDCLI, known_keys
 from kd.config.suggest import SYNONYMS, suggest
+from kd.errors import UserError
 from tests._helpers import ROOT
 
 GUESSES = {  # what an engineer would type, and what was meant
@@ -216,3 +217,11 @@ def test_the_readmes_completion_completes() -> None:
     """
     done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.split() == ["optim.weight_decay=", "data.augment.mixup=", "data.augment.mix_probability="], done
+
+
+def test_a_class_of_ones_own_has_keys_of_its_own() -> None:
+    content = {"model": {"distill_losses": {"kd": "elsewhere.KDLoss"}}}
+    keys.check(["model.distill_losses.kd.strength"], content)
+    content["model"]["distill_losses"]["kd"] = "kd.losses.KDLoss"
+    with pytest.raises(UserError, match="no key 'model.distill_losses.kd.strength'"):
+        keys.check(["model.distill_losses.kd.strength"], content)

@@ -197,8 +197,8 @@ def of_recipe(content: dict[str, Any]) -> tuple[dict[str, Key], set[str]]:
     found: dict[str, Key] = {}
     for place, given in places.items():
         name = given.get("class_path", "") if isinstance(given, dict) else str(given)
-        name = name.rpartition(".")[2]
-        own = arguments(name) if name in _files() else {}
+        ours, name = "." not in name or name.startswith("kd."), name.rpartition(".")[2]
+        own = arguments(name) if ours and name in _files() else {}
         found |= {f"{place}.{key.name}": replace(key, name=f"{place}.{key.name}") for key in own.values()}
     return found, {place for place in places if any(key.startswith(f"{place}.") for key in found)}
 
