@@ -44,15 +44,22 @@ class Study:
     ) -> None:
         storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
         self.exhausted = False
-        self.study = optuna.create_study(
-            storage=storage, study_name="kd-tune", directions=list(directions), load_if_exists=True
+        ways: Any = list(directions)
+        self.study: Any = optuna.create_study(
+            storage=storage, study_name="kd-tune", directions=ways, load_if_exists=True
         )
-        # a search that goes on must not draw the same again
+        self._sampler, self._seed = sampler, seed
+        self._sow()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self.study.sampler = _sampler(sampler, seed + len(self.study.get_trials(deepcopy=False)))
             self.study.pruner = _pruner(pruner, epochs)
         self.study.stop = self._stop  # the grid's end; Optuna's own wants its own loop
+
+    def _sow(self) -> None:
+        """A seed of each trial's own: neither a search that goes on nor one on another machine draws the same again."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self.study.sampler = _sampler(self._sampler, self._seed + len(self.trials()))
 
     def _stop(self) -> None:
         self.exhausted = True
@@ -69,7 +76,8 @@ class Study:
         return self.study.get_trials(deepcopy=False, states=wanted)
 
     def ask(self, space: SearchSpace) -> tuple[Trial, dict[str, Any]]:
-        """A new trial and its values."""
+        """A new trial and its values; one process at a time may ask."""
+        self._sow()
         trial = self.study.ask()
         return trial, space.suggest(trial)
 

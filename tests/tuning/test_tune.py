@@ -24,6 +24,7 @@ pytest.importorskip("optuna")
 
 from kd.cli import main, train_main
 from kd.tuning.results import Confirmation
+from kd.tuning.space import SearchSpace, parse
 from kd.tuning.study import Study
 from kd.tuning.trials import deal
 from tests._forks import ForkedRun, processes, start, status_of
@@ -223,6 +224,15 @@ def test_a_difference_is_weighed_against_its_spread() -> None:
     assert found.text().endswith("The difference, +3 ± 2.5 (95 %, paired by seed), survives.")
     assert "does not survive" in Confirmation("val/acc1", True, (1, 2), (3.0, 1.0), (1.0, 1.0)).text()
     assert "is none" in Confirmation("val/loss", False, (1, 2), (3.0, 3.1), (1.0, 1.0)).text()
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "cmaes"])
+def test_two_searches_in_one_folder_do_not_draw_the_same(tmp_path: Path, sampler: str) -> None:
+    """Begun at the same moment, with nothing known yet."""
+    space = SearchSpace((parse("optim.lr", "0.1..0.9"),), {})
+    both = [Study(tmp_path, ["maximize"], sampler, "none", 1, 0) for _ in range(2)]
+    drawn = [study.ask(space)[1]["optim.lr"] for _ in range(3) for study in both]
+    assert len(set(drawn)) == 6
 
 
 def test_the_machine_is_dealt_without_overlap() -> None:
