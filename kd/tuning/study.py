@@ -53,7 +53,7 @@ class Study:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self.study.pruner = _pruner(pruner, epochs)
-        self.study.stop = self._stop  # the grid's end; Optuna's own wants its own loop
+        vars(self.study)["stop"] = self._stop  # the grid's end; Optuna's own wants its own loop
 
     def _sow(self) -> None:
         """A seed of each trial's own: neither a search that goes on nor one on another machine draws the same again."""
