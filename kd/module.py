@@ -19,6 +19,7 @@ from kd.distill.step import as_teacher, own_student
 from kd.distill.student import Student
 from kd.errors import UserError
 from kd.fit_to_machine import Memory, choose_cache, reopened, tune
+from kd.lightning_internals import loggers_take_this_step, trainer_of
 from kd.losses import DistillLoss
 from kd.losses.base import equal_on_all_ranks
 from kd.models import Preprocess
@@ -198,7 +199,7 @@ class DistillationModule(LightningModule):
     @property
     def data(self) -> DistillationDataModule | None:
         """Our data module, where the trainer has one."""
-        found = getattr(self._trainer, "datamodule", None)
+        found = getattr(trainer_of(self), "datamodule", None)
         return found if isinstance(found, DistillationDataModule) else None
 
     # -- life cycle --------------------------------------------------------------------------------------------------
@@ -335,7 +336,8 @@ class DistillationModule(LightningModule):
 
     @property
     def _in_training(self) -> bool:
-        return self._trainer is not None and self._trainer.training
+        trainer = trainer_of(self)
+        return trainer is not None and trainer.training
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Tells the losses where training is."""
@@ -366,7 +368,7 @@ class DistillationModule(LightningModule):
     def _for_its_window(self, loss: Tensor, batch_idx: int) -> Tensor:
         """The loss as the trainer wants it: it divides by ``accumulate_grad_batches``, also where fewer batches are
         left of an epoch."""
-        accumulate = self.trainer.accumulate_grad_batches if self._trainer is not None else 1  # called by hand
+        accumulate = self.trainer.accumulate_grad_batches if trainer_of(self) else 1  # called by hand
         factor = short_window(self.trainer.num_training_batches, accumulate, batch_idx) if accumulate > 1 else 1.0
         return loss if factor == 1 else loss * factor
 
@@ -523,9 +525,13 @@ def logs_now(module: LightningModule) -> bool:
     Lightning's ``log`` takes 0.7 ms a value, whether or not a logger listens. A callback that looks at ``train/*``
     between two logged steps (``trainer.log_every_n_steps``) sees the last logged one's.
     """
-    trainer: Any = module._trainer
+    trainer: Any = trainer_of(module)
     if trainer is None:  # called by hand
         return True
     loop = trainer.fit_loop.epoch_loop
-    due = (loop._batches_that_stepped + 1) % max(1, trainer.log_every_n_steps) == 0  # as Lightning's loggers decide
-    return due or trainer.is_last_batch or loop.batch_idx == 0 or trainer.global_step + 1 == trainer.max_steps
+    return (
+        loggers_take_this_step(trainer)
+        or trainer.is_last_batch
+        or loop.batch_idx == 0
+        or trainer.global_step + 1 == trainer.max_steps
+    )

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.steps import after_step
@@ -25,7 +25,7 @@ class Audit(Callback):
         self._index: list[int] = []
         self._losses: list[float] = []
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Opens the file of this rank; forgets the steps that were lost."""
         folder = _run_folder(trainer) / "records"
         folder.mkdir(exist_ok=True)
@@ -36,7 +36,9 @@ class Audit(Callback):
         for file in mine:
             drop_after(file, trainer.global_step)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Writes the line once the step is complete."""
         self._index += batch["index"].tolist()
         divided = trainer.accumulate_grad_batches / short_window(

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import RunFolder
 from kd.report.records import Writer
 
@@ -30,13 +31,14 @@ class Confusion(Callback):
         self._originals: dict[str, Callable[..., None]] = {}
         self._writer: Writer | None = None
 
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Listens to what the task's metrics are given."""
-        classes = len(pl_module.data_info.classes)
-        if trainer.sanity_checking or pl_module.task.dense or pl_module.task.multi_label or classes > MOST_CLASSES:
+        run = RunContext.of(trainer)
+        classes = len(run.module.data_info.classes)
+        if trainer.sanity_checking or run.module.task.dense or run.module.task.multi_label or classes > MOST_CLASSES:
             return
-        for name, module in pl_module.named_students().items():
-            self._counts[name] = torch.zeros(classes * classes, dtype=torch.long, device=pl_module.device)
+        for name, module in run.module.named_students().items():
+            self._counts[name] = torch.zeros(classes * classes, dtype=torch.long, device=run.device)
             self._originals[name] = module.task.update
             module.task.update = self._listening(name, classes)
 
@@ -49,10 +51,11 @@ class Confusion(Callback):
 
         return update
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Adds the ranks' counts up and writes them down."""
-        classes = pl_module.data_info.classes
-        for name, module in pl_module.named_students().items():
+        run = RunContext.of(trainer)
+        classes = run.module.data_info.classes
+        for name, module in run.module.named_students().items():
             if name not in self._counts:
                 continue
             del module.task.update  # the class's own again
@@ -76,11 +79,11 @@ class Confusion(Callback):
         self._writer.write({"kind": "confusion", **about, "right": shares, "counts": counts.tolist(),
                             "pairs": [pair for pair in pairs if pair[2]]})  # fmt: skip
 
-    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Closes the file."""
         self._close()
 
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Closes the file."""
         self._close()
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 
+from kd.callbacks.context import RunContext
 from kd.callbacks.preemption import RunStopped
 from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.summary import best_checkpoint
@@ -28,26 +29,29 @@ class Export(Callback):
     save: Callable[[Any, Path, Path | None], None]
     _written: bool = False
 
-    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the file on rank 0. Of several students each has written its best epoch already."""
-        self._write(trainer, pl_module)
+        run = RunContext.of(trainer)
+        self._write(trainer, run)
 
-    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A resumed run that has nothing left to train may have been killed before it wrote its student."""
+        run = RunContext.of(trainer)
         if not self._written:
-            self._write(trainer, pl_module)
+            self._write(trainer, run)
 
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """A run that a rule or a limit of its own has stopped leaves its student too."""
+        run = RunContext.of(trainer)
         if isinstance(exception, RunStopped):
-            self._write(trainer, pl_module)
+            self._write(trainer, run)
 
-    def _write(self, trainer: Trainer, pl_module: Any) -> None:
+    def _write(self, trainer: Trainer, run: RunContext) -> None:
         self._written = True
         if not trainer.is_global_zero:
             return
         trainer.strategy.checkpoint_io.teardown()  # waits for a file that is being written
-        for name, module in pl_module.named_students().items():
+        for name, module in run.module.named_students().items():
             file = self.folder.student_path(name) / "student.safetensors"
             if not name or not file.is_file():
                 self.save(module, file, self._best(trainer) if not name else None)

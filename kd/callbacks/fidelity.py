@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 from PIL import Image
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 
+from kd.callbacks.context import RunContext
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
 from kd.checkpoints import write_whole
@@ -45,24 +46,32 @@ class FidelityRecord(Callback):
         self._found: dict[str, Fidelity] = {}
         self._best: dict[str, float] = {}
 
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts anew."""
         self._found = {}
 
     def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """Takes in the students' logits that the validation step returns, by name."""
+        run = RunContext.of(trainer)
         for name, (logits, target, index) in (outputs or {}).items():
             taught = self.preflight.kept.get(index) if self.preflight.kept else None
-            found = self._found.setdefault(name, start(pl_module.task, len(pl_module.data_info.classes)))
+            found = self._found.setdefault(name, start(run.module.task, len(run.module.data_info.classes)))
             found.update(logits, None if taught is None else taught.to(logits.device), target, index)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes what a best epoch has shown."""
+        run = RunContext.of(trainer)
         if trainer.sanity_checking:
             return
-        for name in pl_module.named_students():
+        for name in run.module.named_students():
             value = trainer.callback_metrics.get(f"{name}/val/{self.metric}" if name else f"val/{self.metric}")
             whole = _of_all_processes(self._found.get(name))
             if value is None or self.folder.path is None or whole is None:
@@ -71,8 +80,8 @@ class FidelityRecord(Callback):
                 continue
             self._best[name] = float(value)
             if trainer.is_global_zero:
-                data: Any = pl_module.trainer.datamodule
-                write(self.folder.student_path(name), whole, data, "val", pl_module.data_info.classes)
+                data: Any = run.data
+                write(self.folder.student_path(name), whole, data, "val", run.module.data_info.classes)
         self._found = {}
 
     def state_dict(self) -> dict[str, Any]:

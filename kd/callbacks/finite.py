@@ -4,9 +4,10 @@ import math
 from typing import Any
 
 import torch
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from kd.callbacks.context import RunContext
 from kd.errors import RunError
 from kd.models.sharding import own
 
@@ -23,20 +24,23 @@ class Finite(Callback):
     def __init__(self) -> None:
         self._pending: tuple[int, Tensor, Tensor] | None = None
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Looks at the step before this one."""
         self._look(trainer)
         loss = outputs["loss"].detach()
         self._pending = (trainer.fit_loop.epoch_loop.total_batch_idx, loss, batch["index"])
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Looks at the last step."""
         self._look(trainer)
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keeps weights that are no numbers out of the file: the one before stays the last good one."""
+        run = RunContext.of(trainer)
         self._look(trainer)
-        trained = [own(p).detach() for p in pl_module.parameters() if p.requires_grad]
+        trained = [own(p).detach() for p in run.module.parameters() if p.requires_grad]
         if not math.isfinite(float(torch.stack([p.abs().max() for p in trained if p.numel()]).float().max())):
             raise RunError(
                 f"the student's weights are no numbers after step {trainer.global_step} (a gradient was NaN or "

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 
+from kd.callbacks.context import RunContext
 from kd.data.batch import Batch
 from kd.errors import UserError
 from kd.report.records import Writer
@@ -80,47 +81,53 @@ class Headspace(Callback):
         self._batch_idx = 0
         self._free_teacher = False
 
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Puts the memory between the loader and the trainer."""
+        run = RunContext.of(trainer)
         if trainer.max_epochs != 3:
             raise UserError(f"trainer.max_epochs: a headspace run has 3, got {trainer.max_epochs}")
-        teachers = pl_module.teacher.members.values() if pl_module.teacher is not None else []
+        teachers = run.module.teacher.members.values() if run.module.teacher is not None else []
         if any(teacher.spec.cache != "off" for teacher in teachers):  # it would keep answers to views of another epoch
             raise UserError(
                 "model.teacher.cache: must be off in a headspace run, which replays the first epoch's views"
             )
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        data: Any = run.data
         original = data.train_dataloader
         data.train_dataloader = lambda: Replay(original())
 
-    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Before the run has a folder: is there enough to measure, and a teacher whose answers can be replayed?"""
+        run = RunContext.of(trainer)
         if trainer.num_training_batches < 10:
             raise UserError(
                 f"trainer.limit_train_batches: a headspace run needs 10, got {trainer.num_training_batches}"
             )
-        self._free_teacher = pl_module.teacher is not None
+        self._free_teacher = run.module.teacher is not None
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Epoch 1 remembers the teacher's answers, epoch 2 gives them back."""
+        run = RunContext.of(trainer)
         if not self._free_teacher or trainer.current_epoch == 0:
             return
         remembering = trainer.current_epoch == 1
-        asked = Remembered(pl_module.teacher, self._answers, lambda: self._batch_idx, remembering)
-        object.__setattr__(pl_module, "asked", asked)
+        asked = Remembered(run.teacher, self._answers, lambda: self._batch_idx, remembering)
+        object.__setattr__(run.module, "asked", asked)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Remembers which batch the teacher is asked about."""
         self._batch_idx = batch_idx
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Notes the time where counting begins, and at the end."""
+        run = RunContext.of(trainer)
         if batch_idx in (WARM_UP, trainer.num_training_batches - 1):
-            if pl_module.device.type == "cuda":
+            if run.device.type == "cuda":
                 torch.cuda.synchronize()
             self._ends[trainer.current_epoch].append(time.perf_counter())
 
-    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes and prints what was found."""
         if not trainer.is_global_zero:
             return

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import RunFolder
 from kd.distill.objective import Objective
 from kd.distill.student import Student
@@ -54,9 +55,10 @@ class Health(Callback):
         self._writer: Writer | None = None
         self._readings: list[_Reading] = []
 
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Finds the layers before anything is written."""
-        for student in pl_module.named_students().values():
+        run = RunContext.of(trainer)
+        for student in run.module.named_students().values():
             self._chosen(student.model)
 
     def _chosen(self, student: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -65,30 +67,35 @@ class Health(Callback):
         paths = layer_paths(student, self.activations, "monitor.activations")
         return [(path, student.get_submodule(path)) for path in paths]
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Opens the file; its header counts the classes."""
+        run = RunContext.of(trainer)
         if not trainer.is_global_zero:
             return
         assert self.folder.path is not None
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        data: Any = run.data
         counts = {split: _class_counts(data.split(split).targets) for split in ("train", "val")}
         header = {"of": "health", "counts": {split: found for split, found in counts.items() if found}}
         self._writer = Writer(self.folder.path / "records" / "health.jsonl", header)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Listens to this batch where it is due."""
+        run = RunContext.of(trainer)
         if trainer.fit_loop.epoch_loop.total_batch_idx % self.every:
             return
         self._readings = [
-            _Reading(name, student, self._chosen(student.model)) for name, student in pl_module.named_students().items()
+            _Reading(name, student, self._chosen(student.model))
+            for name, student in run.module.named_students().items()
         ]
 
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Optimizer) -> None:
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Measures the gradients, and keeps a few weights to see how far the step moves them."""
         for reading in self._readings:
             reading.before_step([p for group in optimizer.param_groups for p in group["params"]])
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Writes the reading."""
         if not self._readings:
             return
@@ -105,11 +112,11 @@ class Health(Callback):
                 self._writer.write(record)
         self._readings = []
 
-    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Closes the file."""
         self._close()
 
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Closes the file."""
         self._close()
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from torch.profiler import ProfilerActivity
 
+from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import RunFolder
 from kd.clock import aside
 from kd.report.records import Writer
@@ -40,11 +41,12 @@ class Kernels(Callback):
         self.folder, self.at, self.steps, self.memory = folder, at, steps, memory
         self._profile: Any = None
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Starts the profiler one batch before the window."""
+        run = RunContext.of(trainer)
         if self._profile is not None or trainer.fit_loop.epoch_loop.total_batch_idx != self.at - 1:
             return
-        cuda = pl_module.device.type == "cuda"
+        cuda = run.device.type == "cuda"
         if cuda and self.memory:
             torch.cuda.memory._record_memory_history()
         self._profile = torch.profiler.profile(
@@ -55,8 +57,11 @@ class Kernels(Callback):
         with aside("profiling"):
             self._profile.start()
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Moves the window on, and ends it."""
+        run = RunContext.of(trainer)
         if self._profile is None or self._profile is False:
             return
         if trainer.fit_loop.epoch_loop.total_batch_idx < self.at + self.steps - 1:
@@ -64,16 +69,16 @@ class Kernels(Callback):
             return
         with aside("profiling"):
             self._profile.stop()
-            self._save(trainer, pl_module)
+            self._save(trainer, run)
         self._profile = False  # one window a run
 
-    def _save(self, trainer: Trainer, pl_module: Any) -> None:
+    def _save(self, trainer: Trainer, run: RunContext) -> None:
         assert self.folder.path is not None
         rank, place = trainer.global_rank, self.folder.path / "records"
-        window = summarize(self._profile.events(), self.steps, pl_module.device.type == "cuda")
+        window = summarize(self._profile.events(), self.steps, run.device.type == "cuda")
         trace = place / f"trace.rank{rank}.json"
         self._profile.export_chrome_trace(str(trace))
-        if pl_module.device.type == "cuda" and self.memory:
+        if run.device.type == "cuda" and self.memory:
             torch.cuda.memory._dump_snapshot(str(place / f"memory.rank{rank}.pickle"))
             torch.cuda.memory._record_memory_history(enabled=None)
         writer = Writer(place / f"kernels.rank{rank}.jsonl", {"of": "kernels", "rank": rank})
@@ -81,11 +86,11 @@ class Kernels(Callback):
         writer.write({"kind": "kernels", "first": self.at, "last": last, "trace": trace.name, **window})
         writer.close()
 
-    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A run that ends inside the window keeps nothing of it."""
         self._drop()
 
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Likewise one that fails."""
         self._drop()
 

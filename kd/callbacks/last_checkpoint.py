@@ -4,9 +4,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning import Trainer
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 
+from kd.callbacks.context import RunContext
 from kd.callbacks.steps import after_step, ranks_meet
 from kd.checkpoints import LAST
 
@@ -33,9 +34,10 @@ class LastCheckpoint(Checkpoint):
         assert self.dirpath is not None
         return Path(self.dirpath) / LAST
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Puts the batch counter right where the checkpoint's run had batches of another size, or other ranks."""
-        data = pl_module.trainer.datamodule
+        run = RunContext.of(trainer)
+        data = run.data
         state = checkpoint.get(type(data).__qualname__, {})
         if not state.get("samples"):
             return
@@ -44,11 +46,13 @@ class LastCheckpoint(Checkpoint):
         # saved at the end of a batch: Lightning counts that one as completed after it has saved
         progress.update(ready=done, started=done, processed=done, completed=max(done - 1, 0))
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """What was resumed from counts as saved."""
         self._saved_at_step, self._saved_at = trainer.global_step, time.monotonic()
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Saves where it is time; the epoch's last batch is left to the epoch's end."""
         if trainer.is_last_batch or not after_step(trainer, batch_idx):
             return
@@ -64,7 +68,7 @@ class LastCheckpoint(Checkpoint):
         up = time.monotonic() - self._saved_at >= 60 * self.every_n_minutes
         return trainer.strategy.reduce_boolean_decision(up and trainer.is_global_zero, all=False)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves each epoch."""
         self.save(trainer)
 

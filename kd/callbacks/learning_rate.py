@@ -2,19 +2,22 @@
 
 from typing import Any
 
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from kd.callbacks.context import RunContext
 
 
 class LearningRate(Callback):
     """Logs ``train/lr``, the rate that a step is made with, where the step's losses are logged."""
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Only where a logger will take it: a call takes 0.7 ms."""
+        run = RunContext.of(trainer)
         every = max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]
         last = trainer.is_last_batch or trainer.global_step + 1 == trainer.max_steps
         if (trainer.global_step + 1) % every and batch_idx and not last:
             return
         (optimizer,) = trainer.optimizers
-        students = pl_module.named_students()
+        students = run.module.named_students()
         for name, own in zip(students, getattr(optimizer, "optimizers", [optimizer]), strict=True):
-            pl_module.log(f"{name}/train/lr" if name else "train/lr", own.param_groups[0]["lr"])
+            run.module.log(f"{name}/train/lr" if name else "train/lr", own.param_groups[0]["lr"])

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import Logger
 
 from kd.callbacks.run_folder import RunFolder
@@ -78,13 +78,13 @@ class Loggers(Callback):
     build: Callable[[list[dict[str, Any]]], list[Logger]]
     settings: dict[str, Any]
 
-    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts them beside ``metrics.csv``."""
         assert self.folder.path is not None
         self._made = self.build([placed(spec, self.folder.path.resolve()) for spec in self.specs])
         trainer.loggers = [*self._made, *trainer.loggers]
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gives them the settings, which hold now."""
         for logger in self._made:
             logger.log_hyperparams(self.settings)

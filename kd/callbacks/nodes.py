@@ -5,7 +5,7 @@ import socket
 from typing import Any
 
 import torch
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 
 
 class Nodes(Callback):
@@ -18,7 +18,7 @@ class Nodes(Callback):
     def __init__(self, launcher: str | None = None) -> None:
         self.launcher = launcher
 
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Gathers the addresses of all ranks."""
         if trainer.world_size == 1:
             return

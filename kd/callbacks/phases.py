@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.profilers import PassThroughProfiler, Profiler
 from torch.distributed import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import RunFolder
 from kd.clock import Clock, StepTimes, annotate, process_start, run_clock
 from kd.machine import core_ids, cores
@@ -174,30 +175,32 @@ class Phases(Callback):
         self._fit_started = self._train_started = 0.0
         self._cuda = False
 
-    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes the profiler's place."""
+        run = RunContext.of(trainer)
         self._fit_started = time.time()
-        self._cuda = pl_module.device.type == "cuda"
+        self._cuda = run.device.type == "cuda"
         self.clock = Clock((lambda: torch.cuda.Event(enable_timing=True)) if self._cuda else None)
         lightning: Any = trainer  # its type has no profiler, the object does
         self.profiler = PhaseProfiler(self.clock, lightning.profiler, self._end_step)
         lightning.profiler = self.profiler
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Opens the file and starts the clock."""
+        run = RunContext.of(trainer)
         assert self.folder.path is not None
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        features = cacheable_features(pl_module)
+        data: Any = run.data
+        features = cacheable_features(run)
         self.header = {
             "of": "steps", "rank": trainer.global_rank, "world_size": trainer.world_size, "host": socket.gethostname(),
-            "pid": os.getpid(), "device": pl_module.device.type, "cores": cores(), "core_ids": core_ids(),
+            "pid": os.getpid(), "device": run.device.type, "cores": cores(), "core_ids": core_ids(),
             "threads": torch.get_num_threads(), "batch_size": data.batch_size, "num_workers": data.num_workers,
             "processes": trainer.num_devices,
             "accumulate": trainer.accumulate_grad_batches, "t": time.time(),
             "batches_per_epoch": trainer.num_training_batches, "max_epochs": trainer.max_epochs,
             "max_steps": trainer.max_steps, "python": platform.python_version(), "platform": platform.platform(),
-            "primary": pl_module.task.primary, "cacheable": features is not None, "feature_bytes": features or 0,
-            "cached": pl_module.cached is not None, "torch": torch.__version__,
+            "primary": run.module.task.primary, "cacheable": features is not None, "feature_bytes": features or 0,
+            "cached": run.module.cached is not None, "torch": torch.__version__,
             "device_name": torch.cuda.get_device_name() if self._cuda else processor(),
         }  # fmt: skip
         self.header |= {"price_per_hour": self.price_per_hour} if self.price_per_hour is not None else {}
@@ -218,11 +221,11 @@ class Phases(Callback):
             self.clock.turn("communication")
         return allreduce_hook(state, bucket)
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The next step starts the loader."""
         self._first_of_epoch = True
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Remembers which step runs."""
         self._step = {"step": trainer.fit_loop.epoch_loop.total_batch_idx, "epoch": trainer.current_epoch}
         if self._first_of_epoch:
@@ -292,11 +295,11 @@ class Phases(Callback):
         parts = {name: round(s, 2) for name, s in parts.items()}
         self._writer.write({"kind": "event", "name": "startup", "s": round(sum(parts.values()), 2), "parts": parts})
 
-    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes what is still to be written."""
         self._close(trainer)
 
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Writes what is still to be written."""
         self._close(trainer)
 
@@ -328,11 +331,11 @@ def _add(total: dict[str, Any], record: dict[str, Any]) -> None:
         total["p"][name] = total["p"].get(name, 0.0) + ms
 
 
-def cacheable_features(pl_module: Any) -> int | None:
+def cacheable_features(run: RunContext) -> int | None:
     """Bytes of the features that a cache would keep of a picture beside its logits; None where no cache can serve."""
-    if pl_module.teacher is None or isinstance(pl_module.teacher, Ensemble) or pl_module.task.dense:
+    if run.module.teacher is None or isinstance(run.module.teacher, Ensemble) or run.module.task.dense:
         return None
-    shapes = list(pl_module.wanted.features.values())
+    shapes = list(run.module.wanted.features.values())
     if any(shape[0] != TRIAL for shape in shapes):
         return None
     return sum(2 * math.prod(shape[1:]) for shape in shapes)  # half precision

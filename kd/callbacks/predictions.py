@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageDraw
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import RunFolder
 from kd.data.sources.segmentation import colours
 
@@ -30,26 +31,27 @@ class Predictions(Callback):
         self.folder = folder
 
     @torch.no_grad()
-    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the files on rank 0; all ranks ask the models, which may be in shards."""
-        if not pl_module.task.dense:
+        run = RunContext.of(trainer)
+        if not run.module.task.dense:
             return
-        data, info = pl_module.trainer.datamodule, pl_module.data_info
+        data, info = run.data, run.module.data_info
         batch = next(iter(data.eval_dataloader("val")))
-        images, targets = batch["image"][:PICTURES].to(pl_module.device), batch["target"][:PICTURES]
+        images, targets = batch["image"][:PICTURES].to(run.device), batch["target"][:PICTURES]
         columns: dict[str, Tensor] = {"truth": targets}
-        for name, student in pl_module.named_students().items():
+        for name, student in run.module.named_students().items():
             student.final.eval()
-            columns[name or "student"] = _classes(pl_module.task, student.logits(images), targets)
+            columns[name or "student"] = _classes(run.module.task, student.logits(images), targets)
             student.final.train()
-        if pl_module.teacher is not None and pl_module.teacher.has_head:
-            columns["teacher"] = _classes(pl_module.task, pl_module.teacher(images), targets)
+        if run.module.teacher is not None and run.module.teacher.has_head:
+            columns["teacher"] = _classes(run.module.task, run.module.teacher(images), targets)
         if not trainer.is_global_zero:
             return
         for i, picture in enumerate(images.cpu()):
             maps = {name: column[i].numpy() for name, column in columns.items()}
-            for student in set(maps) - {"truth"}:
-                maps[student] = np.where(targets[i] < len(info.classes), maps[student], 255)
+            for model in set(maps) - {"truth"}:
+                maps[model] = np.where(targets[i] < len(info.classes), maps[model], 255)
             file = self.folder.student_path("") / "predictions" / f"{int(batch['index'][i]):04d}.png"
             file.parent.mkdir(exist_ok=True)
             side_by_side(picture.permute(1, 2, 0).numpy(), maps, info.classes).save(file)

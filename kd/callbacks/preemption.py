@@ -5,11 +5,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.steps import ranks_meet
 from kd.errors import KILLED_WORKER
+from kd.lightning_internals import log_this_step
 
 
 class Preempted(Exception):
@@ -55,7 +56,7 @@ class Preemption(Callback):
         self._stop_after_epoch = False
         self._before: dict[int, Any] = {}
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes the signals over."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._before[number] = signal.signal(number, self._on_signal)
@@ -69,7 +70,9 @@ class Preemption(Callback):
             signal.default_int_handler(number, frame)
         self._received = number
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Saves and stops where a signal has come."""
         if not ranks_meet(trainer, batch_idx):
             return
@@ -79,11 +82,10 @@ class Preemption(Callback):
             self._stop_after_epoch = True
             return
         self._last(trainer).save(trainer)
-        lightning: Any = trainer  # logs the step after this hook; a resumed run does not make it again
-        lightning._logger_connector.update_train_step_metrics()
+        log_this_step(trainer)  # it is logged after this hook; a resumed run does not make it again
         self._stop(trainer)
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stops between two epochs."""
         if self._stop_after_epoch:
             self._stop(trainer)
@@ -100,11 +102,11 @@ class Preemption(Callback):
     def _last(self, trainer: Trainer) -> LastCheckpoint:
         return next(c for c in trainer.checkpoint_callbacks if isinstance(c, LastCheckpoint))
 
-    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gives the signals back."""
         self._restore()
 
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Gives the signals back."""
         self._restore()
 

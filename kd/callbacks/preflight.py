@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from kd._bar import bar
 from kd.callbacks.class_order import MOST_CLASSES, Confusions, found_order
+from kd.callbacks.context import RunContext
 from kd.data.batch import Batch
 from kd.errors import UserError
 from kd.tasks import Task
@@ -45,9 +46,10 @@ class Preflight(Callback):
         self.members: dict[str, dict[str, float]] = {}
         self.kept: KeptLogits | None = None  # of all teachers together, for who compares the students with them
 
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Runs the teacher over this process's share of the validation set."""
-        teacher = pl_module.teacher
+        run = RunContext.of(trainer)
+        teacher = run.module.teacher
         if teacher is None or trainer.limit_val_batches == 0 or stage != "fit":
             return
         if not teacher.has_head:
@@ -56,29 +58,29 @@ class Preflight(Callback):
                     f"preflight: teacher {teacher.arch} has no classifier: its features teach, unmeasured", flush=True
                 )
             return
-        keep = any(pl_module.will_inherit(student) for student in pl_module.named_students().values())
-        teacher.to(pl_module.device, dtype_for(str(trainer.precision)), keep)
-        judges = {name: copy.deepcopy(pl_module.task).to(pl_module.device) for name in {"": None, **teacher.members}}
+        keep = any(run.module.will_inherit(student) for student in run.module.named_students().values())
+        teacher.to(run.device, dtype_for(str(trainer.precision)), keep)
+        judges = {name: copy.deepcopy(run.module.task).to(run.device) for name in {"": None, **teacher.members}}
         for judge in judges.values():
             judge.reset()
         self.kept = KeptLogits()
-        info = pl_module.data_info
-        seen, orders = TargetCounts(len(info.classes), info.ignore_index).to(pl_module.device), self._orders(pl_module)
-        pl_module.keep_teacher_answers(self._measure(trainer, pl_module, judges, seen, orders))
+        info = run.module.data_info
+        seen, orders = TargetCounts(len(info.classes), info.ignore_index).to(run.device), self._orders(run)
+        run.module.keep_teacher_answers(self._measure(trainer, run, judges, seen, orders))
         counts, total = seen.compute()
         found = {name: _rounded(judge.compute()) for name, judge in judges.items()}
         self.teacher_val, self.members = found[""], {name: val for name, val in found.items() if name}
         for name, val in found.items():
             arch = teacher.members[name].arch if name in teacher.members else f"ensemble {teacher.arch}"
             told = partial(self._told_order, trainer, teacher.members.get(name), orders.get(name), info.classes)
-            self._judge(trainer, pl_module.task, f"{name} ({arch})" if name else arch, val, counts, int(total), told)
+            self._judge(trainer, run.module.task, f"{name} ({arch})" if name else arch, val, counts, int(total), told)
 
-    def _orders(self, pl_module: Any) -> dict[str, Confusions]:
+    def _orders(self, run: RunContext) -> dict[str, Confusions]:
         """Where one class is asked for: what is needed to find a teacher's order of the classes."""
-        count = len(pl_module.data_info.classes)
-        if pl_module.task.primary != "acc1" or count > MOST_CLASSES:
+        count = len(run.module.data_info.classes)
+        if run.module.task.primary != "acc1" or count > MOST_CLASSES:
             return {}
-        return {name: Confusions(count).to(pl_module.device) for name in pl_module.teacher.members}
+        return {name: Confusions(count).to(run.device) for name in run.teacher.members}
 
     def _told_order(
         self, trainer: Trainer, teacher: FrozenTeacher | None, seen: Confusions | None, classes: list[str]
@@ -95,9 +97,10 @@ class Preflight(Callback):
         reached = f"in the one found it reaches {found[1]:.1%}"
         return f"; its classes are in another order, {reached}: {teacher.key}.classes={file}"
 
-    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Where the teacher is not to run in training, all answers of the next epoch must be there."""
-        cached = getattr(pl_module, "cached", None)
+        run = RunContext.of(trainer)
+        cached = getattr(run, "cached", None)
         if cached is None or not cached.only:
             return
         batches: Any = trainer.train_dataloader.batch_sampler  # type: ignore[union-attr]
@@ -113,11 +116,11 @@ class Preflight(Callback):
 
     @torch.no_grad()
     def _measure(
-        self, trainer: Trainer, pl_module: Any, judges: dict[str, Task], seen: TargetCounts,
+        self, trainer: Trainer, run: RunContext, judges: dict[str, Task], seen: TargetCounts,
         orders: dict[str, Confusions],
     ) -> Tensor | None:  # fmt: skip
         """The teacher's answers by validation index."""
-        data, task, answers = pl_module.trainer.datamodule, pl_module.task, None
+        data, task, answers = run.data, run.module.task, None
         loader = data.val_dataloader()
         limit = trainer.limit_val_batches
         batches = min(len(loader), limit if isinstance(limit, int) else math.ceil(limit * len(loader)))
@@ -127,13 +130,13 @@ class Preflight(Callback):
             shown.update(len(batch["index"]) * trainer.world_size)
             real = batch["index"] >= 0
             if not real.any():
-                if pl_module.teacher.is_shared_out:  # the other ranks wait for this one's shards
-                    pl_module.teacher(batch["image"].to(pl_module.device))
+                if run.teacher.is_shared_out:  # the other ranks wait for this one's shards
+                    run.teacher(batch["image"].to(run.device))
                 continue
-            target = batch["target"][real].to(pl_module.device)
-            asked: Batch = {"image": batch["image"][real].to(pl_module.device)}
-            answer = pl_module.teacher.answer(asked, Wanted())
-            logits = {name: task.fit(own, target) for name, own in answer.logits.items()}
+            target = batch["target"][real].to(run.device)
+            asked: Batch = {"image": batch["image"][real].to(run.device)}
+            found = run.teacher.answer(asked, Wanted()).logits
+            logits = {name: task.fit(own, target) for name, own in found.items() if isinstance(own, Tensor)}
             for name, judge in judges.items():
                 judge.update(logits[name], target, None)
             seen.update(target)

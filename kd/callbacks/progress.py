@@ -3,12 +3,12 @@
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from tqdm import tqdm
 
 from kd._bar import CALM, drawn
+from kd.callbacks.context import RunContext
 
 
 class Progress(Callback):
@@ -23,11 +23,12 @@ class Progress(Callback):
         self._bar: tqdm | None = None
         self._quiet_until = 0.0
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Opens the bar on rank 0."""
+        run = RunContext.of(trainer)
         if not trainer.is_global_zero:
             return
-        per_step = pl_module.trainer.datamodule.batch_size * trainer.world_size
+        per_step = run.data.batch_size * trainer.world_size
         steps = (
             trainer.max_epochs * trainer.num_training_batches if trainer.max_epochs and trainer.max_epochs > 0 else 0
         )
@@ -43,23 +44,24 @@ class Progress(Callback):
             bar_format="{desc} {percentage:3.0f}%" + shape + " {rate_noinv_fmt}, {remaining} left{postfix}",
         )  # fmt: skip
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Names the epoch."""
         if self._bar is not None:
             of = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
             self._bar.set_description_str(f"epoch {trainer.current_epoch + 1}{of}", refresh=False)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: object) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
         """Moves the bar; reads the loss (which waits for the device) only when the bar is about to be drawn."""
+        run = RunContext.of(trainer)
         if self._bar is None:
             return
         if time.monotonic() > self._quiet_until and "train/loss" in trainer.callback_metrics:
             self._quiet_until = time.monotonic() + self._bar.mininterval
             parts = f"loss {trainer.callback_metrics['train/loss']:.3f}", self._limit()
             self._bar.set_postfix_str(", ".join(part for part in parts if part), refresh=False)
-        self._bar.update(pl_module.trainer.datamodule.batch_size * trainer.world_size)
+        self._bar.update(run.data.batch_size * trainer.world_size)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """One line with the validation metrics."""
         if self._bar is None or trainer.sanity_checking:
             return
@@ -68,18 +70,18 @@ class Progress(Callback):
         loss = f"train/loss {metrics['train/loss']:.3f}  " if "train/loss" in metrics else ""
         self._bar.write(f"epoch {trainer.current_epoch + 1:>3}  {loss}{'  '.join(values)}", file=sys.stderr)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """An epoch without validation ends in a line too, where there is no bar to look at."""
         if self._bar is not None and trainer.limit_val_batches == 0 and not sys.stderr.isatty():
             loss = trainer.callback_metrics.get("train/loss")
             told = f"  train/loss {loss:.3f}" if loss is not None else ""
             self._bar.write(f"epoch {trainer.current_epoch + 1:>3}{told}", file=sys.stderr)
 
-    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Closes the bar."""
         self._close()
 
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Closes the bar, so that the message stands on a line of its own."""
         self._close()
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kd.callbacks.phases import Phases
 from kd.callbacks.system import System
@@ -32,7 +32,7 @@ class Prometheus(Callback):
         self._server: Any = None
         self._trainer: Trainer | None = None
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Opens the port."""
         if trainer.local_rank != 0:
             return
@@ -90,11 +90,11 @@ class Prometheus(Callback):
             if values:
                 yield gauge(name, "Of each GPU", values, "gpu")
 
-    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Closes the port."""
         self._close()
 
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Closes the port."""
         self._close()
 

@@ -6,15 +6,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lightning_fabric.loggers.csv_logs import _ExperimentWriter
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 
+from kd.callbacks.context import RunContext
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.checkpoints import write_whole
 from kd.errors import UserError
+from kd.lightning_internals import CSVWriter
 from kd.lock import RunLock
 
 
@@ -26,17 +27,17 @@ class MetricsCSV(CSVLogger):
 
     @property
     def _file(self) -> Path:
-        return Path(self.log_dir, _ExperimentWriter.NAME_METRICS_FILE)
+        return Path(self.log_dir, CSVWriter.NAME_METRICS_FILE)
 
     @property
     @rank_zero_experiment
-    def experiment(self) -> _ExperimentWriter:
+    def experiment(self) -> CSVWriter:
         """The writer of the file."""
         if self._experiment is None:
             aside = self._file.with_name(f"{self._file.name}.part")
             if self._file.is_file():
                 self._file.replace(aside)  # the writer removes what it finds
-            self._experiment = _ExperimentWriter(log_dir=self.log_dir)
+            self._experiment = CSVWriter(log_dir=self.log_dir)
             if aside.is_file():
                 aside.replace(self._file)
                 self._experiment.metrics_keys = self._file.read_text().splitlines()[0].split(",")
@@ -134,8 +135,9 @@ class RunFolder(Callback):
         if self._lock is not None:
             self._lock.release()
 
-    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Rank 0 makes the folder, all ranks learn its name."""
+        run = RunContext.of(trainer)
         problem = ""
         if trainer.is_global_zero:
             try:
@@ -152,7 +154,7 @@ class RunFolder(Callback):
         for checkpoint in self.checkpoints:  # their own setup has taken Lightning's default folder
             checkpoint.dirpath = os.path.realpath(self.path / "checkpoints")
         self.metrics = [MetricsCSV(self.path)]
-        self.metrics += [StudentCSV(self.student_path(name), name) for name in pl_module.named_students() if name]
+        self.metrics += [StudentCSV(self.student_path(name), name) for name in run.module.named_students() if name]
         trainer.loggers = [*trainer.loggers, *self.metrics]
 
     def student_path(self, name: str) -> Path:
@@ -160,7 +162,7 @@ class RunFolder(Callback):
         assert self.path is not None
         return self.path / "students" / name if name else self.path
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A resumed run makes the folder its own; a killed one had written steps that its checkpoint lacks."""
         self.begun = True
         if self.resume and trainer.is_global_zero:
@@ -168,7 +170,7 @@ class RunFolder(Callback):
             for metrics in self.metrics:
                 metrics.drop_from(trainer.global_step)
 
-    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A resumed run that had nothing left to train has ended well, too."""
         self.begun = True
 

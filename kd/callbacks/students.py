@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 
+from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.summary import Summary
 
@@ -29,7 +30,7 @@ class StudentFolders(Callback):
     configs: dict[str, str]
     save: Callable[[Any, Path], None]
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Makes the folders."""
         if trainer.is_global_zero:
             for name, config in self.configs.items():
@@ -37,10 +38,11 @@ class StudentFolders(Callback):
                 path.mkdir(parents=True, exist_ok=True)
                 (path / "config.yaml").write_text(config)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keeps the students whose best epoch this is."""
+        run = RunContext.of(trainer)
         if not trainer.is_global_zero:
             return
-        for name, module in pl_module.named_students().items():
+        for name, module in run.module.named_students().items():
             if self.summary.is_best(name, trainer.current_epoch + 1):
                 self.save(module, self.folder.student_path(name) / "student.safetensors")

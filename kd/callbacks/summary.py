@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
 import kd
+from kd.callbacks.context import RunContext
 from kd.callbacks.preemption import RunStopped, interruption
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
@@ -61,27 +62,28 @@ class Summary(Callback):
     _best: dict[str, dict[str, float]] = field(default_factory=dict)
     _optimizer_state: dict[str, float] = field(default_factory=dict)
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The first step of an epoch includes the loader's start."""
         self._last_step = None
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: object) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
         """Host clock between two steps' ends: no wait for the device."""
         now = time.perf_counter()
         if self._last_step is not None:
             self._steps_ms.append(1000 * (now - self._last_step))
         self._last_step = now
 
-    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keeps the newest and the best validation metrics."""
+        run = RunContext.of(trainer)
         if trainer.sanity_checking:
             return
-        for name in pl_module.named_students():
+        for name in run.module.named_students():
             prefix = f"{name}/val/" if name else "val/"
             found = {k: v for k, v in trainer.callback_metrics.items() if k.startswith(prefix)}
             self._final[name] = {k.removeprefix(prefix): round(float(v), 6) for k, v in found.items()}
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remembers each student's best epoch."""
         self._optimizer_state = optimizer_state(trainer)
         metric = self.monitor.removeprefix("val/")
@@ -96,15 +98,17 @@ class Summary(Callback):
         """Whether ``epoch`` (from 1) is the best one of a student so far."""
         return self._best.get(name, {}).get("epoch") == epoch
 
-    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the summary of a run that ended well."""
-        self.write(trainer, pl_module, "done")
+        run = RunContext.of(trainer)
+        self.write(trainer, run, "done")
 
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Writes the summary of a run that did not, with the reason; the traceback goes to ``error.txt``."""
+        run = RunContext.of(trainer)
         stopped = isinstance(exception, KeyboardInterrupt) or interruption(trainer, exception) is not None
         ended = f"stopped: {exception.reason}" if isinstance(exception, RunStopped) else "interrupted"
-        self.write(trainer, pl_module, ended if stopped else "failed", exception)
+        self.write(trainer, run, ended if stopped else "failed", exception)
         if self.folder.path is not None and self.folder.begun and not stopped:
             name = "error.txt" if trainer.is_global_zero else f"error.rank{trainer.global_rank}.txt"
             with suppress(OSError):  # a full disk is one of the reasons
@@ -122,12 +126,12 @@ class Summary(Callback):
     def _wall_s(self) -> float:
         return round(time.monotonic() - self._started, 1)
 
-    def write(self, trainer: Trainer, pl_module: Any, status: str, error: BaseException | None = None) -> None:
+    def write(self, trainer: Trainer, run: RunContext, status: str, error: BaseException | None = None) -> None:
         """Writes ``summary.json`` on rank 0, if the run has a folder already."""
         if not self.folder.begun or not trainer.is_global_zero:
             return
         assert self.folder.path is not None
-        self.content = self._content(trainer, pl_module, status)
+        self.content = self._content(trainer, run, status)
         if error is not None:
             self.content["error"] = f"{type(error).__name__}: {error}"
         with suppress(OSError) if error else nullcontext():
@@ -166,15 +170,15 @@ class Summary(Callback):
         }
         return whole | ({"members": each} if len(each) > 1 else {})
 
-    def _content(self, trainer: Trainer, pl_module: Any, status: str) -> dict[str, Any]:
-        info, data = pl_module.data_info, pl_module.trainer.datamodule
+    def _content(self, trainer: Trainer, run: RunContext, status: str) -> dict[str, Any]:
+        info, data = run.module.data_info, run.data
         step_ms = statistics.median(self._steps_ms) if self._steps_ms else None
         per_step = data.batch_size * trainer.world_size
         return {
             "status": status,
             "recipe": self.recipe,
             "kd_version": kd.__version__,
-            "device": _device_name(pl_module.device),
+            "device": _device_name(run.device),
             "precision": str(trainer.precision),
             "strategy": type(trainer.strategy).__name__,
             "world_size": trainer.world_size,
@@ -183,15 +187,15 @@ class Summary(Callback):
             "wall_s": self._wall_s(),
             "images_per_s": round(1000 * per_step / step_ms, 1) if step_ms else None,
             "step_ms_median": round(step_ms, 2) if step_ms else None,
-            "peak_memory_mb": round(_peak_memory_mb(pl_module.device)),
-            "memory_mb": _memory_mb(pl_module, data.batch_size),
+            "peak_memory_mb": round(_peak_memory_mb(run.device)),
+            "memory_mb": _memory_mb(run, data.batch_size),
             "batch_size": data.batch_size,
             "num_workers": data.num_workers,
-            "cache": pl_module.cached.report() if pl_module.cached else None,
+            "cache": run.module.cached.report() if run.module.cached else None,
             "optimizer_state": self._optimizer_state,
-            "primary": pl_module.task.primary,
-            "teacher": self._teacher(pl_module.teacher),
-            **self._students(pl_module.named_students()),
+            "primary": run.module.task.primary,
+            "teacher": self._teacher(run.module.teacher),
+            **self._students(run.module.named_students()),
             "data": {
                 "source": data.source.describe(),
                 "train": info.train,
@@ -210,9 +214,9 @@ def _write(file: Path, content: dict[str, Any]) -> None:
     write_whole(file, lambda opened: opened.write(text.encode()))
 
 
-def _memory_mb(pl_module: Any, batch_size: int) -> dict[str, float] | None:
+def _memory_mb(run: RunContext, batch_size: int) -> dict[str, float] | None:
     """By part, of all students together."""
-    return pl_module.memory.report(batch_size, pl_module.trainer.optimizers) if pl_module.memory else None
+    return run.module.memory.report(batch_size, run.trainer.optimizers) if run.module.memory else None
 
 
 def best_checkpoint(trainer: Trainer) -> ModelCheckpoint | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import torch.distributed as dist
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kd.callbacks.run_folder import RunFolder
 from kd.machine import core_ids, cores
@@ -209,7 +209,7 @@ class System(Callback):
         self._said = ""
         self.newest: dict[str, Any] = {}
 
-    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the thread."""
         ranks = _ranks_here()
         if trainer.local_rank != 0:
@@ -252,11 +252,11 @@ class System(Callback):
             self.on = said == "on"
         self._said = said
 
-    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stops the thread."""
         self._end()
 
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Stops the thread."""
         self._end()
 

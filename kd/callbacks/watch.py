@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Literal
 
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from tqdm import tqdm
 
 from kd.callbacks.preemption import Preemption
@@ -60,7 +60,7 @@ class Watch(Callback):
         self._thread: threading.Thread | None = None
         self._began = time.monotonic()
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the thread that watches."""
         if not trainer.is_global_zero:
             return
@@ -117,11 +117,11 @@ class Watch(Callback):
         """Goes on from it."""
         self._earlier_s = state_dict["spent_s"]
 
-    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Ends the watch."""
         self._close()
 
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Ends the watch."""
         self._close()
 

@@ -20,7 +20,6 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.plugins.io import AsyncCheckpointIO
-from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 
 from kd.callbacks.export import Export
 from kd.callbacks.fidelity import FidelityRecord
@@ -46,6 +45,7 @@ from kd.config.values import flatten
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.export import save_student
+from kd.lightning_internals import runs_in_child_processes
 from kd.module import DistillationModule
 from kd.optim import OptimSpec
 from kd.strategies.checkpoint_files import CheckpointFiles
@@ -209,8 +209,7 @@ class KDCLI(LightningCLI):
             raise self._told_by_key(error) from error
         for name, module in self.model.named_students().items():
             check_losses(module.objective.losses, f"students.{name}.model" if name else "model", self.datamodule.info)
-        launcher = self.trainer.strategy.launcher
-        if isinstance(launcher, _MultiProcessingLauncher):  # the run would be in a child process, and lost with it
+        if runs_in_child_processes(self.trainer):  # the run would be in a child process, and lost with it
             raise UserError(f"trainer.strategy: '{self.config.trainer.strategy}' is not supported; take ddp")
 
     def _set_loggers_aside(self) -> None:

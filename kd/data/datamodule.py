@@ -25,6 +25,7 @@ from kd.data.sources import FoodTagMini, Source, Split, Subset, identity, labell
 from kd.data.sources.unlabelled import Joined, unlabelled_folder, unlabelled_mask
 from kd.data.transforms import Augment, MixPairs, eval_transform, height_width, seeded, train_transform
 from kd.errors import UserError
+from kd.lightning_internals import make_loader_again
 from kd.machine import cores
 
 Sample = tuple[Tensor, Any, Key]
@@ -473,4 +474,4 @@ class DistillationDataModule(LightningDataModule):
             self._resume_at = (state["epoch"], state["samples"])
         if state and self.trainer and self._train_batches is not None:
             # a sharded strategy reads the checkpoint after the loader was made: it must be made again
-            self.trainer.fit_loop._combined_loader = None
+            make_loader_again(self.trainer)

@@ -244,7 +244,10 @@ async def _bounded(request: Request, limits: Limits) -> AsyncIterator[bytes]:
 
 async def _multipart(request: Request, limits: Limits) -> list[tuple[str, bytes]]:
     parser = MultiPartParser(
-        request.headers, _bounded(request, limits), max_files=limits.max_pictures + 1, max_fields=100
+        request.headers,
+        _bounded(request, limits),  # type: ignore[arg-type]
+        max_files=limits.max_pictures + 1,
+        max_fields=100,
     )
     try:
         form = await parser.parse()

@@ -3,16 +3,15 @@
 from importlib import import_module
 from typing import Any, Literal
 
-from lightning_fabric.utilities.distributed import _init_dist_connection
 from lightning_fabric.utilities.seed import reset_seed
-from pytorch_lightning.strategies import DDPStrategy
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from kd.errors import UserError
+from kd.lightning_internals import HookedDDP
 
 
-class DDP(DDPStrategy):
+class DDP(HookedDDP):
     """DDP over a backend that a module registers, or with gradients that are compressed before they travel.
 
     Args:
@@ -50,14 +49,12 @@ class DDP(DDPStrategy):
             super().setup_distributed()
             return
         reset_seed()
-        self.set_world_ranks()
-        assert self.cluster_environment is not None
-        _init_dist_connection(self.cluster_environment, self._get_process_group_backend(), timeout=self._timeout)
+        self.join_process_group()
 
-    def _register_ddp_hooks(self) -> None:
+    def register_hooks(self) -> None:
         """Lightning's own registers on GPUs alone; torch's hooks also run over gloo."""
         if self._compression is None:
-            super()._register_ddp_hooks()
+            super().register_hooks()
             return
         assert isinstance(self.model, DistributedDataParallel)
         if self._compression == "bf16":

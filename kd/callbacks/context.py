@@ -1,0 +1,47 @@
+"""What a callback sees of its run."""
+
+from dataclasses import dataclass
+
+import torch
+from pytorch_lightning import Trainer
+
+from kd.data.datamodule import DistillationDataModule
+from kd.module import DistillationModule
+from kd.teachers import Teacher
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """One run, typed.
+
+    Attributes:
+        trainer: that runs it.
+        module: its students and teacher.
+    """
+
+    trainer: Trainer
+    module: DistillationModule
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> "RunContext":
+        """The run of a trainer that is set up."""
+        module = trainer.lightning_module
+        assert isinstance(module, DistillationModule)
+        return cls(trainer, module)
+
+    @property
+    def data(self) -> DistillationDataModule:
+        """The run's data module."""
+        assert self.module.data is not None
+        return self.module.data
+
+    @property
+    def teacher(self) -> Teacher:
+        """The run's teacher, where one is known to be there."""
+        assert self.module.teacher is not None
+        return self.module.teacher
+
+    @property
+    def device(self) -> torch.device:
+        """Where the students are."""
+        return self.module.device

@@ -1,0 +1,54 @@
+"""Private names of Lightning: nowhere else. Each function says what it leans on and has a test of its own."""
+
+from typing import Any
+
+from lightning_fabric.loggers.csv_logs import _ExperimentWriter
+from lightning_fabric.utilities.distributed import _init_dist_connection
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
+
+CSVWriter = _ExperimentWriter
+"""Writes a CSVLogger's file."""
+
+
+def trainer_of(module: LightningModule) -> Trainer | None:
+    """The trainer that a module is attached to; the public attribute raises where there is none."""
+    return module._trainer
+
+
+def loggers_take_this_step(trainer: Any) -> bool:
+    """Whether ``trainer.log_every_n_steps`` is due, as Lightning's loggers decide."""
+    return (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % max(1, trainer.log_every_n_steps) == 0
+
+
+def runs_in_child_processes(trainer: Trainer) -> bool:
+    """Whether the strategy runs training in child processes alone (``ddp_spawn``, ``ddp_notebook``)."""
+    return isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
+
+
+def log_this_step(trainer: Trainer) -> None:
+    """Hands the step's values to the loggers, as at its end: for a step that is cut short."""
+    trainer._logger_connector.update_train_step_metrics()
+
+
+def make_loader_again(trainer: Trainer) -> None:
+    """The training loader is asked for anew before the epoch begins."""
+    trainer.fit_loop._combined_loader = None
+
+
+class HookedDDP(DDPStrategy):
+    """DDP whose gradient hooks and process group a subclass may choose."""
+
+    def _register_ddp_hooks(self) -> None:
+        self.register_hooks()
+
+    def register_hooks(self) -> None:
+        """Registers communication hooks on ``self.model``; as it is: Lightning's own, on GPUs alone."""
+        super()._register_ddp_hooks()
+
+    def join_process_group(self) -> None:
+        """Joins it without Lightning's ``device_id``, which a backend from elsewhere need not know."""
+        self.set_world_ranks()
+        environment: Any = self.cluster_environment
+        _init_dist_connection(environment, self._get_process_group_backend(), timeout=self._timeout)
