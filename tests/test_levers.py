@@ -113,7 +113,7 @@ def test_num_workers_auto_tries_on_all_processes_at_once(pictures: Path, tmp_pat
     assert done.returncode == 0, done.stderr
     assert "ms with 1, 2 processes at once; at most 1 fit the cores" in done.stdout or cores() > 2
     folder = tmp_path / "runs" / "tiny" / "000"
-    assert summary(folder)["num_workers"] >= 1
+    assert summary(folder)["num_workers"] in (0, 1)  # which is faster is the machine's affair
     headers = [json.loads(f.read_text().splitlines()[0]) for f in sorted((folder / "records").glob("phases.*"))]
     assert [h["num_workers"] for h in headers] == [summary(folder)["num_workers"]] * 2
 

@@ -56,8 +56,8 @@ def test_a_truncated_photograph_is_named(shared: Path, tmp_path: Path, capsys: p
                 (folder / path.name).write_bytes(path.read_bytes())
     bad = sorted((tmp_path / "data" / "train" / "Lemon").iterdir())[0]
     bad.write_bytes(bad.read_bytes()[:-2000])
-    items = grocery(shared, tmp_path / "runs", f"data.source.root={tmp_path / 'data'}")
-    assert train_main(items) == 2
+    items = ["recipe=grocery_vit", "config=debug", "config=no_teacher", f"runs_dir={tmp_path / 'runs'}"]
+    assert train_main([*items, f"data.source.root={tmp_path / 'data'}", "data.batch_size=2"]) == 2
     assert str(bad) in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 

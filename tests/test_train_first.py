@@ -38,7 +38,7 @@ def begin(student: Path, log: Path) -> int:
 def rows(student: Path) -> list[str]:
     """The teacher's training so far: the rows of its metrics that tell a training loss."""
     files = list((student.parent / "kd" / "teachers").glob("own-*/**/metrics.csv"))
-    if not files:
+    if not files or not files[0].read_text():  # it was made this moment
         return []
     header, *lines = files[0].read_text().splitlines()
     loss = header.split(",").index("train/loss")

@@ -44,7 +44,7 @@ class CheckpointFiles(TorchCheckpointIO):
         """Reads one file. Never runs code from it: what is no tensor or plain value is refused."""
         self._last_is_damaged = Path(path).name == PREVIOUS  # then it must not push out the good one
         checkpoint = super().load_checkpoint(path, map_location, weights_only=True)
-        return {**checkpoint, "state_dict": todays_names(checkpoint["state_dict"])}
+        return {**checkpoint, "state_dict": todays_names(checkpoint.get("state_dict", {}))}
 
 
 def _by_the_disk(error: BaseException | None) -> OSError | None:

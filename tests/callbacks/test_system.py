@@ -127,7 +127,7 @@ def test_sampling_is_switched_while_the_job_runs(recipe: Path) -> None:
     assert not [t for t in times if off + 0.25 < t < on]
     assert [t for t in times if t > on]
     assert run.nodes[node]["interval_s"] == 0.1
-    assert signal.getsignal(signal.SIGUSR2) == before
+    assert signal.getsignal(signal.SIGUSR2) in (before, signal.SIG_IGN)  # kd-train ignores it until a monitor listens
 
 
 def test_loader_workers_are_watched(recipe: Path) -> None:
