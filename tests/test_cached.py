@@ -19,7 +19,6 @@ from pytorch_lightning import Trainer
 from safetensors.torch import save_file
 
 from kd.cli import cache_main, train_main
-from kd.data.cache import AnswerCodec, AnswerStore, DenseCodec
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sampler import TrainBatches
 from kd.data.sources import ImageFolder
@@ -30,6 +29,8 @@ from kd.fit_to_machine.measure import StepTimes, _epochs
 from kd.report.records import read_run
 from kd.teachers import CachedTeacher
 from kd.teachers.answer import ALL, Wanted
+from kd.teachers.answer_codec import AnswerCodec, DenseCodec
+from kd.teachers.answer_store import AnswerStore
 from tests._helpers import ROOT, draw_folder, run_cli, save_teacher, write_recipe
 from tests.test_train import assert_same, losses, run, run_folders, student_of
 

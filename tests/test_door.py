@@ -1,12 +1,14 @@
 """The Python door: any model, any loader, any Trainer."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
 from pytorch_lightning import Trainer
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -135,3 +137,19 @@ def test_a_step_with_a_feature_loss_trains_its_projection() -> None:
     step(torch.rand(2, 3, 176, 176), torch.tensor([0, 1])).total.backward()  # the size that timm names
     own = [p for name, p in step.named_parameters() if "losses" in name]
     assert own and all(p.grad is not None for p in own)
+
+
+def test_the_student_is_saved_and_loaded(tmp_path: Path) -> None:
+    """A timm model comes back as it was; of a model that only its owner can build the weights do."""
+    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    module = kd.DistillationModule(timm.create_model("resnet10t", num_classes=CLASSES), task=kd.Classification(CLASSES))
+    kd.save_student(module, tmp_path / "student.safetensors")
+    model, prepare, classes = kd.load_student(tmp_path / "student.safetensors")
+    assert classes == ["0", "1", "2", "3"]
+    with torch.no_grad():
+        torch.testing.assert_close(model(prepare(images)), module.student_of_one.model.eval()(prepare(images)))
+    own = kd.DistillationModule(Plain(), task=kd.Classification(CLASSES))
+    kd.save_student(own, tmp_path / "own.safetensors")
+    assert set(load_file(tmp_path / "own.safetensors")) == set(Plain().state_dict())
+    with pytest.raises(UserError, match="holds the weights of a Plain, which kd can't build"):
+        kd.load_student(tmp_path / "own.safetensors")

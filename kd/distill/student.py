@@ -102,8 +102,11 @@ class Student(nn.Module):
 
     @property
     def arch(self) -> str:
-        """The model's name."""
-        return self.spec.arch if self.spec is not None else type(self.model).__name__
+        """The model's name: timm's, where it is one of timm's."""
+        if self.spec is not None:
+            return self.spec.arch
+        known: dict[str, Any] = getattr(self.model, "pretrained_cfg", None) or {}
+        return known.get("architecture") or type(self.model).__name__
 
     @property
     def classifies(self) -> bool:

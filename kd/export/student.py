@@ -123,6 +123,9 @@ def read_metadata(path: Path) -> dict[str, str]:
 def load_student(path: Path) -> tuple[nn.Module, Preprocess, list[str]]:
     """Reads ``student.safetensors``: the model in eval mode, its input, its class names."""
     meta = read_metadata(path)
+    if "img_size" not in meta or ("builder" not in meta and not timm.is_model(meta["arch"])):
+        raise UserError(f"{path}: holds the weights of a {meta['arch']}, which kd can't build: load them into your own "
+                        "with safetensors.torch.load_file")  # fmt: skip
     kwargs = json.loads(meta["kwargs"])
     if "builder" in meta:
         model: nn.Module = _rebuilt(path, meta)

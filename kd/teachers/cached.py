@@ -14,7 +14,6 @@ import torchvision
 from torch import Tensor
 
 from kd.data.batch import Batch
-from kd.data.cache import FINGERPRINT, AnswerCodec, AnswerStore, DenseCodec, TopKCodec
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import FileSplit, Split, cache_dir, changed, fingerprint
 from kd.errors import UserError
@@ -22,6 +21,8 @@ from kd.losses import LogitLoss
 from kd.models import Images, Preprocess
 from kd.models.taps import TRIAL
 from kd.teachers.answer import ALL, Answer, Wanted
+from kd.teachers.answer_codec import AnswerCodec, DenseCodec, TopKCodec
+from kd.teachers.answer_store import FINGERPRINT, AnswerStore
 from kd.teachers.base import Teacher
 from kd.teachers.frozen import FrozenTeacher
 

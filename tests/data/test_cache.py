@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from kd.data.cache import AnswerCodec, AnswerStore, DenseCodec, TopKCodec
 from kd.errors import UserError
 from kd.losses import KDLoss
 from kd.losses.functional import kd_loss, topk_kd_loss
 from kd.losses.topk import TopKLogits
+from kd.teachers.answer_codec import AnswerCodec, DenseCodec, TopKCodec
+from kd.teachers.answer_store import AnswerStore
 from tests._helpers import ROOT
 
 PARTS: dict[str, dict[str, Any]] = {

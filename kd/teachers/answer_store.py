@@ -10,165 +10,17 @@ import os
 import shutil
 import stat
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from filelock import FileLock
-from torch import Tensor
 
 from kd.errors import UserError
-from kd.losses.topk import TopKLogits
+from kd.teachers.answer_codec import CRC_BYTES
 
-CRC_BYTES = 4
 FINGERPRINT = "fingerprint.json"
-
-
-class DenseCodec:
-    """All logits in float16, relative to the largest one, which is kept in float32.
-
-    The error of a logit ``z`` is at most ``(max - z) / 2048``: none for the largest, more where the probability is
-    vanishing.
-
-    Args:
-        num_classes: C.
-    """
-
-    def __init__(self, num_classes: int) -> None:
-        self.num_classes = num_classes
-        self.record_bytes = _padded(CRC_BYTES + 4 + 2 * num_classes)
-
-    def describe(self) -> dict[str, Any]:
-        """What a reader must know to read the records."""
-        return {"format": "dense", "classes": self.num_classes}
-
-    def encode(self, logits: Tensor) -> Tensor:
-        """``(N, C)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
-        top = logits.float().amax(1, keepdim=True)
-        return _packed([top, _half(logits.float() - top)], self.record_bytes)
-
-    def decode(self, records: Tensor) -> Tensor:
-        """uint8 ``(N, record_bytes)`` -> float32 logits ``(N, C)``."""
-        top, rest = _columns(records, [(torch.float32, 1), (torch.float16, self.num_classes)])
-        return top + rest.float()
-
-
-class TopKCodec:
-    """The k largest logits in float16, relative to the largest, and the logsumexp of all others at each temperature.
-
-    Args:
-        num_classes: C.
-        k: how many, < C.
-        temperatures: at which the answers will be wanted.
-    """
-
-    def __init__(self, num_classes: int, k: int, temperatures: tuple[float, ...]) -> None:
-        self.num_classes, self.k, self.temperatures = num_classes, k, temperatures
-        self.index_type = torch.uint16 if num_classes <= 2**16 else torch.int32
-        self.record_bytes = _padded(CRC_BYTES + 4 * len(temperatures) + (self.index_type.itemsize + 2) * k)
-
-    def describe(self) -> dict[str, Any]:
-        """What a reader must know to read the records."""
-        return {"format": f"top-{self.k}", "classes": self.num_classes, "temperatures": list(self.temperatures)}
-
-    def encode(self, logits: Tensor) -> Tensor:
-        """``(N, C)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
-        values, indices = logits.float().topk(self.k, dim=1)
-        others = logits.float().scatter(1, indices, -torch.inf) - values[:, :1]
-        tails = torch.stack([(others / t).logsumexp(1) for t in self.temperatures], 1)
-        return _packed([tails, indices.to(self.index_type), _half(values - values[:, :1])], self.record_bytes)
-
-    def decode(self, records: Tensor) -> TopKLogits:
-        """uint8 ``(N, record_bytes)`` -> what is known of the logits."""
-        layout = [(torch.float32, len(self.temperatures)), (self.index_type, self.k), (torch.float16, self.k)]
-        tails, indices, values = _columns(records, layout)
-        return TopKLogits(values.float(), indices.long(), dict(zip(self.temperatures, tails.unbind(1), strict=True)))
-
-
-Codec = DenseCodec | TopKCodec
-
-Feature = tuple[str, str]
-"""(layer, tokens): a layer of the teacher and its form, see :class:`kd.models.taps.TapSpec`."""
-
-
-class AnswerCodec:
-    """A whole answer: the logits by a codec of their own, and behind them features in float16.
-
-    A feature is off by at most 1 / 2048 of itself; values beyond +-65,504 are kept as that.
-
-    Args:
-        logits: None where no loss wants them.
-        features: the shape of each, of one picture.
-    """
-
-    def __init__(self, logits: Codec | None, features: Mapping[Feature, tuple[int, ...]] | None = None) -> None:
-        self.logits, self.features = logits, dict(features or {})
-        self._start = logits.record_bytes if logits else CRC_BYTES
-        self._sizes = [torch.Size(shape).numel() for shape in self.features.values()]
-        self.record_bytes = _padded(self._start + 2 * sum(self._sizes))
-
-    def describe(self) -> dict[str, Any]:
-        """What a reader must know to read the records."""
-        shapes = {":".join(feature): list(shape) for feature, shape in self.features.items()}
-        logits = self.logits.describe() if self.logits else {"format": "features alone"}
-        return {**logits, "features": shapes} if shapes else logits
-
-    def encode(self, logits: Tensor, features: Mapping[Feature, Tensor] | None = None) -> Tensor:
-        """Logits ``(N, C)`` and features ``(N, ...)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
-        empty = torch.zeros(len(logits), CRC_BYTES, dtype=torch.uint8, device=logits.device)
-        first = self.logits.encode(logits) if self.logits else empty
-        halves = [_half((features or {})[name].float()).flatten(1) for name in self.features]
-        body = torch.cat([first, *(half.contiguous().view(torch.uint8) for half in halves)], 1)
-        return torch.nn.functional.pad(body, (0, self.record_bytes - body.shape[1]))
-
-    def usable(self, records: np.ndarray) -> np.ndarray:
-        """Which records ``(N, record_bytes)`` hold an answer that can be learnt from: bool ``(N,)``.
-
-        A checksum says that a record is whole, not that whoever wrote it meant well.
-        """
-        logits, features = self.decode(torch.from_numpy(records))
-        values: list[Tensor] = list(features.values())
-        known = torch.ones(len(records), dtype=torch.bool)
-        if isinstance(self.logits, TopKCodec):
-            assert isinstance(logits, TopKLogits)
-            known = (logits.indices < self.logits.num_classes).all(1)
-            values += [logits.values, *logits.tails.values()]
-        elif isinstance(logits, Tensor):
-            values.append(logits)
-        for value in values:
-            known &= value.reshape(len(records), -1).isfinite().all(1)
-        return known.numpy()
-
-    def decode(self, records: Tensor) -> tuple[Tensor | TopKLogits | None, dict[Feature, Tensor]]:
-        """uint8 ``(N, record_bytes)`` -> what is known of the logits, and the features, float32."""
-        logits = self.logits.decode(records[:, : self._start]) if self.logits else None
-        columns = _columns(records, [(torch.float16, size) for size in self._sizes], self._start)
-        pairs = zip(self.features.items(), columns, strict=True)
-        return logits, {name: column.float().unflatten(1, shape) for (name, shape), column in pairs}
-
-
-def _padded(size: int) -> int:
-    return -(-size // 4) * 4  # so that the columns of every record can be viewed as their own types
-
-
-def _half(values: Tensor) -> Tensor:
-    most = torch.finfo(torch.float16).max
-    return values.clamp(-most, most).half()
-
-
-def _packed(columns: list[Tensor], record_bytes: int) -> Tensor:
-    body = torch.cat([column.contiguous().view(torch.uint8) for column in columns], 1)
-    return torch.nn.functional.pad(body, (CRC_BYTES, record_bytes - CRC_BYTES - body.shape[1]))
-
-
-def _columns(records: Tensor, layout: list[tuple[torch.dtype, int]], start: int = CRC_BYTES) -> list[Tensor]:
-    found = []
-    for dtype, count in layout:
-        found.append(records[:, start : start + count * dtype.itemsize].view(dtype))
-        start += count * dtype.itemsize
-    return found
 
 
 class AnswerStore:
