@@ -21,9 +21,11 @@ OLD_NAMES = {"student.": "model.", "student_ema.": "average.", "distill_losses."
 def todays_names(state: Mapping[str, Any]) -> dict[str, Any]:
     """A training checkpoint's weights under today's names: ``students.<name>.model.*`` and so on.
 
-    Until 0.1 a single student had no name, and a student's parts were called otherwise. Today's names stay as they are.
+    Until 0.1 a single student had no name, a student's parts were called otherwise, and SimKD's loss stood there twice.
+    Today's names stay as they are.
 
-    >>> todays_names({"student.head.bias": 0, "distill_losses.hint.w": 1, "students.a.student.head.bias": 2})
+    >>> old = {"student.head.bias": 0, "distill_losses.hint.w": 1, "_folded.w": 1, "students.a.student.head.bias": 2}
+    >>> todays_names(old)
     ... # doctest: +NORMALIZE_WHITESPACE
     {'students.student.model.head.bias': 0, 'students.student.objective.losses.hint.w': 1,
      'students.a.model.head.bias': 2}
@@ -31,6 +33,8 @@ def todays_names(state: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for key, value in state.items():
         name, rest = key.split(".", 2)[1:] if key.startswith("students.") else ("student", key)
+        if rest.startswith("_folded."):
+            continue
         old = next((prefix for prefix in OLD_NAMES if rest.startswith(prefix)), None)
         found[f"students.{name}.{OLD_NAMES[old] + rest.removeprefix(old) if old else rest}"] = value
     return found
