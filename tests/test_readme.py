@@ -148,8 +148,8 @@ TINY_TEACHER = [
 
 
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, flags=re.S))
-def test_the_python_of_the_readme_runs(code: str, filled: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(filled["HOME"])
-    if "runs/foodtag_vit" in code and not Path("runs/foodtag_vit/latest").exists():
+def test_the_python_of_the_readme_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    if "runs/foodtag_vit" in code:
         assert train_main(["recipe=foodtag_vit", *SMALL, *TINY_FOOD]) == 0
     exec(compile(code, "README.md", "exec"), {})

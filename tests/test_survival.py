@@ -65,7 +65,7 @@ def test_a_loader_worker_killed_by_the_kernel(recipe: Path) -> None:
     assert status == 1
     assert "kd-train: failed: a loader worker" in log
     assert "was killed by signal: Killed" in log
-    assert_good(folder, 2, 3)  # the loss of a worker is noticed a step later at times
+    assert_good(folder, *range(2, 7))  # what the loaders had prepared by then is still trained on
 
 
 def test_a_second_ctrl_c_stops_at_once_and_leaves_the_checkpoint(recipe: Path) -> None:

@@ -100,7 +100,7 @@ class Preflight(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Where the teacher is not to run in training, all answers of the next epoch must be there."""
         run = RunContext.of(trainer)
-        cached = getattr(run, "cached", None)
+        cached = run.module.cached
         if cached is None or not cached.only:
             return
         batches: Any = trainer.train_dataloader.batch_sampler  # type: ignore[union-attr]
