@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -63,8 +64,8 @@ def test_a_gradient_that_is_no_number_spoils_no_checkpoint(recipe: Path) -> None
 def test_a_loader_worker_killed_by_the_kernel(recipe: Path) -> None:
     status, log, folder = fails(recipe, disturb("KillWorker"), "data.num_workers=2", "data.batch_size=2")
     assert status == 1
-    assert "kd-train: failed: a loader worker" in log
-    assert "was killed by signal: Killed" in log
+    # torch says the one or the other, by who is the first to see it gone
+    assert re.search("kd-train: failed: a loader worker (was killed by signal: Killed|exited unexpectedly)", log)
     assert_good(folder, *range(2, 7))  # what the loaders had prepared by then is still trained on
 
 
