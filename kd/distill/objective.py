@@ -87,8 +87,8 @@ class Objective(nn.Module):
             self._bind_loss(name, loss, data, teacher)  # type: ignore[arg-type]
         over_features = [n for n, loss in self.losses.items() if isinstance(loss, (FeatureLoss, LayersLoss))]
         self._complete_taps(over_features)
-        taps.add([p for n in over_features for p in _list(self._taps[n].student)])
         for name in over_features:
+            taps.add(self._taps[name].student)
             self._build(name, self._member(name, teacher), student, taps, trial)
 
     def _check(self, data: DataInfo, teacher: Any) -> None:
@@ -274,10 +274,6 @@ class Objective(nn.Module):
         if isinstance(loss, LayersLoss):
             return loss(student, teacher, target, **extra)
         return loss(student[0], teacher[0], target, **extra)
-
-
-def _list(patterns: str | list[str]) -> list[str]:
-    return [patterns] if isinstance(patterns, str) else list(patterns)
 
 
 def _among(names: Iterable[str]) -> str:

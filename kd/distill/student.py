@@ -28,14 +28,14 @@ class Student(nn.Module):
         objective: what it learns.
         data: classes and sizes of the data.
         teacher: who it learns from, or None.
-        ema_decay: keep an exponential moving average of the model, validate and export that.
+        average: the model's exponential moving average (:func:`kd.distill.step.moving_average`), validated and exported
+            in its place.
         optim: optimizer and schedule.
         spec: the settings that ``model`` was built by, where there are some.
         start: where its first weights come from: ``inherited``, ``pre-trained``, ``scratch``, or ``given``.
         not_inherited: why they don't come from the teacher, where that was asked for if possible.
 
     Raises:
-        ValueError: a decay outside (0, 1).
         UserError: losses, models and data that do not fit each other.
     """
 

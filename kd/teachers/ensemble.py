@@ -21,8 +21,6 @@ class Ensemble:
         members: the teachers by name.
     """
 
-    preprocess = None
-
     def __init__(self, members: Mapping[str, FrozenTeacher]) -> None:
         self.members = dict(members)
         self.arch = " + ".join(teacher.arch for teacher in members.values())
