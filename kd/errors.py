@@ -2,6 +2,8 @@
 
 import re
 import signal
+import traceback
+from collections.abc import Iterator
 
 
 class UserError(ValueError):
@@ -73,15 +75,33 @@ def reason(error: BaseException) -> str:
         first = lines[-1].removeprefix("kd.errors.RunError: ")
     if isinstance(error, RunError):
         return first
-    worker = KILLED_WORKER.search(str(error))
+    worker = next((found for cause in _causes(error) if (found := KILLED_WORKER.search(str(cause)))), None)
     if worker and "Bus error" in worker[1]:
         return NO_SHARED_MEMORY
     if worker:
         return f"a loader worker {worker[1].replace('is killed', 'was killed')} (out of memory? data.num_workers)"
+    if any(_of_a_worker_s_pipe(cause) for cause in _causes(error)):
+        return "a loader worker exited unexpectedly (out of memory? data.num_workers)"
     if isinstance(error, RuntimeError) and LOST.search(str(error)):
         detail = re.sub(r"^.*?(Read|Write) error |^\[\S*\.cc:\d+\] ", "", first).split(". ")[0]
         return f"lost the connection to another process (killed, or its machine is gone): {detail[:160]}"
     return f"{type(error).__name__}: {first}"
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and those that it was raised from or while handling."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _of_a_worker_s_pipe(error: BaseException) -> bool:
+    """Whether it is of the pipe to a loader worker: torch lets it through where the process is not seen dead yet."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    pipes = ("multiprocessing/connection.py", "multiprocessing/queues.py", "torch/multiprocessing/reductions.py")
+    loads = any(file.endswith("torch/utils/data/dataloader.py") for file in files)
+    return isinstance(error, OSError | EOFError) and loads and any(file.endswith(pipes) for file in files)
 
 
 def plain(error: BaseException) -> str:
