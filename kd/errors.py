@@ -99,9 +99,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def _of_a_worker_s_pipe(error: BaseException) -> bool:
     """Whether it is of the pipe to a loader worker: torch lets it through where the process is not seen dead yet."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    pipes = ("multiprocessing/connection.py", "multiprocessing/queues.py", "torch/multiprocessing/reductions.py")
     loads = any(file.endswith("torch/utils/data/dataloader.py") for file in files)
-    return isinstance(error, OSError | EOFError) and loads and any(file.endswith(pipes) for file in files)
+    return loads and any("/multiprocessing/" in file for file in files)
 
 
 def plain(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import multiprocessing
 import os
 import re
 import shutil
@@ -13,8 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from kd.checkpoints import newest_whole
+from kd.errors import reason
 from tests._forks import start, start_ranks, status_of, survivors
 from tests._helpers import ROOT, write_recipe
 
@@ -68,6 +71,22 @@ def test_a_loader_worker_killed_by_the_kernel(recipe: Path) -> None:
     (line,) = [text for text in log.splitlines() if text.startswith("kd-train: failed:")]
     assert re.search("a loader worker (was killed by signal: Killed|exited unexpectedly)", line)
     assert_good(folder, *range(2, 7))  # what the loaders had prepared by then is still trained on
+
+
+def test_a_worker_whose_pipe_closes_before_it_is_seen_dead() -> None:
+    batches = iter(DataLoader([torch.zeros(3000)] * 200, batch_size=4, num_workers=1))
+    next(batches)
+    (worker,) = multiprocessing.active_children()
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's own handler would be the first to see it
+    worker.is_alive = lambda: True  # type: ignore[method-assign]
+    os.kill(worker.pid or 0, signal.SIGKILL)
+    worker.join()
+    try:
+        with pytest.raises((OSError, EOFError, RuntimeError)) as failure:
+            list(batches)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert reason(failure.value) == "a loader worker exited unexpectedly (out of memory? data.num_workers)"
 
 
 def test_a_second_ctrl_c_stops_at_once_and_leaves_the_checkpoint(recipe: Path) -> None:
