@@ -2,17 +2,24 @@
 
 import copy
 from collections.abc import Iterable
+from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kd._bar import bar
 from kd.data.batch import Batch
 from kd.models import Prepare
 from kd.models.own import logits_of
 from kd.tasks import Task
-from kd.tasks.fidelity import Fidelity
 from kd.teachers import Teacher
+
+
+class Listener(Protocol):
+    """Takes in every batch's logits (:class:`kd.tasks.fidelity.Fidelity`)."""
+
+    def update(self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor) -> None:
+        """A batch: logits of both, at the target's size; targets; the pictures' numbers ``(N,)``."""
 
 
 @torch.inference_mode()
@@ -23,7 +30,7 @@ def evaluate(
     task: Task,
     teacher: Teacher | None = None,
     device: torch.device | None = None,
-    fidelity: Fidelity | None = None,
+    fidelity: Listener | None = None,
 ) -> dict[str, dict[str, float]]:
     """Runs a student (and its teacher) in float32 over batches.
 

@@ -3,76 +3,133 @@
 import difflib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kd.checkpoints import run_folder
+from kd.commands._keys import take, truth, whole_number
 from kd.config.request import Request
 from kd.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from kd.commands._measure import Answers, Asked, Subject
 
 HELP = """\
 kd-eval: accuracy of a run's student (and of its teacher), as a table and as JSON.
 
-  kd-eval RUN_FOLDER [split=NAME] [folder=DIR] [robust=true] [data.key=value ...]
+  kd-eval MODEL [MODEL ...] [split=NAME] [folder=DIR] [out=FILE] [robust=true] [data.key=value ...]
 
+  MODEL          a run's folder; or a weights file (safetensors, .pth), or timm's folder (config.json and weights)
+                 several: side by side on the same pictures, with the differences in points
   split=NAME     the data's split: val (default), train, or for an ImageFolder any folder below its root
-  folder=DIR     other pictures: DIR/<class>/*.jpg, with class names the student knows
+  folder=DIR     other pictures: DIR/<class>/*.jpg, with class names the model knows
+  out=FILE       FILE.csv: a line a picture, with its label and what each model says; FILE.json: the figures
   robust=true    also on damaged pictures: blur, noise, JPEG, brightness, three strengths each
+  arch=NAME      which of timm's models a weights file holds, where it does not say; img_size=N: its input's side
+  recipe=NAME    whose pictures a weights file is measured on, without a run beside it
   data.key=...   as for kd-train: data.source.root=DIR, data.batch_size=N, ...
 
-The JSON is written to RUN_FOLDER/eval_<split>.json (eval_<folder's name>.json, or eval_folder_val.json where it is
-called as a split), with how faithful the student is to its teacher: agreement, mean KL
-divergence, calibration, classes, confusions. Computed in float32, as plain timm would.
+The JSON of a run is also written to RUN_FOLDER/eval_<split>.json (eval_<folder's name>.json, or eval_folder_val.json
+where it is called as a split), with how faithful the student is to its teacher: agreement, mean KL divergence,
+calibration, classes, confusions. Computed in float32, as plain timm would.
 """
 
 
-OWN = ("split=", "folder=", "robust=")
+OWN = ("split", "folder", "out", "robust", "arch", "img_size")
 
 
 def run(request: Request) -> int:
-    """Evaluates a run, writes ``eval_<split>.json``."""
+    """Evaluates, prints, writes."""
     if "help" in request.flags or not request.rest:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
-    result, file = evaluated(request)
+    results, files, pairs = _evaluated(request)
     from kd.data.sources import said
 
-    _print_evaluation(result)
-    print(f"written to {file}{said(result.get('left_out', {}))}")
+    if len(results) == 1:
+        _print_evaluation(results[0])
+    else:
+        _print_side_by_side(results, pairs)
+    left_out = said(results[0].get("left_out", {}))
+    if files:
+        print(f"written to {', '.join(map(str, files))}{left_out}")
     return 0
 
 
-def evaluated(request: Request) -> tuple[dict[str, Any], Path]:
-    """The evaluation that a command line asks for, and the file that it was written to.
+def evaluated(request: Request) -> tuple[dict[str, Any], Path | None]:
+    """The evaluation of one model that a command line asks for, and the first file that it was written to.
 
     Raises:
         UserError: no finished run, or a key that an evaluation does not take.
     """
-    run = run_folder(Path(request.rest[0]))
-    own = dict(item.split("=", 1) for item in request.overrides if item.startswith(OWN))
-    several = sorted(str(file.parent) for file in run.glob("students/*/student.safetensors"))
-    if several and not (run / "student.safetensors").is_file():
-        raise UserError(f"{run} has several students, name one: {', '.join(several)}")
-    for name in ("config.yaml", "student.safetensors"):
-        if not (run / name).is_file():
-            raise UserError(f"{run} is no finished run: it has no {name}")
-    request.recipe = str(run / "config.yaml")
-    request.overrides = [item for item in request.overrides if item.split("=", 1)[0] not in own]
+    results, files, _ = _evaluated(request)
+    return results[0], files[0] if files else None
+
+
+def _evaluated(request: Request) -> tuple[list[dict[str, Any]], list[Path], list[tuple[int, int]]]:
+    """What was found of each model, the files written, and how often the first alone is right, and another alone."""
+    asked, out = _asked(request)
+    from kd.commands import _measure
+    from kd.config.quiet import quiet_libraries
+
+    quiet_libraries()
+    measured = _measure.subjects(request, asked)
+    _measure.check_same_pictures(measured, asked)
+    task = measured[0].task
+    if task.dense and out is not None and out.suffix == ".csv":
+        raise UserError("out: of scenes there is no table a picture; kd-predict writes their masks")
+    kept = [None if task.dense else _measure.Answers(task.multi_label) for _ in measured]
+    own_data = not any(item.startswith("data.source") for item in request.overrides)
+    results = [_measure.measure(s, asked, a, own_data) for s, a in zip(measured, kept, strict=True)]
+    answers = [a for a in kept if a is not None]
+    files = _write(results, measured, answers, asked, out)
+    return results, files, [_measure.only_right(answers[0], other) for other in answers[1:]]
+
+
+def _asked(request: Request) -> "tuple[Asked, Path | None]":
+    """The command's own keys, taken from the request, and the file that ``out`` names."""
+    own = take(request, *OWN)
     foreign = next((o for o in request.overrides if not o.startswith(("data.", "model.teacher"))), None)
     if foreign:
-        near = difflib.get_close_matches(foreign.split("=")[0], ["split", "folder", "robust"], 1)
+        near = difflib.get_close_matches(foreign.split("=")[0], OWN, 1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise UserError(f"it takes split=, folder=, robust=, data.* and model.teacher.*, not '{foreign}'{hint}")
-    robust = own.get("robust", "false")
-    if robust not in ("true", "false"):
-        raise UserError(f"robust: must be true or false, got '{robust}'")
-    other_data = any(item.startswith("data.source") for item in request.overrides)
-    result = _evaluate(
-        run, request.parser_args(), own.get("split", "val"), own.get("folder"), robust == "true", not other_data
-    )
-    file = run / f"eval_{_name(own['folder']) if 'folder' in own else own.get('split', 'val')}.json"
-    file.write_text(json.dumps(result, indent=2) + "\n")
-    return result, file
+        keys = ", ".join(f"{key}=" for key in OWN)
+        raise UserError(f"it takes {keys}, data.* and model.teacher.*, not '{foreign}'{hint}")
+    robust, out = truth(own, "robust"), Path(own["out"]) if "out" in own else None
+    size = whole_number(own, "img_size", 1) if "img_size" in own else None
+    if out is not None and (out.suffix not in (".csv", ".json") or not out.resolve().parent.is_dir()):
+        raise UserError(f"out: must be FILE.csv or FILE.json in a folder that is there, got '{out}'")
+    if "split" in own and "folder" in own:
+        raise UserError("folder: is a split of its own; give split= or folder=")
+    from kd.commands._measure import Asked, is_run
+
+    given = next((key for key in ("arch", "img_size") if key in own), None)
+    if given and all(is_run(word) for word in request.rest):
+        raise UserError(f"{given}: a run knows its own; it is for a weights file")
+    return Asked(own.get("split", "val"), own.get("folder"), robust, own.get("arch", ""), size), out
+
+
+def _write(
+    results: list[dict[str, Any]], measured: "Sequence[Subject]", answers: "Sequence[Answers]", asked: "Asked",
+    out: Path | None,
+) -> list[Path]:  # fmt: skip
+    """The figures of each run in its folder, and what ``out`` asks for."""
+    from kd.commands._measure import write_answers
+
+    files = []
+    name = f"eval_{_name(asked.folder) if asked.folder else asked.split}.json"
+    for result, subject in zip(results, measured, strict=True):
+        if subject.run is not None:
+            (subject.run / name).write_text(json.dumps(result, indent=2) + "\n")
+            files.append(subject.run / name)
+    if out is not None and out.suffix == ".csv":
+        write_answers(out, measured, answers, asked)
+    elif out is not None:
+        out.write_text(json.dumps(results[0] if len(results) == 1 else results, indent=2) + "\n")
+    return [*files, *([out] if out is not None else [])]
 
 
 def _name(folder: str) -> str:
@@ -81,90 +138,92 @@ def _name(folder: str) -> str:
     return f"folder_{name}" if name in ("train", "val") else name
 
 
-def _evaluate(
-    run: Path, args: list[str], split: str, folder: str | None, robust: bool, own_data: bool
-) -> dict[str, Any]:
-    """The evaluation; on the run's own validation pictures ``fidelity.json`` too, which the report shows."""
-    import torch
-
-    from kd.callbacks.fidelity import start, write
-    from kd.commands._finished import teacher_of_run
-    from kd.config.parser import KDCLI, build_data, build_task
-    from kd.config.quiet import quiet_libraries
-    from kd.evaluation import evaluate
-    from kd.export.student import load_student, read_metadata
-    from kd.models import count_parameters
-
-    quiet_libraries()
-    config = KDCLI(args, instantiate=False).as_dict()
-    if read_metadata(run / "student.safetensors").get("classifies") == "false":
-        raise UserError(f"{run}: nothing has trained the student's classifier (kd-predict writes its features)")
-    student, student_input, classes = load_student(run / "student.safetensors")
-    data = build_data(config["data"])
-    if folder:
-        data.use_folder(folder, classes)
-        split = "folder"
-    pictures = data.split(split)
-    if list(data.source.classes) != classes:
-        raise UserError(f"data.source: its {len(data.source.classes)} classes are not the student's {len(classes)}")
-    task = build_task(config["model"]["task"])
-    task.build(len(classes), data.source.ignore_index)
-    teacher = teacher_of_run(config["model"], classes, task.dense)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    fidelity = start(task, len(classes))
-    found = evaluate(student, student_input, data.eval_dataloader(split), task, teacher, device, fidelity)
-    if split == "val" and own_data:
-        write(run, fidelity, data, split, classes)
-    damaged = _robust(student, student_input, data, split, task, teacher, device) if robust else {}
-    models = {"student": student} | ({"teacher": teacher.model} if teacher else {})
-    rows = {name: {"params": count_parameters(model), **found[name]} for name, model in models.items()}
-    return {
-        "run": str(run),
-        "data": folder or f"{data.source.describe()} ({split})",
-        "pictures": len(pictures.targets),
-        **({"left_out": data.left_out} if data.left_out else {}),
-        **rows,
-        "fidelity": fidelity.result(classes),
-        **({"robust": damaged} if robust else {}),
-    }
-
-
-def _robust(
-    student: Any, student_input: Any, data: Any, split: str, task: Any, teacher: Any, device: Any
-) -> dict[str, dict[str, list[float]]]:
-    """The task's main metric on damaged pictures: by damage and model, at each strength."""
-    from kd.data.corruptions import CORRUPTIONS, STRENGTHS, corrupted
-    from kd.evaluation import evaluate
-
-    found: dict[str, dict[str, list[float]]] = {}
-    for name in CORRUPTIONS:
-        for strength in STRENGTHS:
-            task.reset()
-            batches = corrupted(data.eval_dataloader(split), name, strength)
-            for model, metrics in evaluate(student, student_input, batches, task, teacher, device).items():
-                found.setdefault(name, {}).setdefault(model, []).append(metrics[task.primary])
-    return found
-
-
 def _print_evaluation(result: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{result['pictures']} pictures: {result['data']}")
-    shown = [name for name in result["student"] if name != "params" and not name.startswith("iou_")]
-    for column in ("", "parameters", *shown):
-        table.add_column(column, justify="right" if column else "left")
+    console = _console()
+    table, shown = _table(result)
     for name in ("teacher", "student"):
         if name in result:
-            row = result[name]
-            numbers = [f"{row[k]:.1%}" if k in row else "" for k in shown]
-            table.add_row(name, f"{row['params'] / 1e6:.2f} M", *numbers)
-    console = Console(width=None if sys.stdout.isatty() else 120)
+            table.add_row(name, *_cells(result[name], shown))
     console.print(table)
     for line in faithful(result["fidelity"]):
         print(line)
     if "robust" in result:
         console.print(_robust_table(result["robust"]))
+
+
+def _print_side_by_side(results: list[dict[str, Any]], pairs: list[tuple[int, int]]) -> None:
+    """Each model, each teacher once, and the differences to the first in points."""
+    console = _console()
+    table, shown = _table(results[0])
+    first, names = results[0], _short([result["run"] for result in results])
+    teachers: list[dict[str, Any]] = []
+    for name, result in zip(names, results, strict=True):
+        if "teacher" in result and result["teacher"] not in teachers:
+            teachers.append(result["teacher"])
+            table.add_row(f"teacher of {name}", *_cells(result["teacher"], shown))
+    for name, result in zip(names, results, strict=True):
+        table.add_row(name, *_cells(result["student"], shown))
+    for name, result in zip(names[1:], results[1:], strict=True):
+        table.add_row(f"{name} - {names[0]}, points", *_gaps(first["student"], result["student"], shown))
+    console.print(table)
+    for name, pair in zip(names[1:], pairs, strict=False):
+        print(_paired(names[0], name, pair, first["pictures"]))
+    for name, result in zip(names, results, strict=True):
+        for line in faithful(result["fidelity"]):
+            print(f"{name}: {line}")
+        if "robust" in result:
+            console.print(_robust_table(result["robust"], name))
+
+
+def _paired(first: str, other: str, pair: tuple[int, int], pictures: int) -> str:
+    """How sure the difference is.
+
+    >>> _paired("a", "b", (2, 6), 100)
+    'a alone is right on 2 of 100 pictures, b alone on 6: +4.0 ± 2.8 points (standard error, paired by picture)'
+    """
+    mine, theirs = pair
+    gap = (theirs - mine) / pictures
+    error = (((mine + theirs) / pictures - gap**2) / pictures) ** 0.5
+    told = f"{first} alone is right on {mine} of {pictures} pictures, {other} alone on {theirs}: {100 * gap:+.1f}"
+    return f"{told} ± {100 * error:.1f} points (standard error, paired by picture)"
+
+
+def _short(names: list[str]) -> list[str]:
+    """Names without the folders that all of them share.
+
+    >>> _short(["runs/food/000", "runs/food/001"]), _short(["a/best", "b/best"])
+    (['000', '001'], ['a/best', 'b/best'])
+    """
+    parts = [Path(name).parts for name in names]
+    while all(len(part) > 1 for part in parts) and len({part[0] for part in parts}) == 1:
+        parts = [part[1:] for part in parts]
+    return [str(Path(*part)) for part in parts]
+
+
+def _gaps(first: dict[str, float], other: dict[str, float], shown: Sequence[str]) -> list[str]:
+    share = f"x {other['params'] / first['params']:.2f}"
+    return [share, *(f"{100 * (other[k] - first[k]):+.1f}" if k in first and k in other else "" for k in shown)]
+
+
+def _table(result: dict[str, Any]) -> "tuple[Table, list[str]]":
+    """A table of the figures in ``result``, without rows yet, and the names of its figures."""
+    from rich.table import Table
+
+    table = Table(title=f"{result['pictures']} pictures: {result['data']}")
+    shown = [name for name in result["student"] if name != "params" and not name.startswith("iou_")]
+    for column in ("", "parameters", *shown):
+        table.add_column(column, justify="right" if column else "left", overflow="fold")
+    return table, shown
+
+
+def _cells(row: dict[str, float], shown: Sequence[str]) -> list[str]:
+    return [f"{row['params'] / 1e6:.2f} M", *(f"{row[k]:.1%}" if k in row else "" for k in shown)]
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 120)
 
 
 def faithful(found: dict[str, Any]) -> list[str]:
@@ -189,10 +248,10 @@ def faithful(found: dict[str, Any]) -> list[str]:
     return lines + ([f"classes that lost most ({found['score']}): " + ", ".join(told)] if told else [])
 
 
-def _robust_table(found: dict[str, dict[str, list[float]]]) -> Any:
+def _robust_table(found: dict[str, dict[str, list[float]]], whose: str = "") -> "Table":
     from rich.table import Table
 
-    table = Table(title="on damaged pictures, by strength")
+    table = Table(title=f"{whose}{': ' if whose else ''}on damaged pictures, by strength")
     for column in ("", "", "1", "2", "3"):
         table.add_column(column, justify="right" if column else "left")
     for damage, models in found.items():

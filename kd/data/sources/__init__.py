@@ -5,7 +5,7 @@ A source of one's own is a subclass of :class:`Source`, named by its class path.
 
 from kd.data.sources.base import Source, Split, Subset, cache_dir, changed, fingerprint, identity, stamp_of
 from kd.data.sources.files import IMAGE_SUFFIXES, FileSplit, pictures_below, printable, said
-from kd.data.sources.folder import ImageFolder, labelled_folder
+from kd.data.sources.folder import ImageFolder, class_folders, labelled_folder
 from kd.data.sources.food101 import Food101
 from kd.data.sources.foodtag import FoodTagMini
 from kd.data.sources.hugging_face import HuggingFace
@@ -32,6 +32,7 @@ __all__ = [
     "Subset",
     "cache_dir",
     "changed",
+    "class_folders",
     "fingerprint",
     "identity",
     "labelled_folder",

@@ -1,0 +1,320 @@
+"""What ``kd-eval`` measures: the student of a run, or the model in a weights file, on one split of pictures."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kd.callbacks.fidelity import start, write
+from kd.checkpoints import run_folder, write_whole
+from kd.commands._finished import check_finished, teacher_of_run
+from kd.config.parser import KDCLI, build_data, build_task
+from kd.config.request import Request
+from kd.data.corruptions import CORRUPTIONS, STRENGTHS, corrupted
+from kd.data.datamodule import DistillationDataModule
+from kd.data.sources import class_folders, identity, printable
+from kd.errors import UserError
+from kd.evaluation import evaluate
+from kd.export.student import load_student, read_metadata
+from kd.models import Prepare, TeacherSpec, count_parameters
+from kd.models.weights import about, weights_file
+from kd.tasks import Task
+from kd.tasks.fidelity import Fidelity
+from kd.teachers import Teacher, build_teacher
+
+Found = tuple[nn.Module, Prepare, list[str], DistillationDataModule]
+"""A model, its input, its classes, the data."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command's own keys.
+
+    Attributes:
+        split: of the data.
+        folder: of other pictures.
+        robust: on damaged pictures too.
+        arch: timm's name of the model in a bare weights file that does not say.
+        img_size: side of its input in pixels.
+    """
+
+    split: str = "val"
+    folder: str | None = None
+    robust: bool = False
+    arch: str = ""
+    img_size: int | None = None
+
+    @property
+    def place(self) -> str:
+        """The split's name in the data module."""
+        return "folder" if self.folder else self.split
+
+
+@dataclass
+class Subject:
+    """A model and the pictures that it is measured on.
+
+    Attributes:
+        name: as it was asked for.
+        run: its folder; None for a bare weights file.
+        model: in eval mode.
+        prepare: its input.
+        classes: names by class id.
+        data: holds the split.
+        task: what the labels mean.
+        teacher: whose answers its own are compared with.
+    """
+
+    name: str
+    run: Path | None
+    model: nn.Module
+    prepare: Prepare
+    classes: list[str]
+    data: DistillationDataModule
+    task: Task
+    teacher: Teacher | None
+
+
+@dataclass
+class Answers:
+    """What each picture is and what each model says of it.
+
+    Attributes:
+        several: a picture has any number of labels.
+        rows: by the picture's number: its target, and by model the answer and its probability.
+    """
+
+    several: bool
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def update(self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor) -> None:
+        """Adds a batch: logits ``(N, C)`` of both, ids ``(N,)`` or labels ``(N, C)``, numbers of the pictures."""
+        told = {"label": _ids(target) if self.several else target.tolist()}
+        for name, logits in (("student", student), *((("teacher", teacher),) if teacher is not None else ())):
+            p = logits.float().sigmoid() if self.several else logits.float().softmax(1)
+            told[name] = _ids(p) if self.several else p.argmax(1).tolist()
+            told[f"{name}_p"] = [] if self.several else p.amax(1).tolist()
+        for place, i in enumerate(index.tolist()):
+            self.rows[i] = {key: values[place] for key, values in told.items() if values}
+
+    def right(self) -> dict[int, bool]:
+        """Whether the model is right, by the picture's number."""
+        return {i: row["student"] == row["label"] for i, row in self.rows.items()}
+
+
+def _ids(labels: Tensor) -> list[list[int]]:
+    return [torch.nonzero(row > 0.5).flatten().tolist() for row in labels]
+
+
+# -- what is measured --------------------------------------------------------------------------------------------------
+
+
+def is_run(word: str) -> bool:
+    """Whether a word of the command line names a run, and not a bare weights file or a folder of timm's."""
+    path = run_folder(Path(word))
+    return not (path.is_file() or (path / "config.json").is_file())
+
+
+def subjects(request: Request, asked: Asked) -> list[Subject]:
+    """The models that the words of a command line name.
+
+    Raises:
+        UserError: no finished run, no weights file, or no pictures to measure one on.
+    """
+    first = next((word for word in request.rest if is_run(word)), None)
+    if first is not None and request.recipe is not None:
+        raise UserError(f"recipe: {first} has settings of its own; data.key=value changes them")
+    return [
+        _of_run(run_folder(Path(word)), request, asked) if is_run(word) else _of_file(word, first, request, asked)
+        for word in request.rest
+    ]
+
+
+def _settings(request: Request, recipe: str | None) -> dict[str, Any]:
+    asking = Request(recipe, request.overlays, request.overrides, trust=request.trust, flags=request.flags)
+    return KDCLI(asking.parser_args(), instantiate=False).as_dict()
+
+
+def _of_run(run: Path, request: Request, asked: Asked) -> Subject:
+    several = sorted(str(file.parent) for file in run.glob("students/*/student.safetensors"))
+    if several and not (run / "student.safetensors").is_file():
+        raise UserError(f"{run} has several students, name one: {', '.join(several)}")
+    check_finished(run)
+    config = _settings(request, str(run / "config.yaml"))
+    model, prepare, classes = _kd_student(run / "student.safetensors", str(run))
+    data = _data(config, asked, classes)
+    task = _task(config, classes, data)
+    return Subject(str(run), run, model, prepare, classes, data, task,
+                   teacher_of_run(config["model"], classes, task.dense))  # fmt: skip
+
+
+def _kd_student(file: Path, name: str) -> tuple[nn.Module, Prepare, list[str]]:
+    if read_metadata(file).get("classifies") == "false":
+        raise UserError(f"{name}: nothing has trained the student's classifier (kd-predict writes its features)")
+    return load_student(file)
+
+
+def _of_file(word: str, run: str | None, request: Request, asked: Asked) -> Subject:
+    """A model without a run; beside one, on the run's pictures and compared with its teacher."""
+    file = weights_file(Path(word), "weights")
+    given = {item.split("=", 1)[0] for item in request.overrides}
+    recipe = str(run_folder(Path(run)) / "config.yaml") if run else request.recipe
+    if not (recipe or asked.folder or "data.source" in given):
+        raise UserError(f"{word}: on which pictures? folder=DIR (DIR/<class>/*.jpg), recipe=NAME, or "
+                        "data.source=ImageFolder data.source.root=DIR")  # fmt: skip
+    config = _settings(request, recipe)
+    ours = file.suffix == ".safetensors" and {"arch", "kwargs"} <= read_metadata(file).keys()
+    model, prepare, classes, data = _ours(file, config, asked) if ours else _foreign(word, config, asked)
+    if not recipe and "data.img_size" not in given:
+        data.size = prepare.size  # views as large as the model's input
+    task = _task(config, classes, data)
+    teacher = teacher_of_run(config["model"], classes, task.dense) if run else None
+    return Subject(word, None, model, prepare, classes, data, task, teacher)
+
+
+def _ours(file: Path, config: dict[str, Any], asked: Asked) -> Found:
+    model, prepare, classes = _kd_student(file, str(file))
+    return model, prepare, classes, _data(config, asked, classes)
+
+
+def _foreign(word: str, config: dict[str, Any], asked: Asked) -> Found:
+    """A weights file as it may be a teacher's, with its classes in the data's order."""
+    said = about(word)
+    if not (said.arch or asked.arch):
+        raise UserError(f"arch: {word} does not say which model it is; give the name of one of timm's: arch=NAME")
+    own = said.classes or (class_folders(Path(asked.folder), "folder") if asked.folder else [])
+    data = _data(config, asked, own if asked.folder else None)
+    classes = list(data.source.classes)
+    spec = TeacherSpec(checkpoint=word, arch=asked.arch, img_size=asked.img_size)
+    try:
+        built = build_teacher(spec, len(classes), classes, "weights", build_task(config["model"]["task"]).dense)
+    except UserError as error:
+        raise UserError(str(error).removeprefix("weights.")) from error
+    return built.in_the_datas_classes(), built.prepare, classes, data
+
+
+def _data(config: dict[str, Any], asked: Asked, classes: list[str] | None) -> DistillationDataModule:
+    """The pictures, whose classes must be ``classes`` where those are known."""
+    data = build_data(config["data"])
+    if asked.folder:
+        data.use_folder(asked.folder, classes or [])
+    data.split(asked.place)
+    if classes is not None and list(data.source.classes) != classes:
+        raise UserError(f"data.source: its {len(data.source.classes)} classes are not the student's {len(classes)}")
+    return data
+
+
+def _task(config: dict[str, Any], classes: list[str], data: DistillationDataModule) -> Task:
+    task = build_task(config["model"]["task"])
+    task.build(len(classes), data.source.ignore_index)
+    return task
+
+
+def check_same_pictures(measured: Sequence[Subject], asked: Asked) -> None:
+    """Raises a UserError where models would be compared on different pictures or labels."""
+    first, *others = (_named(subject, asked) for subject in measured)
+    for subject, found in zip(measured[1:], others, strict=True):
+        if found != first:
+            raise UserError(f"{measured[0].name} and {subject.name} have other pictures or labels to validate with "
+                            f"({first['pictures']:,} and {found['pictures']:,}); name the same for all: folder=DIR or "
+                            "data.source.root=DIR")  # fmt: skip
+
+
+def _named(subject: Subject, asked: Asked) -> dict[str, Any]:
+    split = subject.data.split(asked.place)
+    return {"pictures": len(split.targets), "content": identity(split), "classes": subject.classes}
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Both:
+    """Two that look at the same batches."""
+
+    first: Fidelity
+    second: Answers
+
+    def update(self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor) -> None:
+        self.first.update(student, teacher, target, index)
+        self.second.update(student, teacher, target, index)
+
+
+def measure(subject: Subject, asked: Asked, answers: Answers | None, own_data: bool) -> dict[str, Any]:
+    """Measures a model (and its teacher): metrics, fidelity, and damaged pictures where they are asked for.
+
+    Args:
+        subject: the model.
+        asked: the command's keys.
+        answers: keeps what is said of each picture.
+        own_data: the pictures are the run's own: ``fidelity.json``, which the report shows, is written too.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    data, task, classes = subject.data, subject.task, subject.classes
+    fidelity = start(task, len(classes))
+    found = evaluate(subject.model, subject.prepare, data.eval_dataloader(asked.place), task, subject.teacher, device,
+                     _Both(fidelity, answers) if answers is not None else fidelity)  # fmt: skip
+    if asked.place == "val" and own_data and subject.run is not None:
+        write(subject.run, fidelity, data, "val", classes)
+    models = {"student": subject.model} | ({"teacher": subject.teacher.model} if subject.teacher else {})
+    return {
+        "run": subject.name,
+        "data": asked.folder or f"{data.source.describe()} ({asked.split})",
+        "pictures": len(data.split(asked.place).targets),
+        **({"left_out": data.left_out} if data.left_out else {}),
+        **{name: {"params": count_parameters(model), **found[name]} for name, model in models.items()},
+        "fidelity": fidelity.result(classes),
+        **({"robust": _robust(subject, asked, device)} if asked.robust else {}),
+    }
+
+
+def _robust(subject: Subject, asked: Asked, device: torch.device) -> dict[str, dict[str, list[float]]]:
+    """The task's main metric on damaged pictures: by damage and model, at each strength."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name in CORRUPTIONS:
+        for strength in STRENGTHS:
+            subject.task.reset()
+            batches = corrupted(subject.data.eval_dataloader(asked.place), name, strength)
+            metrics = evaluate(subject.model, subject.prepare, batches, subject.task, subject.teacher, device)
+            for model, values in metrics.items():
+                found.setdefault(name, {}).setdefault(model, []).append(values[subject.task.primary])
+    return found
+
+
+# -- what each picture got ---------------------------------------------------------------------------------------------
+
+
+def write_answers(file: Path, measured: Sequence[Subject], kept: Sequence[Answers], asked: Asked) -> None:
+    """A line a picture: its name, its label, and each model's answer with its probability."""
+    split, classes, alone = measured[0].data.split(asked.place), measured[0].classes, len(measured) == 1
+    columns = {}
+    for subject, answers in zip(measured, kept, strict=True):
+        first = next(iter(answers.rows.values()), {})
+        for key in ("student", "student_p", "teacher", "teacher_p"):
+            if key in first:
+                columns[key if alone else f"{subject.name} {key}"] = answers, key
+
+    def told(value: int | float | list[int]) -> str | float:
+        if isinstance(value, float):
+            return round(value, 6)
+        ids = value if isinstance(value, list) else [value]
+        return ";".join(classes[i] for i in ids if 0 <= i < len(classes))
+
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["picture", "label", *columns])
+    for i in sorted(kept[0].rows):
+        row = [told(answers.rows[i][key]) for answers, key in columns.values()]
+        table.writerow([printable(split.name(i)), told(kept[0].rows[i]["label"]), *row])
+    write_whole(file, lambda opened: opened.write(text.getvalue().encode()))
+
+
+def only_right(first: Answers, other: Answers) -> tuple[int, int]:
+    """How many pictures the first alone names right, and how many the other alone."""
+    mine, theirs = first.right(), other.right()
+    return (sum(mine[i] and not theirs[i] for i in mine), sum(theirs[i] and not mine[i] for i in mine))
