@@ -100,7 +100,7 @@ class DistillationDataModule(LightningDataModule):
 
     Args:
         source: where pictures and labels come from, by class name: ``FoodTagMini``, ``ImageFolder``, ``Food101``,
-            ``Manifest``, ``HuggingFace``, ``SegmentationFolder``, ``Shards``.
+            ``Manifest``, ``HuggingFace``, ``SegmentationFolder``, ``Shards``, ``WebDataset``.
         img_size: side of a view in pixels, or height and width; teacher and student resize it to their own size on the
             device.
         batch_size: pictures a step and process; ``auto`` takes the largest that fits (see ``optim.lr_batch``).

@@ -13,6 +13,7 @@ from kd.data.sources.manifest import Manifest
 from kd.data.sources.segmentation import MaskSplit, SegmentationFolder
 from kd.data.sources.shards import Shards
 from kd.data.sources.unlabelled import Joined, Pictures, unlabelled_folder
+from kd.data.sources.webdataset import WebDataset
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -30,6 +31,7 @@ __all__ = [
     "Source",
     "Split",
     "Subset",
+    "WebDataset",
     "cache_dir",
     "changed",
     "class_folders",

@@ -1,0 +1,132 @@
+"""Tar shards as others make them: read as they lie, the run over them is the run over their folder."""
+
+import io
+import json
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from kd.cli import main
+from kd.data.sources import ImageFolder, WebDataset
+from kd.errors import UserError
+from tests._helpers import CLASSES
+from tests.test_train import assert_same, losses, run, student_of
+
+Members = dict[str, bytes]
+
+
+def shard(file: Path, samples: Sequence[Members], mode: str = "w") -> Path:
+    """A tar file of samples: contents by name."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file, mode) as tar:
+        for members in samples:
+            for name, content in members.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    return file
+
+
+def shards(folder: Path, pictures: Path, kind: str) -> Path:
+    """The drawn pictures in shards of 10, in the folder's own order, so that a run sees them in the same one."""
+    source = ImageFolder(str(pictures))
+    for name in ("train", "val"):
+        split, samples = source.load(name), list[Members]()
+        for i, target in enumerate(split.targets):
+            label = {
+                "cls": {"cls": str(target).encode()},
+                "json": {"json": json.dumps({"label": CLASSES[target], "width": 44}).encode()},
+                "txt": {"txt": f"{CLASSES[target]}\n".encode()},
+            }[kind]
+            members = {"JPG" if i % 2 else "jpg": split.read(i), **label, "extra.npy": b"x"}
+            samples.append({f"./a.b/{i:04d}.{ending}": content for ending, content in members.items()})
+        for n in range(0, len(samples), 10):
+            shard(folder / f"{name}-{n // 10:03d}.tar", samples[n : n + 10])
+    return folder
+
+
+def test_foreign_shards_are_read_as_their_folder_is(recipe: Path, pictures: Path, tmp_path: Path) -> None:
+    """By a pattern of braces, a list and a folder; with labels as numbers, in JSON and as text."""
+    made = {kind: shards(tmp_path / kind, pictures, kind) for kind in ("cls", "json", "txt")}
+    (tmp_path / "names.txt").write_text("".join(f"{name}\n" for name in CLASSES))
+    (made["json"] / "train.txt").write_text("".join(f"train-{n:03d}.tar\n" for n in range(5)))
+    ways = {
+        "cls": (f"{made['cls']}/train-{{000..004}}.tar", f"{made['cls']}/val-*.tar", str(tmp_path / "names.txt")),
+        "json": (f"{made['json']}/train.txt", f"{made['json']}/val-{{000,001}}.tar", None),
+    }
+    for train, val, classes in ways.values():
+        source = WebDataset(train, val, classes=classes)
+        for name in ("train", "val"):
+            split, folder = source.load(name), ImageFolder(str(pictures)).load(name)
+            assert (split.targets, source.classes) == (folder.targets, list(CLASSES))
+            assert [split.read(i) for i in range(len(split.targets))] == [
+                folder.read(i) for i in range(len(folder.paths))
+            ]
+    for file in made["txt"].glob("val-*.tar"):
+        (tmp_path / "val").mkdir(exist_ok=True)
+        file.rename(tmp_path / "val" / file.name)
+    items = ["data.num_workers=1", "trainer.max_epochs=1"]
+    folder = run(recipe, *items)
+    foreign = run(recipe, *items, "data.source=WebDataset", f"data.source.train={made['txt']}",
+                  f"data.source.val={tmp_path / 'val'}")  # fmt: skip
+    assert losses(folder) == losses(foreign)
+    assert_same(student_of(folder), student_of(foreign))
+    pattern = f"data.source.train={made['cls']}/train-{{000..004}}.tar"
+    assert main("eval", [str(foreign), "data.source=WebDataset", pattern, "split=train",
+                         f"data.source.classes={tmp_path / 'names.txt'}"]) == 0  # fmt: skip
+    assert json.loads((foreign / "eval_train.json").read_text())["pictures"] == 48
+
+
+def test_shards_without_labels_or_with_captions(tmp_path: Path, pictures: Path) -> None:
+    split = ImageFolder(str(pictures)).load("train")
+    samples = [{f"{i}.jpg": split.read(i % 48), f"{i}.txt": f"picture {i}".encode()} for i in range(1100)]
+    samples += [{"x.heic": b"", "x.txt": b"a"}, {"y.cls": b"1"}]
+    folder = shard(tmp_path / "captions" / "0.tar", samples).parent
+    with pytest.raises(UserError, match="1,100 different labels of 1,100 pictures look like captions; label=none"):
+        WebDataset(str(folder)).load("train")
+    source = WebDataset(str(folder), label="none")
+    found = source.load("train")
+    assert (source.classes, set(found.targets), len(found.targets)) == ([], {-1}, 1100)
+    assert found.left_out == {".heic": 1, "no picture": 1}
+    assert not source.has("val")
+
+
+def test_what_can_not_be_read_is_named(
+    recipe: Path, tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = ImageFolder(str(pictures)).load("train").read(0)
+    good = {"a.jpg": picture, "a.cls": b"0"}
+    whole = shard(tmp_path / "whole.tar", [good, {"b.jpg": picture, "b.cls": b"1"}])
+    (tmp_path / "cut.tar").write_bytes(whole.read_bytes()[: 512 + len(picture) // 2])
+    cases = [
+        (tmp_path / "none", "data.source.train: there is no"),
+        (tmp_path / "n-{3..1}.tar", "data.source.train: {3..1} must count up"),
+        ("s3://bucket/a.tar", "is not on a disk; fetch the shards first"),
+        (tmp_path / "cut.tar", "is truncated"),
+        (shard(tmp_path / "packed.tar", [good], "w:gz"), "is not a plain tar file"),
+        (shard(tmp_path / "none.tar", [{"a.cls": b"0"}]), "no pictures in 1 shard(s)"),
+        (shard(tmp_path / "twice.tar", [good, good]), "holds a.jpg twice"),
+        (shard(tmp_path / "two.tar", [{**good, "a.png": picture}]), "a in " + str(tmp_path / "two.tar")),
+        (shard(tmp_path / "some.tar", [good, {"b.jpg": picture}]), "data.source.label: b.jpg in"),
+        (shard(tmp_path / "list.tar", [{"a.jpg": picture, "a.json": b'{"label": [1, 2]}'}]), "holds no single label"),
+    ]
+    for place, told in cases:
+        with pytest.raises(UserError) as error:
+            WebDataset(str(place)).load("train")
+        assert told in str(error.value)
+        assert "\n" not in str(error.value)
+    for arguments, told in (
+        ({"label": "txt"}, "data.source.label: no sample has 'txt'"),
+        ({"classes": "nowhere.txt"}, "data.source.classes: nowhere.txt can't be read"),
+        ({"classes": ["one"]}, "has the label '1', not one of the 1 classes"),
+    ):
+        with pytest.raises(UserError) as error:
+            WebDataset(str(whole), **arguments).load("train")
+        assert told in str(error.value)
+    items = [f"recipe={recipe}", "data.source=WebDataset", f"data.source.train={whole}", "data.source.label=class"]
+    assert main("train", items) == 2
+    told = "data.source.label: must be cls, txt, json.FIELD, none or auto, got 'class'"
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
