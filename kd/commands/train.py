@@ -123,7 +123,7 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
     teacher = teacher_checkpoint(parsed.as_dict())
     if teacher:
         args.append(f"--model.teacher.checkpoint={teacher}")
-    return KDCLI(args, launcher=cluster.launcher if cluster else None, marker=marker), resume_from
+    return KDCLI(args, cluster=cluster, marker=marker), resume_from
 
 
 def _said(request: Request) -> str:
@@ -171,10 +171,20 @@ def _join_cluster(request: Request) -> Cluster | None:
     cluster = recognise()
     if cluster is None or any(item.startswith("trainer.num_nodes=") for item in request.overrides):
         return None
+    _check_devices(cluster, request.overrides)
     request.cluster = cluster.arguments()
     for name, value in cluster.variables.items():
         os.environ.setdefault(name, value)
     return cluster
+
+
+def _check_devices(cluster: Cluster, overrides: list[str]) -> None:
+    """Where the launcher has started every process, the command line can't ask for others."""
+    asked = next((item.split("=", 1)[1] for item in reversed(overrides) if item.startswith("trainer.devices=")), None)
+    if cluster.starts_each_process and asked not in (None, "auto", str(cluster.devices)):
+        raise UserError(
+            f"trainer.devices: {asked}, but {cluster.launcher} has started {cluster.devices} on each machine"
+        )
 
 
 def _was_here_before(marker: Path, request: Request) -> bool:

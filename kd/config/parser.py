@@ -13,6 +13,7 @@ from typing import Any, Literal, NoReturn
 import torch
 import yaml
 from jsonargparse import Namespace
+from lightning_fabric.plugins.environments import ClusterEnvironment
 from lightning_fabric.utilities.seed import seed_everything
 from omegaconf.errors import OmegaConfBaseException
 from pytorch_lightning import Callback, Trainer
@@ -45,6 +46,7 @@ from kd.config.values import flatten
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.export import save_student
+from kd.launch.cluster import Cluster
 from kd.lightning_internals import runs_in_child_processes
 from kd.module import DistillationModule
 from kd.optim import OptimSpec
@@ -113,14 +115,14 @@ class KDCLI(LightningCLI):
     Args:
         args: ``--config=FILE`` and ``--key=value`` items, in order of rising priority.
         instantiate: build data, module and trainer; else only parse.
-        launcher: who started the processes, where there are several.
+        cluster: the job that this process is part of.
         marker: the file by which a restarted job finds its run folder.
     """
 
     def __init__(
-        self, args: list[str], instantiate: bool = True, launcher: str | None = None, marker: Path | None = None
+        self, args: list[str], instantiate: bool = True, cluster: Cluster | None = None, marker: Path | None = None
     ) -> None:
-        self._instantiate, self._launcher, self._marker = instantiate, launcher, marker
+        self._instantiate, self._cluster, self._marker = instantiate, cluster, marker
         self._args = args
         self.student_configs: dict[str, str] = {}
         with warnings.catch_warnings():
@@ -300,7 +302,13 @@ class KDCLI(LightningCLI):
         watching = monitors(MonitorSpec(**config.monitor), self.folder)
         self.summary = Summary(self.folder, preflight, config.recipe, config.seed, monitor, config.checkpoint.mode)
         loggers = Loggers(self.folder, self.loggers, build_loggers, flatten(yaml.safe_load(self._yaml)))
-        ours: list[Callback] = [Nodes(self._launcher), preflight, self.folder, loggers, LearningRate()]
+        ours: list[Callback] = [
+            Nodes(self._cluster.launcher if self._cluster else None),
+            preflight,
+            self.folder,
+            loggers,
+            LearningRate(),
+        ]
         ours += [Finite(), Preemption(), *watching]
         ours += [FidelityRecord(self.folder, preflight, monitor, config.checkpoint.mode), self.summary]
         if config.students:
@@ -312,7 +320,7 @@ class KDCLI(LightningCLI):
             ours.append(Progress(next((w.so_far for w in watching if isinstance(w, Phases)), None)))
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": ours}
         try:
-            trainer = super().instantiate_trainer(enable_progress_bar=False, **kwargs)
+            trainer = super().instantiate_trainer(enable_progress_bar=False, plugins=self._plugins(), **kwargs)
         except UserError:
             raise
         except Exception as error:  # all that Lightning and the packages it looks for have against the settings
@@ -321,6 +329,15 @@ class KDCLI(LightningCLI):
         files = CheckpointFiles()
         trainer.strategy.checkpoint_io = AsyncCheckpointIO(files) if config.checkpoint.asynchronous else files
         return trainer
+
+    def _plugins(self) -> list[object] | None:
+        """The recipe's own plugins, and how the processes find each other where Lightning would mistake the job."""
+        own = self.config_init.trainer.plugins
+        asked = [*own] if isinstance(own, list | tuple) else [own] if own else []
+        environment = self._cluster.environment() if self._cluster else None
+        if environment and not any(isinstance(plugin, ClusterEnvironment) for plugin in asked):
+            asked.append(environment)
+        return asked or None
 
     def _student(self, name: str) -> DistillationModule:
         """One of several students, built as it would be in a run of its own."""

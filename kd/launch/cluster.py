@@ -1,29 +1,34 @@
 """Which machines a job has, and which of them this is: read from what the launcher left in the environment."""
 
 import hashlib
-import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from kd.errors import UserError
+from kd.launch import groups
 
-RESOURCE_FILE = Path("/opt/ml/input/config/resourceconfig.json")  # SageMaker's description of the cluster
+if TYPE_CHECKING:
+    from lightning_fabric.plugins.environments import LightningEnvironment
+
 PORT = "29500"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Cluster:
     """A job's machines.
 
     Attributes:
-        launcher: who started it: ``torchrun``, ``SLURM`` or ``SageMaker``.
-        num_nodes: machines.
+        launcher: who started it: ``torchrun``, ``mpirun``, ``SLURM``, ``SageMaker``, ``SkyPilot`` or ``TrainJob``.
+        num_nodes: machines that train.
         devices: processes on each; None leaves it to the trainer.
         variables: environment variables that the processes need and the launcher does not set.
         job: names the job, the same after a restart.
+        role: of this machine: it trains, or it prepares data for those that do.
+        data_nodes: machines that prepare data.
     """
 
     launcher: str
@@ -31,20 +36,59 @@ class Cluster:
     devices: int | None
     variables: dict[str, str] = field(default_factory=dict)
     job: str | None = None
+    role: Literal["train", "data"] = "train"
+    data_nodes: int = 0
 
     def arguments(self) -> list[str]:
         """For the parser."""
         devices = [] if self.devices is None else [f"--trainer.devices={self.devices}"]
         return [f"--trainer.num_nodes={self.num_nodes}", *devices]
 
+    def environment(self) -> "LightningEnvironment | None":
+        """For the trainer: by the variables alone, where Lightning would take SLURM's or Kubernetes' ones beside them
+        for the job's; None where Lightning's own choice is right."""
+        if self.launcher in ("torchrun", "SLURM"):
+            return None
+        from lightning_fabric.plugins.environments import LightningEnvironment
 
-def recognise(env: Mapping[str, str] = os.environ, resource_file: Path = RESOURCE_FILE) -> Cluster | None:
+        return LightningEnvironment()
+
+    @property
+    def starts_each_process(self) -> bool:
+        """Whether the launcher has started every process itself, so that none may start more."""
+        return self.launcher in ("torchrun", "mpirun", "SLURM")
+
+
+def recognise(env: Mapping[str, str] = os.environ, resource_file: Path | None = None) -> Cluster | None:
     """The job that this process is part of; None for a process of its own.
+
+    The one that started this process itself is asked first: ``mpirun`` starts processes inside SLURM's and SageMaker's
+    jobs, whose variables are there as well.
+
+    Args:
+        env: the environment.
+        resource_file: SageMaker's description of the cluster; default: where SageMaker writes it.
 
     Raises:
         UserError: a description that contradicts itself.
     """
-    return _torchrun(env) or _slurm(env) or _sagemaker(env, resource_file)
+    file = groups.base(env) / groups.RESOURCE_FILE if resource_file is None else resource_file
+    machines = groups.machines(env, file)
+    if env.get("KD_ROLE", "train") not in ("train", "data"):
+        raise UserError(f"KD_ROLE: must be train or data, got '{env['KD_ROLE']}'")
+    starters: list[Callable[[], Cluster | None]] = [
+        lambda: _torchrun(env),
+        lambda: _mpirun(env, machines),
+        lambda: _data_machine(env, machines),
+        lambda: _skypilot(env),
+        lambda: _sagemaker(env, machines),
+        lambda: _train_job(env),
+        lambda: _slurm(env),
+    ]
+    found = next((cluster for starter in starters if (cluster := starter())), None)
+    if found and found.starts_each_process and env.get("KD_ROLE") == "data":
+        raise UserError(f"KD_ROLE: data, but {found.launcher} starts processes that train; start kd-train without it")
+    return found
 
 
 def _torchrun(env: Mapping[str, str]) -> Cluster | None:
@@ -57,43 +101,122 @@ def _torchrun(env: Mapping[str, str]) -> Cluster | None:
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
             file=sys.stderr,
         )
-    local = int(env["LOCAL_WORLD_SIZE"])
+    local, size = _number(env, "LOCAL_WORLD_SIZE", 1), _number(env, "WORLD_SIZE", 1)
     job = env["TORCHELASTIC_RUN_ID"]
-    return Cluster("torchrun", int(env["WORLD_SIZE"]) // local, local, job=None if job == "none" else job)
+    return Cluster("torchrun", _nodes("WORLD_SIZE", size, local), local, job=None if job == "none" else job)
+
+
+def _mpirun(env: Mapping[str, str], machines: groups.Machines | None) -> Cluster | None:
+    """Open MPI has started one process for each GPU."""
+    if "OMPI_COMM_WORLD_SIZE" not in env:
+        return None
+    size, rank = _number(env, "OMPI_COMM_WORLD_SIZE", 1), _number(env, "OMPI_COMM_WORLD_RANK")
+    local_size, local_rank = _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", 1), _number(env, "OMPI_COMM_WORLD_LOCAL_RANK")
+    nodes = _nodes("OMPI_COMM_WORLD_SIZE", size, local_size)
+    if not rank < size or rank % local_size != local_rank:
+        raise UserError(
+            f"OMPI_COMM_WORLD_RANK: {rank} of {size} is process {local_rank} of {local_size} on its machine; ranks "
+            "must be dealt machine by machine (mpirun --map-by slot)"
+        )
+    if machines and len(machines.train) != nodes:
+        raise UserError(
+            f"OMPI_COMM_WORLD_SIZE: {size} processes, {local_size} on a machine, make {nodes} machine(s), but "
+            f"SageMaker's job trains on {len(machines.train)}: {', '.join(machines.train)}"
+        )
+    address = env.get("MASTER_ADDR") or ("127.0.0.1" if nodes == 1 else machines.train[0] if machines else "")
+    if not address:
+        raise UserError(
+            "MASTER_ADDR: mpirun on several machines does not say where rank 0 is; start it with mpirun -x "
+            "MASTER_ADDR=HOST"
+        )
+    job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid", "")
+    port = env.get("MASTER_PORT") or (str(20000 + int(_digest(job), 16) % 10000) if job and nodes == 1 else PORT)
+    variables = {"MASTER_ADDR": address, "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": str(size),
+                 "LOCAL_RANK": str(local_rank), "NODE_RANK": str(rank // local_size)}  # fmt: skip
+    return Cluster("mpirun", nodes, local_size, variables, env.get("TRAINING_JOB_NAME") or env.get("SLURM_JOB_ID"))
+
+
+def _data_machine(env: Mapping[str, str], machines: groups.Machines | None) -> Cluster | None:
+    """A machine that is said to prepare data, in a job whose launcher knows no groups."""
+    if env.get("KD_ROLE") != "data" or machines:
+        return None
+    if not env.get("MASTER_ADDR"):
+        raise UserError("KD_ROLE: a data machine needs MASTER_ADDR, the name of the first machine that trains")
+    return Cluster("KD_ROLE", 1, None, {"MASTER_ADDR": env["MASTER_ADDR"]}, role="data", data_nodes=1)
+
+
+def _skypilot(env: Mapping[str, str]) -> Cluster | None:
+    """One ``kd-train`` is started on each machine."""
+    if "SKYPILOT_NODE_IPS" not in env:
+        return None
+    addresses, rank = env["SKYPILOT_NODE_IPS"].split(), _number(env, "SKYPILOT_NODE_RANK")
+    if _number(env, "SKYPILOT_NUM_NODES", default=len(addresses)) != len(addresses):
+        raise UserError(f"SKYPILOT_NUM_NODES: {env['SKYPILOT_NUM_NODES']}, but SKYPILOT_NODE_IPS has {len(addresses)}")
+    gpus = _number(env, "SKYPILOT_NUM_GPUS_PER_NODE", default=0)
+    variables = _meeting(addresses[0] if addresses else "", PORT, rank, len(addresses), "SKYPILOT_NODE_RANK")
+    return Cluster("SkyPilot", len(addresses), gpus or None, variables, env.get("SKYPILOT_TASK_ID"))
+
+
+def _sagemaker(env: Mapping[str, str], machines: groups.Machines | None) -> Cluster | None:
+    """One ``kd-train`` is started on each machine; it starts the processes of the machine's other GPUs itself."""
+    if machines is None:
+        return None
+    gpus = _number(env, "SM_NUM_GPUS", default=0)
+    variables = {"MASTER_ADDR": machines.train[0], "MASTER_PORT": PORT}
+    if machines.interface:
+        variables |= {"NCCL_SOCKET_IFNAME": machines.interface, "GLOO_SOCKET_IFNAME": machines.interface}
+    role: Literal["train", "data"] = "data"
+    if machines.here in machines.train:
+        role, variables["NODE_RANK"] = "train", str(machines.train.index(machines.here))
+    job = env.get("TRAINING_JOB_NAME")
+    return Cluster("SageMaker", len(machines.train), gpus or None, variables, job, role, len(machines.data))
+
+
+def _train_job(env: Mapping[str, str]) -> Cluster | None:
+    """Kubeflow's TrainJob gives torchrun's settings to a container that starts ``kd-train`` without torchrun."""
+    if "PET_NNODES" not in env:
+        return None
+    nodes, rank = _number(env, "PET_NNODES", 1), _number(env, "PET_NODE_RANK", default=0)
+    processes = env.get("PET_NPROC_PER_NODE", "auto")
+    devices = None if processes in ("auto", "gpu", "cpu") else _number(env, "PET_NPROC_PER_NODE", 1)
+    address = env.get("PET_MASTER_ADDR", "127.0.0.1" if nodes == 1 else "")
+    variables = _meeting(address, env.get("PET_MASTER_PORT", PORT), rank, nodes, "PET_NODE_RANK")
+    return Cluster("TrainJob", nodes, devices, variables, env.get("PET_RDZV_ID"))
 
 
 def _slurm(env: Mapping[str, str]) -> Cluster | None:
-    if "SLURM_PROCID" not in env or int(env.get("SLURM_NTASKS", "1")) < 2:
+    if "SLURM_PROCID" not in env or _number(env, "SLURM_NTASKS", 1, default=1) < 2:
         return None
     if "SLURM_STEP_ID" not in env:  # set by srun: without it this process alone would wait for all others
         raise UserError(
             f"SLURM_NTASKS: the job has {env['SLURM_NTASKS']} tasks and this is one; start it with: srun kd-train ..."
         )
-    tasks, nodes = int(env["SLURM_NTASKS"]), int(env.get("SLURM_NNODES", env.get("SLURM_JOB_NUM_NODES", "1")))
-    if tasks % nodes:
-        raise UserError(f"SLURM_NTASKS: {tasks} processes can't be dealt evenly to {nodes} machines")
-    return Cluster("SLURM", nodes, tasks // nodes, job=env.get("SLURM_JOB_ID"))
+    tasks = _number(env, "SLURM_NTASKS", 1)
+    nodes = _number(env, "SLURM_NNODES" if "SLURM_NNODES" in env else "SLURM_JOB_NUM_NODES", 1, default=1)
+    return Cluster("SLURM", nodes, _nodes("SLURM_NTASKS", tasks, nodes), job=env.get("SLURM_JOB_ID"))
 
 
-def _sagemaker(env: Mapping[str, str], resource_file: Path) -> Cluster | None:
-    """One ``kd-train`` is started on each machine; it starts the processes of the machine's other GPUs itself."""
-    if "SM_HOSTS" in env:
-        hosts, here = json.loads(env["SM_HOSTS"]), env.get("SM_CURRENT_HOST", "")
-        interface = env.get("SM_NETWORK_INTERFACE_NAME")
-    elif resource_file.is_file():
-        content = json.loads(resource_file.read_text(encoding="utf-8"))
-        hosts, here = content["hosts"], content["current_host"]
-        interface = content.get("network_interface_name")
-    else:
-        return None
-    hosts = sorted(hosts)
-    if here not in hosts:
-        raise UserError(f"SM_CURRENT_HOST: '{here}' is none of the job's hosts {', '.join(hosts)}")
-    gpus = int(env.get("SM_NUM_GPUS", "0"))
-    variables = {"MASTER_ADDR": hosts[0], "MASTER_PORT": PORT, "NODE_RANK": str(hosts.index(here))}
-    if interface:
-        variables |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
-    return Cluster("SageMaker", len(hosts), gpus or None, variables, env.get("TRAINING_JOB_NAME"))
+def _number(env: Mapping[str, str], name: str, low: int = 0, default: int | None = None) -> int:
+    text = env.get(name, "" if default is None else str(default))
+    if not (text.isascii() and text.isdigit() and int(text) >= low):
+        raise UserError(f"{name}: must be a whole number >= {low}, got '{text}'")
+    return int(text)
+
+
+def _nodes(name: str, processes: int, parts: int) -> int:
+    if processes % parts:
+        what = "machines" if name == "SLURM_NTASKS" else "a machine"
+        raise UserError(f"{name}: {processes} processes can't be dealt evenly to {parts} {what}")
+    return processes // parts
+
+
+def _meeting(address: str, port: str, rank: int, nodes: int, name: str) -> dict[str, str]:
+    """The variables of the machine number ``rank``; ``name`` is the variable that says so."""
+    if not rank < nodes:
+        raise UserError(f"{name}: machine {rank} of a job of {nodes} (they count from 0)")
+    if not address:
+        raise UserError(f"{name}: machine {rank} of {nodes}, but nothing says where the first one is")
+    return {"MASTER_ADDR": address, "MASTER_PORT": port, "NODE_RANK": str(rank)}
 
 
 def marker(cluster: Cluster, runs: Path, command: Sequence[str]) -> Path | None:
@@ -106,8 +229,11 @@ def marker(cluster: Cluster, runs: Path, command: Sequence[str]) -> Path | None:
     """
     if cluster.job is None:
         return None
-    digest = hashlib.sha256("\0".join([cluster.job, *command]).encode()).hexdigest()[:12]
-    return runs / f".job-{digest}"
+    return runs / f".job-{_digest(cluster.job, *command)}"
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
 def is_rank_zero() -> bool:

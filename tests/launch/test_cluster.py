@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,47 +10,161 @@ from kd.errors import UserError
 from kd.launch.cluster import Cluster, marker, recognise
 
 NOWHERE = Path("/nonexistent")
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "night", "WORLD_SIZE": "32", "LOCAL_WORLD_SIZE": "8"}
+SLURM = {"SLURM_JOB_ID": "123", "SLURM_PROCID": "9", "SLURM_NTASKS": "32", "SLURM_NNODES": "4",
+         "SLURM_STEP_ID": "0"}  # fmt: skip
+MPI = {"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_RANK": "9", "OMPI_COMM_WORLD_LOCAL_SIZE": "8",
+       "OMPI_COMM_WORLD_LOCAL_RANK": "1"}  # fmt: skip
+SAGEMAKER = {"SM_HOSTS": '["algo-2", "algo-1"]', "SM_CURRENT_HOST": "algo-2", "SM_NETWORK_INTERFACE_NAME": "eth0",
+             "SM_NUM_GPUS": "8", "TRAINING_JOB_NAME": "food"}  # fmt: skip
+SKY = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2",
+       "SKYPILOT_NUM_GPUS_PER_NODE": "4", "SKYPILOT_TASK_ID": "sky-7"}  # fmt: skip
+TRAIN_JOB = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": "1", "PET_MASTER_PORT": "29400",
+             "PET_MASTER_ADDR": "food-node-0-0.food"}  # fmt: skip
+ETH0 = {"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}
+OF_HOST_2 = {"MASTER_ADDR": "algo-1", "MASTER_PORT": "29500", "NODE_RANK": "1"}
+RANK_9 = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "NODE_RANK": "1", "MASTER_PORT": "29500"}
 
 
-def test_a_process_of_its_own() -> None:
-    assert recognise({}, NOWHERE) is None
-    assert recognise({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, NOWHERE) is None
+def of_groups(**groups: tuple[str, list[str]]) -> dict[str, Any]:
+    """SageMaker's description of a cluster of several groups."""
+    listed = [{"instance_group_name": n, "instance_type": t, "hosts": h} for n, (t, h) in groups.items()]
+    return {"hosts": sorted(host for _, hosts in groups.values() for host in hosts), "instance_groups": listed,
+            "network_interface_name": "eth0"}  # fmt: skip
 
 
-def test_torchrun() -> None:
-    env = {"TORCHELASTIC_RUN_ID": "night", "WORLD_SIZE": "32", "LOCAL_WORLD_SIZE": "8"}
-    assert recognise(env, NOWHERE) == Cluster("torchrun", 4, 8, job="night")
-    assert recognise({**env, "SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, NOWHERE) == Cluster(
-        "torchrun", 4, 8, job="night"
-    )
+FOOD = of_groups(
+    data_group=("ml.c5.18xlarge", ["algo-1", "algo-4"]), dnn_group=("ml.p4d.24xlarge", ["algo-3", "algo-2"])
+)
 
 
-def test_slurm() -> None:
-    env = {"SLURM_JOB_ID": "123", "SLURM_PROCID": "9", "SLURM_NTASKS": "32", "SLURM_NNODES": "4",
-           "SLURM_STEP_ID": "0"}  # fmt: skip
-    found = recognise(env, NOWHERE)
-    assert found == Cluster("SLURM", 4, 8, job="123")
-    assert found.arguments() == ["--trainer.num_nodes=4", "--trainer.devices=8"]
-    with pytest.raises(UserError, match="SLURM_NTASKS: 32 processes can't be dealt evenly to 5 machines"):
-        recognise({**env, "SLURM_NNODES": "5"}, NOWHERE)
-    del env["SLURM_STEP_ID"]
-    with pytest.raises(UserError, match="start it with: srun kd-train"):  # the batch script itself, alone
+@pytest.mark.parametrize(
+    ("env", "found"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, None),
+        (TORCHRUN, Cluster("torchrun", 4, 8, job="night")),
+        ({**TORCHRUN, "SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, Cluster("torchrun", 4, 8, job="night")),
+        (TRAIN_JOB | TORCHRUN | SKY | SAGEMAKER, Cluster("torchrun", 4, 8, job="night")),
+        (SLURM, Cluster("SLURM", 4, 8, job="123")),
+        (MPI | {"MASTER_ADDR": "a"}, Cluster("mpirun", 2, 8, RANK_9 | {"MASTER_ADDR": "a"})),
+        (SLURM | MPI | {"MASTER_ADDR": "a"}, Cluster("mpirun", 2, 8, RANK_9 | {"MASTER_ADDR": "a"}, "123")),
+        (MPI | SAGEMAKER, Cluster("mpirun", 2, 8, RANK_9 | {"MASTER_ADDR": "algo-1"}, "food")),
+        (SAGEMAKER, Cluster("SageMaker", 2, 8, OF_HOST_2 | ETH0, "food")),
+        (SKY, Cluster("SkyPilot", 2, 4, OF_HOST_2 | {"MASTER_ADDR": "10.0.0.1"}, "sky-7")),
+        (SKY | SLURM | {"SKYPILOT_NUM_GPUS_PER_NODE": "0"},
+         Cluster("SkyPilot", 2, None, OF_HOST_2 | {"MASTER_ADDR": "10.0.0.1"}, "sky-7")),
+        (TRAIN_JOB, Cluster("TrainJob", 2, None, {"MASTER_ADDR": "food-node-0-0.food", "MASTER_PORT": "29400",
+                                                  "NODE_RANK": "1"})),
+        ({"KD_ROLE": "data", "MASTER_ADDR": "gpu-0"} | SKY,
+         Cluster("KD_ROLE", 1, None, {"MASTER_ADDR": "gpu-0"}, role="data", data_nodes=1)),
+    ],
+)  # fmt: skip
+def test_each_launcher_is_recognised(env: dict[str, str], found: Cluster | None) -> None:
+    assert recognise(env, NOWHERE) == found
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        (SLURM | {"SLURM_NNODES": "5"}, "SLURM_NTASKS: 32 processes can't be dealt evenly to 5 machines"),
+        ({k: v for k, v in SLURM.items() if k != "SLURM_STEP_ID"}, "start it with: srun kd-train"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "6"}, "WORLD_SIZE: 32 processes can't be dealt evenly to 6 a machine"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": ""}, "LOCAL_WORLD_SIZE: must be a whole number >= 1, got ''"),
+        (TORCHRUN | {"KD_ROLE": "data"}, "KD_ROLE: data, but torchrun starts processes that train"),
+        (MPI, "MASTER_ADDR: mpirun on several machines does not say where rank 0 is"),
+        (MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "4"}, "ranks must be dealt machine by machine .mpirun --map-by slot."),
+        (MPI | SAGEMAKER | {"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "1"},
+         "8 processes, 8 on a machine, make 1 machine.s., but SageMaker's job trains on 2: algo-1, algo-2"),
+        (SAGEMAKER | {"SM_CURRENT_HOST": "algo-3"}, "SM_CURRENT_HOST: 'algo-3' is none of the job's hosts algo-1"),
+        (SAGEMAKER | {"SM_HOSTS": "algo-1"}, "SM_HOSTS: is no JSON"),
+        (SKY | {"SKYPILOT_NUM_NODES": "3"}, "SKYPILOT_NUM_NODES: 3, but SKYPILOT_NODE_IPS has 2"),
+        (SKY | {"SKYPILOT_NODE_RANK": "2"}, "SKYPILOT_NODE_RANK: machine 2 of a job of 2"),
+        (TRAIN_JOB | {"PET_MASTER_ADDR": ""}, "PET_NODE_RANK: machine 1 of 2, but nothing says where the first one is"),
+        (TRAIN_JOB | {"PET_NNODES": "1:4"}, "PET_NNODES: must be a whole number >= 1, got '1:4'"),
+        ({"KD_ROLE": "gpu"}, "KD_ROLE: must be train or data, got 'gpu'"),
+        ({"KD_ROLE": "data"}, "KD_ROLE: a data machine needs MASTER_ADDR"),
+    ],
+)  # fmt: skip
+def test_what_contradicts_itself_is_an_error_in_one_line(env: dict[str, str], told: str) -> None:
+    with pytest.raises(UserError, match=told) as error:
         recognise(env, NOWHERE)
+    assert "\n" not in str(error.value)
 
 
-def test_sagemakers_resource_file_and_variables(tmp_path: Path) -> None:
+def test_sagemakers_resource_file(tmp_path: Path) -> None:
     file = tmp_path / "resourceconfig.json"
-    file.write_text(json.dumps({
-        "current_host": "algo-2", "hosts": ["algo-2", "algo-1"], "network_interface_name": "eth0",
-        "current_instance_type": "ml.p4d.24xlarge",
-    }))  # fmt: skip
-    network = {"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}
-    want = {"MASTER_ADDR": "algo-1", "MASTER_PORT": "29500", "NODE_RANK": "1", **network}
-    assert recognise({"SM_NUM_GPUS": "8"}, file) == Cluster("SageMaker", 2, 8, want)
-    env = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2", "SM_NETWORK_INTERFACE_NAME": "eth0"}
-    assert recognise(env, NOWHERE) == Cluster("SageMaker", 2, None, want)
-    with pytest.raises(UserError, match="SM_CURRENT_HOST: 'algo-3' is none of the job's hosts algo-1, algo-2"):
-        recognise({**env, "SM_CURRENT_HOST": "algo-3"}, NOWHERE)
+    alone = of_groups(homogeneousCluster=("ml.p4d.24xlarge", ["algo-2", "algo-1"]))
+    file.write_text(json.dumps({**alone, "current_host": "algo-2", "current_group_name": "homogeneousCluster"}))
+    assert recognise({"SM_NUM_GPUS": "8"}, file) == Cluster("SageMaker", 2, 8, OF_HOST_2 | ETH0)
+    with pytest.raises(UserError, match="SM_HOSTS: a, b, but .*resourceconfig.json has algo-1, algo-2"):
+        recognise({"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "a"}, file)
+
+
+@pytest.mark.parametrize("key", ["current_group_name", "current_instance_group"])
+def test_only_the_training_group_trains(key: str, tmp_path: Path) -> None:
+    """A CPU machine is neither rank 0, though its name is the first, nor any other rank."""
+    file = tmp_path / "resourceconfig.json"
+    found = {}
+    for group in FOOD["instance_groups"]:
+        for host in group["hosts"]:
+            file.write_text(json.dumps({**FOOD, "current_host": host, key: group["instance_group_name"]}))
+            found[host] = recognise({}, file)
+    main = {"MASTER_ADDR": "algo-2", "MASTER_PORT": "29500", **ETH0}
+    for rank, host in enumerate(("algo-2", "algo-3")):
+        trains = Cluster("SageMaker", 2, None, {**main, "NODE_RANK": str(rank)}, role="train", data_nodes=2)
+        assert found[host] == trains
+    for host in ("algo-1", "algo-4"):
+        assert found[host] == Cluster("SageMaker", 2, None, main, role="data", data_nodes=2)
+    by_variables = {"SM_HOSTS": json.dumps(FOOD["hosts"]), "SM_CURRENT_HOST": "algo-3", "SM_CURRENT_INSTANCE_GROUP":
+                    "dnn_group", "SM_NETWORK_INTERFACE_NAME": "eth0", "SM_INSTANCE_GROUPS_DICT":
+                    json.dumps({g["instance_group_name"]: g for g in FOOD["instance_groups"]})}  # fmt: skip
+    assert recognise(by_variables, NOWHERE) == found["algo-3"]
+
+
+C5, P4 = "ml.c5.18xlarge", "ml.p4d.24xlarge"
+
+
+@pytest.mark.parametrize(
+    ("groups", "role", "outcome"),
+    [
+        ({"a": (C5, ["1"]), "b": (P4, ["2"])}, None, "instance_groups: a, b: 'a, b' would train; one must"),
+        ({"a": (C5, ["1"]), "b": (P4, ["2"])}, "data", ["2"]),
+        ({"b": (P4, ["1"]), "a": (C5, ["2"])}, "train", ["1"]),
+        ({"a": (C5, ["1"]), "b": (P4, ["2"])}, "train", "'a' would train on ml.c5.18xlarge, which has no GPU, while"),
+        ({"a": (C5, ["1"]), "train": (P4, ["2"])}, None, ["2"]),
+        ({"a": (C5, ["1"]), "b": (C5, ["2"]), "gpu": (P4, ["3"])}, None, ["3"]),
+        ({"train": (C5, ["1"]), "data": (P4, ["2"])}, None, "'train' would train on ml.c5.18xlarge"),
+        ({"train-a": (P4, ["1"]), "train-b": (P4, ["2"])}, None, "'train-a, train-b' would train"),
+        ({"data-1": (C5, ["1"]), "data-2": (C5, ["2"])}, None, "none of them trains"),
+        ({"a": (P4, ["1"])}, "data", "instance_groups: a: none of them trains"),
+    ],
+)  # fmt: skip
+def test_roles_of_groups(groups: dict, role: str | None, outcome: list[str] | str, tmp_path: Path) -> None:
+    file = tmp_path / "resourceconfig.json"
+    file.write_text(json.dumps({**of_groups(**groups), "current_host": "1"}))
+    env = {"KD_ROLE": role} if role else {}
+    if isinstance(outcome, str):
+        with pytest.raises(UserError, match=outcome):
+            recognise(env, file)
+        return
+    found = recognise(env, file)
+    assert found is not None
+    assert found.variables["MASTER_ADDR"] == outcome[0]
+    assert found.num_nodes == 1
+    assert found.role == ("train" if outcome == ["1"] else "data")
+
+
+def test_a_group_that_is_told_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "resourceconfig.json"
+    file.write_text(json.dumps({**FOOD, "current_host": "algo-1", "current_group_name": "dnn_group"}))
+    with pytest.raises(UserError, match="current_group_name: dnn_group, but algo-1 is listed in 'data_group'"):
+        recognise({}, file)
+    file.write_text(json.dumps({**FOOD, "hosts": ["algo-1"], "current_host": "algo-1"}))
+    with pytest.raises(
+        UserError, match="instance_groups: their hosts are algo-1, algo-2, algo-3, algo-4, the job's algo-1"
+    ):
+        recognise({}, file)
 
 
 def test_a_job_finds_its_run_by_its_name_and_its_command(tmp_path: Path) -> None:

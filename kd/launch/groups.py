@@ -1,0 +1,161 @@
+"""The machines of a SageMaker job and what each of them is for, from its description of the cluster."""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kd.errors import UserError
+
+T = TypeVar("T", dict, list)
+RESOURCE_FILE = "input/config/resourceconfig.json"
+_WORDS = {"train": {"train", "training", "trainer", "dnn", "gpu", "gpus"},
+          "data": {"data", "cpu", "cpus", "preprocess", "preprocessing"}}  # fmt: skip
+
+
+def base(env: Mapping[str, str] = os.environ) -> Path:
+    """``/opt/ml``, or what SageMaker's own toolkit takes in its place."""
+    return Path(env.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
+
+
+@dataclass(frozen=True)
+class Machines:
+    """A job's machines by name.
+
+    Attributes:
+        here: this one.
+        train: those that train, sorted.
+        data: those that prepare data, sorted.
+        interface: the network interface between them.
+    """
+
+    here: str
+    train: list[str]
+    data: list[str]
+    interface: str | None
+
+
+def machines(env: Mapping[str, str], resource_file: Path) -> Machines | None:
+    """The machines, from the resource file and from the variables that SageMaker's toolkits set; None without either.
+
+    In a cluster of several instance groups only the training group trains.
+
+    Raises:
+        UserError: they contradict each other or themselves, or the groups don't say which of them trains.
+    """
+    from_file: dict[str, Any] = {}
+    if resource_file.is_file():
+        from_file = read_json(resource_file.read_text(encoding="utf-8"), str(resource_file), dict)
+    hosts = read_json(env["SM_HOSTS"], "SM_HOSTS", list) if "SM_HOSTS" in env else from_file.get("hosts")
+    if hosts is None:
+        return None
+    if not hosts:
+        raise UserError("SM_HOSTS: names no machine")
+    if sorted(from_file.get("hosts", hosts)) != sorted(hosts):
+        raise UserError(f"SM_HOSTS: {', '.join(hosts)}, but {resource_file} has {', '.join(from_file['hosts'])}")
+    here = env.get("SM_CURRENT_HOST", from_file.get("current_host", ""))
+    if here not in hosts:
+        raise UserError(f"SM_CURRENT_HOST: '{here}' is none of the job's hosts {', '.join(sorted(hosts))}")
+    interface = env.get("SM_NETWORK_INTERFACE_NAME", from_file.get("network_interface_name"))
+    groups = _groups(env, from_file, hosts)
+    train = groups[_training_group(groups, _current(env, from_file, groups, here), env.get("KD_ROLE"))]
+    _check_types(env, from_file, train)
+    return Machines(here, train, sorted(set(hosts) - set(train)), interface)
+
+
+def read_json(text: str, where: str, kind: type[T]) -> T:
+    """What SageMaker has written.
+
+    Args:
+        text: JSON.
+        where: its place, for the message.
+        kind: of thing that it must be.
+
+    Raises:
+        UserError: it is not.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{where}: is no JSON: {error}") from error
+    if not isinstance(found, kind):
+        raise UserError(f"{where}: must be a {'list' if kind is list else 'mapping'}, got {text[:100]}")
+    return found
+
+
+def _listed(env: Mapping[str, str], from_file: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The instance groups as SageMaker lists them."""
+    if "SM_INSTANCE_GROUPS_DICT" in env:
+        return list(read_json(env["SM_INSTANCE_GROUPS_DICT"], "SM_INSTANCE_GROUPS_DICT", dict).values())
+    return from_file.get("instance_groups") or []
+
+
+def _groups(env: Mapping[str, str], from_file: Mapping[str, Any], hosts: list[str]) -> dict[str, list[str]]:
+    """Group -> its hosts, sorted; each of the job's hosts is in one of them."""
+    groups = {g["instance_group_name"]: sorted(g["hosts"]) for g in _listed(env, from_file)} or {"train": sorted(hosts)}
+    grouped = sorted(host for names in groups.values() for host in names)
+    if grouped != sorted(hosts):
+        raise UserError(f"instance_groups: their hosts are {', '.join(grouped)}, the job's {', '.join(sorted(hosts))}")
+    return groups
+
+
+def _current(env: Mapping[str, str], from_file: Mapping[str, Any], groups: Mapping[str, list[str]], here: str) -> str:
+    """The group of this machine."""
+    group = next(name for name, hosts in groups.items() if here in hosts)
+    told = {
+        env.get("SM_CURRENT_INSTANCE_GROUP"),
+        *(from_file.get(f"current_{k}") for k in ("group_name", "instance_group")),
+    }
+    wrong = (told - {None, "", group}) if len(groups) > 1 else set()
+    if wrong:
+        raise UserError(f"current_group_name: {', '.join(map(str, wrong))}, but {here} is listed in '{group}'")
+    return group
+
+
+def _training_group(groups: Mapping[str, list[str]], current: str, role: str | None) -> str:
+    """The one group that trains: by ``KD_ROLE`` of this machine, else by the words in the groups' names."""
+    roles = {name: _role(name) for name in groups} if len(groups) > 1 else {current: "train"}
+    if role:
+        roles[current] = role
+    training = [name for name, known in roles.items() if known == "train"]
+    training = training or [name for name, known in roles.items() if known is None]
+    if len(training) != 1:
+        what = f"'{', '.join(training)}' would train" if training else "none of them trains"
+        raise UserError(
+            f"instance_groups: {', '.join(groups)}: {what}; one must, and it alone: name it train and the others data, "
+            "or set KD_ROLE=train or data on each machine"
+        )
+    return training[0]
+
+
+def _role(name: str) -> str | None:
+    words = set(re.split(r"[^a-z]+", name.lower()))
+    found = [role for role, known in _WORDS.items() if words & known]
+    return found[0] if len(found) == 1 else None
+
+
+def _check_types(env: Mapping[str, str], from_file: Mapping[str, Any], train: list[str]) -> None:
+    """A machine without GPUs does not train while others have some."""
+    with_gpus = {g["instance_group_name"]: has_gpus(g.get("instance_type", "")) for g in _listed(env, from_file)}
+    training = next((g for g in _listed(env, from_file) if sorted(g["hosts"]) == train), None)
+    if training and any(with_gpus.values()) and with_gpus[training["instance_group_name"]] is False:
+        others = ", ".join(name for name, has in with_gpus.items() if has)
+        raise UserError(
+            f"instance_groups: '{training['instance_group_name']}' would train on {training['instance_type']}, which "
+            f"has no GPU, while {others} has"
+        )
+
+
+def has_gpus(instance_type: str) -> bool | None:
+    """Whether an instance of AWS has NVIDIA GPUs, by its family; None for what is no such name.
+
+    >>> has_gpus("ml.p4d.24xlarge"), has_gpus("g5.xlarge"), has_gpus("ml.c5.18xlarge"), has_gpus("local")
+    (True, True, False, None)
+    """
+    match = re.fullmatch(
+        r"(?:ml\.)?([a-z]+)\d[\w-]*\.(?:\d*x?large|medium|small|micro|nano|metal[\w-]*)", instance_type
+    )
+    return match[1] in ("p", "g", "gr") if match else None
