@@ -124,7 +124,7 @@ class ShardSplit:
 
     def __init__(self, root: str, index: dict[str, Any], digest: str) -> None:
         self.root, self.digest = root, digest
-        self.check = "off" if "://" in root else "headers"
+        self.check: str | None = "off" if "://" in root else "headers"
         self.shards: list[str] = index["shards"]
         self.samples: list[list[int]] = index["samples"]  # shard, offset, size
         self.targets: list[int] = index["targets"]

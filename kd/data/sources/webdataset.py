@@ -91,7 +91,7 @@ class WebDataset(Source):
             if wrong:
                 told = f"the label '{wrong[3]}'" if wrong[3] is not None else "no label"
                 raise UserError(f"data.source.{split}: {wrong[0]} in {name} has {told}, not one of the "
-                                f"{len(self.classes)} of the training shards")  # fmt: skip
+                                f"{len(self.classes)} classes")  # fmt: skip
         labels = [sample[3] for shard in shards.values() for sample in shard.samples]
         return TarSplit(shards, [ids[str(label)] if self.classes else UNLABELLED for label in labels])
 
