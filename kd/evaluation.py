@@ -1,7 +1,8 @@
-"""Accuracy of finished models."""
+"""Batches without gradients, padding left out: validation, the preflight, and the accuracy of finished models."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -9,10 +10,131 @@ from torch import Tensor, nn
 
 from kd._bar import bar
 from kd.data.batch import Batch
+from kd.distill.student import Student
+from kd.distill.students import Students
 from kd.models import Prepare
 from kd.models.own import logits_of
 from kd.tasks import Task
 from kd.teachers import Teacher
+from kd.teachers.answer import ALL, Wanted
+
+
+@dataclass
+class Seen:
+    """What models said of the real pictures of a batch.
+
+    Attributes:
+        target: their labels.
+        index: their numbers, where the loader tells them.
+        taught: the teachers' logits, see :class:`Look`.
+        decided: the teacher's decisions (:meth:`kd.tasks.Task.decide`), where there are any.
+        logits: the students', by name.
+    """
+
+    target: Tensor
+    index: Tensor | None
+    taught: dict[str, Tensor] = field(default_factory=dict)
+    decided: Tensor | None = None
+    logits: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Look:
+    """Runs batches through a teacher and students, without gradients; padding (index -1) is left out.
+
+    Args:
+        task: what the labels mean; logits are brought to its targets.
+        teacher: is asked where it gives logits.
+        students: pictures -> logits, by name.
+        device: where pictures go; default: they stay.
+        members: whether each of several teachers is looked at by itself too.
+        known: the teacher's decisions by index: it is not asked.
+        in_step: whether all processes must call the students equally often.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        teacher: Teacher | None,
+        students: Mapping[str, Callable[[Tensor], Tensor]],
+        device: torch.device | None = None,
+        members: bool = False,
+        known: Tensor | None = None,
+        in_step: bool = False,
+    ) -> None:
+        self.task, self.teacher, self.students, self.device = task, teacher, students, device
+        self.members, self.known, self.in_step = members, known, in_step
+
+    @torch.no_grad()
+    def at(self, batch: Batch) -> Seen | None:
+        """One batch; None where all of it is padding."""
+        images, target, index = batch["image"], batch["target"], batch.get("index")
+        if index is not None:
+            real = index >= 0
+            if not real.any():
+                self._keep_step_with_others(images.to(self.device))
+                return None
+            images, target, index = images[real], target[real], index[real]
+        images, target = images.to(self.device), target.to(self.device)
+        seen = Seen(target, index)
+        if self.known is not None and index is not None:
+            seen.decided = self.known[index.to(self.known.device)].to(images.device)
+        elif self.teacher is not None and self.teacher.has_head:
+            answers = self.teacher.answer({"image": images}, Wanted()).logits
+            asked = answers if self.members else {ALL: answers[ALL]}
+            seen.taught = {name: self.task.fit(x, target) for name, x in asked.items() if isinstance(x, Tensor)}
+            seen.decided = self.task.decide(seen.taught[ALL])
+        seen.logits = {name: self.task.fit(student(images), target) for name, student in self.students.items()}
+        return seen
+
+    def _keep_step_with_others(self, images: Tensor) -> None:
+        """Other ranks wait for this one's shards, though it has no pictures left."""
+        if self.in_step:
+            for student in self.students.values():
+                student(images)
+        if self.teacher is not None and self.teacher.is_shared_out and self.known is None:
+            self.teacher(images)
+
+
+class Validation:
+    """A run's validation: its students' metrics, batch by batch.
+
+    Attributes:
+        known: the teacher's decisions by index, where they were made before.
+    """
+
+    def __init__(self, students: Students, teacher: Teacher | None) -> None:
+        self.students, self.teacher = students, teacher
+        self.known: Tensor | None = None
+
+    def _judged(self) -> dict[str, Student]:
+        return {name: student for name, student in self.students.named().items() if student.classifies}
+
+    def add(self, batch: Batch, in_step: bool) -> dict[str, tuple[Tensor, Tensor, Tensor | None]]:
+        """Adds a batch; ``in_step``: all processes must call the students equally often.
+
+        Returns:
+            By student: logits, targets and indices of what was added.
+        """
+        judged = self._judged()
+        if not judged:
+            return {}
+        models = {name: student.logits for name, student in judged.items()}
+        task = self.students.only_or_first.task
+        seen = Look(task, self.teacher, models, known=self.known, in_step=in_step).at(batch)
+        if seen is None:
+            return {}
+        for name, student in judged.items():
+            student.task.update(seen.logits[name], seen.target, seen.decided)
+        return {name: (logits, seen.target, seen.index) for name, logits in seen.logits.items()}
+
+    def results(self) -> dict[str, Tensor]:
+        """The metrics over all processes, as ``val/<name>`` or ``<student>/val/<name>``; begins anew."""
+        found: dict[str, Tensor] = {}
+        for name, student in self._judged().items():
+            prefix = f"{name}/val/" if name else "val/"
+            found |= {f"{prefix}{metric}": value for metric, value in student.task.compute().items()}
+            student.task.reset()
+        return found
 
 
 class Listener(Protocol):
@@ -52,16 +174,15 @@ def evaluate(
     if teacher is not None:
         teacher.to(device)
         tasks["teacher"] = copy.deepcopy(task)
+    look = Look(task, teacher, {"": lambda images: logits_of(student(prepare(images)))}, device)
     for batch in bar(batches, label="evaluating", unit=" batches"):
-        real = batch["index"] >= 0
-        images, target = batch["image"][real].to(device), batch["target"][real].to(device)
-        answer = taught = None
-        if teacher is not None:
-            taught = task.fit(teacher(images), target)
-            answer = task.decide(taught)
-            tasks["teacher"].update(taught, target, None)
-        logits = task.fit(logits_of(student(prepare(images))), target)
-        tasks["student"].update(logits, target, answer)
-        if fidelity is not None:
-            fidelity.update(logits, taught, target, batch["index"][real])
+        seen = look.at(batch)
+        if seen is None:
+            continue
+        taught = seen.taught.get(ALL)
+        if taught is not None:
+            tasks["teacher"].update(taught, seen.target, None)
+        tasks["student"].update(seen.logits[""], seen.target, seen.decided)
+        if fidelity is not None and seen.index is not None:
+            fidelity.update(seen.logits[""], taught, seen.target, seen.index)
     return {name: {k: float(v) for k, v in found.compute().items()} for name, found in tasks.items()}

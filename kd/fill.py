@@ -69,10 +69,10 @@ def fill(cli: Any) -> int:
         UserError: the recipe has no teacher, or nothing that learns from its answers.
     """
     cli.datamodule.prepare_data()
-    teacher, losses = cli.model.teacher, cli.model.active_losses
+    teacher, losses = cli.model.teacher, cli.model.students.active_losses
     if teacher is None or not losses:
         raise UserError("model.teacher: there is nothing to cache, the recipe has no teacher or no distillation loss")
-    module, trainer = Fill(teacher, losses, cli.datamodule, cli.model.wanted), cli.trainer
+    module, trainer = Fill(teacher, losses, cli.datamodule, cli.model.students.wanted), cli.trainer
     trainer.limit_val_batches = 1.0  # an overlay for short runs must not leave holes
     trainer.callbacks = []  # the recipe's are for training
     meet_on_loopback(trainer)

@@ -74,6 +74,29 @@ class OptimSpec:
             )
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How a run goes through its optimizer steps.
+
+    Attributes:
+        total_steps: of the whole run; infinite where its end is not known.
+        steps_per_epoch: of an epoch.
+        global_batch: samples of a step, over all processes and accumulations; None where it is not known.
+        fused: whether torch's fused steps may be used.
+    """
+
+    total_steps: float
+    steps_per_epoch: float
+    global_batch: int | None = None
+    fused: bool = True
+
+    def epochs(self, max_epochs: int | None) -> int:
+        """The epochs that the run will have, as far as its settings tell."""
+        if max_epochs is not None and max_epochs > 0:
+            return max_epochs
+        return 1 if math.isinf(self.total_steps) else math.ceil(self.total_steps / self.steps_per_epoch)
+
+
 def _try_kwargs(spec: OptimSpec) -> None:
     """A step on two numbers: some optimizers take arguments that their step refuses."""
     own = {"lr", "weight_decay"} & spec.kwargs.keys()
@@ -187,6 +210,11 @@ class Together(Optimizer):
         for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+
+def each_of(optimizer: Optimizer) -> list[Optimizer]:
+    """The optimizers that are stepped as one, or the only one."""
+    return optimizer.optimizers if isinstance(optimizer, Together) else [optimizer]
 
 
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -271,7 +271,7 @@ def test_a_distillation_token_answers_to_the_logit_losses(teacher: Path) -> None
     for loss, reference in ((HardKDLoss(), hard_kd_loss), (KDLoss(3.0), lambda s, t: kd_loss(s, t, 3.0))):
         built = module(teacher, arch="deit_tiny_distilled_patch16_224", distill_losses={"token": loss})
         own, distilled = built.student(built.student_of_one.prepare(PICTURES))
-        found = built.student_of_one.learn(BATCH, built.teacher.answer(BATCH, built.wanted))
+        found = built.student_of_one.learn(BATCH, built.teacher.answer(BATCH, built.students.wanted))
         total, terms = found.total, found.named
         answers = built.teacher(PICTURES)
         torch.testing.assert_close(terms["token_loss"], reference(distilled, answers).detach())

@@ -47,7 +47,7 @@ def test_several_teachers_answer_with_their_weighted_mean(two: dict[str, Teacher
         taps={"hint": TapSpec("blocks.0", "blocks.1")},
     )  # fmt: skip
     alone = {name: build_teacher(own, 4)(PICTURES) for name, own in two.items()}
-    answer = module.teacher.answer(BATCH, module.wanted)
+    answer = module.teacher.answer(BATCH, module.students.wanted)
     answers = answer.logits
     torch.testing.assert_close(answers["b"], alone["b"])
     torch.testing.assert_close(answers[ALL], 0.75 * alone["a"] + 0.25 * alone["b"])

@@ -34,10 +34,10 @@ class Confusion(Callback):
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Listens to what the task's metrics are given."""
         run = RunContext.of(trainer)
-        classes = len(run.module.data_info.classes)
+        classes = len(run.students.data_info.classes)
         if trainer.sanity_checking or run.module.task.dense or run.module.task.multi_label or classes > MOST_CLASSES:
             return
-        for name, module in run.module.named_students().items():
+        for name, module in run.students.named().items():
             self._counts[name] = torch.zeros(classes * classes, dtype=torch.long, device=run.device)
             self._originals[name] = module.task.update
             module.task.update = self._listening(name, classes)
@@ -54,8 +54,8 @@ class Confusion(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Adds the ranks' counts up and writes them down."""
         run = RunContext.of(trainer)
-        classes = run.module.data_info.classes
-        for name, module in run.module.named_students().items():
+        classes = run.students.data_info.classes
+        for name, module in run.students.named().items():
             if name not in self._counts:
                 continue
             del module.task.update  # the class's own again

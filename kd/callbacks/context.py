@@ -6,6 +6,7 @@ import torch
 from pytorch_lightning import Trainer
 
 from kd.data.datamodule import DistillationDataModule
+from kd.distill.students import Students
 from kd.module import DistillationModule
 from kd.teachers import Teacher
 
@@ -28,6 +29,11 @@ class RunContext:
         module = trainer.lightning_module
         assert isinstance(module, DistillationModule)
         return cls(trainer, module)
+
+    @property
+    def students(self) -> Students:
+        """That learn."""
+        return self.module.students
 
     @property
     def data(self) -> DistillationDataModule:

@@ -51,7 +51,7 @@ class Export(Callback):
         if not trainer.is_global_zero:
             return
         trainer.strategy.checkpoint_io.teardown()  # waits for a file that is being written
-        for name, module in run.module.named_students().items():
+        for name, module in run.students.named().items():
             file = self.folder.student_path(name) / "student.safetensors"
             if not name or not file.is_file():
                 self.save(module, file, self._best(trainer) if not name else None)

@@ -63,7 +63,7 @@ class FidelityRecord(Callback):
         run = RunContext.of(trainer)
         for name, (logits, target, index) in (outputs or {}).items():
             taught = self.preflight.kept.get(index) if self.preflight.kept else None
-            found = self._found.setdefault(name, start(run.module.task, len(run.module.data_info.classes)))
+            found = self._found.setdefault(name, start(run.module.task, len(run.students.data_info.classes)))
             found.update(logits, None if taught is None else taught.to(logits.device), target, index)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -71,7 +71,7 @@ class FidelityRecord(Callback):
         run = RunContext.of(trainer)
         if trainer.sanity_checking:
             return
-        for name in run.module.named_students():
+        for name in run.students.named():
             value = trainer.callback_metrics.get(f"{name}/val/{self.metric}" if name else f"val/{self.metric}")
             whole = _of_all_processes(self._found.get(name))
             if value is None or self.folder.path is None or whole is None:
@@ -81,7 +81,7 @@ class FidelityRecord(Callback):
             self._best[name] = float(value)
             if trainer.is_global_zero:
                 data: Any = run.data
-                write(self.folder.student_path(name), whole, data, "val", run.module.data_info.classes)
+                write(self.folder.student_path(name), whole, data, "val", run.students.data_info.classes)
         self._found = {}
 
     def state_dict(self) -> dict[str, Any]:

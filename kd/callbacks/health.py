@@ -58,7 +58,7 @@ class Health(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Finds the layers before anything is written."""
         run = RunContext.of(trainer)
-        for student in run.module.named_students().values():
+        for student in run.students.named().values():
             self._chosen(student.model)
 
     def _chosen(self, student: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -84,8 +84,7 @@ class Health(Callback):
         if trainer.fit_loop.epoch_loop.total_batch_idx % self.every:
             return
         self._readings = [
-            _Reading(name, student, self._chosen(student.model))
-            for name, student in run.module.named_students().items()
+            _Reading(name, student, self._chosen(student.model)) for name, student in run.students.named().items()
         ]
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kd.callbacks.context import RunContext
+from kd.optim import each_of
 
 
 class LearningRate(Callback):
@@ -18,6 +19,6 @@ class LearningRate(Callback):
         if (trainer.global_step + 1) % every and batch_idx and not last:
             return
         (optimizer,) = trainer.optimizers
-        students = run.module.named_students()
-        for name, own in zip(students, getattr(optimizer, "optimizers", [optimizer]), strict=True):
+        students = run.students.named()
+        for name, own in zip(students, each_of(optimizer), strict=True):
             run.module.log(f"{name}/train/lr" if name else "train/lr", own.param_groups[0]["lr"])

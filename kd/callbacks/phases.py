@@ -335,7 +335,7 @@ def cacheable_features(run: RunContext) -> int | None:
     """Bytes of the features that a cache would keep of a picture beside its logits; None where no cache can serve."""
     if run.module.teacher is None or isinstance(run.module.teacher, Ensemble) or run.module.task.dense:
         return None
-    shapes = list(run.module.wanted.features.values())
+    shapes = list(run.students.wanted.features.values())
     if any(shape[0] != TRIAL for shape in shapes):
         return None
     return sum(2 * math.prod(shape[1:]) for shape in shapes)  # half precision

@@ -36,11 +36,11 @@ class Predictions(Callback):
         run = RunContext.of(trainer)
         if not run.module.task.dense:
             return
-        data, info = run.data, run.module.data_info
+        data, info = run.data, run.students.data_info
         batch = next(iter(data.eval_dataloader("val")))
         images, targets = batch["image"][:PICTURES].to(run.device), batch["target"][:PICTURES]
         columns: dict[str, Tensor] = {"truth": targets}
-        for name, student in run.module.named_students().items():
+        for name, student in run.students.named().items():
             student.final.eval()
             columns[name or "student"] = _classes(run.module.task, student.logits(images), targets)
             student.final.train()

@@ -17,13 +17,13 @@ from torch import Tensor
 from kd._bar import bar
 from kd.callbacks.class_order import MOST_CLASSES, Confusions, found_order
 from kd.callbacks.context import RunContext
-from kd.data.batch import Batch
 from kd.errors import UserError
+from kd.evaluation import Look
 from kd.tasks import Task
 from kd.tasks.base import TargetCounts
 from kd.tasks.fidelity import KeptLogits
 from kd.teachers import FrozenTeacher, dtype_for
-from kd.teachers.answer import Wanted
+from kd.teachers.answer import ALL
 
 
 class Preflight(Callback):
@@ -58,15 +58,15 @@ class Preflight(Callback):
                     f"preflight: teacher {teacher.arch} has no classifier: its features teach, unmeasured", flush=True
                 )
             return
-        keep = any(run.module.will_inherit(student) for student in run.module.named_students().values())
+        keep = not run.module.resumed and any(s.start == "inherited" for s in run.students.named().values())
         teacher.to(run.device, dtype_for(str(trainer.precision)), keep)
         judges = {name: copy.deepcopy(run.module.task).to(run.device) for name in {"": None, **teacher.members}}
         for judge in judges.values():
             judge.reset()
         self.kept = KeptLogits()
-        info = run.module.data_info
+        info = run.students.data_info
         seen, orders = TargetCounts(len(info.classes), info.ignore_index).to(run.device), self._orders(run)
-        run.module.keep_teacher_answers(self._measure(trainer, run, judges, seen, orders))
+        run.module.validation.known = self._measure(trainer, run, judges, seen, orders)
         counts, total = seen.compute()
         found = {name: _rounded(judge.compute()) for name, judge in judges.items()}
         self.teacher_val, self.members = found[""], {name: val for name, val in found.items() if name}
@@ -77,7 +77,7 @@ class Preflight(Callback):
 
     def _orders(self, run: RunContext) -> dict[str, Confusions]:
         """Where one class is asked for: what is needed to find a teacher's order of the classes."""
-        count = len(run.module.data_info.classes)
+        count = len(run.students.data_info.classes)
         if run.module.task.primary != "acc1" or count > MOST_CLASSES:
             return {}
         return {name: Confusions(count).to(run.device) for name in run.teacher.members}
@@ -114,7 +114,6 @@ class Preflight(Callback):
                 "kd-cache fills it"
             )
 
-    @torch.no_grad()
     def _measure(
         self, trainer: Trainer, run: RunContext, judges: dict[str, Task], seen: TargetCounts,
         orders: dict[str, Confusions],
@@ -126,28 +125,23 @@ class Preflight(Callback):
         batches = min(len(loader), limit if isinstance(limit, int) else math.ceil(limit * len(loader)))
         total = batches * data.batch_size * trainer.world_size
         shown = bar(label="preflight: teacher on val", total=total, disable=not trainer.is_global_zero)
+        look = Look(task, run.teacher, {}, run.device, members=True)
         for batch, _ in zip(loader, range(batches), strict=False):
             shown.update(len(batch["index"]) * trainer.world_size)
-            real = batch["index"] >= 0
-            if not real.any():
-                if run.teacher.is_shared_out:  # the other ranks wait for this one's shards
-                    run.teacher(batch["image"].to(run.device))
+            found = look.at(batch)
+            if found is None or found.index is None or found.decided is None:
                 continue
-            target = batch["target"][real].to(run.device)
-            asked: Batch = {"image": batch["image"][real].to(run.device)}
-            found = run.teacher.answer(asked, Wanted()).logits
-            logits = {name: task.fit(own, target) for name, own in found.items() if isinstance(own, Tensor)}
             for name, judge in judges.items():
-                judge.update(logits[name], target, None)
-            seen.update(target)
+                judge.update(found.taught[name], found.target, None)
+            seen.update(found.target)
             if self.kept is not None:
-                self.kept.add(batch["index"][real], logits[""])
+                self.kept.add(found.index, found.taught[ALL])
             for name, order in orders.items():
-                order.update(logits[name].argmax(1), target, batch["index"][real])
-            decided = task.decide(logits[""]).cpu()
+                order.update(found.taught[name].argmax(1), found.target, found.index)
+            decided = found.decided.cpu()
             if answers is None:
                 answers = torch.zeros(len(data.split("val").targets), *decided.shape[1:], dtype=decided.dtype)
-            answers[batch["index"][real]] = decided
+            answers[found.index] = decided
         shown.close()
         return answers
 

@@ -154,7 +154,7 @@ class RunFolder(Callback):
         for checkpoint in self.checkpoints:  # their own setup has taken Lightning's default folder
             checkpoint.dirpath = os.path.realpath(self.path / "checkpoints")
         self.metrics = [MetricsCSV(self.path)]
-        self.metrics += [StudentCSV(self.student_path(name), name) for name in run.module.named_students() if name]
+        self.metrics += [StudentCSV(self.student_path(name), name) for name in run.students.named() if name]
         trainer.loggers = [*trainer.loggers, *self.metrics]
 
     def student_path(self, name: str) -> Path:

@@ -43,6 +43,6 @@ class StudentFolders(Callback):
         run = RunContext.of(trainer)
         if not trainer.is_global_zero:
             return
-        for name, module in run.module.named_students().items():
+        for name, module in run.students.named().items():
             if self.summary.is_best(name, trainer.current_epoch + 1):
                 self.save(module, self.folder.student_path(name) / "student.safetensors")

@@ -23,6 +23,7 @@ from kd.callbacks.preemption import RunStopped, interruption
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
 from kd.checkpoints import write_whole
+from kd.distill.sharding import Sharding
 from kd.distill.student import Student
 from kd.fit_to_machine.memory import state_bytes
 from kd.models import count_parameters
@@ -78,7 +79,7 @@ class Summary(Callback):
         run = RunContext.of(trainer)
         if trainer.sanity_checking:
             return
-        for name in run.module.named_students():
+        for name in run.students.named():
             prefix = f"{name}/val/" if name else "val/"
             found = {k: v for k, v in trainer.callback_metrics.items() if k.startswith(prefix)}
             self._final[name] = {k.removeprefix(prefix): round(float(v), 6) for k, v in found.items()}
@@ -171,7 +172,7 @@ class Summary(Callback):
         return whole | ({"members": each} if len(each) > 1 else {})
 
     def _content(self, trainer: Trainer, run: RunContext, status: str) -> dict[str, Any]:
-        info, data = run.module.data_info, run.data
+        info, data = run.students.data_info, run.data
         step_ms = statistics.median(self._steps_ms) if self._steps_ms else None
         per_step = data.batch_size * trainer.world_size
         return {
@@ -195,7 +196,7 @@ class Summary(Callback):
             "optimizer_state": self._optimizer_state,
             "primary": run.module.task.primary,
             "teacher": self._teacher(run.module.teacher),
-            **self._students(run.module.named_students()),
+            **self._students(run.students.named()),
             "data": {
                 "source": data.source.describe(),
                 "train": info.train,
@@ -230,7 +231,7 @@ def optimizer_state(trainer: Trainer) -> dict[str, float]:
 
     Without sharding every rank holds the whole.
     """
-    sharded = getattr(trainer.strategy, "shards_optimizer_state", False) or any(
+    sharded = isinstance(trainer.strategy, Sharding) or any(
         isinstance(optimizer, ZeroRedundancyOptimizer)
         or any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"])
         for optimizer in trainer.optimizers

@@ -1,20 +1,24 @@
 """The trained model with all that belongs to it: its input, its average, what it learns and how it is optimized."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from timm.models import is_model_pretrained
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from kd.clock import annotate
 from kd.data.batch import Batch, DataInfo
 from kd.distill.objective import Objective, Terms
 from kd.errors import UserError
-from kd.models import Prepare, StudentSpec
+from kd.models import Prepare, Preprocess, StudentSpec
 from kd.models.own import logits_of
 from kd.models.taps import TRIAL, Taps
-from kd.optim import OptimSpec
+from kd.optim import OptimSpec, Pace, build_optimizer, build_schedule, for_start, scaled_to_batch
+from kd.teachers import FrozenTeacher, Teacher
 from kd.teachers.answer import Answer
 
 
@@ -137,6 +141,59 @@ class Student(nn.Module):
         parameters = {f"model.{name}": p for name, p in self.model.named_parameters() if p.requires_grad}
         found = torch.autograd.grad([x.sum() for x in read], list(parameters.values()), allow_unused=True)
         return names + [name for name, gradient in zip(parameters, found, strict=True) if gradient is None]
+
+    # -- before training ---------------------------------------------------------------------------------------------
+
+    def begin(self, teacher: Teacher | None, pictures: Callable[[int], Tensor] | None) -> str:
+        """Takes its first weights from the teacher's layers (:mod:`kd.distill.inherit`) where that is asked for.
+
+        Args:
+            teacher: with its weights as loaded.
+            pictures: gives so many pictures to measure by, uint8 ``(N, 3, H, W)``.
+
+        Returns:
+            What is to be said of the start, or nothing.
+
+        Raises:
+            UserError: without pictures, or teacher and student do not fit each other.
+        """
+        if self.start == "inherited":
+            assert isinstance(teacher, FrozenTeacher) and self.spec is not None
+            if pictures is None:
+                raise UserError("model.student.inherit: needs pictures to measure by: a DistillationDataModule")
+            self._inherit(teacher, pictures(self.spec.inherit_pictures))
+        return self.told_of_scratch() if self.start == "scratch" else ""
+
+    def _inherit(self, teacher: FrozenTeacher, pictures: Tensor) -> None:
+        from kd.distill.inherit import inherit, inherit_dense
+
+        try:
+            start: Any = inherit_dense if self.task.dense else inherit
+            start(self.model, teacher.original(), pictures, self.prepare, teacher.prepare)
+        except ValueError as error:
+            raise UserError(f"model.student.inherit: {error}") from error
+        if self.average is not None:
+            self.average.set(self.model)
+
+    def build_optimizer(self, pace: Pace) -> tuple[Optimizer, LambdaLR]:
+        """Its optimizer (sharded where asked), with warm-up and cosine stepped every optimizer step.
+
+        Raises:
+            UserError: ``optim.lr_batch`` beside loaders whose batch size is not known.
+        """
+        spec = for_start(self.optim, self.start == "scratch")
+        if pace.global_batch is not None:
+            spec = scaled_to_batch(spec, pace.global_batch)
+        elif spec.lr_batch is not None:
+            raise UserError("optim.lr_batch: the batch size of loaders of one's own is not known; give optim.lr for it")
+        self.lr = spec.lr
+        optimizer = build_optimizer([self.model, self.objective.losses], spec, pace.fused)
+        return optimizer, build_schedule(optimizer, self.optim, pace.total_steps, pace.steps_per_epoch)
+
+    def follow_precision(self) -> None:
+        """With ``trainer.precision=bf16-true``: it is fed in the type of its weights."""
+        if isinstance(self.prepare, Preprocess):
+            self.prepare.dtype = next(self.model.parameters()).dtype
 
     # -- a step ------------------------------------------------------------------------------------------------------
 

@@ -5,18 +5,34 @@ from kd.errors import UserError
 from kd.fit_to_machine.measure import cache_pays, fastest_num_workers, largest_batch_size
 from kd.fit_to_machine.memory import Memory
 from kd.fit_to_machine.run import Run
-from kd.teachers import Teacher, open_cache
+from kd.teachers import CachedTeacher, Teacher, open_cache
 
-__all__ = ["Memory", "choose_cache", "reopened", "tune"]
+__all__ = ["Memory", "reopened", "settled"]
 
 
-def tune(run: Run, data: DistillationDataModule) -> None:
+def settled(run: Run, data: DistillationDataModule) -> Teacher | None:
+    """Measures what is left to it; the teacher, behind a cache of its answers where that is asked for, or pays.
+
+    Raises:
+        UserError: see :func:`_tune` and :func:`_choose_cache`.
+    """
+    _tune(run, data)
+    return _in_view(_choose_cache(run, run.teacher, data) if run.teacher and run.students.wanted else run.teacher, data)
+
+
+def _in_view(asked: Teacher | None, data: DistillationDataModule) -> Teacher | None:
+    """Only a cache wants to see the same views again."""
+    data.views = asked.store.views if isinstance(asked, CachedTeacher) else None
+    return asked
+
+
+def _tune(run: Run, data: DistillationDataModule) -> None:
     """Sets what ``data`` leaves to be measured: the batch size on rank 0, loader processes on all ranks at once.
 
     Raises:
         UserError: a batch size that the learning rate does not follow.
     """
-    students = run.named_students()
+    students = run.students.named()
     for name, student in students.items():
         if "batch_size" in data.auto and student.optim.lr_batch is None:
             of = f" of {name}" if name else ""
@@ -33,7 +49,7 @@ def tune(run: Run, data: DistillationDataModule) -> None:
         setattr(data, name, run.trainer.strategy.broadcast(value))
 
 
-def choose_cache(run: Run, teacher: Teacher, data: DistillationDataModule) -> Teacher:
+def _choose_cache(run: Run, teacher: Teacher, data: DistillationDataModule) -> Teacher:
     """The teacher, behind a cache of its answers where that is asked for, or pays.
 
     Raises:
@@ -51,17 +67,21 @@ def choose_cache(run: Run, teacher: Teacher, data: DistillationDataModule) -> Te
             print(f"cache: {why}", flush=True)
         if not pays:
             return teacher
-    return open_cache(teacher, run.active_losses, data, run.wanted, announce=run.trainer.is_global_zero)
+    return _cache(run, teacher, data, announce=run.trainer.is_global_zero)
 
 
-def reopened(run: Run, teacher: Teacher, asked: Teacher, data: DistillationDataModule, before: bool) -> Teacher:
+def reopened(run: Run, asked: Teacher | None, data: DistillationDataModule, before: bool) -> Teacher | None:
     """As the run began (``before``: with a cache), whatever the clock says now: the cache decides which views it shows.
 
     Only where the cache was left to be measured; else the settings say it.
     """
-    now = asked is not teacher
-    if before == now or {member.spec.cache for member in teacher.members.values()} != {"auto"}:
+    teacher, now = run.teacher, asked is not run.teacher
+    if teacher is None or before == now or {member.spec.cache for member in teacher.members.values()} != {"auto"}:
         return asked
     if run.trainer.is_global_zero:
         print(f"cache: {'on' if before else 'off'} all the same, as in the run that is resumed", flush=True)
-    return open_cache(teacher, run.active_losses, data, run.wanted) if before else teacher
+    return _in_view(_cache(run, teacher, data) if before else teacher, data)
+
+
+def _cache(run: Run, teacher: Teacher, data: DistillationDataModule, announce: bool = False) -> Teacher:
+    return open_cache(teacher, run.students.active_losses, data, run.students.wanted, announce=announce)

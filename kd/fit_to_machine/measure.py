@@ -99,7 +99,7 @@ def step_times(run: Run, data: DistillationDataModule) -> StepTimes:
 
 def _copies(run: Run, device: torch.device) -> Callable[[Tensor], None]:
     """A forward and backward of copies of all students on pictures."""
-    copies = [(s.prepare, copy.deepcopy(s.model).to(device)) for s in run.named_students().values()]
+    copies = [(s.prepare, copy.deepcopy(s.model).to(device)) for s in run.students.named().values()]
 
     def learn(images: Tensor) -> None:
         for prepare, model in copies:
@@ -205,7 +205,7 @@ def _trial_ms(
 
 def cache_pays(run: Run, teacher: Teacher, data: DistillationDataModule) -> tuple[bool, str]:
     """Whether a cache of the teacher's answers is worth its disk, and why, in one line."""
-    losses, wanted = run.active_losses, run.wanted
+    losses, wanted = run.students.active_losses, run.students.wanted
     try:
         check_cacheable(teacher, losses, data, wanted)
     except UserError as error:

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim import Optimizer
 
+from kd.distill.sharding import Sharding
 from kd.distill.student import Student
 from kd.fit_to_machine.run import Run
 from kd.models.sharding import own
+from kd.optim import each_of
 
 HEAD_ROOM = (
     0.2  # of the memory, for what the count does not see: temporary buffers, fragmentation, the loader's batches
@@ -46,10 +49,9 @@ def saved_bytes(model: nn.Module, images: Tensor, context: Any) -> int:
     return sum(kept.values())
 
 
-def state_bytes(optimizer: Any) -> int:
+def state_bytes(optimizer: Optimizer) -> int:
     """Bytes that this process holds of an optimizer's state (of several in one: of all)."""
-    parts = getattr(optimizer, "optimizers", [optimizer])
-    local = [part.optim if isinstance(part, ZeroRedundancyOptimizer) else part for part in parts]
+    local = [part.optim if isinstance(part, ZeroRedundancyOptimizer) else part for part in each_of(optimizer)]
     values = [value for part in local for state in part.state.values() for value in state.values()]
     return size_of(own(value) for value in values if isinstance(value, Tensor))
 
@@ -64,7 +66,7 @@ class Memory:
     """
 
     def __init__(self, run: Run) -> None:
-        device, students = run.trainer.strategy.root_device, list(run.named_students().values())
+        device, students = run.trainer.strategy.root_device, list(run.students.named().values())
         trained = [p for student in students for p in student.parameters() if p.requires_grad]
         self.student = sum(size_of(student.model.state_dict().values()) for student in students)
         self.teacher = size_of(run.teacher.model.state_dict().values()) if run.teacher else 0
@@ -98,7 +100,7 @@ class Memory:
         most = int(((1 - HEAD_ROOM) * available - self.total(0)) / self.per_picture)
         return max(1, most - most % 8 if most > 8 else most)
 
-    def report(self, batch_size: int, optimizers: Iterable[Any]) -> dict[str, float]:
+    def report(self, batch_size: int, optimizers: Iterable[Optimizer]) -> dict[str, float]:
         """Megabytes by part, with the state that the optimizers of this process really hold."""
         parts = {
             "teacher": self.teacher,
@@ -113,10 +115,10 @@ class Memory:
 def _shards(run: Run) -> tuple[int, bool]:
     """Over how many processes the optimizer's state lies, and whether weights and gradients do too (FSDP)."""
     strategy = run.trainer.strategy
-    held = getattr(strategy, "shards_optimizer_state", False)
-    whole = hasattr(strategy, "shard") and not held
-    zero = any(student.optim.zero for student in run.named_students().values())
-    return (run.trainer.world_size if whole or held or zero else 1), whole
+    if isinstance(strategy, Sharding):
+        return run.trainer.world_size, strategy.shards_weights
+    zero = any(student.optim.zero for student in run.students.named().values())
+    return (run.trainer.world_size if zero else 1), False
 
 
 def _input(student: Student, count: int, device: torch.device) -> Tensor:

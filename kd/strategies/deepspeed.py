@@ -18,6 +18,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from kd.distill.students import Students
 from kd.errors import RunError, UserError
 
 PRECISIONS = ("32-true", "bf16-mixed")
@@ -44,7 +45,7 @@ class DeepSpeed(DDPStrategy):
         UserError: DeepSpeed is not installed.
     """
 
-    shards_optimizer_state = True
+    shards_weights = False  # of stage 3 it does; the count of memory leaves that out
     clips_gradients = True
 
     def __init__(
@@ -67,13 +68,13 @@ class DeepSpeed(DDPStrategy):
         """DeepSpeed's, around the module."""
         return self.model
 
-    def shard(self, module: Any) -> None:
-        """Called by the module before the optimizer is made.
+    def shard(self, students: Students) -> None:
+        """Called by the module before the optimizer is made; the engine cuts them when there is one.
 
         Raises:
             UserError: what does not go with it.
         """
-        for student in module.named_students().values():
+        for student in students.named().values():
             if student.average is not None and self.stage == 3:
                 raise UserError(
                     "model.ema_decay: the average of a sharded student is not kept; leave it out with stage 3"

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
+from kd.distill.students import Students
 from kd.errors import UserError
 from kd.models.sharding import shard
 
@@ -25,6 +26,9 @@ class FSDP(ModelParallelStrategy):
         **kwargs: ``process_group_backend`` and ``timeout``, as for Lightning's ``ModelParallelStrategy``.
     """
 
+    shards_weights = True
+    clips_gradients = False
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False, **kwargs)
 
@@ -33,14 +37,14 @@ class FSDP(ModelParallelStrategy):
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
 
-    def shard(self, module: Any) -> None:
-        """Shards the student and the losses in place; called by the module before the optimizer is made.
+    def shard(self, students: Students) -> None:
+        """Shards the students and the losses in place; called by the module before the optimizer is made.
 
         Raises:
             UserError: what does not go with it.
         """
         mesh = self.device_mesh["data_parallel"]
-        for student in module.named_students().values():
+        for student in students.named().values():
             if student.average is not None:
                 raise UserError("model.ema_decay: the average of a sharded student is not kept; leave it out with FSDP")
             if student.optim.zero:

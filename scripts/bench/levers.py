@@ -75,7 +75,7 @@ def stepper(lever: Lever, device: torch.device, size: int, batch: dict[str, torc
     optimizer = build_optimizer([module.student], OptimSpec(kwargs=lever.optim))
 
     def step() -> None:
-        answer = module.teacher.answer(batch, module.wanted)
+        answer = module.teacher.answer(batch, module.students.wanted)
         with torch.autocast(device.type, lever.dtype, enabled=lever.dtype is not torch.float32):
             loss = module.student_of_one.learn(batch, answer).total
         loss.backward()

@@ -101,7 +101,7 @@ class FreeTeacher(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Puts random answers in its place."""
-        answers = torch.randn(trainer.datamodule.batch_size, len(pl_module.data_info.classes))  # type: ignore
+        answers = torch.randn(trainer.datamodule.batch_size, len(pl_module.students.data_info.classes))  # type: ignore
         teacher = pl_module.teacher
         teacher.prepare = lambda images: images[:1, :1, :1, :1]
         teacher.model.forward = lambda _images: answers

@@ -43,7 +43,7 @@ def step(modules: list[DistillationModule], optimizers: list, batch: dict, share
     started = time.perf_counter()
     answer = modules[0].teacher.answer(batch, modules[0].wanted) if shared else None
     for module, optimizer in zip(modules, optimizers, strict=True):
-        own = answer or module.teacher.answer(batch, module.wanted)
+        own = answer or module.teacher.answer(batch, module.students.wanted)
         module.student_of_one.learn(batch, own).total.backward()
         optimizer.step()
         optimizer.zero_grad()

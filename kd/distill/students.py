@@ -1,0 +1,114 @@
+"""The students of a run: usually one, or several on the same batches."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from kd.data.batch import Batch, DataInfo
+from kd.distill.objective import Terms
+from kd.distill.student import Student
+from kd.losses import DistillLoss
+from kd.optim import Pace, Together
+from kd.teachers.answer import Answer, Wanted
+
+ONLY = "student"
+"""The name of a single student among its run's parameters; it is logged without one."""
+
+
+class Students(nn.ModuleDict):
+    """Students by name. What they share (task, data) is asked of the first.
+
+    Args:
+        students: by name, or one without a name.
+    """
+
+    def __init__(self, students: Student | Mapping[str, Student]) -> None:
+        super().__init__()
+        self.several = not isinstance(students, Student)
+        # past add_module, which refuses names that are also methods of a ModuleDict
+        self._modules.update({ONLY: students} if isinstance(students, Student) else students)
+
+    def named(self) -> dict[str, Student]:
+        """The students by name; a single one has the empty name."""
+        found: dict[str, Any] = dict(self._modules)
+        return found if self.several else {"": found[ONLY]}
+
+    @property
+    def only_or_first(self) -> Student:
+        """The only student, or the first of several."""
+        return next(iter(self.named().values()))
+
+    @property
+    def data_info(self) -> DataInfo:
+        """The data of all."""
+        return self.only_or_first.data
+
+    @property
+    def wanted(self) -> Wanted:
+        """What the losses of all look at of the teacher."""
+        found = Wanted(logits=False)
+        for student in self.named().values():
+            found |= student.objective.wanted
+        return found
+
+    @property
+    def active_losses(self) -> dict[str, DistillLoss]:
+        """The distillation losses with a weight, of several students as ``<student>.<name>``."""
+        return {
+            f"{name}.{loss}" if name else loss: found
+            for name, student in self.named().items()
+            for loss, found in student.objective.active.items()
+        }
+
+    def without_gradient(self) -> list[str]:
+        """Parameters that no term reaches, by their name in here."""
+        students = zip(self, self.named().values(), strict=True)
+        return [f"{key}.{name}" for key, student in students for name in student.without_gradient()]
+
+    def compile_in_place(self) -> None:
+        """Compiles the models whose settings ask for it."""
+        for student in self.named().values():
+            if student.spec is not None:
+                student.spec.compile_in_place(student.model)
+
+    def build_optimizers(self, pace: Pace) -> tuple[Optimizer, LambdaLR]:
+        """Each student's optimizer and schedule; of several as one."""
+        made = [student.build_optimizer(pace) for student in self.named().values()]
+        if not self.several:
+            return made[0]
+        optimizer = Together([own for own, _ in made])
+        return optimizer, LambdaLR(optimizer, [factor for _, own in made for factor in own.lr_lambdas])
+
+    def learn(self, batch: Batch, answer: Answer, before_each: Callable[[], None]) -> dict[str, Terms]:
+        """What one batch costs each student, given the teacher's answer to it; ``before_each`` is called before each
+        student's turn."""
+        found = {}
+        for name, student in self.named().items():
+            before_each()
+            found[name] = student.learn(batch, answer)
+        return found
+
+    def set_epoch(self, epoch: float, max_epochs: int) -> None:
+        """Tells the losses where training is."""
+        for student in self.named().values():
+            student.objective.set_epoch(epoch, max_epochs)
+
+    def move_averages(self, step: int) -> None:
+        """After the optimizer's ``step`` (from 1)."""
+        for student in self.named().values():
+            student.move_average(step)
+
+    def take_classifiers(self) -> None:
+        """Brings classifiers that are made of the teacher's up to date."""
+        for student in self.named().values():
+            student.take_classifier()
+
+
+def total_of(terms: Mapping[str, Terms]) -> Tensor:
+    """The sum of the students' totals: their parameters, and so their gradients, are apart."""
+    totals = [own.total for own in terms.values()]
+    return totals[0] if len(totals) == 1 else torch.stack(totals).sum()
