@@ -6,7 +6,7 @@ from functools import partial
 from importlib import import_module
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from kd.data.batch import Batch, DataInfo
+from kd.data.engines.tier import TierSpec
 from kd.data.held_out import held_out
 from kd.data.loader import Loader, Shared, listen_to_parent
 from kd.data.pictures import MAX_PIXELS, decode
@@ -27,6 +28,9 @@ from kd.data.transforms import Augment, MixPairs, eval_transform, height_width, 
 from kd.errors import UserError
 from kd.lightning_internals import make_loader_again
 from kd.machine import cores
+
+if TYPE_CHECKING:
+    from kd.data.engines.remote import Tier
 
 Sample = tuple[Tensor, Any, Key]
 """Picture, target (id, ids, or mask), (index, epoch)."""
@@ -110,6 +114,8 @@ class DistillationDataModule(LightningDataModule):
         augment: the training views.
         engine: who makes the training views: ``torch`` (the loader's processes), ``device`` (all but decoding on the
             device), ``dali`` (NVIDIA DALI decodes too; extra ``dali``). The views are the same up to rounding.
+            ``ray``: other machines make all batches (extra ``ray``), the same to the last bit; ``num_workers`` counts
+            their processes for each training process, and ``auto`` takes all of their cores.
         on_bad_image: a picture that can't be decoded stops the run before training (``stop``), or is left out
             (``skip``).
         check: how pictures are looked at before training, once a machine: ``all`` are decoded, ``headers`` alone are
@@ -123,6 +129,7 @@ class DistillationDataModule(LightningDataModule):
         unlabeled_ratio: that many unlabelled pictures to each labelled one in an epoch; without it the unlabelled
             ones are all that is trained on.
         seed: orders and augments; follows the run's ``seed``.
+        tier: the machines of ``engine=ray``.
     """
 
     def __init__(
@@ -133,7 +140,7 @@ class DistillationDataModule(LightningDataModule):
         num_workers: int | Literal["auto"] = 1,
         crop_ratio: float = 0.875,
         augment: Augment | None = None,
-        engine: Literal["torch", "device", "dali"] = "torch",
+        engine: Literal["torch", "device", "dali", "ray"] = "torch",
         on_bad_image: str = "stop",
         check: Check | None = None,
         max_pixels: int = MAX_PIXELS,
@@ -142,6 +149,7 @@ class DistillationDataModule(LightningDataModule):
         unlabeled: str | None = None,
         unlabeled_ratio: float | None = None,
         seed: int = 0,
+        tier: TierSpec | None = None,
     ) -> None:
         super().__init__()
         settings = {"batch_size": batch_size, "num_workers": num_workers}
@@ -173,9 +181,12 @@ class DistillationDataModule(LightningDataModule):
         self.check, self.max_pixels, self.val_fraction = check, max_pixels, val_fraction
         self.balance_classes = balance_classes
         self.holds_out = False  # known once the source has been listed
-        self._engine = None if engine == "torch" else import_module(f"kd.data.engines.{engine}")
+        self._engine = None if engine in ("torch", "ray") else import_module(f"kd.data.engines.{engine}")
         if self._engine is not None:
             self._engine.check(self.augment, self.source)
+        if tier is not None and engine != "ray":
+            raise UserError(f"data.tier: is for data.engine=ray, got {engine}")
+        self.tier = self._tier(tier or TierSpec(), num_workers) if engine == "ray" else None
         self._make_views: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # what is left to the device
         self.views: int | None = None  # set where a teacher's answers are cached: view = epoch % views
         self.skipped: list[str] = []
@@ -185,6 +196,16 @@ class DistillationDataModule(LightningDataModule):
         self._identity: dict[str, Any] | None = None
         self._train_batches: TrainBatches | None = None
 
+    def _tier(self, spec: TierSpec, makers: int | str) -> "Tier":
+        """The machines that make the batches; no process of this machine loads any."""
+        from kd.data.engines.remote import Tier
+
+        if makers == 0:
+            raise ValueError("num_workers must be auto or >= 1 with engine=ray, got 0")
+        self.auto.discard("num_workers")  # all cores of the tier: nothing is to be tried
+        self.num_workers = 0
+        return Tier(spec, None if isinstance(makers, str) else makers, self._rank)
+
     def prepare_data(self) -> None:
         """Checks the pictures of both splits; the first process of a machine does it, others wait and read its answer.
 
@@ -193,6 +214,18 @@ class DistillationDataModule(LightningDataModule):
         """
         for name in ("train", "val"):
             self.split(name)
+        if self.tier is not None:
+            self.tier.connect()
+
+    def teardown(self, stage: str) -> None:
+        """Ends the data tier with the training."""
+        if self.tier is not None and stage == "fit":
+            self.tier.close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Ends the data tier with the training."""
+        if self.tier is not None:
+            self.tier.close()
 
     @property
     def info(self) -> DataInfo:
@@ -397,6 +430,8 @@ class DistillationDataModule(LightningDataModule):
         return PictureSet(split, transform, self.seed, self.source, self.max_pixels)
 
     def _loader(self, data: Dataset[Any], batches: Iterable[list[Key]], collate: Callable[..., Any]) -> DataLoader:
+        if self.tier is not None:
+            return self.tier.loader(data, batches, collate)
         return Loader(
             data,
             batch_sampler=batches,

@@ -272,7 +272,7 @@ def _layout(
         "transform": {
             "img_size": list(data.size),
             "seed": data.seed,
-            "engine": data.engine,
+            "engine": "torch" if data.engine == "ray" else data.engine,  # the same views, made elsewhere
             **asdict(data.augment),
             **_pairs(data),
             "torch": torch.__version__.split("+")[0],

@@ -1,0 +1,219 @@
+"""The cluster behind the engine ``ray`` (extra ``ray``): its machines, and processes on them that make batches.
+
+The one file that imports Ray. Ray is asked for little: which machines carry a label, a process on one of them, a call
+to it, and what became of that call. Who makes which batch, and what happens when one fails, is decided in ``tier.py``.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import torchvision
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from kd.data.batch import Batch
+from kd.data.engines.tier import MB, Made, MakerEnded, TierSpec, Work
+from kd.data.sampler import Key
+from kd.errors import RunError, UserError, first_line
+from kd.machine import cores
+
+LONGEST_FOLDER = 40  # characters: the system allows a socket's path 107, and Ray's own part is long
+
+
+def _ray() -> ModuleType:
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        raise UserError(f"data.engine: ray needs the extra ray: pip install 'kd-train[ray]' ({error})") from error
+    return ray
+
+
+def versions() -> dict[str, str]:
+    """What must be the same on both sides for views to be the same to the last bit."""
+    import kd
+
+    return {"kd": kd.__version__, "torch": torch.__version__, "torchvision": torchvision.__version__}
+
+
+class BatchMaker:
+    """Runs on a machine of the tier, in a process of its own."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self.works: dict[int, tuple[Dataset[Any], Callable[..., Batch]]] = {}
+
+    def greet(self) -> dict[str, str]:
+        """Says that it is there, and with which libraries."""
+        return versions()
+
+    def learn(self, work: int, data: Dataset[Any], collate: Callable[..., Batch]) -> None:
+        """Keeps what a kind of batch is made with."""
+        self.works[work] = data, collate
+
+    def make(self, work: int, keys: list[Key]) -> tuple[Any, float]:
+        """A batch, its tensors as arrays, and the seconds that it took."""
+        start = time.perf_counter()
+        data, collate = self.works[work]
+        try:
+            batch = collate([data[key] for key in keys])
+        except Exception as error:
+            return f"{first_line(error)} (on {socket.gethostname()})", time.perf_counter() - start
+        return apply_to_collection(batch, Tensor, Tensor.numpy), time.perf_counter() - start
+
+
+class RayCluster:
+    """The cluster, joined by this process or started for it.
+
+    Args:
+        spec: where it is.
+
+    Raises:
+        UserError: Ray is not installed.
+    """
+
+    def __init__(self, spec: TierSpec) -> None:
+        self.ray, self.spec = _ray(), spec
+        self.joined = False
+        self._mine = False  # this process has joined it, not its user's own code
+        self._folder: Path | None = None  # of a Ray that was started here
+
+    def join(self) -> None:
+        """Joins the cluster, or starts one on this machine; in the main thread, for Ray's processes end with theirs.
+
+        Raises:
+            UserError: there is no cluster, or none of its machines carries the label.
+        """
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        address = self.spec.address or os.environ.get("RAY_ADDRESS")
+        self._mine = not self.ray.is_initialized()
+        try:
+            if self._mine and address:
+                self.ray.init(address, log_to_driver=False, logging_level="ERROR")
+            elif self._mine:
+                self._start_here()
+        except Exception as error:
+            self.leave()
+            raise UserError(f"data.tier.address: no Ray cluster at {address}: {first_line(error)}") from error
+        finally:
+            for number, handler in handlers.items():  # Ray has put its own in their place
+                signal.signal(number, handler)
+        self.joined = True
+        if not self.machines():
+            there = sum(node["Alive"] for node in self.ray.nodes())
+            self.leave()
+            raise UserError(
+                f"data.tier.label: none of the cluster's {there} machine(s) carries {self.spec.label}; start those "
+                f"that make batches with: ray start --address=HEAD:6379 --labels={self.spec.label}"
+            )
+
+    def _start_here(self) -> None:
+        """A Ray of this process's own, on this machine alone."""
+        base = tempfile.gettempdir()
+        self._folder = Path(tempfile.mkdtemp(prefix="kd-ray-", dir=base if len(base) <= LONGEST_FOLDER else "/tmp"))
+        store = min(2 * self.spec.queue_mb * MB, psutil.virtual_memory().available // 8)
+        self.ray.init(
+            "local", num_cpus=cores(), labels=self.spec.selector, include_dashboard=False, log_to_driver=False,
+            logging_level="ERROR", object_store_memory=max(store, 100 * MB), _temp_dir=str(self._folder),
+        )  # fmt: skip
+
+    def leave(self) -> None:
+        """Leaves it; ends what was started here."""
+        self.joined = False
+        if self._mine:
+            with suppress(Exception):
+                self.ray.shutdown()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def machines(self) -> dict[str, tuple[str, int]]:
+        """Name and cores of the machines that carry the label, by id.
+
+        Raises:
+            RunError: this machine is no longer part of the cluster.
+        """
+        nodes = [node for node in self.ray.nodes() if node["Alive"]]
+        here = self.ray.get_runtime_context().get_node_id()
+        if here not in (node["NodeID"] for node in nodes):
+            raise RunError("this machine's part of it has ended")
+        wanted = self.spec.selector.items()
+        return {
+            node["NodeID"]: (node["NodeManagerHostname"], int(node["Resources"]["CPU"]))
+            for node in nodes
+            if wanted <= node["Labels"].items() and node["Resources"].get("CPU", 0) >= 1
+        }
+
+    def start(self, node: str, share_of_a_core: float) -> Any:
+        """Starts a maker on a machine."""
+        kind = self.ray.remote(BatchMaker).options(
+            num_cpus=share_of_a_core, label_selector={**self.spec.selector, "ray.io/node-id": node}, max_restarts=0
+        )
+        return kind.remote()
+
+    def end(self, maker: Any) -> None:
+        """Ends a maker."""
+        with suppress(Exception):
+            self.ray.kill(maker)
+
+    def put(self, work: Work) -> tuple[object, ...]:
+        """Lays a kind of batch where all machines can read it."""
+        return tuple(self.ray.put(part) for part in work)
+
+    def finished(self, calls: Sequence[object], timeout: float) -> list[object]:
+        """Those of several calls that have ended, one way or another; waits for the first."""
+        return self.ray.wait(list(calls), num_returns=1, timeout=timeout)[0]
+
+    def result(self, call: object) -> Any:
+        """What a call gives.
+
+        Raises:
+            MakerEnded: its maker is gone, or what it had made.
+            UserError: it can't do what it is asked.
+        """
+        failed = self.ray.exceptions
+        try:
+            return self.ray.get(call)
+        except failed.RayTaskError as error:
+            raise UserError(_last_line(error)) from error
+        except failed.RayError as error:
+            if "creation task" in str(error):
+                raise UserError(_last_line(error)) from error
+            raise MakerEnded(memory=isinstance(error, failed.OutOfMemoryError)) from error
+
+
+def unpacked(answer: tuple[Any, float]) -> Made:
+    """A maker's answer as tensors of this process's own: the cluster's store gets its memory back at once."""
+    arrays, seconds = answer
+    if isinstance(arrays, str):
+        return Made(RunError(f"data.source: {arrays}"), 0, seconds)
+    size = 0
+
+    def tensor(array: np.ndarray) -> Tensor:
+        nonlocal size
+        size += array.nbytes
+        kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        own = torch.empty(array.shape, dtype=kind, pin_memory=torch.cuda.is_available())
+        own.numpy()[...] = array
+        return own
+
+    return Made(apply_to_collection(arrays, np.ndarray, tensor), size, seconds)
+
+
+def _last_line(error: Exception) -> str:
+    """A library's own reason stands at the end of what Ray tells."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()[:200]

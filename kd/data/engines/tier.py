@@ -1,0 +1,366 @@
+"""A data tier's book-keeping: which machine makes which batch, so that none is lost, doubled or out of order.
+
+Knows neither Ray nor threads nor clocks. A batch is a function of its keys alone, so it does not matter who makes it:
+what a machine takes with it when it goes is made again by another, and what a slow one keeps is made a second time.
+"""
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from torch.utils.data import Dataset
+
+from kd.data.batch import Batch
+from kd.data.sampler import Key
+
+DEPTH = 2  # batches that a maker has in hand: one under way, and one so that it never waits for the next
+TRIES = 3  # makers that may end over one batch before the batch is to blame, or end on one machine in a row
+SLOW = 4.0  # times the usual time, and a batch that is waited for is given to a second machine as well
+SLOW_S = 1.0  # and at least so long
+MB = 10**6
+
+Work: TypeAlias = tuple[Dataset[Any], Callable[..., Any]]
+"""A kind of batch: its samples, and what makes a batch of some."""
+
+
+class MakerEnded(Exception):
+    """A maker is gone, and what it had in hand.
+
+    Args:
+        memory: it has ended for lack of memory.
+    """
+
+    def __init__(self, memory: bool) -> None:
+        super().__init__("out of memory" if memory else "ended")
+        self.memory = memory
+
+
+@dataclass
+class Made:
+    """What a maker has brought.
+
+    Attributes:
+        batch: or why there is none.
+        size: bytes.
+        seconds: that it took.
+    """
+
+    batch: Batch | Exception
+    size: int
+    seconds: float
+
+
+@dataclass
+class TierSpec:
+    """Machines that make batches for the training processes (``data.engine=ray``).
+
+    Attributes:
+        address: of the Ray cluster (``HOST:6379``, or ``auto`` for the one that runs on this machine); default: the
+            variable ``RAY_ADDRESS``, else a Ray of its own on this machine.
+        label: the node label of the machines that make batches.
+        queue_mb: the most that one loader of a training process has asked for and not used yet, in MB; on the side of
+            the makers and on the side of training no more than this waits.
+    """
+
+    address: str | None = None
+    label: str = "kd-role=data"
+    queue_mb: int = 2048
+
+    def __post_init__(self) -> None:
+        name, _, value = self.label.partition("=")
+        if not name or not value:
+            raise ValueError(f"label must be NAME=VALUE, got {self.label}")
+        if self.queue_mb < 1:
+            raise ValueError(f"queue_mb must be >= 1, got {self.queue_mb}")
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """The label as name and value."""
+        name, _, value = self.label.partition("=")
+        return {name: value}
+
+
+@dataclass(eq=False)
+class Machine:
+    """A machine of the tier, as this training process sees it.
+
+    Attributes:
+        node: its id in the cluster.
+        name: for people.
+        cores: that it gives to batches.
+        wanted: makers that this process has there.
+        failures: makers that have ended there since its last batch.
+        batches: made there and used.
+        busy_s: time that its makers have worked for them.
+        megabytes: of these batches.
+        gone: it has left the cluster, or was left out.
+    """
+
+    node: str
+    name: str
+    cores: int
+    wanted: int = 0
+    failures: int = 0
+    batches: int = 0
+    busy_s: float = 0.0
+    megabytes: float = 0.0
+    gone: bool = False
+
+
+@dataclass(eq=False)
+class Maker:
+    """A process on a machine that makes one batch after another.
+
+    Attributes:
+        machine: where.
+        handle: what the cluster knows it by.
+        ready: it has said that it is there.
+        jobs: in its hands, in the order in which it makes them.
+        works: the kinds of batches that it has been taught.
+    """
+
+    machine: Machine
+    handle: Any
+    ready: bool = False
+    jobs: list["Job"] = field(default_factory=list)
+    works: set[int] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class Job:
+    """One batch to be made.
+
+    Attributes:
+        stream: that it belongs to.
+        number: its place there.
+        keys: of its samples.
+        makers: who has it in hand, and since when.
+        lost: makers that have ended over it.
+    """
+
+    stream: "Stream"
+    number: int
+    keys: list[Key]
+    makers: dict[Maker, float] = field(default_factory=dict)
+    lost: int = 0
+
+
+class Stream:
+    """Batches of one pass over a loader, in its order.
+
+    Args:
+        work: number of the kind of batch.
+        batches: the keys of each.
+        most: bytes that may be asked for and not used.
+    """
+
+    def __init__(self, work: int, batches: Iterator[list[Key]], most: int) -> None:
+        self.work, self.batches, self.most = work, batches, most
+        self.batch_bytes = 0  # known once the first is there
+        self.asked = self.used = 0
+        self.jobs: dict[int, Job] = {}
+        self.ready: dict[int, Batch | Exception] = {}
+        self.all_asked = False
+
+    def ahead(self, makers: int) -> int:
+        """How many batches may be asked for and not used: what the makers can hold, and memory allows."""
+        if not self.batch_bytes:
+            return 1
+        return max(1, min(DEPTH * makers + 2, self.most // self.batch_bytes))
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of it has been used."""
+        return self.all_asked and self.used == self.asked
+
+    def ask(self, makers: int) -> Job | None:
+        """The next batch to be made, where one more may be asked for."""
+        if self.all_asked or self.asked - self.used >= self.ahead(makers):
+            return None
+        keys = next(self.batches, None)
+        if keys is None:
+            self.all_asked = True
+            return None
+        job = Job(self, self.asked, keys)
+        self.jobs[self.asked] = job
+        self.asked += 1
+        return job
+
+
+class Crew:
+    """Who makes what. Every method is to be called with the same lock held.
+
+    Args:
+        rank: of this training process.
+        world_size: training processes that share the tier.
+        makers: of this process; default: its share of all cores of the tier.
+    """
+
+    def __init__(self, rank: int = 0, world_size: int = 1, makers: int | None = None) -> None:
+        self.rank, self.world_size, self.count = rank, world_size, makers
+        self.machines: dict[str, Machine] = {}
+        self.makers: list[Maker] = []
+        self.streams: list[Stream] = []
+        self.again: deque[Job] = deque()
+        self.took: deque[float] = deque(maxlen=64)
+        self.second_tries = self.repeated = 0
+
+    # -- machines ----------------------------------------------------------------------------------------------------
+
+    def present(self, found: dict[str, tuple[str, int]]) -> list[Machine]:
+        """Takes note of the tier's machines: name and cores by id.
+
+        Returns:
+            Those that have gone.
+        """
+        left = [m for m in self.machines.values() if not m.gone and m.node not in found]
+        for machine in left:
+            machine.gone = True
+        for node, (name, cores) in found.items():
+            if node not in self.machines:
+                self.machines[node] = Machine(node, name, cores)
+        self._share_out()
+        return left
+
+    @property
+    def working(self) -> list[Machine]:
+        """The machines that are there."""
+        return [m for m in self.machines.values() if not m.gone]
+
+    def _share_out(self) -> None:
+        """How many makers of this process each machine gets: cores in turn, so that every process gets as many."""
+        machines = self.working
+        for machine in machines:
+            machine.wanted = 0
+        if not machines:
+            return
+        if self.count is not None:
+            for i in range(self.count):
+                machines[i % len(machines)].wanted += 1
+            return
+        cores = [machine for machine in machines for _ in range(machine.cores)]
+        for machine in cores[self.rank :: self.world_size] or [machines[self.rank % len(machines)]]:
+            machine.wanted += 1
+
+    @property
+    def share_of_a_core(self) -> float:
+        """What a maker may ask for: less than one where there are more makers than cores."""
+        cores = sum(machine.cores for machine in self.working)
+        makers = self.world_size if self.count is None else self.world_size * self.count
+        return min(1.0, cores / makers) if makers else 1.0
+
+    def missing(self) -> list[Machine]:
+        """A machine for each maker that is to be started."""
+        found = []
+        for machine in self.working:
+            there = sum(maker.machine is machine for maker in self.makers)
+            found += [machine] * (machine.wanted - there)
+        return found
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    def give(self, now: float) -> tuple[Maker, Job] | None:
+        """Who gets which batch next; None where nobody is free, or nothing is to be made."""
+        free = [m for m in self.makers if m.ready and len(m.jobs) < DEPTH]
+        if not free:
+            return None
+        maker = min(free, key=lambda m: len(m.jobs))
+        job = self._next_job() or (self._late(maker, now) if not maker.jobs else None)
+        if job is None:
+            return None
+        maker.jobs.append(job)
+        job.makers[maker] = now
+        return maker, job
+
+    def _next_job(self) -> Job | None:
+        while self.again:
+            job = self.again.popleft()
+            if job.number in job.stream.jobs:
+                return job
+        makers = sum(m.ready for m in self.makers)
+        for stream in sorted(self.streams, key=lambda s: s.asked - s.used):
+            job_or_none = stream.ask(makers)
+            if job_or_none is not None:
+                return job_or_none
+        return None
+
+    def _late(self, maker: Maker, now: float) -> Job | None:
+        """A batch that another machine keeps for too long."""
+        limit = max(SLOW_S, SLOW * statistics.median(self.took)) if self.took else SLOW_S * SLOW
+        for stream in self.streams:
+            for job in stream.jobs.values():
+                elsewhere = all(m.machine is not maker.machine for m in job.makers)
+                if job.makers and elsewhere and now - max(job.makers.values()) > limit:
+                    self.second_tries += 1
+                    return job
+        return None
+
+    def done(self, maker: Maker, job: Job, made: Made, now: float) -> None:
+        """A maker has made a batch; the second of two is left aside."""
+        if job in maker.jobs:
+            maker.jobs.remove(job)
+        machine, stream = maker.machine, job.stream
+        machine.failures = 0
+        since = job.makers.pop(maker, now)
+        if stream.jobs.pop(job.number, None) is None:
+            return
+        self.took.append(now - since)
+        stream.batch_bytes = max(stream.batch_bytes, made.size, 1)
+        stream.ready[job.number] = made.batch
+        machine.batches, machine.busy_s = machine.batches + 1, machine.busy_s + made.seconds
+        machine.megabytes += made.size / MB
+
+    def lost(self, maker: Maker, memory: bool = False) -> Job | None:
+        """A maker has ended: its batches are made by others, first of all.
+
+        Args:
+            maker: that has ended.
+            memory: for lack of memory: its machine gets one fewer.
+
+        Returns:
+            A batch over which too many have ended.
+        """
+        if maker not in self.makers:
+            return None
+        self.makers.remove(maker)
+        machine, jobs = maker.machine, maker.jobs
+        machine.failures += 1
+        if memory and machine.cores > 1:
+            machine.cores -= 1
+        elif machine.failures >= TRIES * max(1, machine.wanted):
+            machine.gone = True
+        if jobs:
+            jobs[0].lost += 1  # what stood behind it was not begun
+        for job in jobs:
+            job.makers.pop(maker, None)
+            if not job.makers and job.number in job.stream.jobs:
+                self.again.append(job)
+                self.repeated += 1
+        self.again = deque(sorted(self.again, key=lambda job: job.number))
+        self._share_out()
+        return next((job for job in jobs[:1] if job.lost >= TRIES), None)
+
+    def take(self, stream: Stream) -> Batch | Exception | None:
+        """The stream's next batch, where it is there."""
+        batch = stream.ready.pop(stream.used, None)
+        if batch is not None:
+            stream.used += 1
+        return batch
+
+    def drop(self, stream: Stream) -> None:
+        """Nobody wants the rest of a stream."""
+        stream.jobs.clear()
+        stream.ready.clear()
+        stream.all_asked = True
+        if stream in self.streams:
+            self.streams.remove(stream)
+
+    # -- report ------------------------------------------------------------------------------------------------------
+
+    @property
+    def queue(self) -> tuple[int, float]:
+        """Batches that are ready and not used, and their MB."""
+        ready = [(len(stream.ready), stream.batch_bytes) for stream in self.streams]
+        return sum(count for count, _ in ready), sum(count * size for count, size in ready) / MB
