@@ -77,6 +77,7 @@ class DataInfo:
         masks: targets are masks.
         multi_label: targets are any number of labels.
         ignore_index: the value of a mask's pixels that take no part.
+        counts: labelled training pictures of each class, of one label each; None where that is not known.
         crop_ratio: validation looks at the centre of a picture whose shorter side is the model's size over this.
     """
 
@@ -90,6 +91,7 @@ class DataInfo:
     multi_label: bool = False
     ignore_index: int | None = None
     crop_ratio: float = 1.0
+    counts: list[int] | None = None
 
     @property
     def kind(self) -> str:

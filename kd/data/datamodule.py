@@ -249,8 +249,16 @@ class DistillationDataModule(LightningDataModule):
             unlabeled=self._unlabelled_count() if source.classes else sizes["train"],
             labels=bool(source.classes) and (not self.unlabeled or self.unlabeled_ratio is not None),
             soft_targets=bool(augment.mixup or augment.cutmix), masks=source.masks, multi_label=source.multi_label,
-            ignore_index=source.ignore_index, crop_ratio=self.crop_ratio,
+            ignore_index=source.ignore_index, crop_ratio=self.crop_ratio, counts=self._counts(),
         )  # fmt: skip
+
+    def _counts(self) -> list[int] | None:
+        """Training pictures of each class, where a picture has one label and classes are not balanced by sampling."""
+        source = self.source
+        if not source.classes or source.masks or source.multi_label or self.balance_classes:
+            return None
+        targets = np.asarray(self._parts("train")[0].targets)
+        return np.bincount(targets[targets >= 0], minlength=len(source.classes)).tolist()
 
     @property
     def left_out(self) -> dict[str, int]:

@@ -83,6 +83,7 @@ class Objective(nn.Module):
             UserError: losses, models and data that do not fit each other.
         """
         self._check(data, teacher)
+        self.task.weigh(data.classes, data.counts)
         for name, loss in self.losses.items():
             self._bind_loss(name, loss, data, teacher)  # type: ignore[arg-type]
         over_features = [n for n, loss in self.losses.items() if isinstance(loss, (FeatureLoss, LayersLoss))]

@@ -1,6 +1,7 @@
 """What a task is: its loss on the labels, its metrics, and what a guesser would reach."""
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -48,6 +49,13 @@ class Task(nn.Module):
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
         """Makes the metrics for ``num_classes`` classes."""
         raise NotImplementedError
+
+    def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
+        """Told of the classes' names, and how many training pictures each has, where that is known.
+
+        Raises:
+            UserError: weights that are not these classes'.
+        """
 
     def metric_names(self, teacher: bool) -> list[str]:
         """What :meth:`compute` gives of single numbers, with or without a teacher."""

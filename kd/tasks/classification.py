@@ -1,6 +1,7 @@
 """Classification: one label a picture."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +9,7 @@ from torch import Tensor
 from torchmetrics.classification import MulticlassAccuracy
 
 from kd.tasks.base import Task
+from kd.tasks.weights import ClassWeights, check, weights_of
 
 P_VALUE = 0.00135  # of three standard errors on one side
 
@@ -18,10 +20,19 @@ class Classification(Task):
     Args:
         num_classes: classes of the data; default: as the data says.
         label_smoothing: in [0, 1).
+        class_weights: how much a picture counts in the loss on the labels, by its class: a list by class id, numbers by
+            class name (the others 1), or ``auto``, which gives all classes the same say.
     """
 
-    def __init__(self, num_classes: int | None = None, label_smoothing: float = 0.0) -> None:
+    weights: Tensor | None
+
+    def __init__(
+        self, num_classes: int | None = None, label_smoothing: float = 0.0, class_weights: ClassWeights = None
+    ) -> None:
         super().__init__(num_classes)
+        check(class_weights)
+        self.class_weights = class_weights
+        self.register_buffer("weights", None, persistent=False)
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"label_smoothing must be >= 0 and < 1, got {label_smoothing}")
         self.label_smoothing = label_smoothing
@@ -31,6 +42,10 @@ class Classification(Task):
         self.acc1 = MulticlassAccuracy(num_classes, average="micro")
         self.acc5 = MulticlassAccuracy(num_classes, top_k=min(5, num_classes), average="micro")
         self.agreement = MulticlassAccuracy(num_classes, average="micro")
+
+    def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
+        """See :meth:`Task.weigh`."""
+        self.weights = weights_of(self.class_weights, classes, counts)
 
     def metric_names(self, teacher: bool) -> list[str]:
         """See :meth:`Task.metric_names`."""
@@ -45,11 +60,15 @@ class Classification(Task):
                 all 0 for one without.
 
         Returns:
-            A scalar: the mean over the labelled pictures; 0, with a gradient of 0, where there are none.
+            A scalar: the mean over the labelled pictures, each times its class's weight (not divided by the weights, so
+            that two processes with half the batch average to one with the whole); 0, with a gradient of 0, where there
+            are none.
         """
         known = target.sum(1) > 0 if target.is_floating_point() else target >= 0
         safe = target if target.is_floating_point() else target.clamp_min(0)
-        losses = F.cross_entropy(logits.float(), safe, label_smoothing=self.label_smoothing, reduction="none")
+        losses = F.cross_entropy(
+            logits.float(), safe, self.weights, label_smoothing=self.label_smoothing, reduction="none"
+        )
         return (losses * known).sum() / known.sum().clamp_min(1)
 
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:

@@ -1,6 +1,7 @@
 """Semantic segmentation: a class for every pixel."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +9,7 @@ from torch import Tensor
 from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
 from kd.tasks.base import Task
+from kd.tasks.weights import ClassWeights, check, weights_of
 
 
 class Segmentation(Task):
@@ -15,10 +17,29 @@ class Segmentation(Task):
 
     Metrics are over all pixels of the validation set that are not ignored, at the size of the targets
     (``data.img_size``); the mean is over the classes that occur. Each class's IoU goes to ``summary.json``.
+
+    Args:
+        num_classes: classes of the data; default: as the data says.
+        ignore_index: value of pixels that take no part; default: as the data says.
+        class_weights: how much a pixel counts in the loss on the labels, by its class: a list by class id, or numbers
+            by class name (the others 1).
     """
 
     dense = True
     primary = "miou"
+    weights: Tensor | None
+
+    def __init__(
+        self, num_classes: int | None = None, ignore_index: int | None = None, class_weights: ClassWeights = None
+    ) -> None:
+        super().__init__(num_classes, ignore_index)
+        check(class_weights)
+        self.class_weights = class_weights
+        self.register_buffer("weights", None, persistent=False)
+
+    def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
+        """See :meth:`Task.weigh`."""
+        self.weights = weights_of(self.class_weights, classes, counts)
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
         """Makes the metrics."""
@@ -43,7 +64,7 @@ class Segmentation(Task):
         """Cross-entropy: ``(N, C, H, W)``, ids ``(N, H, W)`` -> the mean over valid pixels; 0 where all are ignored."""
         target = target.long()
         valid = (target >= 0) & (target < self.num_classes) & (target != self.ignore_index)
-        losses = F.cross_entropy(logits.float(), torch.where(valid, target, 0), reduction="none")
+        losses = F.cross_entropy(logits.float(), torch.where(valid, target, 0), self.weights, reduction="none")
         return (losses * valid).sum() / valid.sum().clamp_min(1)
 
     def decide(self, logits: Tensor) -> Tensor:

@@ -4,13 +4,15 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from kd.cli import train_main
-from kd.tasks import Classification
+from kd.errors import UserError
+from kd.tasks import Classification, Segmentation
 from tests._helpers import ARCH, TINY, draw_folder, write_recipe
-from tests.test_train import run_folders
+from tests.test_train import losses, run, run_folders
 
 
 @pytest.mark.parametrize("counts", [[4, 4], [9, 1], [90, 10], [50, 48, 2]])
@@ -41,3 +43,53 @@ def test_a_perfect_teacher_passes_on_eight_pictures(tmp_path: Path, capsys: pyte
     out = capsys.readouterr().out
     assert "is right on 8 of 8 validation pictures (100.0%)" in out
     assert "TeacherNearChance" not in out
+
+
+def test_classes_count_by_their_weights() -> None:
+    """Against the definition: weight times -log p, over the number of labelled pictures; of mixed labels and maps too."""
+    rng = np.random.RandomState(0)
+    logits, target, weights = rng.normal(size=(6, 3)), np.array([0, 1, 2, 1, -1, 0]), np.array([0.5, 2.0, 3.0])
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    task = Classification(3, class_weights=weights.tolist())
+    task.weigh(["a", "b", "c"], None)
+    known = target >= 0
+    wanted = -(weights[target] * log_p[np.arange(6), target])[known].sum() / known.sum()
+    given = torch.tensor(logits)
+    assert task.loss(given, torch.tensor(target)).item() == pytest.approx(wanted, rel=1e-5)
+    halves = [task.loss(given[i : i + 2], torch.tensor(target[i : i + 2])).item() for i in (0, 2)]
+    assert task.loss(given[:4], torch.tensor(target[:4])).item() == pytest.approx(np.mean(halves), rel=1e-5)
+    mixed = rng.dirichlet(np.ones(3), size=6)
+    wanted = -(weights * mixed * log_p).sum(1).mean()
+    assert task.loss(given, torch.tensor(mixed, dtype=torch.float32)).item() == pytest.approx(wanted, rel=1e-4)
+    maps = Segmentation(3, class_weights={"b": 2.0})
+    maps.weigh(["a", "b", "c"], None)
+    dense, ids = torch.tensor(logits.T[None, :, :, None]), torch.tensor(target.clip(0)[None, :, None])
+    wanted = -(np.array([1.0, 2.0, 1.0])[target.clip(0)] * log_p[np.arange(6), target.clip(0)]).mean()
+    assert maps.loss(dense, ids).item() == pytest.approx(wanted, rel=1e-5)
+    with pytest.raises(UserError, match="model.task.class_weights: 3 numbers for 2 classes"):
+        task.weigh(["a", "b"], None)
+    assert not task.state_dict()  # a checkpoint holds none of it
+
+
+def test_class_weights_by_key(tmp_path: Path, teacher: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 12, 12, 12 and 4 pictures ``auto`` gives 40 / (4 n), what the same numbers by name give."""
+    root = draw_folder(tmp_path / "data")
+    for picture in sorted((root / "train" / "dates").iterdir())[4:]:
+        picture.unlink()
+    recipe = write_recipe(tmp_path / "tiny.yaml", root, teacher)
+    items = ["trainer.max_epochs=1", "data.augment.mixup=0.2"]
+    auto = run(recipe, *items, "model.task.class_weights=auto")
+    most, least = 40 / 48, 40 / 16
+    named = f"{{apple: {most}, bread: {most}, cake: {most}, dates: {least}}}"
+    assert losses(auto) == losses(run(recipe, *items, f"model.task.class_weights={named}"))
+    assert losses(auto) != losses(run(recipe, *items))
+    capsys.readouterr()
+    for items, told in (
+        (["model.task.class_weights={aple: 2}"], "model.task.class_weights: no class 'aple'; did you mean 'apple'?"),
+        (["model.task.class_weights=[1, 2, 3, -1]"], "model.task.class_weights: must be >= 0"),
+        (["model.task.class_weights=auto", "data.balance_classes=true"], "model.task.class_weights: auto needs"),
+    ):
+        assert train_main([f"recipe={recipe}", *items]) == 2
+        err = capsys.readouterr().err
+        assert told in err
+        assert err.count("\n") == 1

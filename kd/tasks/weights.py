@@ -1,0 +1,61 @@
+"""How much each class counts in the loss on the labels."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from kd.errors import UserError
+
+KEY = "model.task.class_weights"
+
+ClassWeights: TypeAlias = dict[str, float] | list[float] | Literal["auto"] | None
+
+
+def check(given: ClassWeights) -> None:
+    """Raises a ValueError for weights that no classes can have."""
+    if isinstance(given, str) and given != "auto":
+        raise ValueError(f"class_weights must be auto, a list of numbers or numbers by class name, got '{given}'")
+    if isinstance(given, (Mapping, Sequence)) and not isinstance(given, str):
+        values = list(given.values()) if isinstance(given, Mapping) else list(given)
+        if not all(0 <= value < float("inf") for value in values) or (values and not any(values)):
+            raise ValueError(f"class_weights must be >= 0, and not all 0, got {given}")
+
+
+def weights_of(given: ClassWeights, classes: Sequence[str], counts: Sequence[int] | None) -> Tensor | None:
+    """The weight of each class, float32 ``(C,)``; None where all count alike.
+
+    Args:
+        given: by class id, or by name (the others weigh 1); ``auto``: N / (C n) for a class of n of the N training
+            pictures, so that all classes have the same say and the mean over the pictures is 1.
+        classes: names by class id.
+        counts: training pictures of each class, where that is known.
+
+    Raises:
+        UserError: too many or too few of them, an unknown class, or ``auto`` without counts.
+
+    >>> weights_of("auto", ["a", "b"], [30, 10])
+    tensor([0.6667, 2.0000])
+    >>> weights_of({"b": 3}, ["a", "b"], None)
+    tensor([1., 3.])
+    """
+    if given is None:
+        return None
+    if given == "auto":
+        if counts is None:
+            raise UserError(f"{KEY}: auto needs the number of training pictures of each class: one label a picture, "
+                            "and no data.balance_classes, which shows all classes equally often already")  # fmt: skip
+        seen = torch.tensor(counts, dtype=torch.float64)
+        return (seen.sum() / (seen.count_nonzero() * seen.clamp_min(1))).float()
+    if isinstance(given, list):
+        if len(given) != len(classes):
+            raise UserError(f"{KEY}: {len(given)} numbers for {len(classes)} classes")
+        return torch.tensor(given, dtype=torch.float32)
+    assert isinstance(given, dict)
+    unknown = next((name for name in given if name not in classes), None)
+    if unknown is not None:
+        near = difflib.get_close_matches(str(unknown), classes, 1)
+        raise UserError(f"{KEY}: no class '{unknown}'{f'; did you mean {near[0]!r}?' if near else ''}")
+    return torch.tensor([given.get(name, 1.0) for name in classes], dtype=torch.float32)
