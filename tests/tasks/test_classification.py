@@ -46,7 +46,7 @@ def test_a_perfect_teacher_passes_on_eight_pictures(tmp_path: Path, capsys: pyte
 
 
 def test_classes_count_by_their_weights() -> None:
-    """Against the definition: weight times -log p, over the number of labelled pictures; of mixed labels and maps too."""
+    """Against the definition: weight times -log p, over the number of labelled pictures; of mixes and maps too."""
     rng = np.random.RandomState(0)
     logits, target, weights = rng.normal(size=(6, 3)), np.array([0, 1, 2, 1, -1, 0]), np.array([0.5, 2.0, 3.0])
     log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
