@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from kd._bar import bar
 from kd.data.batch import Batch
+from kd.distill.headless import HeadlessStudent
 from kd.distill.student import Student
 from kd.distill.students import Students
 from kd.models import Prepare
@@ -109,6 +110,18 @@ class Validation:
     def _judged(self) -> dict[str, Student]:
         return {name: student for name, student in self.students.named().items() if student.classifies}
 
+    def _headless(self) -> list[HeadlessStudent]:
+        return [student for student in self.students.named().values() if isinstance(student, HeadlessStudent)]
+
+    @torch.no_grad()
+    def _measure(self, batch: Batch) -> None:
+        """What students without a classifier train for, on these pictures too."""
+        headless = self._headless()
+        if headless and self.teacher is not None:
+            answer = self.teacher.answer({"image": batch["image"]}, self.students.wanted)
+            for student in headless:
+                student.measure(batch, answer)
+
     def add(self, batch: Batch, in_step: bool) -> dict[str, tuple[Tensor, Tensor, Tensor | None]]:
         """Adds a batch; ``in_step``: all processes must call the students equally often.
 
@@ -116,6 +129,7 @@ class Validation:
             By student: logits, targets and indices of what was added.
         """
         judged = self._judged()
+        self._measure(batch)
         if not judged:
             return {}
         models = {name: student.logits for name, student in judged.items()}
@@ -130,7 +144,9 @@ class Validation:
     def results(self) -> dict[str, Tensor]:
         """The metrics over all processes, as ``val/<name>`` or ``<student>/val/<name>``; begins anew."""
         found: dict[str, Tensor] = {}
-        for name, student in self._judged().items():
+        for name, student in self.students.named().items():
+            if not student.is_measured:
+                continue
             prefix = f"{name}/val/" if name else "val/"
             found |= {f"{prefix}{metric}": value for metric, value in student.task.compute().items()}
             student.task.reset()

@@ -35,7 +35,9 @@ class Confusion(Callback):
         """Listens to what the task's metrics are given."""
         run = RunContext.of(trainer)
         classes = len(run.students.data_info.classes)
-        if trainer.sanity_checking or run.module.task.dense or run.module.task.multi_label or classes > MOST_CLASSES:
+        task = run.module.task
+        several = task.dense or task.multi_label or not task.labels
+        if trainer.sanity_checking or several or classes > MOST_CLASSES:
             return
         for name, module in run.students.named().items():
             self._counts[name] = torch.zeros(classes * classes, dtype=torch.long, device=run.device)

@@ -118,7 +118,7 @@ def open_run(request: Request, takes: tuple[str, ...] = ()) -> FinishedRun:
     request.recipe = str(folder / "config.yaml")
     config = KDCLI(request.parser_args(), instantiate=False).as_dict()
     model, preprocess, classes = load_student(folder / "student.safetensors")
-    if read_metadata(folder / "student.safetensors").get("classifies") == "false":
+    if classes and read_metadata(folder / "student.safetensors").get("classifies") == "false":
         model.reset_classifier(0)  # type: ignore[operator]
         classes = []
     task = build_task(config["model"]["task"])

@@ -16,6 +16,7 @@ from kd.data.sources import said
 from kd.errors import UserError, reason, run_error
 from kd.launch.cluster import is_rank_zero
 from kd.launch.loopback import meet_on_loopback
+from kd.report.metric import in_tables, told
 
 
 def fit(cli: Any, resume_from: Path | None) -> int:
@@ -33,14 +34,16 @@ def fit(cli: Any, resume_from: Path | None) -> int:
     without = f" ({info.unlabeled} without a label)" if info.unlabeled else ""
     say(
         f"      {info.train} training{without} and {info.val} validation pictures, "
-        f"{len(info.classes)} classes{left_out}{said(cli.datamodule.left_out)}"
+        f"{f'{len(info.classes)} classes' if info.classes else 'no labels'}{left_out}{said(cli.datamodule.left_out)}"
     )
     if cli.datamodule.holds_out:
         say(f"      {info.val} of its training pictures are held out for validation: it has none (data.val_fraction)")
-    if not info.labels:
+    if info.classes and cli.model.task.labels and not info.labels:
         say(
             "      training on the unlabelled pictures alone: no task loss (beside labelled ones: data.unlabeled_ratio)"
         )
+    if info.labels and not cli.model.task.labels:
+        say("      the labels are not looked at: the student has no classifier (model.student.head=false)")
     if cli.precision_note:
         say(cli.precision_note)
     cli.model.resumed = resume_from is not None
@@ -115,7 +118,7 @@ def _status_of_stop(signal_number: int) -> int:
 
 def _print_table(summary: dict[str, Any], folder: Path) -> None:
     table = Table(title=f"{summary['recipe']}: {summary['epochs']} epochs in {_duration(summary['wall_s'])}")
-    shown = [name for name in summary["student"]["val"] if not name.startswith("iou_")]
+    shown = [name for name in summary["student"]["val"] if in_tables(name)]
     for column in ("", "model", "parameters", *(f"val {name}" if name != "agreement" else name for name in shown)):
         table.add_column(column, justify="left" if column in ("", "model") else "right")
     teacher = summary["teacher"]
@@ -125,7 +128,7 @@ def _print_table(summary: dict[str, Any], folder: Path) -> None:
         rows += [(f"{name}, last epoch", student, student["val"])]
         rows += [(f"{name}, best epoch ({best['epoch']})", student, best)] if best else []
     for name, model, val in rows:
-        numbers = [f"{val[k]:.1%}" if k in val else "" for k in shown]
+        numbers = [told(k, val[k]) if k in val else "" for k in shown]
         table.add_row(name, model["arch"], f"{model['params'] / 1e6:.2f} M", *numbers)
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)

@@ -50,6 +50,7 @@ from kd.launch.cluster import Cluster
 from kd.lightning_internals import runs_in_child_processes
 from kd.module import DistillationModule
 from kd.optim import OptimSpec
+from kd.report.metric import less_is_better
 from kd.strategies.checkpoint_files import CheckpointFiles
 from kd.tasks import Classification, Task
 from kd.teachers import shared_teachers
@@ -70,14 +71,14 @@ class CheckpointSpec:
 
     Attributes:
         monitor: the validation metric that decides (``val/acc1``); default: the task's main one.
-        mode: whether more (``max``) or less (``min``) of it is better.
+        mode: whether more (``max``) or less (``min``) of it is better; default: as the metric means it.
         every_n_steps: save ``last.ckpt`` after so many optimizer steps, not only at an epoch's end.
         every_n_minutes: save it after so many minutes.
         asynchronous: training goes on, with a copy of its state in memory, while the file is written.
     """
 
     monitor: str | None = None
-    mode: Literal["max", "min"] = "max"
+    mode: Literal["max", "min"] | None = None
     every_n_steps: int | None = None
     every_n_minutes: float | None = None
     asynchronous: bool = False
@@ -278,15 +279,16 @@ class KDCLI(LightningCLI):
             for name in self.model.task.metric_names(bool(self.model.teacher and self.model.teacher.has_head))
         ]
         monitor = config.checkpoint.monitor or f"val/{self.model.task.primary}"
-        has_best = any(module.classifies for module in self.model.named_students().values())
+        has_best = any(module.is_measured for module in self.model.named_students().values())
         if config.checkpoint.monitor and not has_best and not config.resume:
             raise UserError("checkpoint.monitor: nothing trains the student's classifier, so there is no validation "
                             "metric; the last epoch is exported")  # fmt: skip
         if monitor not in known:
             raise ValueError(f"monitor must be one of {', '.join(known)}, got '{monitor}'")
+        mode = config.checkpoint.mode or ("min" if less_is_better(monitor) else "max")
         resume = Path(config.resume) if config.resume else None
         preflight = Preflight(config.preflight, Path(config.runs_dir) / config.recipe)
-        best = {"monitor": monitor, "mode": config.checkpoint.mode}
+        best: dict[str, Any] = {"monitor": monitor, "mode": mode}
         where = resume.resolve() / "checkpoints" if resume else None
         checkpoints: list[ModelCheckpoint | LastCheckpoint] = [
             LastCheckpoint(where, config.checkpoint.every_n_steps, config.checkpoint.every_n_minutes)
@@ -300,7 +302,7 @@ class KDCLI(LightningCLI):
             Path(config.runs_dir), config.recipe, self._yaml, checkpoints, resume, self._marker, config.name
         )
         watching = monitors(MonitorSpec(**config.monitor), self.folder)
-        self.summary = Summary(self.folder, preflight, config.recipe, config.seed, monitor, config.checkpoint.mode)
+        self.summary = Summary(self.folder, preflight, config.recipe, config.seed, monitor, mode)
         loggers = Loggers(self.folder, self.loggers, build_loggers, flatten(yaml.safe_load(self._yaml)))
         ours: list[Callback] = [
             Nodes(self._cluster.launcher if self._cluster else None),
@@ -310,7 +312,7 @@ class KDCLI(LightningCLI):
             LearningRate(),
         ]
         ours += [Finite(), Preemption(), *watching]
-        ours += [FidelityRecord(self.folder, preflight, monitor, config.checkpoint.mode), self.summary]
+        ours += [FidelityRecord(self.folder, preflight, monitor, mode), self.summary]
         if config.students:
             ours.append(StudentFolders(self.folder, self.summary, self.student_configs, save_student))
         ours += checkpoints

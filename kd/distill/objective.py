@@ -1,6 +1,6 @@
 """What a student learns: the task's loss on the labels and named distillation losses, each with a weight."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from kd.data.batch import DataInfo
+from kd.distill.fitting import among, check_dropping, check_listeners, check_loss, check_task
 from kd.errors import UserError
 from kd.losses import DistillLoss, EachLayer, FeatureLoss, LayersLoss, LogitLoss, SimKDLoss
+from kd.losses.functional import teacher_shares
+from kd.losses.ranks import alone
 from kd.losses.topk import TopKLogits
 from kd.models.taps import Taps, TapSpec, tap_shapes
 from kd.tasks import Task
@@ -38,9 +41,11 @@ class Objective(nn.Module):
         task_loss_weight: weight of the task's own loss, >= 0.
         taps: the layers that a feature loss of the same name looks at.
         teacher_of: the one of several teachers that a loss of that name listens to; default: the mean of all.
+        teacher_drop: the chance in [0, 1] that a picture does without any teacher but the one with the largest loss
+            (:func:`kd.losses.functional.teacher_shares`).
 
     Raises:
-        ValueError: a negative weight.
+        ValueError: a negative weight, or no chance.
         UserError: nothing to learn from, or taps for a loss that is not there.
     """
 
@@ -51,8 +56,11 @@ class Objective(nn.Module):
         task_loss_weight: float = 1.0,
         taps: Mapping[str, TapSpec] | None = None,
         teacher_of: Mapping[str, str] | None = None,
+        teacher_drop: float = 0.0,
     ) -> None:
         super().__init__()
+        if not 0 <= teacher_drop <= 1:
+            raise ValueError(f"teacher_drop must be >= 0 and <= 1, got {teacher_drop}")
         if not task_loss_weight >= 0:
             raise ValueError(f"task_loss_weight must be >= 0, got {task_loss_weight}")
         if task_loss_weight == 0 and not any(loss.weight for loss in (losses or {}).values()):
@@ -63,7 +71,9 @@ class Objective(nn.Module):
         self.losses = nn.ModuleDict(dict(losses or {}))
         self.task = task
         self.task_loss_weight = task_loss_weight
+        self.teacher_drop = teacher_drop
         self._taps, self._teacher_of = dict(taps or {}), dict(teacher_of or {})
+        self._factors: dict[str, float] = {}  # of headless teachers, which have no mean, each one's weight
         self._looks: dict[str, tuple[list[str], list[Layer]]] = {}  # loss -> the student's layers, the teacher's
         self._shapes: dict[str, dict[Layer, tuple[int, ...]]] = {}
 
@@ -91,59 +101,30 @@ class Objective(nn.Module):
         for name in over_features:
             taps.add(self._taps[name].student)
             self._build(name, self._member(name, teacher), student, taps, trial)
+            if not teacher.has_head and len(teacher.members) > 1:
+                self._factors[name] = self._member(name, teacher).weight
 
     def _check(self, data: DataInfo, teacher: Any) -> None:
-        if self.task.dense != data.masks:
-            kind, needs = type(self.task).__name__, "masks" if self.task.dense else "one label a picture"
-            raise UserError(f"model.task: {kind} needs {needs}, data.source gives {data.kind}")
-        if self.task.multi_label != data.multi_label:
-            raise UserError(f"model.task: {type(self.task).__name__} does not fit data.source, which gives {data.kind}")
-        members = list(teacher.members) if teacher is not None else []
-        for name, member in self._teacher_of.items():
-            if name not in self.losses:
-                raise UserError(f"model.teacher_of.{name}: there is no loss '{name}'{_among(self.losses)}")
-            if member not in members or member == ALL:
-                raise UserError(f"model.teacher_of.{name}: there is no teacher '{member}' in model.teachers"
-                                f"{_among([m for m in members if m])}")  # fmt: skip
+        check_task(self.task, data)
+        check_listeners(self._teacher_of, self.losses, teacher)
+        if self.teacher_drop:
+            check_dropping(self.active, self._teacher_of)
 
     def _bind_loss(self, name: str, loss: DistillLoss, data: DataInfo, teacher: Any) -> None:
         key = f"model.distill_losses.{name}"
         if type(loss) is DistillLoss:  # only a weight was given
-            others = _among(other for other in self.losses if other != name)
+            others = among(other for other in self.losses if other != name)
             raise UserError(f"{key}: there is no loss '{name}'{others}; to add one: {key}=KDLoss")
-        self._check_targets(key, loss, data)
-        if isinstance(loss, LogitLoss) and teacher is not None and not teacher.has_head:
-            raise UserError(f"{key}: the teacher has no classifier (model.teacher.head=false), its features alone "
-                            "can teach")  # fmt: skip
+        check_loss(key, loss, self.task, data, teacher)
         try:
             loss.bind(len(data.classes), data.train, data.ignore_index)
         except ValueError as error:
             raise UserError(f"{key}: {error}") from error
 
-    def _check_targets(self, key: str, loss: DistillLoss, data: DataInfo) -> None:
-        kind = type(loss).__name__
-        if isinstance(loss, LogitLoss) and loss.for_maps != self.task.dense:
-            if loss.for_maps:
-                raise UserError(f"{key}: {kind} is defined for masks alone (model.task=Segmentation)")
-            raise UserError(
-                f"{key}: {kind} is not defined for masks; PixelKDLoss, CWDLoss and the losses over features are"
-            )
-        wants = "a class id" if loss.needs_class_ids else "a label" if loss.needs_labels else ""
-        if wants == "a class id" and data.soft_targets:
-            reason = "mixes labels (data.augment.mixup=0 data.augment.cutmix=0)"
-        elif data.multi_label:
-            reason = "has several labels a picture"
-        elif not data.labels or data.unlabeled:
-            reason = "has pictures without a label"
-        else:
-            return
-        if wants:
-            raise UserError(f"{key}: {kind} needs {wants} for each picture, the data {reason}")
-
     def _complete_taps(self, over_features: list[str]) -> None:
         for name in self._taps:
             if name not in over_features:
-                raise UserError(f"model.taps.{name}: there is no feature loss '{name}'{_among(over_features)}")
+                raise UserError(f"model.taps.{name}: there is no feature loss '{name}'{among(over_features)}")
         for name in over_features:
             default = getattr(self.losses[name], "default_tap", None)
             if name not in self._taps and default is None:
@@ -154,7 +135,7 @@ class Objective(nn.Module):
         member = self._teacher_of.get(name, ALL)
         if member not in teacher.members:
             raise UserError(f"model.teacher_of.{name}: a feature loss looks at one teacher, say which"
-                            f"{_among(teacher.members)}")  # fmt: skip
+                            f"{among(teacher.members)}")  # fmt: skip
         return teacher.members[member]
 
     def _build(self, name: str, teacher: Any, student: nn.Module, taps: Taps, trial: Callable[[], Any]) -> None:
@@ -237,9 +218,11 @@ class Objective(nn.Module):
             target: see :class:`kd.data.batch.Batch`.
             index: the samples' numbers.
         """
+        if self.teacher_drop and self.training:
+            return self._with_dropping(features, answer)
         logits, distilled = self.task.fit(logits, target), self.task.fit(distilled, target)
         terms = {
-            name: (loss.weight, self._term(name, loss, distilled, features, answer, target, index))
+            name: (self.weight_of(name), self._term(name, loss, distilled, features, answer, target, index))
             for name, loss in self.active.items()
         }
         if self.task_loss_weight:
@@ -249,6 +232,54 @@ class Objective(nn.Module):
             total = total + weight * value
         named = {f"{name}_loss": value.detach() for name, (_, value) in terms.items()} | {"loss": total.detach()}
         return Terms(total, named)
+
+    def weight_of(self, name: str) -> float:
+        """The factor of a distillation loss in the total."""
+        return self.losses[name].weight * self._factors.get(name, 1.0)  # type: ignore[operator, return-value]
+
+    def _with_dropping(self, features: Callable[[list[str], str], list[Tensor]], answer: Answer) -> Terms:
+        """Each picture learns from the teachers that :func:`teacher_shares` leaves it; with all left it is the sum."""
+        of_teacher: dict[str, Tensor] = {}
+        named = {}
+        for name, loss in self.active.items():
+            layers, keys = self._looks[name]
+            own, theirs = features(layers, self._taps[name].tokens)[0], answer.features[keys[0]]
+            values = loss.per_picture(own, theirs)  # type: ignore[operator]
+            named[f"{name}_loss"] = values.detach().mean()
+            member = self._teacher_of[name]
+            of_teacher[member] = of_teacher.get(member, 0.0) + self.weight_of(name) * values
+        losses = torch.stack(list(of_teacher.values()))
+        total = len(losses) * (teacher_shares(losses, self.teacher_drop) * losses).sum()
+        return Terms(total, named | {"loss": total.detach()})
+
+    @torch.no_grad()
+    def held_out(self, features: Callable[[list[str], str], list[Tensor]], answer: Answer) -> dict[str, Tensor]:
+        """The losses over features of a validation batch, each process by itself.
+
+        Args:
+            features: gives the student's, by layers and form.
+            answer: the teacher's.
+
+        Returns:
+            ``<name>_loss`` of :attr:`measurable`, and ``feature_loss``, their weighted sum.
+        """
+        found, total = {}, torch.zeros(())
+        with alone():
+            for name in self.measurable:
+                layers, keys = self._looks[name]
+                own, theirs = features(layers, self._taps[name].tokens), [answer.features[key] for key in keys]
+                loss: Any = self.losses[name]
+                nothing = own[0].new_zeros(len(own[0]))
+                many = isinstance(loss, LayersLoss)
+                value = loss(own, theirs, nothing) if many else loss(own[0], theirs[0], nothing)
+                found[f"{name}_loss"] = value
+                total = total.to(value.device) + self.weight_of(name) * value
+        return found | {"feature_loss": total}
+
+    @property
+    def measurable(self) -> list[str]:
+        """The active losses over features that held-out pictures have: not those that remember training pictures."""
+        return [name for name, loss in self.active.items() if name in self._looks and not loss.needs_index]
 
     def _term(
         self,
@@ -275,8 +306,3 @@ class Objective(nn.Module):
         if isinstance(loss, LayersLoss):
             return loss(student, teacher, target, **extra)
         return loss(student[0], teacher[0], target, **extra)
-
-
-def _among(names: Iterable[str]) -> str:
-    listed = ", ".join(names)
-    return f" ({listed})" if listed else ""

@@ -7,6 +7,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from kd.data.batch import Batch, DataInfo
+from kd.distill.headless import student_of
 from kd.distill.objective import Objective, Terms
 from kd.distill.student import Student
 from kd.errors import UserError
@@ -103,7 +104,9 @@ def own_student(
     data = data or info_of(objective.task)
     objective.task.settle(len(data.classes), data.ignore_index)
     average = moving_average(model, ema_decay)
-    return Student(model, input_of(model, "the student", prepare), objective, data, teacher, average, optim)
+    return student_of(objective)(
+        model, input_of(model, "the student", prepare), objective, data, teacher, average, optim
+    )
 
 
 def as_teacher(

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from kd.clock import annotate
 from kd.data.batch import Batch, DataInfo
+from kd.distill.freeze import freeze_backbone
 from kd.distill.objective import Objective, Terms
 from kd.errors import UserError
 from kd.models import Prepare, Preprocess, StudentSpec
@@ -19,7 +20,7 @@ from kd.models.own import logits_of
 from kd.models.taps import TRIAL, Taps
 from kd.optim import OptimSpec, Pace, build_optimizer, build_schedule, for_start, scaled_to_batch
 from kd.teachers import FrozenTeacher, Teacher
-from kd.teachers.answer import Answer
+from kd.teachers.answer import ALL, Answer
 
 
 class Student(nn.Module):
@@ -38,10 +39,13 @@ class Student(nn.Module):
         spec: the settings that ``model`` was built by, where there are some.
         start: where its first weights come from: ``inherited``, ``pre-trained``, ``scratch``, or ``given``.
         not_inherited: why they don't come from the teacher, where that was asked for if possible.
+        parent: of several teachers the one whose layers it starts from.
 
     Raises:
         UserError: losses, models and data that do not fit each other.
     """
+
+    has_head = True
 
     def __init__(
         self,
@@ -55,14 +59,17 @@ class Student(nn.Module):
         spec: StudentSpec | None = None,
         start: str = "given",
         not_inherited: str = "",
+        parent: str = ALL,
     ) -> None:
         super().__init__()
         self.model, self.average, self.objective = model, average, objective
         self.prepare, self.data, self.spec = prepare, data, spec
-        self.start, self.not_inherited = start, not_inherited
+        self.start, self.not_inherited, self.parent = start, not_inherited, parent
         self.optim = optim or OptimSpec()
         self.lr = self.optim.lr
-        self.model.train()  # Lightning leaves modes as it finds them
+        frozen = self.spec is not None and self.spec.freeze
+        self._trained = freeze_backbone(model, self.arch) if frozen else ()
+        self.train()  # Lightning leaves modes as it finds them
         self.taps = Taps(model, [], lambda: prepare.size, "model.taps")
         objective.bind(data, teacher, model, self.taps, self._trial)
         self._lender: Any = None  # whose classifier SimKD takes over
@@ -70,6 +77,16 @@ class Student(nn.Module):
 
     def _trial(self) -> Any:
         return self.model(self.prepare(torch.zeros(TRIAL, 3, *self.prepare.size, dtype=torch.uint8)))
+
+    def train(self, mode: bool = True) -> "Student":
+        """As of any module, but what is frozen computes as in evaluation: statistics of norms, dropout, drop path."""
+        super().train(mode)
+        if mode and self._trained:
+            for part in self.model.children():
+                part.eval()
+            for name in self._trained:
+                self.model.get_submodule(name).train()
+        return self
 
     def _prepare_classifier(self, teacher: Any) -> None:
         """DeiT: a distillation token answers to the logit losses. SimKD: the classifier is the teacher's, not trained.
@@ -105,6 +122,11 @@ class Student(nn.Module):
         return self.objective.task
 
     @property
+    def classes(self) -> list[str]:
+        """Names of what it tells apart; none without a classifier."""
+        return list(self.data.classes) if self.has_head else []
+
+    @property
     def arch(self) -> str:
         """The model's name: timm's, where it is one of timm's."""
         if self.spec is not None:
@@ -118,6 +140,11 @@ class Student(nn.Module):
         brought = self.start == "inherited" or (self.spec is not None and self.spec.checkpoint is not None)
         taught = self.objective.trains_logits or self.objective.taken_classifier is not None
         return bool(self.objective.task_loss_weight) or taught or brought
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether validation says anything of it."""
+        return self.classifies
 
     @property
     def final(self) -> nn.Module:
@@ -158,10 +185,10 @@ class Student(nn.Module):
             UserError: without pictures, or teacher and student do not fit each other.
         """
         if self.start == "inherited":
-            assert isinstance(teacher, FrozenTeacher) and self.spec is not None
+            assert teacher is not None and self.spec is not None
             if pictures is None:
                 raise UserError("model.student.inherit: needs pictures to measure by: a DistillationDataModule")
-            self._inherit(teacher, pictures(self.spec.inherit_pictures))
+            self._inherit(teacher.members[self.parent], pictures(self.spec.inherit_pictures))
         return self.told_of_scratch() if self.start == "scratch" else ""
 
     def _inherit(self, teacher: FrozenTeacher, pictures: Tensor) -> None:

@@ -28,9 +28,10 @@ def student_metadata(student: Student) -> dict[str, str]:
     """What one needs to use the weights, as safetensors metadata: architecture, arguments, input, classes."""
     want: Any = student.prepare
     made: Any = student.model.backbone if student.task.dense else student.model
+    classes = student.classes
     content: dict[str, Any] = {
-        "kwargs": {**getattr(made, "made_with", {}), "num_classes": len(student.data.classes)},
-        "classes": student.data.classes,
+        "kwargs": {**getattr(made, "made_with", {}), "num_classes": len(classes)},
+        "classes": classes,
     }
     if isinstance(want, Preprocess):
         size = want.size[0] if want.size[0] == want.size[1] else want.size
@@ -65,9 +66,9 @@ def save_student(module: DistillationModule | Student, path: str | Path, checkpo
     if not isinstance(want, Preprocess):  # a model of the user's own, whose input kd does not know
         return
     if isinstance(model, HuggingFaceModel):
-        model.save_folder(path.with_suffix(""), state, student.data.classes, student.data.crop_ratio, want)
+        model.save_folder(path.with_suffix(""), state, student.classes, student.data.crop_ratio, want)
     elif not student.task.dense and hasattr(model, "made_with"):  # timm builds no models for dense prediction
-        config = timm_config(model, student.arch, model.made_with, want, student.data.classes, student.data.crop_ratio)
+        config = timm_config(model, student.arch, model.made_with, want, student.classes, student.data.crop_ratio)
         write_timm_folder(path, path.with_suffix(""), config)  # student/ beside student.safetensors
 
 

@@ -90,6 +90,10 @@ class FeatureLoss(DistillLoss):
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
         """Makes the parameters that depend on the two feature shapes (batch axis included)."""
 
+    def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """The loss of each picture, ``(N,)``, whose mean is the loss; not every loss has one."""
+        raise NotImplementedError
+
 
 class LayersLoss(DistillLoss):
     """A loss over the features of several layers at once: ``forward([student ...], [teacher ...], target)``."""

@@ -1,5 +1,7 @@
 """Batches of all processes together, for losses that compare the samples of a batch with each other."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -7,10 +9,23 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
+_alone = False
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Inside, each process compares the samples of its own batch: in validation their numbers differ."""
+    global _alone
+    before, _alone = _alone, True
+    try:
+        yield
+    finally:
+        _alone = before
+
 
 def in_parallel() -> bool:
     """Whether several processes train together."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return not _alone and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 class _AllGather(Function):

@@ -218,8 +218,12 @@ class GramKLLoss(FeatureLoss):
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         """``(N, C_s, H, W)``, ``(N, C_t, H', W')``, unused -> scalar."""
+        return self.per_picture(student_features, teacher_features).mean()
+
+    def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """See :meth:`FeatureLoss.per_picture`."""
         student, teacher = on_one_grid(student_features, teacher_features)
-        return gram_kl_loss(student, teacher, self.temperature).mean()
+        return gram_kl_loss(student, teacher, self.temperature)
 
 
 class PseudoClassLoss(FeatureLoss):
@@ -276,13 +280,17 @@ class PseudoClassLoss(FeatureLoss):
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         """``(N, D_s)`` (maps are averaged), ``(N, D_t)``, unused -> scalar."""
+        return self.per_picture(student_features, teacher_features).mean()
+
+    def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """See :meth:`FeatureLoss.per_picture`."""
         if self._seen is None:
             self._seen = int(self.seen)
         if self.training:
             self._remember(*of_all_ranks(F.normalize(wide(teacher_features.detach()), dim=1)))
         filled = self.queue[: self._seen]
         classes = filled if len(filled) else teacher_features
-        return pseudo_class_loss(self.projection(student_features), teacher_features, classes, self.temperature).mean()
+        return pseudo_class_loss(self.projection(student_features), teacher_features, classes, self.temperature)
 
     def _remember(self, new: Tensor) -> None:
         assert self._seen is not None

@@ -167,7 +167,8 @@ def completed(spec: Spec, key: str) -> Spec:
         before = f", not the settings' {spec.arch}" if spec.arch else ""
         say(f"{key}: {said.arch} at {size} px, as {spec.checkpoint} says{before}")
         spec = replace(spec, arch=said.arch, img_size=size, kwargs=said.kwargs, mean=spec.mean, std=spec.std)
-    elif isinstance(spec, TeacherSpec) and said.arch:
+    elif (isinstance(spec, TeacherSpec) or not spec.arch) and said.arch:
+        spec = replace(spec, arch=said.arch)
         spec = replace(spec, img_size=spec.img_size or said.img_size, kwargs={**said.kwargs, **spec.kwargs})
     if said.arch not in ("", spec.arch):
         return spec

@@ -27,6 +27,7 @@ def load_checkpoint(model: nn.Module, path: Path, key: str, classes: Sequence[st
     """
     found = read_weights(path, key)
     state = _in_the_models_layout(_without_prefix(found, model, key), model, found.about)
+    has_classifier = bool(_below(state, classifier_names(model)))
     state = _without_the_classifier(state, model)
     expected = model.state_dict()
     of_head = _below(expected, classifier_names(model))
@@ -37,6 +38,8 @@ def load_checkpoint(model: nn.Module, path: Path, key: str, classes: Sequence[st
     if other:
         state = {k: v for k, v in state.items() if k not in last}
         say(f"{key}: {found.file} {other}: its backbone is taken, the classifier is new")
+    if of_head and not has_classifier and not head:
+        say(f"{key}: {found.file} has no classifier: its backbone is taken, the classifier is new")
     wrong = [
         f"{k} is {tuple(state[k].shape)} there, {tuple(v.shape)} here"
         for k, v in expected.items()

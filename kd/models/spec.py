@@ -16,7 +16,8 @@ class ModelSpec:
     Attributes:
         builder: makes a model of one's own, by class path (:class:`kd.models.own.Builder`; for transformers'
             ``kd.models.hugging_face.HuggingFace``), in place of ``arch`` and ``kwargs``.
-        arch: a timm model name; a teacher's is taken from its checkpoint where that names one.
+        arch: a timm model name; a teacher's is taken from its checkpoint where that names one, a student's where the
+            settings name none.
         img_size: side of its square input in pixels, or height and width; default: the architecture's own.
         mean: what its input was normalised with, of each channel, of values in 0..1; default: the checkpoint's, else
             the architecture's own.
@@ -116,13 +117,20 @@ class StudentSpec(ModelSpec):
             where the pair allows and the student has no weights of its own.
         inherit_pictures: training pictures whose activations guide that: more changed nothing, fewer are noisier.
         grad_checkpointing: compute activations twice instead of keeping them (timm's ``set_grad_checkpointing``).
+        head: the student has a classifier; without one it is its features, learnt from a teacher's, without labels.
+        freeze: ``backbone`` trains the classifier alone, a linear probe; the rest keeps its weights, its statistics of
+            norms, and computes as in evaluation.
     """
 
     inherit: bool | Literal["auto"] = False
     inherit_pictures: int = 256
     grad_checkpointing: bool = False
+    head: bool = True
+    freeze: Literal["backbone"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.inherit_pictures < 1:
             raise ValueError(f"inherit_pictures must be >= 1, got {self.inherit_pictures}")
+        if self.freeze and not self.head:
+            raise ValueError(f"freeze must be null where head=false leaves nothing else, got {self.freeze}")

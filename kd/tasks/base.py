@@ -19,12 +19,14 @@ class Task(nn.Module):
     Attributes:
         dense: targets are maps, and the models classify every pixel.
         multi_label: targets are several labels a picture.
+        labels: it looks at targets at all.
         num_classes: of the data; 0 while it is not known.
         primary: the metric that tells best how good a model is.
     """
 
     dense = False
     multi_label = False
+    labels = True
     primary = "acc1"
 
     def __init__(self, num_classes: int | None = None, ignore_index: int | None = None) -> None:

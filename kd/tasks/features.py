@@ -147,8 +147,12 @@ def rank_me(features: Tensor) -> float:
     if features.ndim != 2 or not len(features):
         raise ValueError(f"features must be (N, D) with N >= 1, got {tuple(features.shape)}")
     x = features.double()
-    x = x.T if len(x) < x.shape[1] else x
-    values = torch.linalg.eigvalsh(x.T @ x).clamp_min(0).sqrt()  # of the smaller of the two Gram matrices
+    return rank_of_gram(x @ x.T if len(x) < x.shape[1] else x.T @ x)  # the smaller of the two has the same values
+
+
+def rank_of_gram(gram: Tensor) -> float:
+    """:func:`rank_me` from ``X'X``, float64, which adds up over batches and processes."""
+    values = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
     if not values.sum() > 0:
         return 0.0
     p = values / values.sum() + 1e-7

@@ -1,0 +1,82 @@
+"""Whether losses, task, data and teachers fit each other; what does not is told by its key."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from kd.data.batch import DataInfo
+from kd.errors import UserError
+from kd.losses import DistillLoss, FeatureLoss, LogitLoss
+from kd.tasks import Task
+from kd.teachers.answer import ALL
+
+
+def check_task(task: Task, data: DataInfo) -> None:
+    """Raises a UserError where the data gives other targets than the task needs."""
+    if not task.labels:
+        return
+    kind = type(task).__name__
+    if task.dense != data.masks:
+        needs = "masks" if task.dense else "one label a picture"
+        raise UserError(f"model.task: {kind} needs {needs}, data.source gives {data.kind}")
+    if task.multi_label != data.multi_label:
+        raise UserError(f"model.task: {kind} does not fit data.source, which gives {data.kind}")
+
+
+def check_listeners(teacher_of: Mapping[str, str], losses: nn.ModuleDict, teacher: Any) -> None:
+    """Raises a UserError where a loss, or the teacher that it listens to, is not there."""
+    members = list(teacher.members) if teacher is not None else []
+    for name, member in teacher_of.items():
+        if name not in losses:
+            raise UserError(f"model.teacher_of.{name}: there is no loss '{name}'{among(losses)}")
+        if member not in members or member == ALL:
+            raise UserError(f"model.teacher_of.{name}: there is no teacher '{member}' in model.teachers"
+                            f"{among([m for m in members if m])}")  # fmt: skip
+
+
+def check_dropping(losses: Mapping[str, DistillLoss], teacher_of: Mapping[str, str]) -> None:
+    """Raises a UserError where there is no teacher to leave out, or a loss has no value for each picture."""
+    if len({teacher_of.get(name, ALL) for name in losses}) < 2:
+        raise UserError("model.teacher_drop: needs losses that listen to several model.teachers (model.teacher_of)")
+    for name, loss in losses.items():
+        if not isinstance(loss, FeatureLoss) or type(loss).per_picture is FeatureLoss.per_picture:
+            kind = type(loss).__name__
+            raise UserError(f"model.teacher_drop: {kind} (model.distill_losses.{name}) has no value for each picture")
+
+
+def check_loss(key: str, loss: DistillLoss, task: Task, data: DataInfo, teacher: Any) -> None:
+    """Raises a UserError where a loss is not defined for the task, the data's labels or the teacher."""
+    kind = type(loss).__name__
+    if isinstance(loss, LogitLoss) and not task.labels:
+        raise UserError(f"{key}: {kind} compares logits, and the student has no classifier (model.student.head=false)")
+    if isinstance(loss, LogitLoss) and loss.for_maps != task.dense:
+        if loss.for_maps:
+            raise UserError(f"{key}: {kind} is defined for masks alone (model.task=Segmentation)")
+        raise UserError(
+            f"{key}: {kind} is not defined for masks; PixelKDLoss, CWDLoss and the losses over features are"
+        )
+    _check_labels(key, loss, data)
+    if isinstance(loss, LogitLoss) and teacher is not None and not teacher.has_head:
+        raise UserError(f"{key}: the teacher has no classifier (model.teacher.head=false), its features alone "
+                        "can teach")  # fmt: skip
+
+
+def _check_labels(key: str, loss: DistillLoss, data: DataInfo) -> None:
+    wants = "a class id" if loss.needs_class_ids else "a label" if loss.needs_labels else ""
+    if wants == "a class id" and data.soft_targets:
+        reason = "mixes labels (data.augment.mixup=0 data.augment.cutmix=0)"
+    elif data.multi_label:
+        reason = "has several labels a picture"
+    elif not data.labels or data.unlabeled:
+        reason = "has pictures without a label"
+    else:
+        return
+    if wants:
+        raise UserError(f"{key}: {type(loss).__name__} needs {wants} for each picture, the data {reason}")
+
+
+def among(names: Iterable[str]) -> str:
+    """What there is, in brackets; nothing where there is nothing."""
+    listed = ", ".join(names)
+    return f" ({listed})" if listed else ""

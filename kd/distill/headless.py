@@ -1,0 +1,70 @@
+"""A student without a classifier: it is its features, and is measured by them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kd.data.batch import Batch
+from kd.distill.objective import Objective
+from kd.distill.student import Student
+from kd.models.own import logits_of
+from kd.models.taps import Taps
+from kd.teachers.answer import Answer
+
+
+class HeadlessStudent(Student):
+    """A model that gives features ``(N, D)``, taught by teachers' features; see :class:`kd.distill.student.Student`.
+
+    Validation measures the weights that count by the losses that train them, on held-out pictures
+    (:class:`kd.tasks.Features`).
+    """
+
+    has_head = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        looks = [layers for layers, _ in self.objective.layers_of_student.values()]
+        self._taps_of_final = self.taps
+        if self.average is not None:
+            self._taps_of_final = Taps(self.average.module, looks, lambda: self.prepare.size, "model.taps")
+        training = self.model.training
+        self.model.eval()
+        with torch.no_grad():
+            width = logits_of(self._trial()).shape[1]
+        self.model.train(training)
+        self.task.measure(["feature_loss", *(f"{name}_loss" for name in self.objective.measurable)], width)
+
+    @property
+    def classifies(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def is_measured(self) -> bool:
+        """Always: no labels are needed."""
+        return True
+
+    def measure(self, batch: Batch, answer: Answer) -> None:
+        """Adds a validation batch to its task's metrics; padding is left out."""
+        with self._taps_of_final as caught:
+            given = self.logits(batch["image"])
+        real = batch["index"] >= 0 if "index" in batch else torch.ones(len(given), dtype=torch.bool)
+        if not real.any():
+            return
+        real = real.to(given.device)
+        theirs = Answer(features={layer: _rows(x, real) for layer, x in answer.features.items()})
+        losses = self.objective.held_out(
+            lambda layers, form: [_rows(x, real) for x in self._taps_of_final.read(caught, layers, form)], theirs
+        )
+        self.task.held_out.update(given[real], losses)
+
+
+def student_of(objective: Objective) -> type[Student]:
+    """The kind of student that learns this."""
+    return Student if objective.task.labels else HeadlessStudent
+
+
+def _rows(x: Tensor, real: Tensor) -> Tensor:
+    """Of a layer's output what belongs to the pictures that are ``real``: windows are several rows a picture."""
+    return x if bool(real.all()) else x.unflatten(0, (len(real), -1))[real].flatten(0, 1)

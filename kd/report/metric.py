@@ -1,0 +1,26 @@
+"""Validation metrics by name: which way is better, and how a person reads them."""
+
+
+def less_is_better(metric: str) -> bool:
+    """Whether a smaller value is the better one.
+
+    >>> less_is_better("feature_loss"), less_is_better("acc1")
+    (True, False)
+    """
+    return metric.endswith("_loss")
+
+
+def told(metric: str, value: float) -> str:
+    """A value for people: shares in per cent, losses and ranks as they are.
+
+    >>> told("knn1", 0.341), told("feature_loss", 0.56), told("rankme", 84.21)
+    ('34.1%', '0.5600', '84.2')
+    """
+    if metric == "rankme":
+        return f"{value:.1f}"
+    return f"{value:.4f}" if metric.endswith("_loss") else f"{value:.1%}"
+
+
+def in_tables(metric: str) -> bool:
+    """Whether it has a column of its own where there is little room: not each class, not each loss."""
+    return metric == "feature_loss" or (not metric.startswith("iou_") and not metric.endswith("_loss"))

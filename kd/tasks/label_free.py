@@ -1,0 +1,74 @@
+"""No labels: a student that is its features, and how it is measured without any."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from kd.tasks.base import Task
+from kd.tasks.features import rank_of_gram
+
+
+class HeldOut(Metric):
+    """What held-out pictures cost, and how many directions their features use, over all batches and processes.
+
+    Args:
+        names: of the losses.
+        width: of the features.
+    """
+
+    sums: Tensor
+    gram: Tensor
+    pictures: Tensor
+
+    def __init__(self, names: Sequence[str], width: int) -> None:
+        super().__init__()
+        self.names = list(names)
+        self.add_state("sums", torch.zeros(len(self.names), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("gram", torch.zeros(width, width, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("pictures", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, features: Tensor, losses: Mapping[str, Tensor]) -> None:
+        """The student's features ``(N, D)``, and the mean losses of these N pictures by name."""
+        x = features.double()
+        self.gram += x.T @ x
+        self.sums += torch.stack([losses[name].double() for name in self.names]) * len(x)
+        self.pictures += len(x)
+
+    def compute(self) -> dict[str, Tensor]:
+        """The losses' means, and ``rankme``."""
+        found = dict(zip(self.names, self.sums / self.pictures.clamp_min(1), strict=True))
+        return {name: value.float() for name, value in found.items()} | {
+            "rankme": torch.tensor(rank_of_gram(self.gram))
+        }
+
+
+class Features(Task):
+    """A student that is its features, taught by teachers' features alone (``model.student.head=false``).
+
+    Measured by the distillation losses on held-out pictures (``feature_loss``, their weighted sum) and by RankMe; with
+    labelled pictures to look at (``data.probe.root``) also by ``knn1`` and ``probe1``.
+    """
+
+    labels = False
+    primary = "feature_loss"
+
+    def build(self, num_classes: int, ignore_index: int | None = None) -> None:
+        """Nothing: what it measures depends on the losses, see :meth:`measure`."""
+
+    def measure(self, losses: Sequence[str], width: int) -> None:
+        """Makes the metrics for these losses (``feature_loss`` among them) and features of this width."""
+        self.held_out = HeldOut(losses, width)
+
+    def metric_names(self, teacher: bool) -> list[str]:
+        """See :meth:`Task.metric_names`."""
+        return [*self.held_out.names, "rankme"]
+
+    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """None: there are no labels."""
+        return logits.new_zeros(())
+
+    def compute(self) -> dict[str, Tensor]:
+        """The losses and RankMe, over all batches (and processes) since the last reset."""
+        return self.held_out.compute()
