@@ -31,7 +31,7 @@ LAYERS = [
     {"kd.strategies", "kd.callbacks", "kd.export", "kd.launch"},
     {"kd.serving", "kd._teachers", "kd.fill"},
     {"kd.config"},
-    {"kd.tuning"},
+    {"kd.tuning", "kd.scaling"},
     {"kd.commands"},
     {"kd.api"},
     {"kd.cli"},

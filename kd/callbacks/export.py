@@ -57,10 +57,15 @@ class Export(Callback):
                 self.save(module, file, self._best(trainer) if not name else None)
 
     def _best(self, trainer: Trainer) -> Path | None:
-        """The best epoch's checkpoint; the last one where that is damaged; None without validation."""
+        """The best epoch's checkpoint; the last one where that is damaged; None without validation.
+
+        A student in shards is whole in checkpoints alone.
+        """
         best = best_checkpoint(trainer)
         if best is None or not best.best_model_path:
-            return None
+            assert self.folder.path is not None
+            sharded = hasattr(trainer.strategy, "shard")
+            return newest_whole(self.folder.path / "checkpoints")[0] if sharded else None
         assert best.dirpath is not None
         path = Path(best.dirpath) / Path(best.best_model_path).name  # the run's folder may have been moved
         problem = damage(path)

@@ -1,0 +1,43 @@
+"""Times all-reduces between the run's processes before its first step."""
+
+import time
+
+import torch
+import torch.distributed as dist
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from kd.callbacks.context import RunContext
+from kd.callbacks.run_folder import RunFolder
+from kd.report.records import Writer
+
+SIZES = (2**12, 2**16, 2**20, 2**22, 2**24)  # bytes
+REPEATS = 12
+
+
+class Ring(Callback):
+    """Writes the event ``ring`` to ``records/ring.jsonl``: ``times``, pairs of bytes and median seconds."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """All ranks take part; rank 0 writes."""
+        if trainer.world_size == 1:
+            return
+        run = RunContext.of(trainer)
+        times = [(size, _median_s(size, run.device)) for size in SIZES]
+        if trainer.is_global_zero:
+            folder = next(c for c in trainer.callbacks if isinstance(c, RunFolder)).path  # type: ignore[attr-defined]
+            assert folder is not None
+            writer = Writer(folder / "records" / "ring.jsonl", {"of": "ring"})
+            writer.write({"kind": "event", "name": "ring", "processes": trainer.world_size, "times": times})
+            writer.close()
+
+
+def _median_s(size: int, device: torch.device) -> float:
+    data, found = torch.zeros(size // 4, device=device), []
+    for _ in range(REPEATS):
+        dist.barrier()
+        began = time.perf_counter()
+        dist.all_reduce(data)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(time.perf_counter() - began)
+    return sorted(found)[REPEATS // 2]

@@ -1,0 +1,143 @@
+"""``kd-scale``: how a recipe scales, measured here and predicted for more machines."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from kd.commands._keys import take, whole_number
+from kd.config.request import Request
+from kd.errors import UserError
+
+HELP = """\
+kd-scale: how a recipe scales over processes here, and over more machines like this one.
+
+  kd-scale recipe=NAME [config=OVERLAY ...] [key=value ...] [processes=1,2,4] [strategies=ddp,zero,fsdp]
+
+  processes=1,2,4      training processes to measure with, each with a GPU of its own, or on CPUs (1,2)
+  strategies=ddp,...   ddp, zero (optim.zero), fsdp; ddp is measured in any case: only its waits are timed apart (ddp)
+  steps=N              of each short run (30)
+  machines=2,4,8       full machines (as many processes as were measured at most) to predict for
+  network=GBIT         what a machine can send to others, in Gbit/s (100, with half and double of it in the band)
+
+Measures weak scaling (the batch of a process stays) and strong scaling (the batch of all together stays): images/s,
+efficiency, time of teacher and student, traffic and memory of each strategy. Fits rates a picture and a ring, and says
+how far the fit is from what was measured. Writes runs/<recipe>/scale/<number>/report.html and scale.json.
+"""
+
+
+def run(request: Request) -> int:
+    """Measures, fits, writes the page."""
+    if "help" in request.flags or not request.recipe:
+        print(HELP, end="")
+        return 0 if "help" in request.flags else 2
+    if request.rest:
+        raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, recipes recipe=NAME")
+    own = take(request, "processes", "strategies", "steps", "machines", "network")
+    processes = _counts("processes", own.get("processes", "1,2"))
+    if processes[0] != 1:
+        processes = [1, *processes]
+    if len(processes) < 2:
+        raise UserError("processes: more than one, as in processes=1,2,4")
+    machines = _counts("machines", own.get("machines", "2,4,8"))
+    strategies = _strategies(own.get("strategies", "ddp"))
+    steps = whole_number(own, "steps", 30)
+    if steps < 5:
+        raise UserError(f"steps: must be a whole number >= 5, got '{steps}'")
+    gbit = _gbit(own["network"]) if "network" in own else None
+    from kd.config.parser import KDCLI
+    from kd.config.quiet import quiet_libraries
+    from kd.config.train_first import teacher_checkpoint
+
+    args = request.parser_args()
+    quiet_libraries()
+    config = KDCLI(args, instantiate=False).as_dict()
+    batch = _batch(config, processes)
+    teacher = teacher_checkpoint(config)
+    items = [f"recipe={request.recipe}", *(f"config={c}" for c in request.overlays), *request.overrides]
+    items += [f"model.teacher.checkpoint={teacher}"] if teacher else []
+    return _measure(config, items, processes, strategies, machines, batch, steps, gbit)
+
+
+def _measure(
+    config: dict[str, Any], items: list[str], processes: list[int], strategies: list[str], machines: list[int],
+    batch: int, steps: int, gbit: float | None,
+) -> int:  # fmt: skip
+    from kd.machine import cores
+    from kd.report.html import page
+    from kd.scaling.measure import Plan, reading, ring_times
+    from kd.scaling.model import Network, fit, fit_ring
+    from kd.scaling.page import content, sections
+
+    folder = _claim(Path(config["runs_dir"]) / config["recipe"] / "scale")
+    model, threads = config["model"], max(1, cores() // processes[-1])
+    items += ["model.teacher.cache=off"] if model.get("teacher") else []
+    items += ["model.student.inherit=false"] if (model.get("student") or {}).get("inherit") else []
+    plan = Plan(items, config["recipe"], folder, processes, strategies, batch, steps, threads)
+    readings, runs = [], []
+    for case, found in plan.measured():
+        readings.append(reading(case, found))
+        runs.append(found)
+        print(f"{case.name}: {readings[-1].step_ms:.1f} ms a step", flush=True)
+    if runs[0].headers and runs[0].headers[0]["device"] == "cpu" and processes[-1] > cores():
+        print(f"kd-scale: {processes[-1]} processes share {cores()} cores: each has less than a core", file=sys.stderr)
+    ring = fit_ring(ring_times(runs))
+    students = runs[0].summary.get("students") or {"": runs[0].summary["student"]}
+    gradient_mb = 4e-6 * sum(s["params"] for s in students.values())
+    models = {name: fit(readings, name, ring, gradient_mb) for name in strategies}
+    network = Network() if gbit is None else Network(gbit, True)
+    pictures = runs[0].summary["data"]["train"]
+    result = content(config["recipe"], readings, models, machines, network, pictures)
+    (folder / "scale.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    shown = sections(result)
+    file = folder / "report.html"
+    file.write_text(page({"title": f"{config['recipe']}: scaling", "sections": shown}), encoding="utf-8")
+    print(f"{shown[0]['text']}\nwritten to {file}")
+    return 0
+
+
+def _counts(key: str, text: str) -> list[int]:
+    words = text.strip("[]").replace(" ", "").split(",")
+    if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
+        raise UserError(f"{key}: must be whole numbers > 0 with commas, got '{text}'")
+    return sorted({int(word) for word in words})
+
+
+def _strategies(text: str) -> list[str]:
+    names = text.strip("[]").replace(" ", "").split(",")
+    wrong = [name for name in names if name not in ("ddp", "zero", "fsdp")]
+    if wrong:
+        raise UserError(f"strategies: ddp, zero and fsdp are measured, got '{wrong[0]}'")
+    return list(dict.fromkeys(["ddp", *names]))
+
+
+def _gbit(text: str) -> float:
+    try:
+        gbit = float(text)
+    except ValueError:
+        gbit = 0.0
+    if not 0 < gbit < float("inf"):
+        raise UserError(f"network: must be a number of Gbit/s > 0, got '{text}'")
+    return gbit
+
+
+def _batch(config: dict[str, Any], processes: list[int]) -> int:
+    """Pictures of a process; all counts must divide it."""
+    batch = config["data"]["batch_size"]
+    if batch == "auto":
+        raise UserError("data.batch_size: kd-scale needs a number, got auto")
+    odd = next((n for n in processes if batch % n), None)
+    if odd:
+        raise UserError(f"processes: {odd} must divide data.batch_size={batch}, which strong scaling shares out")
+    return int(batch)
+
+
+def _claim(parent: Path) -> Path:
+    """The next free number."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = parent / f"{max((int(p.name) for p in parent.iterdir() if p.name.isdigit()), default=-1) + 1:03d}"
+        folder.mkdir()
+    except OSError as error:
+        raise UserError(f"runs_dir: {parent} can't be written: {error.strerror}") from error
+    return folder

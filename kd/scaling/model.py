@@ -1,0 +1,222 @@
+"""How a step grows with the batch and with the processes: fitted to short runs, then carried on to more machines.
+
+A step is what one process does with its batch (the teacher, the student's forward and backward pass, the rest; each a
+fixed part and one a picture) and what of the processes' talking shows. Talking follows the alpha-beta model of rings
+(Thakur et al., "Optimization of collective communication operations in MPICH", IJHPCA 2005).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+PARTS = ("teacher", "forward", "backward", "rest")
+PASSES = {"ddp": 2, "zero": 3, "fsdp": 3}
+"""Times that ``(n - 1) / n`` of the gradients' bytes leave each process in a step: an all-reduce is two; ZeRO sends the
+updated weights as well; FSDP gathers the weights twice and scatters the gradients."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One short run.
+
+    Attributes:
+        strategy: a key of :data:`PASSES`.
+        processes: that took part.
+        batch: pictures of each process.
+        parts: ms a step by part (:data:`PARTS`), medians.
+        exposed: ms a step that gradients were waited for.
+        sent_mb: by this machine over its network devices (loopback too), a process and step; ``None``: not recorded.
+        memory_mb: a process's peak.
+        state_mb: weights, gradients and optimizer state of the students, by process.
+    """
+
+    strategy: str
+    processes: int
+    batch: int
+    parts: dict[str, float]
+    exposed: float
+    sent_mb: float | None = None
+    memory_mb: float | None = None
+    state_mb: float | None = None
+
+    @property
+    def step_ms(self) -> float:
+        """Of a median step."""
+        return sum(self.parts.values()) + self.exposed
+
+
+@dataclass(frozen=True)
+class Line:
+    """``fixed + each * pictures``, in ms."""
+
+    fixed: float
+    each: float
+
+    def __call__(self, pictures: float) -> float:
+        """Ms for so many pictures."""
+        return self.fixed + self.each * pictures
+
+
+def fit_line(points: Sequence[tuple[float, float]]) -> Line:
+    """Least squares through ``(pictures, ms)``; neither part is below 0. Of one batch size all is taken as its own.
+
+    >>> fit_line([(8, 20.0), (16, 30.0)])
+    Line(fixed=10.0, each=1.25)
+    """
+    count = len(points)
+    x, y = sum(p[0] for p in points) / count, sum(p[1] for p in points) / count
+    spread = sum((p[0] - x) ** 2 for p in points)
+    each = sum((p[0] - x) * (p[1] - y) for p in points) / spread if spread else y / x
+    if each < 0:
+        return Line(y, 0.0)
+    fixed = y - each * x
+    return Line(fixed, each) if fixed >= 0 else Line(0.0, sum(a * b for a, b in points) / sum(a * a for a, _ in points))
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A ring of processes or machines.
+
+    Attributes:
+        alpha_ms: of a message.
+        ms_per_mb: of what one sends.
+    """
+
+    alpha_ms: float
+    ms_per_mb: float
+
+    def pass_ms(self, members: int, mb: float) -> float:
+        """One pass of ``mb`` around: an all-reduce is two."""
+        return (members - 1) * self.alpha_ms + (members - 1) / members * mb * self.ms_per_mb
+
+
+def fit_ring(times: Sequence[tuple[int, float, float]]) -> Ring:
+    """Alpha and beta of measured all-reduces ``(processes, MB, ms)``, relative least squares; neither is below 0."""
+    rows = [(2 * (n - 1) / ms, 2 * (n - 1) / n * mb / ms) for n, mb, ms in times]
+    aa, bb = sum(a * a for a, _ in rows), sum(b * b for _, b in rows)
+    ab, a1, b1 = sum(a * b for a, b in rows), sum(a for a, _ in rows), sum(b for _, b in rows)
+    determinant = aa * bb - ab * ab
+    alpha, beta = (a1 * bb - b1 * ab) / determinant, (b1 * aa - a1 * ab) / determinant
+    if alpha < 0:
+        return Ring(0.0, b1 / bb)
+    return Ring(alpha, beta) if beta >= 0 else Ring(a1 / aa, 0.0)
+
+
+@dataclass(frozen=True)
+class Talk:
+    """What of a strategy's communication shows.
+
+    Attributes:
+        overlap: share of the backward pass behind which it hides.
+        fixed_ms: that it costs beside (pieces, waiting for the slowest).
+    """
+
+    overlap: float
+    fixed_ms: float
+
+    def shown(self, ring_ms: float, backward_ms: float) -> float:
+        """Ms a step."""
+        return max(0.0, ring_ms - self.overlap * backward_ms) + self.fixed_ms
+
+
+def fit_talk(points: Sequence[tuple[float, float, float]]) -> Talk:
+    """Of ``(ring ms, backward ms, ms that showed)``: the overlap whose rest is most even; 0 fixed at least."""
+
+    def error(overlap: float) -> tuple[float, Talk]:
+        rest = [shown - max(0.0, ring - overlap * backward) for ring, backward, shown in points]
+        talk = Talk(overlap, max(0.0, sum(rest) / len(rest)))
+        return sum((talk.shown(r, b) - s) ** 2 for r, b, s in points), talk
+
+    return min((error(step / 50) for step in range(51)), key=lambda found: (found[0], found[1].overlap))[1]
+
+
+def serial_part(times: Sequence[tuple[int, float]]) -> float:
+    """Amdahl's serial part of ``(processes, ms)`` at one global batch; the first is of one process.
+
+    >>> round(serial_part([(1, 100.0), (2, 55.0), (4, 32.5)]), 3)
+    0.1
+    """
+    alone = next(ms for n, ms in times if n == 1)
+    rows = [(1 - 1 / n, ms / alone - 1 / n) for n, ms in times if n > 1]
+    return min(1.0, max(0.0, sum(a * b for a, b in rows) / sum(a * a for a, _ in rows)))
+
+
+@dataclass(frozen=True)
+class Network:
+    """Between machines.
+
+    Attributes:
+        gbit: a second, that one machine sends.
+        given: by the user; else it is taken for granted, and the band holds half and double of it.
+        latency_ms: of a message, taken for granted.
+    """
+
+    gbit: float = 100.0
+    given: bool = False
+    latency_ms: float = 0.05
+
+
+@dataclass(frozen=True)
+class Model:
+    """A recipe with one strategy.
+
+    Attributes:
+        strategy: a key of :data:`PASSES`.
+        rates: by part, of one process on a full machine.
+        ring: inside a machine.
+        talk: what of it shows.
+        gradient_mb: of all students.
+        processes: of a full machine.
+        error: worst of the model against what was measured, as a share.
+    """
+
+    strategy: str
+    rates: dict[str, Line]
+    ring: Ring
+    talk: Talk
+    gradient_mb: float
+    processes: int
+    error: float
+
+    def compute_ms(self, batch: float) -> float:
+        """What a process does by itself."""
+        return sum(line(batch) for line in self.rates.values())
+
+    def step_ms(self, processes: int, batch: float, machines: int = 1, network: Network | None = None) -> float:
+        """A step of ``processes`` on each of ``machines``, ``batch`` pictures each."""
+        if processes * machines == 1:
+            return self.compute_ms(batch)
+        ring = PASSES[self.strategy] * self.ring.pass_ms(processes, self.gradient_mb)
+        if machines > 1:
+            between = network or Network()
+            outer = Ring(between.latency_ms, 8 / between.gbit)
+            ring += PASSES[self.strategy] * outer.pass_ms(machines, self.gradient_mb)
+        return self.compute_ms(batch) + self.talk.shown(ring, self.rates["backward"](batch))
+
+    def band(self, batch: float, machines: int, network: Network) -> tuple[float, float, float]:
+        """Ms a step of so many full machines: at best, expected, at worst."""
+        rates = (1.0, 1.0, 1.0) if network.given else (2.0, 1.0, 0.5)
+        rate = [Network(network.gbit * times, True, network.latency_ms) for times in rates]
+        best, middle, worst = (self.step_ms(self.processes, batch, machines, r) for r in rate)
+        return best * (1 - self.error), middle, worst * (1 + self.error)
+
+
+def fit(readings: Sequence[Reading], strategy: str, ring: Ring, gradient_mb: float) -> Model:
+    """The model of one strategy, from the readings of all.
+
+    What a process does by itself is read on a full machine (the most processes measured): they take cores and memory
+    from each other. It is that of ``ddp``, as only its talking is timed apart; what another strategy takes beyond it is
+    talking.
+    """
+    most = max(r.processes for r in readings)
+    full = [r for r in readings if r.processes == most and r.strategy == "ddp"]
+    rates = {part: fit_line([(r.batch, r.parts[part]) for r in full]) for part in PARTS}
+    bare = Model(strategy, rates, ring, Talk(0.0, 0.0), gradient_mb, most, 0.0)
+    own = [r for r in readings if r.strategy == strategy and r.processes > 1]
+
+    def shown(r: Reading) -> float:
+        return r.exposed if strategy == "ddp" else max(0.0, r.step_ms - bare.compute_ms(r.batch))
+
+    talking = [PASSES[strategy] * ring.pass_ms(r.processes, gradient_mb) for r in own]
+    talk = fit_talk([(t, rates["backward"](r.batch), shown(r)) for t, r in zip(talking, own, strict=True)])
+    fitted = replace(bare, talk=talk)
+    return replace(fitted, error=max(abs(fitted.step_ms(r.processes, r.batch) / r.step_ms - 1) for r in own))
