@@ -9,7 +9,7 @@ from contextlib import ContextDecorator, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import torch
@@ -43,6 +43,16 @@ class StepTimes:
     tag: Any = None
 
 
+class Ranges(Protocol):
+    """Named ranges of a thread, as ``torch.cuda.nvtx`` has them."""
+
+    def range_push(self, name: str, /) -> object:
+        """Opens one."""
+
+    def range_pop(self) -> object:
+        """Closes the innermost."""
+
+
 class Clock:
     """Attributes time to the innermost open phase; phases therefore add up to the step.
 
@@ -52,10 +62,14 @@ class Clock:
 
     Args:
         event: makes device events (``torch.cuda.Event``-like, timing enabled); ``None`` takes the host's clock.
+
+    Attributes:
+        ranges: told of every phase and named part that opens and closes (NVTX, for Nsight); ``None``: nobody is.
     """
 
     def __init__(self, event: Callable[[], Any] | None = None) -> None:
         self._make_event = event
+        self.ranges: Ranges | None = None
         self._spare: list[Any] = []
         self._open = [REST]
         self.scope: str | None = None
@@ -116,6 +130,8 @@ class Clock:
         if phase != self._open[-1]:
             self._mark()
         self._open.append(phase)
+        if self.ranges is not None:
+            self.ranges.range_push(phase)
 
     def leave(self) -> None:
         """Closes the innermost phase."""
@@ -123,6 +139,8 @@ class Clock:
             if self._open[-1] != self._open[-2]:
                 self._mark()
             self._open.pop()
+            if self.ranges is not None:
+                self.ranges.range_pop()
 
     def turn(self, phase: str) -> None:
         """The innermost phase goes on as another."""
@@ -217,8 +235,9 @@ def aside(name: str) -> Iterator[None]:
 class annotate(ContextDecorator):
     """Names a part of the work, as a context or a decorator.
 
-    The name shows in kernel profiles (``monitor.kernels_at``); ``teacher``, ``student`` and the other names of
-    :data:`kd.report.records.PHASES` also become phases of the step. Costs about a microsecond when nothing listens.
+    The name shows in kernel profiles (``monitor.kernels_at``, ``monitor.nvtx``); ``teacher``, ``student`` and the other
+    names of :data:`kd.report.records.PHASES` also become phases of the step. Costs about a microsecond when nothing
+    listens.
 
     Args:
         name: of the range.
@@ -230,6 +249,7 @@ class annotate(ContextDecorator):
     def __init__(self, name: str) -> None:
         self.name = name
         self._clock: Clock | None = None
+        self._named: Ranges | None = None
         self._range: Any = None
 
     def _recreate_cm(self) -> "annotate":
@@ -241,6 +261,9 @@ class annotate(ContextDecorator):
         if _running is not None and self.name in PHASES:
             self._clock = _running
             self._clock.enter(self.name)
+        elif _running is not None and _running.ranges is not None:
+            self._named = _running.ranges
+            self._named.range_push(self.name)
         return self
 
     def __exit__(
@@ -248,6 +271,8 @@ class annotate(ContextDecorator):
     ) -> None:
         if self._clock is not None:
             self._clock.leave()
+        if self._named is not None:
+            self._named.range_pop()
         if self._range is not None:
             self._range.__exit__(kind, error, trace)
-        self._clock = self._range = None
+        self._clock = self._range = self._named = None

@@ -42,7 +42,7 @@ class Health(Callback):
 
     Args:
         folder: the run's.
-        every: batches between two readings.
+        every: batches between two readings; 0: none for now (it may be changed at any batch, on all ranks at once).
         activations: module paths or patterns below the student (:class:`kd.models.taps.TapSpec`) of the layers that
             ``spread`` and ``dead`` look at; default: linear layers, convolutions and ReLUs, spread evenly.
 
@@ -67,21 +67,22 @@ class Health(Callback):
         paths = layer_paths(student, self.activations, "monitor.activations")
         return [(path, student.get_submodule(path)) for path in paths]
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Opens the file; its header counts the classes."""
-        run = RunContext.of(trainer)
-        if not trainer.is_global_zero:
+    def _write(self, run: RunContext, record: dict[str, Any]) -> None:
+        """On rank 0; opens the file with the first reading. Its header counts the classes."""
+        if not run.trainer.is_global_zero:
             return
-        assert self.folder.path is not None
-        data: Any = run.data
-        counts = {split: _class_counts(data.split(split).targets) for split in ("train", "val")}
-        header = {"of": "health", "counts": {split: found for split, found in counts.items() if found}}
-        self._writer = Writer(self.folder.path / "records" / "health.jsonl", header)
+        if self._writer is None:
+            assert self.folder.path is not None
+            data: Any = run.data
+            counts = {split: _class_counts(data.split(split).targets) for split in ("train", "val")}
+            header = {"of": "health", "counts": {split: found for split, found in counts.items() if found}}
+            self._writer = Writer(self.folder.path / "records" / "health.jsonl", header)
+        self._writer.write(record)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Listens to this batch where it is due."""
         run = RunContext.of(trainer)
-        if trainer.fit_loop.epoch_loop.total_batch_idx % self.every:
+        if not self.every or trainer.fit_loop.epoch_loop.total_batch_idx % self.every:
             return
         self._readings = [
             _Reading(name, student, self._chosen(student.model)) for name, student in run.students.named().items()
@@ -98,6 +99,7 @@ class Health(Callback):
         """Writes the reading."""
         if not self._readings:
             return
+        run = RunContext.of(trainer)
         self._stop_listening()
         teacher = _logits(next((x for name, x in outputs["answer"].logits.items() if name), None))
         if teacher is None:
@@ -107,8 +109,7 @@ class Health(Callback):
             record = {"kind": "health", "step": trainer.fit_loop.epoch_loop.total_batch_idx, "inputs": inputs}
             record |= {"student": reading.name} if reading.name else {}
             record |= reading.values(teacher, outputs["terms"][reading.name])
-            if self._writer is not None:
-                self._writer.write(record)
+            self._write(run, record)
         self._readings = []
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -32,19 +32,25 @@ class Kernels(Callback):
 
     Args:
         folder: the run's.
-        at: the first batch of the window, counted from the start of the run (at least 1).
+        at: the first batch of the window, counted from the start of the run (at least 1); ``None``: until
+            :meth:`begin` says one.
         steps: its length.
         memory: record allocations too.
     """
 
-    def __init__(self, folder: RunFolder, at: int, steps: int = 5, memory: bool = False) -> None:
+    def __init__(self, folder: RunFolder, at: int | None, steps: int = 5, memory: bool = False) -> None:
         self.folder, self.at, self.steps, self.memory = folder, at, steps, memory
         self._profile: Any = None
+
+    def begin(self, at: int, steps: int) -> None:
+        """Another window, in a running job; its trace takes the place of the one before."""
+        if self._profile is None:
+            self.at, self.steps = at, steps
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Starts the profiler one batch before the window."""
         run = RunContext.of(trainer)
-        if self._profile is not None or trainer.fit_loop.epoch_loop.total_batch_idx != self.at - 1:
+        if self._profile is not None or self.at is None or trainer.fit_loop.epoch_loop.total_batch_idx != self.at - 1:
             return
         cuda = run.device.type == "cuda"
         if cuda and self.memory:
@@ -62,17 +68,17 @@ class Kernels(Callback):
     ) -> None:
         """Moves the window on, and ends it."""
         run = RunContext.of(trainer)
-        if self._profile is None or self._profile is False:
+        if self._profile is None or self.at is None:
             return
         if trainer.fit_loop.epoch_loop.total_batch_idx < self.at + self.steps - 1:
             self._profile.step()
             return
         with aside("profiling"):
             self._profile.stop()
-            self._save(trainer, run)
-        self._profile = False  # one window a run
+            self._save(trainer, run, self.at)
+        self._profile = None
 
-    def _save(self, trainer: Trainer, run: RunContext) -> None:
+    def _save(self, trainer: Trainer, run: RunContext, first: int) -> None:
         assert self.folder.path is not None
         rank, place = trainer.global_rank, self.folder.path / "records"
         window = summarize(self._profile.events(), self.steps, run.device.type == "cuda")
@@ -82,8 +88,8 @@ class Kernels(Callback):
             torch.cuda.memory._dump_snapshot(str(place / f"memory.rank{rank}.pickle"))
             torch.cuda.memory._record_memory_history(enabled=None)
         writer = Writer(place / f"kernels.rank{rank}.jsonl", {"of": "kernels", "rank": rank})
-        last = self.at + self.steps - 1
-        writer.write({"kind": "kernels", "first": self.at, "last": last, "trace": trace.name, **window})
+        last = first + self.steps - 1
+        writer.write({"kind": "kernels", "first": first, "last": last, "trace": trace.name, **window})
         writer.close()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from pytorch_lightning import Callback
 
 from kd.callbacks.confusion import Confusion
+from kd.callbacks.control import Control
 from kd.callbacks.health import Health
 from kd.callbacks.kernels import Kernels
 from kd.callbacks.phases import Phases
@@ -26,13 +27,15 @@ class MonitorSpec:
 
     Attributes:
         enabled: record at all.
-        interval_s: seconds between two samples of the machine; SIGUSR2 turns the sampling off and on.
+        interval_s: seconds between two samples of the machine; SIGUSR2 turns the sampling off and on. Words in the run
+            folder's file ``monitor`` change this, the next two and ``nvtx`` in a running job.
         health_every: batches between two readings of gradients, updates and agreement; 0: none.
         activations: layers of the student whose activations those readings look at: module paths or patterns
             (``[blocks.*.mlp.fc2, norm]``); default: a few of all kinds.
         kernels_at: profile operations from this batch on (at least 1; later ones are past the warm-up).
         kernels_steps: batches in that window.
         kernels_memory: record allocations in it too.
+        nvtx: name the phases of a step as NVTX ranges, for Nsight.
         prometheus_port: serve the numbers to Prometheus on this port (extra
             ``prometheus``; scripts/grafana.json shows them).
         prometheus_host: address to serve them at, on the first process of each machine; the default one is not seen
@@ -56,6 +59,7 @@ class MonitorSpec:
     kernels_at: int | None = None
     kernels_steps: int = 5
     kernels_memory: bool = False
+    nvtx: bool = False
     prometheus_port: int | None = None
     prometheus_host: str = "127.0.0.1"
     price_per_hour: float | None = None
@@ -116,16 +120,15 @@ def monitors(spec: MonitorSpec, folder: RunFolder) -> list[Callback]:
     """The callbacks that observe a run."""
     if not spec.enabled:
         return []
-    phases, system = Phases(folder, spec.price_per_hour), System(folder, spec.interval_s)
+    phases, system = Phases(folder, spec.price_per_hour, spec.nvtx), System(folder, spec.interval_s)
     watching: list[Callback] = [phases, system]
     watching.append(Confusion(folder))
     if spec.rules_every_s or spec.max_hours or spec.budget:
         limits = spec.max_hours, spec.budget, spec.price_per_hour
         watching.append(Watch(folder, spec.rules_every_s, spec.actions, spec.webhook, *limits))
-    if spec.health_every:
-        watching.append(Health(folder, spec.health_every, spec.activations))
-    if spec.kernels_at is not None:
-        watching.append(Kernels(folder, spec.kernels_at, spec.kernels_steps, spec.kernels_memory))
+    health = Health(folder, spec.health_every, spec.activations)
+    kernels = Kernels(folder, spec.kernels_at, spec.kernels_steps, spec.kernels_memory)
+    watching += [health, kernels, Control(folder, health, kernels, phases)]
     if spec.prometheus_port is not None:
         watching.append(Prometheus(phases, system, spec.prometheus_port, spec.prometheus_host))
     return watching

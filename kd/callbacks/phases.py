@@ -153,12 +153,13 @@ class Phases(Callback):
     Args:
         folder: the run's.
         price_per_hour: of the whole job.
+        nvtx: name the phases as NVTX ranges, for Nsight.
     """
 
     _process_is_used = False
 
-    def __init__(self, folder: RunFolder, price_per_hour: float | None = None) -> None:
-        self.folder, self.price_per_hour = folder, price_per_hour
+    def __init__(self, folder: RunFolder, price_per_hour: float | None = None, nvtx: bool = False) -> None:
+        self.folder, self.price_per_hour, self.nvtx = folder, price_per_hour, nvtx
         self._built = time.time() if Phases._process_is_used else process_start()
         Phases._process_is_used = True
         self._constructed = time.time()
@@ -184,6 +185,12 @@ class Phases(Callback):
         lightning: Any = trainer  # its type has no profiler, the object does
         self.profiler = PhaseProfiler(self.clock, lightning.profiler, self._end_step)
         lightning.profiler = self.profiler
+
+        self.name_ranges(self.nvtx)
+
+    def name_ranges(self, on: bool) -> None:
+        """Whether phases and :class:`kd.annotate` are NVTX ranges too; those of parts of a step nest in its phases."""
+        self.clock.ranges = torch.cuda.nvtx if on else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Opens the file and starts the clock."""

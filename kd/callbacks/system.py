@@ -14,11 +14,11 @@ import psutil
 import torch.distributed as dist
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from kd.callbacks.control import parse, read
 from kd.callbacks.run_folder import RunFolder
 from kd.machine import core_ids, cores
 from kd.report.records import Writer
 
-CONTROL = "monitor"  # a file of this name in the run's folder, holding "on" or "off"
 MB = 2**20
 LOOK_FOR_CHILDREN = 8  # samples between two looks for new processes and at all threads: that reads many files
 
@@ -193,7 +193,7 @@ class System(Callback):
     """Writes ``records/system.<node>.jsonl`` from a thread of its own, on the first process of each node.
 
     Switched in a running job: SIGUSR2 turns it off and on again; so does the word ``on`` or ``off`` in the file
-    ``monitor`` in the run's folder, on all nodes at once.
+    ``monitor`` in the run's folder, on all nodes at once; ``interval=SECONDS`` there changes its pace.
 
     Args:
         folder: the run's.
@@ -206,7 +206,7 @@ class System(Callback):
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._before: Any = None
-        self._said = ""
+        self._said = ("", 0)
         self.newest: dict[str, Any] = {}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -237,20 +237,20 @@ class System(Callback):
         }  # fmt: skip
         writer = Writer(folder / "records" / f"system.{name}.jsonl", header)
         while not self._stop.wait(self.interval_s):
-            self._obey(folder / CONTROL)
+            self._obey(read(folder))
             if self.on:
                 self.newest = machine.read()
                 writer.write({"kind": "sample", **self.newest})
         writer.close()
 
-    def _obey(self, control: Path) -> None:
-        try:
-            said = control.read_text().strip().lower()
-        except OSError:
-            said = ""
-        if said != self._said and said in ("on", "off"):
-            self.on = said == "on"
+    def _obey(self, said: tuple[str, int]) -> None:
+        if said == self._said:
+            return
         self._said = said
+        with suppress(ValueError):  # rank 0 has told it
+            wishes = parse(said[0])
+            self.on = self.on if wishes.on is None else wishes.on
+            self.interval_s = wishes.interval_s or self.interval_s
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stops the thread."""

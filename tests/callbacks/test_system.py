@@ -83,14 +83,14 @@ def test_no_gpu_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_busy_core_and_memory_show() -> None:
-    machine = Machine()
+    machine, began = Machine(), time.monotonic()
     until = time.process_time() + 0.2
     held = bytearray(60_000_000)
     while time.process_time() < until:
         pass
     sample = machine.read()
     assert len(sample["cpu"]) == os.cpu_count()
-    assert sample["main"] > 20
+    assert sample["main"] > 0.5 * 100 * 0.2 / (time.monotonic() - began)  # others may have had the core as well
     assert sample["rss_mb"] > len(held) / 2**20
     assert {"iowait", "mem", "swap_mb", "workers"} <= set(sample)
 
