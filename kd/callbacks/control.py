@@ -114,7 +114,7 @@ class Control(Callback):
         asked = self._look() if trainer.is_global_zero else [KEEP] * 3
         if trainer.world_size > 1:
             told = torch.tensor([number - KEEP for number in asked], device=trainer.strategy.root_device)
-            told = trainer.strategy.reduce(told, reduce_op="sum")  # type: ignore[assignment]
+            told = trainer.strategy.reduce(told, reduce_op="sum")
             asked = [number + KEEP for number in told.tolist()]
         health, kernels, nvtx = asked
         if health != KEEP:

@@ -13,6 +13,7 @@ from kd.callbacks.preemption import RunStopped
 from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.summary import best_checkpoint
 from kd.checkpoints import damage, newest_whole
+from kd.distill.sharding import Sharding
 
 
 @dataclass
@@ -64,7 +65,7 @@ class Export(Callback):
         best = best_checkpoint(trainer)
         if best is None or not best.best_model_path:
             assert self.folder.path is not None
-            sharded = hasattr(trainer.strategy, "shard")
+            sharded = isinstance(trainer.strategy, Sharding) and trainer.strategy.shards_weights
             return newest_whole(self.folder.path / "checkpoints")[0] if sharded else None
         assert best.dirpath is not None
         path = Path(best.dirpath) / Path(best.best_model_path).name  # the run's folder may have been moved
