@@ -175,7 +175,7 @@ def evaluate(
     Args:
         student: the model, moved to ``device``.
         prepare: its input.
-        batches: uint8 batches, see :data:`kd.data.datamodule.Batch`.
+        batches: uint8 batches, see :data:`kd.data.batch.Batch`.
         task: what the labels mean, built for the data's classes.
         teacher: its teacher.
         device: where to compute; default: the CPU.

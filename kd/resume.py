@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from kd.data.datamodule import DistillationDataModule
+from kd.data.position import check_same_samples
 from kd.distill.student import Student
 from kd.distill.students import Students
 from kd.errors import UserError
@@ -51,7 +52,7 @@ class Resume:
         for name, student in self.students.named().items():
             student.optim.check_resumed(before.get(name, {}))
         if data is not None:
-            data.check_resumed(checkpoint.get("kd_data", {}))
+            check_same_samples(checkpoint.get("kd_data", {}), data.samples_identity())
         for key, now in (("kd_teacher", self.teacher), ("kd_classes", list(self.students.data_info.classes))):
             then = checkpoint.get(key, now)
             if then != now:
@@ -74,8 +75,8 @@ class Resume:
         (optimizer,), (schedule,) = trainer.optimizers, (config.scheduler for config in trainer.lr_scheduler_configs)
         assert isinstance(schedule, LambdaLR)
         position = schedule.last_epoch
-        if data.resume_at is not None:
-            position = _position(trainer, *data.resume_at, data)
+        if data.position.at is not None:
+            position = _position(trainer, *data.position.at, data)
         settle_resumed(optimizer, schedule, self._made_with[0], keys, position)
 
 

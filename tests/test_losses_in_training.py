@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from kd.cli import train_main
 from kd.config.assemble import assemble
-from kd.data.datamodule import DataInfo
+from kd.data.batch import DataInfo
 from kd.errors import UserError
 from kd.losses import (
     CRDLoss,

@@ -10,7 +10,7 @@ from pytorch_lightning import Trainer
 
 from kd.config.assemble import assemble
 from kd.data import DistillationDataModule
-from kd.data.datamodule import DataInfo
+from kd.data.batch import DataInfo
 from kd.data.sources import ImageFolder
 from kd.data.transforms import Augment
 from kd.errors import UserError

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from kd.cli import eval_main, train_main
 from kd.config.assemble import assemble
-from kd.data.datamodule import DataInfo
+from kd.data.batch import DataInfo
 from kd.errors import UserError
 from kd.losses import HintLoss, KDLoss
 from kd.losses.functional import kd_loss

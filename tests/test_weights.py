@@ -12,7 +12,7 @@ from timm.layers import resample_abs_pos_embed
 
 from kd.cli import train_main
 from kd.config.assemble import assemble
-from kd.data.datamodule import DataInfo
+from kd.data.batch import DataInfo
 from kd.errors import UserError
 from kd.models import ModelSpec, StudentSpec, TeacherSpec, build_model, load_checkpoint, weights
 from kd.teachers import build_teacher

@@ -15,7 +15,7 @@ from torch import nn
 from kd.config.files import leaves
 from kd.config.trust import check_plain
 from kd.config.values import flatten
-from kd.data.datamodule import DataInfo
+from kd.data.batch import DataInfo
 from kd.data.transforms import height_width
 from kd.errors import UserError
 from kd.losses import LogitLoss

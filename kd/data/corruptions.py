@@ -9,7 +9,7 @@ from torchvision.transforms.v2 import functional as tvf
 from kd.data.transforms import seeded
 
 if TYPE_CHECKING:
-    from kd.data.datamodule import Batch
+    from kd.data.batch import Batch
 
 STRENGTHS = (1, 2, 3)
 

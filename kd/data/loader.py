@@ -4,12 +4,13 @@ import errno
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from kd.errors import NO_SHARED_MEMORY, RunError
 
@@ -22,8 +23,23 @@ class Loader(DataLoader):
     """A ``DataLoader`` whose workers ignore SIGTERM and SIGINT from anyone but the training process.
 
     ``torchrun``, SLURM, systemd and a terminal's Ctrl-C send their signal to the whole process group: workers that die
-    of it take the run down before it has saved. To be made with ``worker_init_fn=listen_to_parent``.
+    of it take the run down before it has saved. To be made by :meth:`of`.
     """
+
+    @classmethod
+    def of(
+        cls, data: Dataset[Any], batches: Iterable[Any], collate: Callable[[Sequence[Any]], Any], num_workers: int
+    ) -> "Loader":
+        """Loads ``data`` by the keys of each batch, in so many processes."""
+        return cls(
+            data,
+            batch_sampler=batches,
+            num_workers=num_workers,
+            collate_fn=Shared(collate),
+            pin_memory=torch.cuda.is_available(),
+            persistent_workers=num_workers > 0,
+            worker_init_fn=listen_to_parent,
+        )
 
     def __iter__(self) -> Any:
         """Starts the workers with the signals held back, so that there is no moment in which one could kill them."""

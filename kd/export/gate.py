@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from kd._bar import bar
-from kd.data.datamodule import Batch
+from kd.data.batch import Batch
 from kd.export.base import Limits, Runtime
 from kd.export.manifest import Manifest
 from kd.tasks import Task

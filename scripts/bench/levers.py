@@ -19,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from kd.config.assemble import assemble
-from kd.data.datamodule import DataInfo
+from kd.data.batch import DataInfo
 from kd.losses import KDLoss
 from kd.models import StudentSpec, TeacherSpec
 from kd.optim import OptimSpec, build_optimizer

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from kd.config.assemble import assemble
-from kd.data.datamodule import DataInfo
+from kd.data.batch import DataInfo
 from kd.losses import KDLoss
 from kd.models import StudentSpec, TeacherSpec
 from kd.module import DistillationModule

@@ -129,7 +129,7 @@ def test_mixed_targets_are_probabilities_that_fit_the_pictures(tmp_path: Path) -
 
 def test_mixing_is_the_same_on_one_process_and_two(pictures: Path) -> None:
     """Neighbours in the epoch's order are mixed, so a rank's share holds whole pairs."""
-    from kd.data.datamodule import Collate, PictureSet
+    from kd.data.samples import Collate, PictureSet
     from kd.data.transforms import MixPairs, train_transform
 
     data = module(pictures, num_workers=0, augment=STRONG)

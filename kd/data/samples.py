@@ -1,0 +1,82 @@
+"""One picture of a split as training or validation sees it, and samples as a batch. Runs in the loader's workers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision.transforms import v2
+
+from kd.data.batch import Batch
+from kd.data.pictures import MAX_PIXELS, decode
+from kd.data.sampler import Key
+from kd.data.sources import Source, Split, printable
+from kd.data.sources.unlabelled import unlabelled_mask
+from kd.data.transforms import MixPairs, seeded
+
+Sample = tuple[Tensor, Any, Key]
+"""Picture, target (id, ids, or mask), (index, epoch)."""
+
+
+class PictureSet(Dataset[Sample]):
+    """One split, decoded and transformed; a view depends on (seed, index, epoch) alone."""
+
+    def __init__(
+        self,
+        split: Split,
+        transform: v2.Transform,
+        seed: int,
+        source: Source | None = None,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
+        self.split, self.transform, self.seed, self.max_pixels = split, transform, seed, max_pixels
+        self.masks = source is not None and source.masks
+        self.ignore_index = source.ignore_index if source else None
+
+    def __len__(self) -> int:
+        return len(self.split.targets)
+
+    def __getitem__(self, key: Key) -> Sample:
+        index, epoch = key
+        try:
+            picture, target = decode(self.split.read(index), self.max_pixels), self.split.target(index)
+        except (RuntimeError, OSError) as error:
+            raise RuntimeError(f"{printable(self.split.name(index))} can't be read: {error}") from error
+        with seeded(self.seed, index, epoch):
+            if not self.masks:
+                return self.transform(picture), target, key
+            if isinstance(target, int):
+                target = unlabelled_mask(picture.shape[1], picture.shape[2], self.ignore_index)
+            return (*self.transform(picture, target), key)
+
+
+class Collate:
+    """Samples -> a batch; mixes pairs where the augmentation says so."""
+
+    def __init__(self, mix: MixPairs | None = None, labels: int = 0) -> None:
+        self.mix, self.labels = mix, labels
+
+    def __call__(self, samples: Sequence[Sample]) -> Batch:
+        images = torch.stack([image for image, _, _ in samples])
+        targets = self.targets([target for _, target, _ in samples])
+        keys = [key for _, _, key in samples]
+        index = torch.tensor([-1 if epoch < 0 else i for i, epoch in keys])
+        if self.mix:
+            images, targets = self.mix(images, targets, keys)
+        batch: Batch = {"image": images, "target": targets, "index": index}
+        return batch if self.mix is None else {**batch, "view": keys[0][1]}
+
+    def targets(self, targets: Sequence[Any]) -> Tensor:
+        """Targets of samples -> the batch's."""
+        if isinstance(targets[0], Tensor):
+            return torch.cat([t.as_subclass(Tensor) for t in targets])
+        if not self.labels:
+            return torch.tensor(targets)
+        rows = torch.zeros(len(targets), self.labels)
+        for row, ids in zip(rows, targets, strict=True):
+            if isinstance(ids, list):
+                row[ids] = 1.0
+            else:  # the -1 of a picture without labels
+                row.fill_(float("nan"))
+        return rows

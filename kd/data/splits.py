@@ -1,0 +1,135 @@
+"""The splits of a source: completed by what it lacks, and without damaged pictures."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from kd.data.held_out import held_out
+from kd.data.pictures import MAX_PIXELS
+from kd.data.scan import ALL_UP_TO, Check, damaged
+from kd.data.sources import Source, Split, Subset, labelled_folder, printable
+from kd.data.sources.unlabelled import Joined, unlabelled_folder
+from kd.errors import UserError
+
+
+class Splits:
+    """Lists the splits of a source once, and checks their pictures once. See :class:`DistillationDataModule`.
+
+    Args:
+        source: where pictures and labels come from.
+        unlabeled: a folder of pictures without labels, that come behind the training pictures.
+        val_fraction: share of the training pictures that validation takes where the source has none for it.
+        on_bad_image: a damaged picture stops the run (``stop``) or is left out (``skip``).
+        check: how pictures are looked at.
+        max_pixels: a picture of more counts as damaged.
+        seed: draws the validation pictures.
+
+    Raises:
+        ValueError: a setting out of its range.
+
+    Attributes:
+        holds_out: whether validation is a part of the training pictures; known once a split has been listed.
+        skipped: damaged pictures that were left out, each with the reason.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        unlabeled: str | None = None,
+        val_fraction: float = 0.1,
+        on_bad_image: str = "stop",
+        check: Check | None = None,
+        max_pixels: int = MAX_PIXELS,
+        seed: int = 0,
+    ) -> None:
+        if max_pixels < 1:
+            raise ValueError(f"max_pixels must be >= 1, got {max_pixels}")
+        if not 0 < val_fraction < 1:
+            raise ValueError(f"val_fraction must be > 0 and < 1, got {val_fraction}")
+        if on_bad_image not in ("stop", "skip"):
+            raise ValueError(f"on_bad_image must be stop or skip, got '{on_bad_image}'")
+        self.source, self.unlabeled, self.val_fraction, self.seed = source, unlabeled, val_fraction, seed
+        self.on_bad_image, self.check, self.max_pixels = on_bad_image, check, max_pixels
+        self.holds_out = False
+        self.skipped: list[str] = []
+        self._listed: dict[str, list[Split]] = {}
+        self._splits: dict[str, Split] = {}
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many files beside the pictures are of no kind that can be read, by the ending of their names."""
+        found: Counter[str] = Counter()
+        for parts in self._listed.values():
+            for part in parts:
+                found.update(getattr(part, "left_out", {}))
+        return dict(found)
+
+    def listed(self, name: str) -> list[Split]:
+        """A split as its source gives it, and behind it the unlabelled pictures; nothing is checked."""
+        if name not in self._listed:
+            self.holds_out = not self.source.has("val")
+            parts = [self._part(name) if self.holds_out and name in ("train", "val") else self.source.load(name)]
+            if name == "train" and self.unlabeled:
+                parts.append(unlabelled_folder(self.unlabeled))
+            self._listed[name] = parts
+        return self._listed[name]
+
+    def _part(self, name: str) -> Split:
+        """Train or val of a source that has training pictures alone."""
+        if "whole" not in self._listed:
+            self._listed["whole"] = [self.source.load("train")]
+        (whole,) = self._listed["whole"]
+        if len(whole.targets) < 2:
+            raise UserError("data.source: one picture can't be both trained on and validated with")
+        chosen = held_out(whole.targets, self.val_fraction, self.seed)
+        keep = chosen if name == "val" else np.setdiff1d(np.arange(len(whole.targets)), chosen)
+        return Subset(whole, keep.tolist())
+
+    def parts(self, name: str) -> Sequence[Split]:
+        """The listed splits, or what is left of them where damaged pictures are left out."""
+        if self.on_bad_image == "stop":
+            return self.listed(name)
+        split = self.split(name)
+        return split.parts if isinstance(split, Joined) else [split]
+
+    def split(self, name: str) -> Split:
+        """A split without its damaged pictures; the first call for it checks them, see :meth:`prepare_data`."""
+        if name not in self._splits:
+            labels = [name, "unlabeled"]
+            whole = [self._checked(part, label) for part, label in zip(self.listed(name), labels, strict=False)]
+            self._splits[name] = Joined(*whole) if len(whole) > 1 else whole[0]
+        return self._splits[name]
+
+    def _checked(self, split: Split, name: str) -> Split:
+        check = self.check or getattr(split, "check", None) or ("all" if len(split.targets) <= ALL_UP_TO else "headers")
+        bad = damaged(split, name, check, self.max_pixels)
+        if not bad:
+            return split
+        listed = [f"{printable(split.name(i))} ({reason})" for i, reason in bad.items()]
+        if self.on_bad_image == "stop":
+            more = f" and {len(listed) - 10} more" if len(listed) > 10 else ""
+            raise UserError(
+                f"data.source: {len(listed)} damaged picture{'s' * (len(listed) > 1)}: {', '.join(listed[:10])}{more}; "
+                "mend them, or leave them out with data.on_bad_image=skip"
+            )
+        self.skipped += listed
+        keep = [i for i in range(len(split.targets)) if i not in bad]
+        if not keep:
+            raise UserError(f"data.source: all {len(listed)} pictures of {name} are damaged, the first is {listed[0]}")
+        return Subset(split, keep)
+
+    def add_folder(self, folder: str, classes: Sequence[str]) -> None:
+        """Makes ``folder/<class>/*.jpg`` the split ``folder``, with ids from ``classes``."""
+        self._listed["folder"] = [labelled_folder(Path(folder), classes, "folder")]
+        self.split("folder")
+
+    def sizes(self) -> dict[str, int]:
+        """Pictures of ``train`` and ``val``, and of train's ``unlabeled`` ones."""
+        counted = {name: sum(len(part.targets) for part in self.parts(name)) for name in ("train", "val")}
+        return {**counted, "unlabeled": self.unlabelled()}
+
+    def unlabelled(self) -> int:
+        """How many unlabelled pictures stand behind the training pictures."""
+        return len(self.parts("train")[1].targets) if self.unlabeled else 0

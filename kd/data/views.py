@@ -1,0 +1,59 @@
+"""What a loader gives of a split: training views, made by an engine, or validation's."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from torch.utils.data import Dataset
+from torchvision.transforms import v2
+
+from kd.data.samples import Collate, PictureSet
+from kd.data.sources import Source, Split
+from kd.data.transforms import Augment, MixPairs, eval_transform, train_transform
+
+Finish = Callable[[dict[str, Any]], dict[str, Any]]
+"""Makes the views of a packed batch on the device."""
+
+
+@dataclass
+class Views:
+    """How pictures are looked at. See :class:`kd.data.datamodule.DistillationDataModule` for the settings."""
+
+    source: Source
+    size: tuple[int, int]
+    crop_ratio: float
+    augment: Augment
+    engine: str
+    seed: int
+    max_pixels: int
+
+    def __post_init__(self) -> None:
+        self._engine = None if self.engine in ("torch", "ray") else import_module(f"kd.data.engines.{self.engine}")
+
+    def check(self) -> None:
+        """Raises a UserError where the engine can't make these views."""
+        if self._engine is not None:
+            self._engine.check(self.augment, self.source)
+
+    def training(self, split: Split) -> tuple[Dataset[Any], Callable[..., Any], Finish | None]:
+        """Random views: samples, how they become a batch, and what is left to the device."""
+        mix = MixPairs(self.augment, max(1, len(self.source.classes)), self.seed)
+        collate = Collate(mix, self._labels)
+        if self._engine is None:
+            return self._pictures(split, train_transform(self.size, self.augment)), collate, None
+        cuts = self._engine.CutSet(split, self.size, self.augment, self.seed, self.max_pixels)
+        finish = self._engine.DeviceViews(self.size, self.augment, mix)
+        return cuts, partial(self._engine.pack, collate.targets), finish
+
+    def evaluation(self, split: Split) -> tuple[PictureSet, Collate]:
+        """Centre crops: samples, and how they become a batch."""
+        return self._pictures(split, eval_transform(self.size, self.crop_ratio)), Collate(labels=self._labels)
+
+    @property
+    def _labels(self) -> int:
+        return len(self.source.classes) if self.source.multi_label else 0
+
+    def _pictures(self, split: Split, transform: v2.Transform) -> PictureSet:
+        return PictureSet(split, transform, self.seed, self.source, self.max_pixels)
