@@ -14,6 +14,7 @@ from kd.config.streams import unbroken_output
 from kd.errors import Stopped, UserError, plain
 from kd.launch.child import end_with_parent
 from kd.launch.cluster import is_rank_zero
+from kd.launch.sagemaker import tell_failure
 from kd.launch.threads import wait_asleep
 
 
@@ -46,6 +47,7 @@ def _status(command: str, argv: Sequence[str]) -> int:
     except UserError as error:
         if is_rank_zero():
             print(f"kd-{command}: {error}", file=sys.stderr)
+        tell_failure(str(error))
         return 2
     except Stopped as stop:
         print(f"kd-{command}: {stop}; the same command goes on from here", file=sys.stderr)
@@ -56,9 +58,11 @@ def _status(command: str, argv: Sequence[str]) -> int:
     except Exception as error:  # nothing was written yet: what fails in a run ends in its folder
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
             print(f"kd-{command}: {error.filename or 'a file'} can't be written: {error.strerror}", file=sys.stderr)
+            tell_failure(plain(error))
             return 1
         if os.environ.get("KD_TRACEBACK"):
             raise
+        tell_failure(plain(error))
         print(f"kd-{command}: {plain(error)} (KD_TRACEBACK=1 shows where)", file=sys.stderr)
         return 2
 

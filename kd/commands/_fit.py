@@ -16,6 +16,7 @@ from kd.data.sources import said
 from kd.errors import UserError, reason, run_error
 from kd.launch.cluster import is_rank_zero
 from kd.launch.loopback import meet_on_loopback
+from kd.launch.sagemaker import tell_failure
 from kd.report.metric import in_tables, told
 
 
@@ -83,6 +84,7 @@ def _ended_by(cli: Any, error: Exception, resume_from: Path | None, say: Callabl
         _tell_failure(cli, known or error)
     elif known is not None:
         print(f"kd-train: failed: {reason(known)}", file=sys.stderr)
+        tell_failure(reason(known))
     elif resume_from:
         lines = str(error).strip().splitlines() or [""]
         raise UserError(f"resume: {resume_from} can't be loaded: {type(error).__name__}: {lines[0][:200]}") from error
@@ -105,6 +107,7 @@ def _tell_failure(cli: Any, error: Exception) -> None:
     who = f"kd-train: rank {rank}" if rank else "kd-train"
     folder, file = cli.folder.path, f"error.rank{rank}.txt" if rank else "error.txt"
     print(f"{who}: failed: {reason(error)}", file=sys.stderr)
+    tell_failure(reason(error))
     print(f"{who}: the traceback is in {folder / file}", file=sys.stderr)
     if rank == 0 and (folder / "checkpoints" / LAST).is_file():
         print(f"{who}: go on from the last checkpoint with: kd-train resume={folder}", file=sys.stderr, flush=True)
@@ -112,7 +115,8 @@ def _tell_failure(cli: Any, error: Exception) -> None:
 
 def _status_of_stop(signal_number: int) -> int:
     """128 + signal; but 0 on Lightning's child processes, whose parent takes any other for a crash."""
-    child = not is_rank_zero() and "TORCHELASTIC_RUN_ID" not in os.environ and "SLURM_PROCID" not in os.environ
+    others = ("TORCHELASTIC_RUN_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")  # these have started them themselves
+    child = os.environ.get("LOCAL_RANK", "0") != "0" and not any(name in os.environ for name in others)
     return 0 if child else 128 + signal_number
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from kd.checkpoints import LAST, PREVIOUS, newest_whole, run_folder
 from kd.config import files, keys
 from kd.config.find import find, listing, names
-from kd.config.request import Request
+from kd.config.request import Request, merge
 from kd.errors import UserError
+from kd.launch import sagemaker
 from kd.launch.cluster import Cluster, is_rank_zero, recognise
 from kd.launch.cluster import marker as job_marker
 
@@ -54,6 +55,9 @@ Exit status: 0 done, 1 failed (the run folder says why), 2 wrong use, 130 Ctrl-C
 
 def run(request: Request) -> int:
     """Trains, or prints what is asked for."""
+    container = sagemaker.container()
+    if container:
+        _take_over(container, request)
     if request.rest:
         known = ", ".join(names("recipes"))
         raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, recipes recipe=NAME ({known})")
@@ -78,7 +82,20 @@ def run(request: Request) -> int:
     cli, resume_from = prepare(request)
     from kd.commands._fit import fit
 
-    return fit(cli, resume_from)
+    status = fit(cli, resume_from)
+    if container and status == 0 and cli.trainer.is_global_zero:
+        assert cli.folder.path is not None
+        container.deliver(cli.folder.path)
+    return status
+
+
+def _take_over(container: sagemaker.Container, request: Request) -> None:
+    """SageMaker's hyperparameters are settings, and what it keeps of a job is where the run's folder is."""
+    if request.rest == ["train"]:  # what SageMaker starts an image with that names no command
+        request.rest = []
+    merge(request, container.settings, "SageMaker's hyperparameters")
+    if not any(item.startswith("runs_dir=") for item in request.overrides):
+        request.overrides.append(f"runs_dir={container.runs_dir}")
 
 
 def prepare(request: Request) -> tuple["KDCLI", Path | None]:
@@ -114,7 +131,8 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
     name = parsed.config.name
     if name and resume_from is None and is_rank_zero() and cluster is None and (runs / name).exists():
         raise UserError(f"name: there is a run {runs / name} already")
-    marker = job_marker(cluster, runs, request.overrides) if cluster else None
+    job = "checkpoints" if sagemaker.container() else cluster.job if cluster else None  # a later job may get its folder
+    marker = job_marker(job, runs, request.overrides)
     if marker and resume_from is None and _was_here_before(marker, request):
         resume_from = _check_resume(request)
         args.append(f"--resume={request.resume}")

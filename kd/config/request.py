@@ -14,6 +14,7 @@ from kd.config.find import find
 from kd.config.moved import current
 from kd.config.trust import check_file, check_plain
 from kd.errors import UserError
+from kd.launch.sagemaker import CHANNEL, channel
 
 GROUPS = (
     "data",
@@ -83,10 +84,11 @@ class Request:
         for file, content in contents.items():  # last: it looks at classes, which takes seconds
             if "trust" not in self.flags:
                 check_file(file, content, self.trust)
-        args = [f"--config={_as_now(file)}" for file in found]
+        args = [f"--config={_as_now(file, contents[file])}" for file in found]
         if self.recipe and contents[found[0]].get("recipe") is None:
             args.append(f"--recipe={found[0].stem}")
-        return args + self.cluster + [f"--{item}" for item in _entries_whole(self.overrides, contents.values())]
+        overrides = [_with_folders(item, _as_tree(item)) for item in self.overrides]
+        return args + self.cluster + [f"--{item}" for item in _entries_whole(overrides, contents.values())]
 
     def _check_keys(self, contents: list[dict[Any, Any]]) -> None:
         for number, content in enumerate(contents, 1):  # a later file may name another class, with other keys
@@ -95,10 +97,18 @@ class Request:
         keys.check((item.partition("=")[0] for item in self.overrides), keys.merged(contents, overrides))
 
 
-def _as_now(file: Path) -> str:
-    """The file, or its text where class paths in it have moved."""
+def _as_now(file: Path, content: dict[Any, Any]) -> str:
+    """The file, or its text where class paths in it have moved, or folders go by a channel's name."""
     text = file.read_text(encoding="utf-8")
-    return str(file) if current(text) == text else current(text)
+    now = _with_folders(current(text), content)
+    return str(file) if now == text else now
+
+
+def _with_folders(text: str, content: dict[Any, Any]) -> str:
+    """``channel:NAME`` replaced by the folder, wherever it is a value."""
+    for value in {value for _, value in files.leaves(content) if str(value).startswith(CHANNEL)}:
+        text = text.replace(value, channel(value))
+    return text
 
 
 def _entries_whole(overrides: list[str], contents: Iterable[dict[Any, Any]]) -> list[str]:
@@ -176,6 +186,32 @@ def translate(argv: Sequence[str]) -> Request:
             continue
         _sort_in(request, key, value)
     return request
+
+
+def merge(request: Request, settings: dict[str, str], where: str) -> None:
+    """Adds settings that came another way to a command line.
+
+    Args:
+        request: the command line.
+        settings: keys and values as on a command line; a list of overlays is JSON.
+        where: they came from, for the message.
+
+    Raises:
+        UserError: one is on the command line as well, with another value.
+    """
+    given = dict(item.split("=", 1) for item in request.overrides)
+    given |= {key: value for key, value in (("recipe", request.recipe), ("resume", request.resume)) if value}
+    for key, value in settings.items():
+        if not re.fullmatch(r"[A-Za-z_][\w.]*\+?", key):
+            raise UserError(f"{where}: no key '{key}'")
+        if key == "config":
+            found = _as_tree(f"config={value}")["config"]
+            overlays = [str(name) for name in found] if isinstance(found, list) else [value]
+            request.overlays += [name for name in overlays if name not in request.overlays]
+        elif key not in given:
+            _sort_in(request, key, value)
+        elif _as_tree(f"{key}={given[key]}") != _as_tree(f"{key}={value}"):
+            raise UserError(f"{key}: {given[key]} on the command line, but {value} in {where}")
 
 
 def _sort_in(request: Request, key: str, value: str) -> None:

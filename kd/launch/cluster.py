@@ -219,17 +219,17 @@ def _meeting(address: str, port: str, rank: int, nodes: int, name: str) -> dict[
     return {"MASTER_ADDR": address, "MASTER_PORT": port, "NODE_RANK": str(rank)}
 
 
-def marker(cluster: Cluster, runs: Path, command: Sequence[str]) -> Path | None:
+def marker(job: str | None, runs: Path, command: Sequence[str]) -> Path | None:
     """The file that names the run folder of this command in this job: a restarted job finds its run again.
 
     Args:
-        cluster: the job.
+        job: its name; None: it has none.
         runs: the folder of the recipe's runs, on a file system that all machines share.
         command: the command line: a job may run several.
     """
-    if cluster.job is None:
+    if job is None:
         return None
-    return runs / f".job-{_digest(cluster.job, *command)}"
+    return runs / f".job-{_digest(job, *command)}"
 
 
 def _digest(*parts: str) -> str:

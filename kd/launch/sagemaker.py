@@ -1,0 +1,108 @@
+"""SageMaker's container: settings come in as hyperparameters, results end in the folders that SageMaker keeps."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kd.errors import UserError
+from kd.launch.groups import base, read_json
+
+CHANNEL = "channel:"
+_NOT_OURS = re.compile(r"sagemaker_.*|_tuning_objective_metric")  # what SageMaker's own tools put beside the settings
+
+
+@dataclass(frozen=True)
+class Container:
+    """The folders below ``/opt/ml``.
+
+    Attributes:
+        base: that folder.
+        settings: the job's hyperparameters: keys of ``kd-train`` and their values as text.
+    """
+
+    base: Path
+    settings: dict[str, str]
+
+    @property
+    def runs_dir(self) -> Path:
+        """SageMaker copies it to S3 all the time, and back when it starts an interrupted job again."""
+        return self.base / "checkpoints"
+
+    def deliver(self, run: Path) -> None:
+        """Copies a finished run, without the checkpoints that it could resume from, to where SageMaker fetches models.
+
+        Args:
+            run: its folder.
+        """
+        left_out = shutil.ignore_patterns("checkpoints", ".lock", "*.part")
+        shutil.copytree(run, self.base / "model", ignore=left_out, dirs_exist_ok=True)
+
+
+def container(env: Mapping[str, str] = os.environ) -> Container | None:
+    """The container that this process runs in; None elsewhere.
+
+    Raises:
+        UserError: hyperparameters that are no mapping.
+    """
+    folder = base(env)
+    config = folder / "input" / "config"
+    if not config.is_dir():
+        return None
+    file = config / "hyperparameters.json"
+    text = env.get("SM_HPS") or (file.read_text(encoding="utf-8") if file.is_file() else "{}")
+    told = read_json(text, "SM_HPS" if env.get("SM_HPS") else str(file), dict)
+    return Container(folder, {key: _as_text(value) for key, value in told.items() if not _NOT_OURS.fullmatch(key)})
+
+
+def _as_text(value: object) -> str:
+    """A hyperparameter as on a command line: SageMaker keeps text, which its SDK writes as JSON.
+
+    >>> _as_text("0.1"), _as_text(0.1), _as_text('"tiny"'), _as_text("tiny"), _as_text({"a": True})
+    ('0.1', '0.1', 'tiny', 'tiny', '{"a": true}')
+    """
+    if not isinstance(value, str):
+        return json.dumps(value)
+    with suppress(ValueError):
+        if isinstance(inner := json.loads(value), str):
+            return inner
+    return value
+
+
+def channel(value: str, env: Mapping[str, str] = os.environ) -> str:
+    """The folder of ``channel:NAME`` or ``channel:NAME/PART``: a data root by its name in the job's request.
+
+    Raises:
+        UserError: the job has no such channel.
+
+    >>> channel("channel:train/photos", {"SM_CHANNEL_TRAIN": "/data"})
+    '/data/photos'
+    """
+    name, slash, part = value.removeprefix(CHANNEL).partition("/")
+    data = base(env) / "input" / "data"
+    found = {path.name: str(path) for path in sorted(data.iterdir()) if path.is_dir()} if data.is_dir() else {}
+    known = {key.removeprefix("SM_CHANNEL_"): folder for key, folder in env.items() if key.startswith("SM_CHANNEL_")}
+    folder = found.get(name) or known.get(re.sub(r"\W", "_", name).upper()) or known.get(name.upper())
+    if folder is None:
+        names = ", ".join(found or {key.lower(): None for key in known}) or "none"
+        raise UserError(f"{value}: the job has no channel '{name}' (SM_CHANNEL_{name.upper()}); it has {names}")
+    return folder + slash + part
+
+
+def tell_failure(reason: str, env: Mapping[str, str] = os.environ) -> None:
+    """Writes why a job failed to where SageMaker reads it; the first reason stays. Does nothing elsewhere.
+
+    Args:
+        reason: one line; SageMaker shows 1,024 characters of it.
+    """
+    folder = base(env)
+    if not (folder / "input" / "config").is_dir():
+        return
+    with suppress(OSError):
+        (folder / "output").mkdir(exist_ok=True)
+        with (folder / "output" / "failure").open("x", encoding="utf-8") as file:
+            file.write(reason[:1024] + "\n")

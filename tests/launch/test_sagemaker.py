@@ -1,0 +1,141 @@
+"""A run in SageMaker's container: what comes in, what must come out, and what an interruption leaves."""
+
+import ctypes
+import json
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+import timm
+
+from kd.config.request import merge, translate
+from kd.errors import UserError
+from kd.launch.sagemaker import channel
+from tests._forks import start, status_of
+from tests._helpers import write_recipe
+from tests.test_survival import disturb
+
+
+def make_container(folder: Path, pictures: Path, settings: dict[str, str], *hosts: str, here: str = "") -> Path:
+    """What SageMaker puts below ``/opt/ml`` before it starts the container's command."""
+    config, data = folder / "input" / "config", folder / "input" / "data"
+    config.mkdir(parents=True)
+    data.mkdir()
+    (data / "train").symlink_to(pictures)
+    (folder / "output").mkdir()
+    (config / "hyperparameters.json").write_text(json.dumps(settings))
+    (config / "resourceconfig.json").write_text(json.dumps({"hosts": list(hosts), "current_host": here or hosts[0]}))
+    return folder
+
+
+def settings_of(recipe: Path, **more: str) -> dict[str, str]:
+    """As the request has them: text, some of it JSON."""
+    return {"recipe": str(recipe), "data.source.root": '"channel:train"', "trainer.max_epochs": "2", **more,
+            "sagemaker_region": "eu-west-1"}  # fmt: skip
+
+
+@pytest.fixture()
+def portable(tmp_path: Path, teacher: Path) -> Path:
+    """A recipe whose data are a channel."""
+    return write_recipe(tmp_path / "tiny.yaml", Path("channel:train"), teacher)
+
+
+def test_a_spot_job_goes_on_where_it_was_interrupted_and_its_model_lands(
+    portable: Path, pictures: Path, tmp_path: Path
+) -> None:
+    key, _, value = disturb("SignalGroup", step=8, number=15).partition("=")
+    base, log = tmp_path / "ml", tmp_path / "log"
+    env = {"SAGEMAKER_BASE_DIR": str(base), "TRAINING_JOB_NAME": "food-1"}
+    make_container(base, pictures, settings_of(portable, **{key: value}), "127.0.0.1")
+    assert status_of(start(["train"], log, **env)) == 143, log.read_text()
+    assert not (base / "model").exists()
+    assert not (base / "output" / "failure").exists()
+    kept = base.rename(tmp_path / "kept")
+    make_container(base, pictures, settings_of(portable, **{key: value}), "127.0.0.1")  # another machine
+    shutil.copytree(kept / "checkpoints", base / "checkpoints")  # S3 keeps no links, and this alone
+    assert status_of(start(["train"], log, **env)) == 0, log.read_text()
+    run = base / "checkpoints" / "tiny" / "000"
+    assert f"kd-train: this job was here before: going on with {run}" in log.read_text()
+    rows = (run / "metrics.csv").read_text().splitlines()
+    assert {int(row.split(",")[rows[0].split(",").index("step")]) for row in rows[1:]} >= set(range(12))
+    model = base / "model"
+    assert json.loads((model / "summary.json").read_text())["status"] == "done"
+    assert (model / "report.html").is_file()
+    assert not (model / "checkpoints").exists()
+    timm.create_model(f"local-dir:{model / 'student'}", pretrained=True)
+
+
+def test_a_failure_is_one_line_where_sagemaker_reads_it(portable: Path, pictures: Path, tmp_path: Path) -> None:
+    for number, (setting, told) in enumerate([
+        ({"data.source.root": "channel:photos"}, "channel:photos: the job has no channel 'photos'"),
+        ({"optim.lrr": "0.1"}, "optim.lrr"),
+        ({"trainer.callbacks+": disturb("FailAtStep", step=3).partition("=")[2]}, "RuntimeError: planted"),
+    ]):  # fmt: skip
+        base = make_container(tmp_path / f"ml{number}", pictures, {**settings_of(portable), **setting}, "127.0.0.1")
+        status = status_of(start([], tmp_path / "log", SAGEMAKER_BASE_DIR=str(base)))
+        assert status == (1 if number == 2 else 2)
+        (line,) = (base / "output" / "failure").read_text().splitlines()
+        assert told in line
+        assert not (base / "model").exists()
+        assert (base / "checkpoints").exists() == (number == 2)
+
+
+def own_folder(folder: Path, place: Path) -> None:
+    """Lets this process, with the children to come, see ``folder`` at ``place``, as a machine of its own would."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.unshare(0x20000) == 0  # a mount namespace
+    assert libc.mount(b"none", b"/", None, 0x44000, None) == 0  # private, with all below
+    assert libc.mount(bytes(folder), bytes(place), None, 0x1000, None) == 0  # bound there
+
+
+@pytest.mark.slow
+def test_two_machines_that_share_no_folder(portable: Path, pictures: Path, tmp_path: Path) -> None:
+    """Rank 0's machine delivers the model; interrupted, both go on from what SageMaker has kept of it."""
+    hosts = ("127.0.0.1", "localhost")
+    place = tmp_path / "ml"
+    place.mkdir()
+    if status_of(start(["--version"], tmp_path / "log", own_folder, tmp_path, place)):
+        pytest.skip("needs mount namespaces (root)")
+    key, _, value = disturb("SignalGroup", step=4, number=15).partition("=")
+    settings = {**settings_of(portable), "data.batch_size": "4", "trainer.strategy": "ddp", key: value}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    for status in (143, 0):
+        pids, logs = [], [tmp_path / f"log{rank}" for rank in (0, 1)]
+        for rank, host in enumerate(hosts):
+            base = tmp_path / f"ml{rank}"
+            shutil.rmtree(base, ignore_errors=True)
+            make_container(base, pictures, settings, *hosts, here=host)
+            if status == 0:
+                shutil.copytree(tmp_path / "s3", base / "checkpoints")
+            env = {"SAGEMAKER_BASE_DIR": str(place), "MASTER_PORT": port}
+            pids.append(start([], logs[rank], own_folder, base, place, **env))
+        assert [status_of(pid) for pid in pids] == [status, status], [log.read_text() for log in logs]
+        for rank in (1, 0):
+            shutil.copytree(tmp_path / f"ml{rank}" / "checkpoints", tmp_path / "s3", dirs_exist_ok=True)
+    assert "processes: 2 on 1 machine (started by SageMaker)" in logs[0].read_text()  # by their address
+    assert "going on with" in logs[0].read_text()
+    assert (tmp_path / "ml0" / "model" / "student.safetensors").is_file()
+    assert not (tmp_path / "ml1" / "model").exists()
+
+
+def test_hyperparameters_and_the_command_line() -> None:
+    request = translate(["--optim.lr", "0.10", "--recipe", "tiny", "config=audit"])
+    merge(request, {"optim.lr": "0.1", "recipe": "tiny", "config": '["audit", "zero"]', "seed": "3"}, "SM_HPS")
+    assert (request.overrides, request.recipe) == (["optim.lr=0.10", "seed=3"], "tiny")
+    assert request.overlays == ["audit", "zero"]
+    with pytest.raises(UserError, match="seed: 3 on the command line, but 4 in SM_HPS"):
+        merge(request, {"seed": "4"}, "SM_HPS")
+    with pytest.raises(UserError, match="SM_HPS: no key '--x'"):
+        merge(request, {"--x": "4"}, "SM_HPS")
+
+
+def test_channels_by_name(tmp_path: Path) -> None:
+    env = {"SM_CHANNEL_TRAIN": "/data/train", "SAGEMAKER_BASE_DIR": str(tmp_path)}
+    assert channel("channel:train/photos", env) == "/data/train/photos"
+    (tmp_path / "input" / "data" / "More-Food").mkdir(parents=True)
+    assert channel("channel:More-Food", env) == str(tmp_path / "input/data/More-Food")
+    with pytest.raises(UserError, match="no channel 'val' .SM_CHANNEL_VAL.; it has More-Food"):
+        channel("channel:val", env)
