@@ -8,6 +8,7 @@ from kd.errors import UserError
 from kd.tuning.page import write_page
 from kd.tuning.plan import LATENCY, Objective, Plan
 from kd.tuning.results import BEST, Confirmation, chosen, print_table, write_best
+from kd.tuning.revive import revive
 from kd.tuning.search import Search
 from kd.tuning.trials import Job, Owner, evaluate
 
@@ -19,7 +20,7 @@ def search_and_confirm(plan: Plan) -> int:
     """Searches, writes what was found after each trial, prints the table; returns the exit status."""
     search = Search(plan, say=lambda line: print(line, flush=True), changed=_write)
     if plan.revive is not None:
-        search.revive()
+        revive(search)
     else:
         print(f"kd-tune: {plan.folder}: {search.progress()}", flush=True)
         search.run()

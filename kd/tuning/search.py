@@ -122,7 +122,8 @@ class Search:
     def _hours_are_up(self) -> bool:
         return self.plan.hours is not None and time.monotonic() - self.began > 3600 * self.plan.hours
 
-    def _folder(self, number: int) -> Path:
+    def folder_of(self, number: int) -> Path:
+        """A trial's folder."""
         return self.plan.folder / "trials" / f"{number:04d}"
 
     def _fill(self) -> None:
@@ -133,7 +134,7 @@ class Search:
             if next_one is None:
                 return
             trial, chosen, owner = next_one
-            job = Job(self._folder(trial.number), self.plan.config["recipe"], self.free.pop(0), owner)
+            job = Job(self.folder_of(trial.number), self.plan.config["recipe"], self.free.pop(0), owner)
             values = [item(key, value) for key, value in chosen.items()]
             self.running.append(Running(trial, chosen, job))
             job.begin([*self.plan.items, *self.extra, *values])
@@ -141,7 +142,7 @@ class Search:
     def _taken_over(self) -> tuple[Any, dict[str, Any], Owner] | None:
         """A trial whose process was killed, here or elsewhere."""
         for frozen in self.study.trials("running"):
-            owner = Owner.take(self._folder(frozen.number))
+            owner = Owner.take(self.folder_of(frozen.number))
             if owner is not None:
                 return (*self.study.again(frozen.number, self.plan.space), owner)
         return None
@@ -150,7 +151,7 @@ class Search:
         if self.study.exhausted or len(self.study.trials()) >= self.plan.trials:
             return None
         trial, chosen = self.study.ask(self.plan.space)
-        owner = Owner.take(self._folder(trial.number))
+        owner = Owner.take(self.folder_of(trial.number))
         assert owner is not None, "a new trial's folder is nobody's"
         return trial, chosen, owner
 
@@ -239,41 +240,6 @@ class Search:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stopped_by = self.stopped_by or number
-
-    def revive(self) -> None:
-        """Trains a trial that was stopped early to its end.
-
-        Raises:
-            UserError: there is none, or not this one.
-        """
-        pruned = self.study.trials("pruned")
-        sign = 1 if self.plan.objectives[0].maximize else -1
-        wanted = self.plan.revive
-        numbers = {str(t.number): t for t in pruned}
-        if wanted == "best" and pruned:
-            like = max(pruned, key=lambda t: sign * list(t.intermediate_values.values())[-1])
-        elif wanted in numbers:
-            like = numbers[wanted]
-        else:
-            had = f"stopped early were {', '.join(numbers)}" if numbers else "none was stopped early"
-            raise UserError(f"revive: '{wanted}' is not best and no such trial; {had}")
-        owner = Owner.take(self._folder(like.number))
-        if owner is None:
-            raise UserError(f"revive: trial {like.number} runs already")
-        job = Job(self._folder(like.number), self.plan.config["recipe"], self.free[0], owner)
-        self.wait([job], [[]])
-        summary = job.summary()
-        if summary.get("status") != "done":
-            raise UserError(f"revive: trial {like.number} failed: {job.reason()}")
-        values = [objective.value(job.run) for objective in self.plan.objectives]
-        notes = {
-            "folder": str(job.run),
-            "wall_s": summary["wall_s"],
-            "epochs": summary["epochs"],
-            "revived": like.number,
-        }
-        self.study.add(like, values, notes)
-        self.say(f"trial {like.number}, trained to its end: {self.plan.objectives[0].name} {values[0]:.4g}")
 
     def wait(self, jobs: Sequence[Job], items: Sequence[Sequence[str]]) -> None:
         """Runs jobs that are no trials, as many at a time as the machine has shares.
