@@ -46,6 +46,9 @@ class Health(Callback):
         activations: module paths or patterns below the student (:class:`kd.models.taps.TapSpec`) of the layers that
             ``spread`` and ``dead`` look at; default: linear layers, convolutions and ReLUs, spread evenly.
 
+    Attributes:
+        newest: record of each student.
+
     Raises:
         UserError: a pattern that matches no layer.
     """
@@ -54,6 +57,7 @@ class Health(Callback):
         self.folder, self.every, self.activations = folder, every, activations
         self._writer: Writer | None = None
         self._readings: list[_Reading] = []
+        self.newest: dict[str, dict[str, Any]] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Finds the layers before anything is written."""
@@ -109,6 +113,7 @@ class Health(Callback):
             record = {"kind": "health", "step": trainer.fit_loop.epoch_loop.total_batch_idx, "inputs": inputs}
             record |= {"student": reading.name} if reading.name else {}
             record |= reading.values(teacher, outputs["terms"][reading.name])
+            self.newest[reading.name] = record
             self._write(run, record)
         self._readings = []
 

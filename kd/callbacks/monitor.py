@@ -7,10 +7,13 @@ from pathlib import Path
 
 from pytorch_lightning import Callback
 
+from kd.callbacks.cloudwatch import CloudWatch
 from kd.callbacks.confusion import Confusion
 from kd.callbacks.control import Control
 from kd.callbacks.health import Health
 from kd.callbacks.kernels import Kernels
+from kd.callbacks.numbers import Numbers
+from kd.callbacks.otlp import Otlp
 from kd.callbacks.phases import Phases
 from kd.callbacks.prometheus import Prometheus
 from kd.callbacks.run_folder import RunFolder
@@ -36,10 +39,13 @@ class MonitorSpec:
         kernels_steps: batches in that window.
         kernels_memory: record allocations in it too.
         nvtx: name the phases of a step as NVTX ranges, for Nsight.
-        prometheus_port: serve the numbers to Prometheus on this port (extra
-            ``prometheus``; scripts/grafana.json shows them).
+        prometheus_port: serve the numbers to Prometheus on this port (extra ``prometheus``; ``kd-report --dashboard``
+            writes a dashboard for Grafana).
         prometheus_host: address to serve them at, on the first process of each machine; the default one is not seen
             from outside, ``0.0.0.0`` is on all interfaces.
+        otlp: send them to this OpenTelemetry collector (``http://host:4318``; extra ``otel``).
+        cloudwatch: send them to Amazon CloudWatch, below this namespace (extra ``aws``).
+        send_every_s: seconds between two sendings.
         price_per_hour: of the whole job, in your currency: the report says what an epoch costs.
         prices: a YAML table of instances and prices of an hour (``p4d.24xlarge: {on_demand: 37.688, spot: 12.1}``).
         instances: the machines of the job, by that table: ``[4*p4d.24xlarge, 2*c5.18xlarge:spot]``.
@@ -62,6 +68,9 @@ class MonitorSpec:
     nvtx: bool = False
     prometheus_port: int | None = None
     prometheus_host: str = "127.0.0.1"
+    otlp: str | None = None
+    cloudwatch: str | None = None
+    send_every_s: float = 60.0
     price_per_hour: float | None = None
     rules_every_s: float = 60.0
     actions: dict[str, Action] | None = None
@@ -83,10 +92,11 @@ class MonitorSpec:
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ValueError(f"{name} must be >= 0, got {value}")
-        for name in ("max_hours", "budget"):
+        for name in ("max_hours", "budget", "send_every_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be > 0, got {value}")
+        self._check_places()
         if (self.prices is None) != (self.instances is None):
             raise UserError("monitor.prices: a table, and monitor.instances: the machines, are given together")
         if self.prices is not None and self.instances is not None:
@@ -97,6 +107,12 @@ class MonitorSpec:
                 "(or monitor.prices and monitor.instances)"
             )
         self._check_rules()
+
+    def _check_places(self) -> None:
+        if self.otlp is not None and not re.match(r"https?://.", self.otlp):
+            raise ValueError(f"otlp must be an http(s) address, got '{self.otlp}'")
+        if self.cloudwatch is not None and not re.fullmatch(r"(?!AWS/)[\w.\-/#:]{1,255}", self.cloudwatch):
+            raise ValueError(f"cloudwatch must be a namespace other than AWS's own, got '{self.cloudwatch}'")
 
     def _check_rules(self) -> None:
         for rule, action in (self.actions or {}).items():
@@ -121,14 +137,24 @@ def monitors(spec: MonitorSpec, folder: RunFolder) -> list[Callback]:
     if not spec.enabled:
         return []
     phases, system = Phases(folder, spec.price_per_hour, spec.nvtx), System(folder, spec.interval_s)
-    watching: list[Callback] = [phases, system]
-    watching.append(Confusion(folder))
-    if spec.rules_every_s or spec.max_hours or spec.budget:
-        limits = spec.max_hours, spec.budget, spec.price_per_hour
-        watching.append(Watch(folder, spec.rules_every_s, spec.actions, spec.webhook, *limits))
     health = Health(folder, spec.health_every, spec.activations)
     kernels = Kernels(folder, spec.kernels_at, spec.kernels_steps, spec.kernels_memory)
-    watching += [health, kernels, Control(folder, health, kernels, phases)]
+    watch = None
+    if spec.rules_every_s or spec.max_hours or spec.budget:
+        limits = spec.max_hours, spec.budget, spec.price_per_hour
+        watch = Watch(folder, spec.rules_every_s, spec.actions, spec.webhook, *limits)
+    found: list[Callback | None] = [phases, system, Confusion(folder), watch, health, kernels]
+    found += [Control(folder, health, kernels, phases), *_senders(spec, folder, Numbers(phases, system, health, watch))]
+    return [callback for callback in found if callback is not None]
+
+
+def _senders(spec: MonitorSpec, folder: RunFolder, numbers: Numbers) -> list[Callback]:
+    """What takes the numbers elsewhere."""
+    found: list[Callback] = []
     if spec.prometheus_port is not None:
-        watching.append(Prometheus(phases, system, spec.prometheus_port, spec.prometheus_host))
-    return watching
+        found.append(Prometheus(numbers, spec.prometheus_port, spec.prometheus_host))
+    if spec.otlp is not None:
+        found.append(Otlp(folder, numbers, spec.otlp, spec.send_every_s))
+    if spec.cloudwatch is not None:
+        found.append(CloudWatch(folder, numbers, spec.cloudwatch, spec.send_every_s))
+    return found

@@ -20,6 +20,7 @@ from kd.machine import core_ids, cores
 from kd.report.records import Writer
 
 MB = 2**20
+SELDOM = ("thread_wait", "thread", "loader_wait")  # read with some samples alone
 LOOK_FOR_CHILDREN = 8  # samples between two looks for new processes and at all threads: that reads many files
 
 
@@ -239,8 +240,9 @@ class System(Callback):
         while not self._stop.wait(self.interval_s):
             self._obey(read(folder))
             if self.on:
-                self.newest = machine.read()
-                writer.write({"kind": "sample", **self.newest})
+                sample = machine.read()
+                writer.write({"kind": "sample", **sample})
+                self.newest = {key: self.newest[key] for key in SELDOM if key in self.newest} | sample
         writer.close()
 
     def _obey(self, said: tuple[str, int]) -> None:

@@ -38,6 +38,9 @@ class Watch(Callback):
         hours: the run stops after so many, those before a resume counted.
         budget: and when it has cost so much.
         price_per_hour: of the whole job.
+
+    Attributes:
+        newest: ``verdict`` and ``findings`` of the newest look; empty before it.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Watch(Callback):
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
         self._began = time.monotonic()
+        self.newest: dict[str, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the thread that watches."""
@@ -81,7 +85,8 @@ class Watch(Callback):
                     self._act(name, f"{self.told[name]} spent", "kd-train resume=RUN with more of it", "stop")
             if self.every_s and time.monotonic() >= looked + self.every_s:
                 looked = time.monotonic()
-                for finding in ask_rules(folder):
+                self.newest = ask_rules(folder) or self.newest
+                for finding in self.newest.get("findings", []):
                     self._act(finding["rule"], finding["text"], finding["lever"], self.actions.get(finding["rule"]))
 
     def _until_next(self, looked: float) -> float:
@@ -134,8 +139,8 @@ class Watch(Callback):
         self._writer.close()
 
 
-def ask_rules(folder: Path) -> list[dict[str, str]]:
-    """The rules that fire on the records so far; nothing where they can't be asked.
+def ask_rules(folder: Path) -> dict[str, Any]:
+    """``verdict`` and ``findings`` (the rules that fire) of the records so far; nothing where they can't be asked.
 
     They are asked in another process: reading the records of hours would hold the training process's interpreter up.
     """
@@ -144,9 +149,9 @@ def ask_rules(folder: Path) -> list[dict[str, str]]:
     paths = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
     try:
         done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, timeout=300)
-        return json.loads(done.stdout)["findings"]
-    except (OSError, ValueError, KeyError, subprocess.SubprocessError):
-        return []
+        return json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return {}
 
 
 def post(address: str, content: dict[str, Any]) -> str | None:

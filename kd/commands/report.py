@@ -1,5 +1,6 @@
 """``kd-report``: what limits a run, as one page. Needs neither torch nor lightning."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ kd-report: what limits a run, as one page.
                                           what a changed run would take and cost, from the records of this one
   kd-report --live RUNS_DIR [port=8765]   pages of all runs below it (or of one), that follow while they train
   kd-report RUN_FOLDER --traces           also compares the GPUs in the profiled window (extra traces)
+  kd-report --dashboard [FILE]            a Grafana dashboard over monitor.prometheus_port (grafana.json)
   kd-report BEFORE AFTER [...] [--open]   compares runs: comparison.html in the last one's folder
 
 Needs neither torch nor a network.
@@ -26,13 +28,12 @@ def run(request: Request) -> int:
     from kd.report.html import write_comparison, write_report
     from kd.report.records import read_run
 
-    if "help" in request.flags or not request.rest:
+    if "help" in request.flags or not (request.rest or "dashboard" in request.flags):
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
-    if "live" in request.flags:
-        return _live(request)
-    if "what-if" in request.flags:
-        return _what_if(request)
+    for mode, command in (("dashboard", _dashboard), ("live", _live), ("what-if", _what_if)):
+        if mode in request.flags:
+            return command(request)
     if request.overrides:
         raise UserError("it takes one run's folder, or two and more to compare, and --open")
     folders = [_seen_run(run_folder(Path(name))) for name in request.rest]
@@ -57,6 +58,20 @@ def run(request: Request) -> int:
         import webbrowser
 
         webbrowser.open(file.resolve().as_uri())
+    return 0
+
+
+def _dashboard(request: Request) -> int:
+    from kd.report.dashboard import dashboard
+
+    if len(request.rest) > 1 or request.overrides:
+        raise UserError("--dashboard takes the name of one file to write")
+    file = Path(request.rest[0] if request.rest else "grafana.json")
+    try:
+        file.write_text(json.dumps(dashboard(), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{file}: can't be written: {error.strerror}") from error
+    print(f"written to {file}")
     return 0
 
 

@@ -16,13 +16,15 @@ from typing import Any
 import pytest
 from pytorch_lightning import Callback, Trainer
 
+from kd.callbacks.health import Health
+from kd.callbacks.numbers import GAUGES, Numbers
 from kd.callbacks.phases import Phases
 from kd.callbacks.prometheus import Prometheus
 from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.system import System
-from kd.cli import train_main
-from scripts.grafana import dashboard
-from tests._helpers import ROOT
+from kd.callbacks.watch import Watch
+from kd.cli import report_main, train_main
+from kd.report.dashboard import dashboard
 
 
 def free_port() -> int:
@@ -52,7 +54,7 @@ def test_the_endpoint_tells_phases_losses_and_the_machine(recipe: Path) -> None:
     port = free_port()
     own = json.dumps({"class_path": "tests.callbacks.test_prometheus.Ask", "init_args": {"port": port}})
     slow = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.05}})
-    items = [f"monitor.prometheus_port={port}", "monitor.interval_s=0.1"]
+    items = [f"monitor.prometheus_port={port}", "monitor.interval_s=0.1", "monitor.rules_every_s=0.05"]
     items += [f"trainer.callbacks+={own}", f"trainer.callbacks+={slow}"]
     assert train_main([f"recipe={recipe}", *items]) == 0
     from tests.callbacks.test_prometheus import Ask as Used
@@ -64,6 +66,8 @@ def test_the_endpoint_tells_phases_losses_and_the_machine(recipe: Path) -> None:
     assert values['kd_metric{name="train/loss"}'] > 0
     assert values["kd_images_per_second"] == pytest.approx(8 / values["kd_step_seconds"])
     assert 'kd_cpu_percent{core="0"}' in values
+    assert values['kd_health{name="grad_norm",student=""}'] > 0
+    assert 'kd_network_bytes_per_second{direction="sent"}' in values
     with pytest.raises(urllib.error.URLError):  # closed with the run
         get(f"http://127.0.0.1:{port}/metrics")
 
@@ -100,8 +104,7 @@ class Scrape(Callback):
         until = time.monotonic() + 30
         while time.monotonic() < until and not self._ask("kd_metric"):
             time.sleep(0.5)
-        panels = json.loads((ROOT / "scripts" / "grafana.json").read_text())["panels"]
-        self.found.update({p["title"]: self._ask(p["targets"][0]["expr"]) for p in panels})
+        self.found.update({p["title"]: self._ask(p["targets"][0]["expr"]) for p in dashboard()["panels"]})
 
     def _ask(self, expression: str) -> int:
         query = urllib.parse.urlencode({"query": expression})
@@ -130,33 +133,57 @@ def test_prometheus_scrapes_and_every_panel_has_data(recipe: Path, tmp_path: Pat
     from tests.callbacks.test_prometheus import Scrape as Used
 
     without_gpu = {title: n for title, n in Used.found.items() if not title.startswith("GPU")}
-    assert len(without_gpu) == 6
-    assert all(without_gpu.values()), Used.found
+    seldom = {"Rules that fire"}  # none may
+    assert len(without_gpu) == len(dashboard()["panels"]) - 3
+    assert all(n for title, n in without_gpu.items() if title not in seldom), Used.found
 
 
-class Gpus(System):
-    """A machine with a GPU, as NVML reads it."""
-
-    newest: dict[str, Any] = {"cpu": [5.0], "mem": 40.0, "gpu": [{"util": 90, "mem": 25.0, "w": 300}]}  # noqa: RUF012
-
-    def __init__(self) -> None: ...
-
-
-def test_every_query_of_the_dashboard_names_a_metric_that_there_is(tmp_path: Path) -> None:
-    phases = Phases(RunFolder(tmp_path, "tiny", "", []))
+def test_every_query_of_the_dashboard_names_a_series_that_there_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names, labels and their values: of a run with all kinds of numbers, on a machine with a GPU."""
+    folder = RunFolder(tmp_path, "tiny", "", [])
+    phases, system, health, watch = Phases(folder), System(folder), Health(folder), Watch(folder)
     phases.header = {"batch_size": 8, "world_size": 1}
     phases.recent.append({"step": 0, "epoch": 0, "ms": 5.0, "p": {"data": 1.0}})
-    endpoint = Prometheus(phases, Gpus(), 9400)
-    endpoint._trainer = SimpleNamespace(callback_metrics={"low/train/loss": 1.0})  # type: ignore[assignment]
-    served = {family.name for family in endpoint.collect()}
-    for expression in (panel["targets"][0]["expr"] for panel in dashboard()["panels"]):
+    system.newest = {
+        "cpu": [5.0], "mem": 40.0, "iowait": 1.0, "swap_mb": 0, "rss_mb": 900.0, "thread_wait": [1.0, 30.0],
+        "net_r": 1.5, "net_w": 2.0, "disk_r": 0.0, "disk_w": 3.0, "gpu": [{"util": 90, "mem": 25.0, "w": 300}],
+    }  # fmt: skip
+    health.newest = {"": {"grad_norm": 2.0, "update_ratio": 1e-3, "agreement": 0.5, "teacher_entropy": 0.4}}
+    watch.newest = {
+        "verdict": {"bound": "data", "predicted_speedup": 2.0, "others": [{"bound": "host", "gain": 1.5}]},
+        "findings": [{"rule": "Swap"}],
+    }
+    numbers = Numbers(phases, system, health, watch)
+    numbers.trainer = SimpleNamespace(callback_metrics={"low/train/loss": 1.0, "val/acc1": 0.5})  # type: ignore[assignment]
+    assert set(numbers.read()) == set(GAUGES)
+    samples = [sample for family in Prometheus(numbers, 9400).collect() for sample in family.samples]
+    by_name = {name: [s for s in samples if s.name == name] for name in {s.name for s in samples}}
+    assert report_main(["--dashboard", str(tmp_path / "grafana.json")]) == 0
+    assert capsys.readouterr().out == f"written to {tmp_path / 'grafana.json'}\n"
+    written = json.loads((tmp_path / "grafana.json").read_text())
+    assert written == dashboard()
+    for panel in written["panels"]:
+        expression, legend = panel["targets"][0]["expr"], panel["targets"][0]["legendFormat"]
         named = set(re.findall(r"kd_\w+", expression))
         assert named
-        assert named <= served, expression
-        for pattern in re.findall(r'name=~"([^"]+train[^"]+)"', expression):
-            assert re.fullmatch(pattern, "low/train/loss")
-            assert re.fullmatch(pattern, "train/loss")
+        assert named <= set(by_name), expression
+        for name, matcher in re.findall(r"(kd_\w+){(.*?)}", expression):
+            label, pattern = re.findall(r'(\w+)=~?"(.+)"', matcher)[0]
+            assert any(re.fullmatch(pattern, s.labels[label]) for s in by_name[name]), expression
+        for label in set(re.findall(r"{{(\w+)}}", legend)) - {"instance", "__name__"}:
+            assert all(label in s.labels for name in named - {"kd_step_seconds"} for s in by_name[name]), legend
+    values = {(s.name, *s.labels.values()): s.value for s in samples}
+    assert values["kd_verdict", "data"] == values["kd_rule_fired", "Swap"] == 1
+    assert values["kd_verdict", "host"] == values["kd_rule_fired", "Overfit"] == 0
+    assert values["kd_limit_speedup", "host"] == 1.5
+    assert values["kd_network_bytes_per_second", "sent"] == 2 * 2**20
+    assert values["kd_thread_wait_percent",] == 30
+    assert values["kd_health", "grad_norm", ""] == 2
 
 
-def test_the_dashboard_file_is_what_its_script_writes() -> None:
-    assert json.loads((ROOT / "scripts" / "grafana.json").read_text()) == dashboard()
+def test_the_dashboard_is_written_to_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_main(["--dashboard", str(tmp_path / "none" / "file.json")]) == 2
+    assert "can't be written: No such file or directory" in capsys.readouterr().err
+    assert report_main(["--dashboard", "a", "b"]) == 2

@@ -1,0 +1,78 @@
+"""Sends a run's numbers by OpenTelemetry's protocol. Needs the extra ``otel``."""
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from kd.callbacks.numbers import GAUGES, Gauge, Numbers
+from kd.callbacks.run_folder import RunFolder
+from kd.errors import UserError
+
+TIMEOUT_S = 5  # of one sending; a collector that is gone holds the run's end up for no longer
+
+
+class Otlp(Callback):
+    """Gauges ``kd.<name>`` (:data:`kd.callbacks.numbers.GAUGES`), sent by a thread of the first process of each node.
+
+    Headers, for a token, are taken from ``OTEL_EXPORTER_OTLP_HEADERS``, as everywhere.
+
+    Args:
+        folder: the run's; its name and the recipe's are attributes.
+        numbers: to send.
+        endpoint: http(s) address of a collector, ``http://host:4318``; without a path ``/v1/metrics`` follows.
+        every_s: between two sendings.
+
+    Raises:
+        UserError: OpenTelemetry's SDK is not installed.
+    """
+
+    def __init__(self, folder: RunFolder, numbers: Numbers, endpoint: str, every_s: float = 60.0) -> None:
+        path = "" if urlsplit(endpoint).path.strip("/") else "/v1/metrics"
+        self.folder, self.numbers, self.every_s = folder, numbers, every_s
+        self.endpoint = endpoint.rstrip("/") + path
+        self._provider: Any = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Makes the gauges and starts the thread."""
+        if trainer.local_rank != 0:
+            return
+        try:
+            from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+            from opentelemetry.sdk.metrics import MeterProvider
+            from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+            from opentelemetry.sdk.resources import Resource
+        except ImportError as error:
+            raise UserError("monitor.otlp: needs the extra otel (opentelemetry-sdk and its OTLP exporter)") from error
+        self.numbers.trainer = trainer
+        assert self.folder.path is not None
+        run, host = self.folder.path, socket.gethostname()
+        of = {"service.name": "kd", "kd.recipe": run.parent.name, "kd.run": run.name, "host.name": host}
+        exporter = OTLPMetricExporter(endpoint=self.endpoint, timeout=TIMEOUT_S)
+        reader = PeriodicExportingMetricReader(exporter, 1000 * self.every_s, 1000 * TIMEOUT_S)
+        self._provider = MeterProvider([reader], Resource.create(of), shutdown_on_exit=False)
+        meter = self._provider.get_meter("kd")
+        for name, gauge in GAUGES.items():
+            asked = [lambda _options, gauge=gauge: self._observed(gauge)]
+            meter.create_observable_gauge(f"kd.{name}", asked, gauge.unit, gauge.text)
+
+    def _observed(self, gauge: Gauge) -> Iterator[Any]:
+        from opentelemetry.metrics import Observation
+
+        for labels, value in gauge.read(self.numbers).items():
+            yield Observation(value, dict(zip(gauge.labels, labels, strict=True)))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Sends the last values."""
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Sends the last values."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._provider is not None:
+            self._provider.shutdown(timeout_millis=1000 * TIMEOUT_S)
+            self._provider = None
