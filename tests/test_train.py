@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from kd.cli import eval_main, train_main
-from kd.config.parser import cpu_has_bfloat16
+from kd.config.precision import cpu_has_bfloat16
 from tests._helpers import ROOT, run_cli, write_recipe
 
 MODEL = "students.student.model."  # the student's part of a checkpoint

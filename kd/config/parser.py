@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-import torch
 import yaml
 from jsonargparse import Namespace
 from lightning_fabric.plugins.environments import ClusterEnvironment
@@ -41,6 +40,7 @@ from kd.callbacks.summary import Summary
 from kd.config.assemble import assemble
 from kd.config.checks import check_losses, check_values, find_culprit
 from kd.config.messages import one_line
+from kd.config.precision import choose_precision
 from kd.config.trust import remember
 from kd.config.values import flatten
 from kd.data.datamodule import DistillationDataModule
@@ -103,11 +103,6 @@ def known_keys(parser: LightningArgumentParser) -> Iterator[str]:
     for action in parser._actions:
         if action.dest and action.dest not in ("help", "config", "print_config"):
             yield action.dest
-
-
-def cpu_has_bfloat16() -> bool:
-    """Whether matrix products in bfloat16 run on this CPU's own instructions (AVX512 or Arm's)."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class KDCLI(LightningCLI):
@@ -203,7 +198,10 @@ class KDCLI(LightningCLI):
         """Builds data, module and trainer; a mistake in a value is told by its key."""
         if not self._instantiate:
             return
-        self.precision_note = self._choose_precision()
+        self.precision_note: str | None = None
+        if self.config.trainer.precision is None:
+            accelerator = str(self.config.trainer.accelerator)
+            self.config.trainer.precision, self.precision_note = choose_precision(accelerator)
         self._set_loggers_aside()
         try:
             with shared_teachers() if self.config.students else nullcontext():
@@ -249,22 +247,6 @@ class KDCLI(LightningCLI):
         exact = [k for k in keys if message.endswith(f"got {flat[k]}") or message.endswith(f"got '{flat[k]}'")]
         found = exact or keys
         return message.replace(name, found[0].replace(".init_args", "") + ":", 1) if found else message
-
-    def _choose_precision(self) -> str | None:
-        """bf16 autocast unless asked otherwise; where the device has none: a line that says so, and what instead."""
-        trainer = self.config.trainer
-        if trainer.precision is not None:
-            return None
-        trainer.precision = "bf16-mixed"
-        on_gpu = str(trainer.accelerator) in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-        if on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
-            trainer.precision = "16-mixed"
-            name = torch.cuda.get_device_name()
-            return f"{name} has no bfloat16: fp16 with loss scaling instead (trainer.precision=32-true for fp32)"
-        if not on_gpu and str(trainer.accelerator) in ("auto", "cpu") and not cpu_has_bfloat16():
-            trainer.precision = "32-true"
-            return "this CPU has no bfloat16 arithmetic: float32 instead (emulated it takes 10 to 20 times as long)"
-        return None
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer with our callbacks and checkpoints."""

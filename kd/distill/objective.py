@@ -9,14 +9,15 @@ from torch import Tensor, nn
 
 from kd.data.batch import DataInfo
 from kd.distill.fitting import among, check_dropping, check_listeners, check_loss, check_task
+from kd.distill.looks import Looks, Read
 from kd.errors import UserError
-from kd.losses import DistillLoss, EachLayer, FeatureLoss, LayersLoss, LogitLoss, SimKDLoss
+from kd.losses import DistillLoss, FeatureLoss, LayersLoss, LogitLoss, SimKDLoss
 from kd.losses.functional import teacher_shares
 from kd.losses.ranks import alone
 from kd.losses.topk import TopKLogits
-from kd.models.taps import Taps, TapSpec, tap_shapes
+from kd.models.taps import Taps, TapSpec
 from kd.tasks import Task
-from kd.teachers.answer import ALL, Answer, Layer, Wanted
+from kd.teachers.answer import ALL, Answer, Wanted
 
 
 @dataclass
@@ -72,10 +73,8 @@ class Objective(nn.Module):
         self.task = task
         self.task_loss_weight = task_loss_weight
         self.teacher_drop = teacher_drop
-        self._taps, self._teacher_of = dict(taps or {}), dict(teacher_of or {})
+        self._looks, self._teacher_of = Looks(taps or {}, teacher_of or {}), dict(teacher_of or {})
         self._factors: dict[str, float] = {}  # of headless teachers, which have no mean, each one's weight
-        self._looks: dict[str, tuple[list[str], list[Layer]]] = {}  # loss -> the student's layers, the teacher's
-        self._shapes: dict[str, dict[Layer, tuple[int, ...]]] = {}
 
     # -- building ----------------------------------------------------------------------------------------------------
 
@@ -96,13 +95,12 @@ class Objective(nn.Module):
         self.task.weigh(data.classes, data.counts)
         for name, loss in self.losses.items():
             self._bind_loss(name, loss, data, teacher)  # type: ignore[arg-type]
-        over_features = [n for n, loss in self.losses.items() if isinstance(loss, (FeatureLoss, LayersLoss))]
-        self._complete_taps(over_features)
-        for name in over_features:
-            taps.add(self._taps[name].student)
-            self._build(name, self._member(name, teacher), student, taps, trial)
+        over_features = {n: x for n, x in self.losses.items() if isinstance(x, (FeatureLoss, LayersLoss))}
+        self._looks.complete(over_features)
+        for name, loss in over_features.items():
+            self.losses[name] = self._looks.build(name, loss, teacher, student, taps, trial)
             if not teacher.has_head and len(teacher.members) > 1:
-                self._factors[name] = self._member(name, teacher).weight
+                self._factors[name] = self._looks.teacher_of(name, teacher).weight
 
     def _check(self, data: DataInfo, teacher: Any) -> None:
         check_task(self.task, data)
@@ -121,42 +119,6 @@ class Objective(nn.Module):
         except ValueError as error:
             raise UserError(f"{key}: {error}") from error
 
-    def _complete_taps(self, over_features: list[str]) -> None:
-        for name in self._taps:
-            if name not in over_features:
-                raise UserError(f"model.taps.{name}: there is no feature loss '{name}'{among(over_features)}")
-        for name in over_features:
-            default = getattr(self.losses[name], "default_tap", None)
-            if name not in self._taps and default is None:
-                raise UserError(f"model.taps.{name}: the loss {name} needs the layers to look at (student, teacher)")
-            self._taps.setdefault(name, TapSpec(default or "", default or ""))
-
-    def _member(self, name: str, teacher: Any) -> Any:
-        member = self._teacher_of.get(name, ALL)
-        if member not in teacher.members:
-            raise UserError(f"model.teacher_of.{name}: a feature loss looks at one teacher, say which"
-                            f"{among(teacher.members)}")  # fmt: skip
-        return teacher.members[member]
-
-    def _build(self, name: str, teacher: Any, student: nn.Module, taps: Taps, trial: Callable[[], Any]) -> None:
-        spec, member = self._taps[name], self._teacher_of.get(name, ALL)
-        student_shapes = tap_shapes(student, taps, spec.student, spec.tokens, trial)
-        layers, teacher_shapes = teacher.listen(spec.teacher, spec.tokens)
-        self._looks[name] = (taps.paths(spec.student), [(member, layer, spec.tokens) for layer in layers])
-        self._shapes[name] = dict(zip(self._looks[name][1], teacher_shapes, strict=True))
-        loss: Any = self.losses[name]
-        try:
-            if isinstance(loss, LayersLoss):
-                loss.build(student_shapes, teacher_shapes)
-            elif len(student_shapes) == len(teacher_shapes) == 1:
-                loss.build(student_shapes[0], teacher_shapes[0])
-            else:
-                each = EachLayer(loss)
-                each.build(student_shapes, teacher_shapes)
-                self.losses[name] = each
-        except ValueError as error:
-            raise UserError(f"model.taps.{name}: {error}") from error
-
     # -- what it is --------------------------------------------------------------------------------------------------
 
     @property
@@ -167,8 +129,7 @@ class Objective(nn.Module):
     @property
     def wanted(self) -> Wanted:
         """What the active losses look at of the teacher."""
-        shapes = {k: s for name in self.active for k, s in self._shapes.get(name, {}).items()}
-        return Wanted(any(isinstance(loss, LogitLoss) for loss in self.active.values()), shapes)
+        return Wanted(any(isinstance(x, LogitLoss) for x in self.active.values()), self._looks.shapes(self.active))
 
     @property
     def trains_logits(self) -> bool:
@@ -189,7 +150,7 @@ class Objective(nn.Module):
     @property
     def layers_of_student(self) -> dict[str, tuple[list[str], str]]:
         """What each active loss over features looks at: the student's layers and their form."""
-        return {name: (self._looks[name][0], self._taps[name].tokens) for name in self.active if name in self._looks}
+        return self._looks.layers_of_student(self.active)
 
     def set_epoch(self, epoch: float, max_epochs: int) -> None:
         """Tells the losses where training is: warm-ups and moving temperatures follow it."""
@@ -203,7 +164,7 @@ class Objective(nn.Module):
         self,
         logits: Tensor,
         distilled: Tensor,
-        features: Callable[[list[str], str], list[Tensor]],
+        features: Read,
         answer: Answer,
         target: Tensor,
         index: Tensor | None = None,
@@ -237,13 +198,12 @@ class Objective(nn.Module):
         """The factor of a distillation loss in the total."""
         return self.losses[name].weight * self._factors.get(name, 1.0)  # type: ignore[operator, return-value]
 
-    def _with_dropping(self, features: Callable[[list[str], str], list[Tensor]], answer: Answer) -> Terms:
+    def _with_dropping(self, features: Read, answer: Answer) -> Terms:
         """Each picture learns from the teachers that :func:`teacher_shares` leaves it; with all left it is the sum."""
         of_teacher: dict[str, Tensor] = {}
         named = {}
         for name, loss in self.active.items():
-            layers, keys = self._looks[name]
-            own, theirs = features(layers, self._taps[name].tokens)[0], answer.features[keys[0]]
+            (own, *_), (theirs, *_) = self._looks.read(name, features, answer)
             values = loss.per_picture(own, theirs)  # type: ignore[operator]
             named[f"{name}_loss"] = values.detach().mean()
             member = self._teacher_of[name]
@@ -253,7 +213,7 @@ class Objective(nn.Module):
         return Terms(total, named | {"loss": total.detach()})
 
     @torch.no_grad()
-    def held_out(self, features: Callable[[list[str], str], list[Tensor]], answer: Answer) -> dict[str, Tensor]:
+    def held_out(self, features: Read, answer: Answer) -> dict[str, Tensor]:
         """The losses over features of a validation batch, each process by itself.
 
         Args:
@@ -266,8 +226,7 @@ class Objective(nn.Module):
         found, total = {}, torch.zeros(())
         with alone():
             for name in self.measurable:
-                layers, keys = self._looks[name]
-                own, theirs = features(layers, self._taps[name].tokens), [answer.features[key] for key in keys]
+                own, theirs = self._looks.read(name, features, answer)
                 loss: Any = self.losses[name]
                 nothing = own[0].new_zeros(len(own[0]))
                 many = isinstance(loss, LayersLoss)
@@ -286,7 +245,7 @@ class Objective(nn.Module):
         name: str,
         loss: DistillLoss,
         logits: Tensor,
-        features: Callable[[list[str], str], list[Tensor]],
+        features: Read,
         answer: Answer,
         target: Tensor,
         index: Tensor | None,
@@ -301,8 +260,7 @@ class Objective(nn.Module):
             if isinstance(theirs, TopKLogits):
                 return loss.forward_topk(logits, theirs, target)  # type: ignore[operator]
             return loss(logits, self.task.fit(theirs, target) if logits.ndim > 2 else theirs, target, **extra)
-        layers, keys = self._looks[name]
-        student, teacher = features(layers, self._taps[name].tokens), [answer.features[key] for key in keys]
+        student, teacher = self._looks.read(name, features, answer)
         if isinstance(loss, LayersLoss):
             return loss(student, teacher, target, **extra)
         return loss(student[0], teacher[0], target, **extra)

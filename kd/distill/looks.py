@@ -1,0 +1,104 @@
+"""Which layers the losses over features look at: the student's, and those of one teacher."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from kd.distill.fitting import among
+from kd.errors import UserError
+from kd.losses import DistillLoss, EachLayer, FeatureLoss, LayersLoss
+from kd.models.taps import Taps, TapSpec, tap_shapes
+from kd.teachers import FrozenTeacher, Teacher
+from kd.teachers.answer import ALL, Answer, Layer
+
+Read = Callable[[list[str], str], list[Tensor]]
+"""Gives the student's features, by layers and form."""
+
+
+class Looks:
+    """What each loss over features looks at, by the loss's name.
+
+    Args:
+        taps: the layers that are asked for.
+        teacher_of: the one of several teachers that a loss listens to.
+    """
+
+    def __init__(self, taps: Mapping[str, TapSpec], teacher_of: Mapping[str, str]) -> None:
+        self._taps, self._teacher_of = dict(taps), dict(teacher_of)
+        self._layers: dict[str, tuple[list[str], list[Layer]]] = {}  # loss -> the student's, the teacher's
+        self._shapes: dict[str, dict[Layer, tuple[int, ...]]] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._layers
+
+    def complete(self, losses: Mapping[str, DistillLoss]) -> None:
+        """Where no layers are asked for, a loss looks at those that it names itself.
+
+        Raises:
+            UserError: a loss that names none, or layers for a loss that is not there.
+        """
+        for name in self._taps:
+            if name not in losses:
+                raise UserError(f"model.taps.{name}: there is no feature loss '{name}'{among(losses)}")
+        for name, loss in losses.items():
+            default = getattr(loss, "default_tap", None)
+            if name not in self._taps and default is None:
+                raise UserError(f"model.taps.{name}: the loss {name} needs the layers to look at (student, teacher)")
+            self._taps.setdefault(name, TapSpec(default or "", default or ""))
+
+    def teacher_of(self, name: str, teacher: Teacher) -> FrozenTeacher:
+        """The one teacher that a loss looks at.
+
+        Raises:
+            UserError: there are several, and none is named.
+        """
+        member = self._teacher_of.get(name, ALL)
+        if member not in teacher.members:
+            raise UserError(f"model.teacher_of.{name}: a feature loss looks at one teacher, say which"
+                            f"{among(teacher.members)}")  # fmt: skip
+        return teacher.members[member]
+
+    def build(
+        self, name: str, loss: DistillLoss, teacher: Teacher, student: nn.Module, taps: Taps, trial: Callable[[], Any]
+    ) -> DistillLoss:
+        """Finds the layers, and builds a loss for what they give; see :meth:`kd.distill.objective.Objective.bind`.
+
+        Returns:
+            The loss, or one for each of several layers.
+
+        Raises:
+            UserError: no such layers, or a loss that is not defined for them.
+        """
+        spec, member = self._taps[name], self._teacher_of.get(name, ALL)
+        taps.add(spec.student)
+        student_shapes = tap_shapes(student, taps, spec.student, spec.tokens, trial)
+        layers, teacher_shapes = self.teacher_of(name, teacher).listen(spec.teacher, spec.tokens)
+        self._layers[name] = (taps.paths(spec.student), [(member, layer, spec.tokens) for layer in layers])
+        self._shapes[name] = dict(zip(self._layers[name][1], teacher_shapes, strict=True))
+        try:
+            if isinstance(loss, LayersLoss):
+                loss.build(student_shapes, teacher_shapes)
+                return loss
+            assert isinstance(loss, FeatureLoss)
+            if len(student_shapes) == len(teacher_shapes) == 1:
+                loss.build(student_shapes[0], teacher_shapes[0])
+                return loss
+            each = EachLayer(loss)
+            each.build(student_shapes, teacher_shapes)
+            return each
+        except ValueError as error:
+            raise UserError(f"model.taps.{name}: {error}") from error
+
+    def shapes(self, names: Iterable[str]) -> dict[Layer, tuple[int, ...]]:
+        """The teachers' layers that losses look at, with the shapes that they give for two pictures."""
+        return {layer: shape for name in names for layer, shape in self._shapes.get(name, {}).items()}
+
+    def layers_of_student(self, names: Iterable[str]) -> dict[str, tuple[list[str], str]]:
+        """The student's layers, and their form, by loss."""
+        return {name: (self._layers[name][0], self._taps[name].tokens) for name in names if name in self}
+
+    def read(self, name: str, features: Read, answer: Answer) -> tuple[list[Tensor], list[Tensor]]:
+        """What the student's and the teacher's layers gave for a batch."""
+        layers, keys = self._layers[name]
+        return features(layers, self._taps[name].tokens), [answer.features[key] for key in keys]
