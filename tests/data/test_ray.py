@@ -1,28 +1,205 @@
 """The data tier: other machines make the batches, and nothing of a run changes."""
 
 import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import torch
 
 from kd.cli import main
+from kd.data import DistillationDataModule
+from kd.data.engines import remote
+from kd.data.engines.tier import TierSpec
+from kd.data.sources import FileSplit, ImageFolder, Source
+from kd.data.transforms import Augment
+from kd.errors import RunError
+from tests._helpers import draw_folder
 
 pytest.importorskip("ray")
 
 SHORT = ("config=audit", "trainer.max_epochs=2", "data.augment.mixup=0.8", "model.student.kwargs.drop_path_rate=0.3")
+MIXED = Augment(scale=0.3, color_jitter=0.4, random_erasing=0.5, mixup=0.8)
+HANGS = "KD_TEST_HANGS"
+ENDS = "KD_TEST_ENDS"
 
 
-def audited(runs: Path, name: str) -> list[dict[str, Any]]:
+def audited(runs: Path, name: str, rank: int = 0) -> list[dict[str, Any]]:
     """Epoch, step, samples and loss of every step of a run."""
-    lines = (runs / "tiny" / name / "records" / "samples.rank0.jsonl").read_text().splitlines()
+    lines = (runs / "tiny" / name / "records" / f"samples.rank{rank}.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
-def test_a_run_over_the_tier_is_the_run_without(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_over_the_tier_is_the_run_without(recipe: Path) -> None:
     """Samples, order and losses to the last bit; also with mixed pairs, and chance in the student."""
     runs = recipe.parent / "runs"
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    handler = signal.getsignal(signal.SIGTERM)
     assert main("train", [f"recipe={recipe}", *SHORT, "name=torch"]) == 0
     assert main("train", [f"recipe={recipe}", *SHORT, "config=remote_data", "name=tier"]) == 0
     found = audited(runs, "tier")
     assert len(found) == 12 and found == audited(runs, "torch")
+    left = [c for c in psutil.Process().children(recursive=True) if c.status() != psutil.STATUS_ZOMBIE]
+    assert {child.pid for child in left} <= before
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+# -- a cluster of several machines -----------------------------------------------------------------------------------
+
+
+class DisturbedSplit(FileSplit):
+    """Its pictures hang, or end who reads them, on machines that are told so."""
+
+    def read(self, i: int) -> bytes:
+        """Reads, on a machine that is well."""
+        if HANGS in os.environ:
+            time.sleep(3600)
+        if ENDS in os.environ:
+            os.kill(os.getpid(), signal.SIGKILL)  # as the system does where memory is short
+        return super().read(i)
+
+
+class Disturbed(ImageFolder):
+    """Gives such pictures."""
+
+    def load(self, split: str) -> DisturbedSplit:
+        """See :meth:`Source.load`."""
+        found = super().load(split)
+        return DisturbedSplit(found.paths, found.targets)
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Any]:
+    """A cluster with a machine to train on, and none that makes batches."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    cluster.add_node(num_cpus=0, labels={"kd-role": "train"}, include_dashboard=False)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture()
+def cluster(head: Any) -> Iterator[Any]:
+    """The same; machines that a test has added are gone after it."""
+    before = set(head.list_all_nodes())
+    yield head
+    for node in set(head.list_all_nodes()) - before:
+        head.remove_node(node, allow_graceful=False)
+
+
+def data_machine(cluster: Any, cores: int = 1, **env: str) -> Any:
+    return cluster.add_node(num_cpus=cores, labels={"kd-role": "data"}, env_vars=env)
+
+
+def module(root: Path, cluster: Any = None, source: type[Source] = Disturbed, **kwargs: Any) -> DistillationDataModule:
+    """Pictures by the tier of a cluster, or (without one) by this process."""
+    more = (
+        {"engine": "ray", "num_workers": "auto", "tier": TierSpec(cluster.address)} if cluster else {"num_workers": 0}
+    )
+    data = DistillationDataModule(source(str(root)), 32, 4, augment=MIXED, **{**more, **kwargs})
+    data.prepare_data()
+    return data
+
+
+def same(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> bool:
+    """Whether batches are the same to the last bit."""
+    pairs = zip(found, wanted, strict=True)
+    return all(torch.equal(torch.as_tensor(a[k]), torch.as_tensor(b[k])) for a, b in pairs for k in b)
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    """Waits until something is so; a test that hangs is ended by its time limit."""
+    while not what():
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """160 training pictures."""
+    return draw_folder(tmp_path_factory.mktemp("many"), train=40)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_machines_may_hang_come_and_go_in_mid_epoch(cluster: Any, many: Path, capfd: Any) -> None:
+    """The first hangs over its first batch, a second comes later and makes it, a third goes on for the second."""
+    hung = data_machine(cluster, **{HANGS: "1"})
+    data = module(many, cluster)
+    batches = iter(data.train_dataloader())
+    crew = data.tier._crew
+    wait_for(lambda: any(maker.jobs for maker in crew.makers))
+    second = data_machine(cluster)
+    found = [next(batches)]
+    assert crew.second_tries == 1  # the batch that the first keeps
+    third = data_machine(cluster)
+    wait_for(lambda: len(crew.makers) == 3 and all(maker.ready for maker in crew.makers))
+    found += [next(batches) for _ in range(10)]
+    cluster.remove_node(second, allow_graceful=False)
+    found += list(batches)
+    assert same(found, list(module(many).train_dataloader()))
+    by_machine = {machine.node: machine.batches for machine in crew.machines.values()}
+    assert by_machine[hung.node_id] == 0 and by_machine[second.node_id] > 0 and by_machine[third.node_id] > 0
+    validated = list(data.val_dataloader())  # by the same makers
+    assert same(validated, list(module(many).val_dataloader()))
+    wait_for(lambda: crew.machines[second.node_id].gone)
+    told = capfd.readouterr()
+    assert "has come (1 cores)" in told.err and "has gone; 2 machine(s) make batches" in told.err
+    assert "raylet" not in told.out + told.err
+    data.teardown("fit")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_makers_that_end_are_replaced_until_a_batch_or_a_machine_is_to_blame(cluster: Any, many: Path) -> None:
+    """A process that is killed costs what it had in hand; a machine on which all end is left out."""
+    data_machine(cluster, 2)
+    data = module(many, cluster)
+    batches = iter(data.train_dataloader())
+    found = [next(batches) for _ in range(3)]
+    crew = data.tier._crew
+    victims = [p for p in psutil.process_iter() if "BatchMaker" in p.name() or "BatchMaker" in " ".join(p.cmdline())]
+    victims[0].kill()
+    found += list(batches)
+    assert same(found, list(module(many).train_dataloader()))
+    data.teardown("fit")
+
+    cluster.remove_node(next(n for n in cluster.list_all_nodes() if n.node_id in crew.machines), allow_graceful=False)
+    data_machine(cluster, **{ENDS: "1"})
+    data = module(many, cluster)
+    with pytest.raises(RunError, match="3 processes in turn have ended over one batch .* its first picture is .*jpg"):
+        next(iter(data.train_dataloader()))
+    data.on_exception(RuntimeError())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_mistakes_and_a_lost_cluster_are_told_in_a_line(
+    cluster: Any, many: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for items, said in [
+        (["data.tier.address=127.0.0.1:1"], "data.tier.address: no Ray cluster at 127.0.0.1:1"),
+        ([f"data.tier.address={cluster.address}"], "data.tier.label: none of the cluster's 1 machine(s) carries"),
+        ([f"data.tier.address={cluster.address}", "data.tier.label=zone=b"], "machine(s) carries zone=b; start those"),
+    ]:
+        assert main("train", [f"recipe={recipe}", "config=remote_data", *items]) == 2
+        told = capsys.readouterr().err.strip()
+        assert said in told and len(told.splitlines()) == 1
+        assert not (recipe.parent / "runs").exists()
+    monkeypatch.setattr(remote, "LOST_S", 3.0)
+    monkeypatch.setattr(remote, "PATIENCE_S", 5.0)
+    node = data_machine(cluster)
+    data = module(many, cluster)
+    batches = iter(data.train_dataloader())
+    next(batches)
+    cluster.remove_node(node, allow_graceful=False)
+    with pytest.raises(RunError, match="no machine that carries kd-role=data has made a batch for 5 s"):
+        list(data.train_dataloader()) and list(data.train_dataloader())
+    cluster.head_node.kill_gcs_server()
+    with pytest.raises(RunError, match="lost the Ray cluster"):
+        next(iter(data.val_dataloader()))

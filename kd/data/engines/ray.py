@@ -27,9 +27,10 @@ from torch.utils.data import Dataset
 from kd.data.batch import Batch
 from kd.data.engines.tier import MB, Made, MakerEnded, TierSpec, Work
 from kd.data.sampler import Key
-from kd.errors import RunError, UserError, first_line
+from kd.errors import RunError, UserError, first_line, plain
 from kd.machine import cores
 
+KNOCK_S = 10.0  # for an answer of the cluster's head
 LONGEST_FOLDER = 40  # characters: the system allows a socket's path 107, and Ray's own part is long
 
 
@@ -103,16 +104,19 @@ class RayCluster:
         self._mine = not self.ray.is_initialized()
         try:
             if self._mine and address:
+                _knock(address)
                 self.ray.init(address, log_to_driver=False, logging_level="ERROR")
             elif self._mine:
                 self._start_here()
         except Exception as error:
             self.leave()
-            raise UserError(f"data.tier.address: no Ray cluster at {address}: {first_line(error)}") from error
+            raise UserError(f"data.tier.address: no Ray cluster at {address}: {plain(error)}") from error
         finally:
             for number, handler in handlers.items():  # Ray has put its own in their place
                 signal.signal(number, handler)
         self.joined = True
+        if self._mine:
+            self._keep_quiet()
         if not self.machines():
             there = sum(node["Alive"] for node in self.ray.nodes())
             self.leave()
@@ -120,6 +124,11 @@ class RayCluster:
                 f"data.tier.label: none of the cluster's {there} machine(s) carries {self.spec.label}; start those "
                 f"that make batches with: ray start --address=HEAD:6379 --labels={self.spec.label}"
             )
+
+    def _keep_quiet(self) -> None:
+        """Ray prints the log of a machine that has failed into the training's output, and has no switch for it."""
+        with suppress(AttributeError):
+            self.ray._private.worker.print_to_stdstream = lambda *_, **__: None
 
     def _start_here(self) -> None:
         """A Ray of this process's own, on this machine alone."""
@@ -167,8 +176,9 @@ class RayCluster:
 
     def end(self, maker: Any) -> None:
         """Ends a maker."""
-        with suppress(Exception):
-            self.ray.kill(maker)
+        if self.ray.is_initialized():  # else Ray would start a cluster for the call
+            with suppress(Exception):
+                self.ray.kill(maker)
 
     def put(self, work: Work) -> tuple[object, ...]:
         """Lays a kind of batch where all machines can read it."""
@@ -194,6 +204,13 @@ class RayCluster:
             if "creation task" in str(error):
                 raise UserError(_last_line(error)) from error
             raise MakerEnded(memory=isinstance(error, failed.OutOfMemoryError)) from error
+
+
+def _knock(address: str) -> None:
+    """Raises an OSError where nobody listens: Ray itself would try for minutes."""
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
 
 
 def unpacked(answer: tuple[Any, float]) -> Made:

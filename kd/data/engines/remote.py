@@ -5,6 +5,7 @@ another place.
 """
 
 import atexit
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -230,11 +231,21 @@ class Tier:
         with self._lock:
             if self._crew is None:
                 return
+            before = set(self._crew.machines)
             for machine in self._crew.present(found):
+                self._say(f"{machine.name} has gone")
                 for maker in [m for m in self._crew.makers if m.machine is machine]:
                     self._lost(maker)
+            for machine in self._crew.working if before else ():
+                if machine.node not in before:
+                    self._say(f"{machine.name} has come ({machine.cores} cores)")
             for machine in self._crew.missing():
                 self._start(machine, self._crew)
+
+    def _say(self, what: str) -> None:
+        """Of the machines, for the person at the terminal."""
+        if self._crew is not None and self._crew.rank == 0:
+            print(f"data tier: {what}; {len(self._crew.working)} machine(s) make batches", file=sys.stderr, flush=True)
 
     def _start(self, machine: Machine, crew: Crew) -> None:
         """A maker on a machine; it is given work once it has said that it is there."""
@@ -305,7 +316,10 @@ class Tier:
         """Gives a maker's batches to others; with the lock."""
         assert self._crew is not None
         self._calls = {reference: call for reference, call in self._calls.items() if call.maker is not maker}
+        was_there = not maker.machine.gone
         to_blame = self._crew.lost(maker, memory)
+        if was_there and maker.machine.gone:
+            self._say(f"{maker.machine.name} is left out: {maker.machine.failures} processes in a row have ended there")
         if to_blame is not None:
             split = getattr(self._works[to_blame.stream.work][0], "split", None)
             first = to_blame.keys[0][0]

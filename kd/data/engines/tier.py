@@ -69,6 +69,9 @@ class TierSpec:
     queue_mb: int = 2048
 
     def __post_init__(self) -> None:
+        host, _, port = (self.address or "").rpartition(":")
+        if self.address not in (None, "auto") and not (host and "/" not in host and port.isdigit()):
+            raise ValueError(f"address must be HOST:PORT or auto, got {self.address}")
         name, _, value = self.label.partition("=")
         if not name or not value:
             raise ValueError(f"label must be NAME=VALUE, got {self.label}")
