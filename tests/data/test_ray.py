@@ -191,15 +191,17 @@ def test_mistakes_and_a_lost_cluster_are_told_in_a_line(
         told = capsys.readouterr().err.strip()
         assert said in told and len(told.splitlines()) == 1
         assert not (recipe.parent / "runs").exists()
-    monkeypatch.setattr(remote, "LOST_S", 3.0)
-    monkeypatch.setattr(remote, "PATIENCE_S", 5.0)
     node = data_machine(cluster)
     data = module(many, cluster)
-    batches = iter(data.train_dataloader())
-    next(batches)
+    next(iter(data.train_dataloader()))
     cluster.remove_node(node, allow_graceful=False)
-    with pytest.raises(RunError, match="no machine that carries kd-role=data has made a batch for 5 s"):
-        list(data.train_dataloader()) and list(data.train_dataloader())
+    monkeypatch.setattr(remote, "PATIENCE_S", 1.0)
+    with pytest.raises(RunError, match="no machine that carries kd-role=data has made a batch for 1 s"):
+        while True:
+            list(data.train_dataloader())
+    monkeypatch.setattr(remote, "PATIENCE_S", 100.0)
+    monkeypatch.setattr(remote, "LOST_S", 3.0)
     cluster.head_node.kill_gcs_server()
     with pytest.raises(RunError, match="lost the Ray cluster"):
         next(iter(data.val_dataloader()))
+    data.on_exception(RuntimeError())

@@ -24,7 +24,7 @@ from kd.errors import RunError, UserError, first_line
 POLL_S = 0.02  # between two looks at what is finished, while nothing happens
 LOOK_S = 1.0  # between two looks at the cluster
 LOST_S = 30.0  # a cluster that does not answer for so long is lost (Ray itself ends the process after 60)
-PATIENCE_S = 120.0  # without a single batch
+PATIENCE_S = 300.0  # without a single batch
 
 
 class TierLoader(DataLoader):
