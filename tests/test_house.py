@@ -32,6 +32,7 @@ LAYERS = [
     {"kd.serving", "kd._teachers", "kd.fill"},
     {"kd.config"},
     {"kd.tuning", "kd.scaling"},
+    {"kd.jobs"},
     {"kd.commands"},
     {"kd.api"},
     {"kd.cli"},

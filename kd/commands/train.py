@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 START = ("checkpoint", "pretrained", "inherit")  # of model.student
 
+FLAGS = {"help", "keys", "list", "print_config", "trust", "version"}
 CLASSES = {"losses": ("LogitLoss", "FeatureLoss", "LayersLoss"), "sources": ("Source",), "tasks": ("Task",)}
 PARTS = ("EachLayer", "Regression")  # what losses are made of
 HELP = """\
@@ -55,6 +56,9 @@ Exit status: 0 done, 1 failed (the run folder says why), 2 wrong use, 130 Ctrl-C
 
 def run(request: Request) -> int:
     """Trains, or prints what is asked for."""
+    foreign = sorted(request.flags - FLAGS)
+    if foreign:
+        raise UserError(f"no option --{foreign[0]} (kd-train --help)")
     container = sagemaker.container()
     if container:
         _take_over(container, request)
@@ -94,6 +98,8 @@ def _take_over(container: sagemaker.Container, request: Request) -> None:
     if request.rest == ["train"]:  # what SageMaker starts an image with that names no command
         request.rest = []
     merge(request, container.settings, "SageMaker's hyperparameters")
+    request.overlays = [sagemaker.folder_of(name) for name in request.overlays]
+    request.recipe = sagemaker.folder_of(request.recipe) if request.recipe else None
     if not any(item.startswith("runs_dir=") for item in request.overrides):
         request.overrides.append(f"runs_dir={container.runs_dir}")
 

@@ -14,7 +14,7 @@ from kd.config.find import find
 from kd.config.moved import current
 from kd.config.trust import check_file, check_plain
 from kd.errors import UserError
-from kd.launch.sagemaker import CHANNEL, channel
+from kd.launch.sagemaker import CHANNEL, folder_of
 
 GROUPS = (
     "data",
@@ -28,8 +28,8 @@ GROUPS = (
     "monitor",
 )
 FLAGS = (
-    "-h", "--dashboard", "--help", "--json", "--keys", "--list", "--live", "--open", "--print_config", "--traces",
-    "--trust", "--version", "--what-if",
+    "-h", "--dashboard", "--dry-run", "--help", "--json", "--keys", "--list", "--live", "--open", "--print_config",
+    "--traces", "--trust", "--tune", "--version", "--what-if",
 )  # fmt: skip
 ABOUT = ("-h", "--help", "--keys", "--list")  # these may be followed by what to say more of
 ENTRIES = ("taps", "teachers")  # named entries whose fields the parser takes only once the entry is there
@@ -50,6 +50,7 @@ class Request:
         flags: without their dashes.
         about: what a flag asks for: ``--list losses``, ``--keys lr``, ``--help data.augment``.
         rest: what is none of these.
+        here: it runs on this machine, where ``channel:NAME`` has a folder.
     """
 
     recipe: str | None = None
@@ -61,6 +62,7 @@ class Request:
     flags: set[str] = field(default_factory=set)
     about: str = ""
     rest: list[str] = field(default_factory=list)
+    here: bool = True
 
     def parser_args(self) -> list[str]:
         """For the parser, in order of rising priority: recipe, overlays, overrides.
@@ -84,10 +86,10 @@ class Request:
         for file, content in contents.items():  # last: it looks at classes, which takes seconds
             if "trust" not in self.flags:
                 check_file(file, content, self.trust)
-        args = [f"--config={_as_now(file, contents[file])}" for file in found]
+        args = [f"--config={_as_now(file, contents[file] if self.here else {})}" for file in found]
         if self.recipe and contents[found[0]].get("recipe") is None:
             args.append(f"--recipe={found[0].stem}")
-        overrides = [_with_folders(item, _as_tree(item)) for item in self.overrides]
+        overrides = [_with_folders(item, _as_tree(item) if self.here else {}) for item in self.overrides]
         return args + self.cluster + [f"--{item}" for item in _entries_whole(overrides, contents.values())]
 
     def _check_keys(self, contents: list[dict[Any, Any]]) -> None:
@@ -107,7 +109,7 @@ def _as_now(file: Path, content: dict[Any, Any]) -> str:
 def _with_folders(text: str, content: dict[Any, Any]) -> str:
     """``channel:NAME`` replaced by the folder, wherever it is a value."""
     for value in {value for _, value in files.leaves(content) if str(value).startswith(CHANNEL)}:
-        text = text.replace(value, channel(value))
+        text = text.replace(value, folder_of(value))
     return text
 
 

@@ -73,15 +73,18 @@ def _as_text(value: object) -> str:
     return value
 
 
-def channel(value: str, env: Mapping[str, str] = os.environ) -> str:
-    """The folder of ``channel:NAME`` or ``channel:NAME/PART``: a data root by its name in the job's request.
+def folder_of(value: str, env: Mapping[str, str] = os.environ) -> str:
+    """The folder of ``channel:NAME`` or ``channel:NAME/PART``: a data root by its name in the job's request. Any other
+    value stays as it is.
 
     Raises:
         UserError: the job has no such channel.
 
-    >>> channel("channel:train/photos", {"SM_CHANNEL_TRAIN": "/data"})
+    >>> folder_of("channel:train/photos", {"SM_CHANNEL_TRAIN": "/data"})
     '/data/photos'
     """
+    if not value.startswith(CHANNEL):
+        return value
     name, slash, part = value.removeprefix(CHANNEL).partition("/")
     data = base(env) / "input" / "data"
     found = {path.name: str(path) for path in sorted(data.iterdir()) if path.is_dir()} if data.is_dir() else {}

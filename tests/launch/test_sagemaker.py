@@ -11,7 +11,7 @@ import timm
 
 from kd.config.request import merge, translate
 from kd.errors import UserError
-from kd.launch.sagemaker import channel
+from kd.launch.sagemaker import folder_of
 from tests._forks import start, status_of
 from tests._helpers import write_recipe
 from tests.test_survival import disturb
@@ -134,8 +134,8 @@ def test_hyperparameters_and_the_command_line() -> None:
 
 def test_channels_by_name(tmp_path: Path) -> None:
     env = {"SM_CHANNEL_TRAIN": "/data/train", "SAGEMAKER_BASE_DIR": str(tmp_path)}
-    assert channel("channel:train/photos", env) == "/data/train/photos"
+    assert folder_of("channel:train/photos", env) == "/data/train/photos"
     (tmp_path / "input" / "data" / "More-Food").mkdir(parents=True)
-    assert channel("channel:More-Food", env) == str(tmp_path / "input/data/More-Food")
+    assert folder_of("channel:More-Food", env) == str(tmp_path / "input/data/More-Food")
     with pytest.raises(UserError, match="no channel 'val' .SM_CHANNEL_VAL.; it has More-Food"):
-        channel("channel:val", env)
+        folder_of("channel:val", env)

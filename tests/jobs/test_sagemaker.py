@@ -1,0 +1,164 @@
+"""kd-launch sagemaker: the request is what SageMaker takes, and what comes back is the run."""
+
+import json
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kd.cli import main
+from tests._forks import start, status_of
+from tests._helpers import write_recipe
+
+boto3 = pytest.importorskip("boto3")
+moto = pytest.importorskip("moto")
+
+ROLE = "role=arn:aws:iam::123456789012:role/kd-training"
+PLACE = [ROLE, "image=123456789012.dkr.ecr.eu-west-1.amazonaws.com/kd:1", "bucket=s3://kd-test/runs"]
+
+
+@pytest.fixture()
+def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """AWS as moto plays it, with one bucket; its S3."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_DEFAULT_REGION": "eu-west-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with moto.mock_aws():
+        s3 = boto3.client("s3")
+        s3.create_bucket(Bucket="kd-test", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+        s3.put_object(Bucket="kd-test", Key="food/train/apple/1.jpg", Body=b"x")
+        yield s3
+
+
+@pytest.fixture()
+def portable(tmp_path: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe of one's own whose data are a channel."""
+    monkeypatch.chdir(tmp_path)
+    return write_recipe(tmp_path / "tiny.yaml", Path("channel:train"), teacher)
+
+
+def request_of(capsys: pytest.CaptureFixture[str], *items: str) -> dict[str, Any]:
+    assert main("launch", ["sagemaker", *PLACE, *items, "--dry-run"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_request(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    request = request_of(
+        capsys, "recipe=grocery_vit", "config=ddp_8gpu", "config=zero", "instances=2xml.p4d.24xlarge", "spot=true",
+        "hours=5", "job=food", "data.source.root=channel:photos", "channel.photos=s3://kd-test/food", "optim.lr=0.002",
+        "model.teacher.checkpoint=channel:teacher/t.safetensors", "channel.teacher=s3://kd-test/teacher",
+    )  # fmt: skip
+    assert request["HyperParameters"] == {
+        "recipe": "grocery_vit", "config": '["ddp_8gpu", "zero"]', "data.source.root": "channel:photos",
+        "model.teacher.checkpoint": "channel:teacher/t.safetensors", "optim.lr": "0.002",
+    }  # fmt: skip
+    assert request["ResourceConfig"] == {
+        "InstanceType": "ml.p4d.24xlarge", "InstanceCount": 2, "VolumeSizeInGB": 100,
+    }  # fmt: skip
+    assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 18000, "MaxWaitTimeInSeconds": 36000}
+    assert request["EnableManagedSpotTraining"] is True
+    assert request["CheckpointConfig"]["S3Uri"] == "s3://kd-test/runs/food/checkpoints"
+    assert request["AlgorithmSpecification"]["ContainerEntrypoint"] == ["kd-train"]
+    found = {i["ChannelName"]: i["DataSource"]["S3DataSource"]["S3Uri"] for i in request["InputDataConfig"]}
+    assert found == {"photos": "s3://kd-test/food", "teacher": "s3://kd-test/teacher"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_from_launch_to_report(
+    portable: Path, pictures: Path, cloud: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What kd-launch sends is run as SageMaker runs it, in a container's folders; the model comes back as the run."""
+    (tmp_path / "prices.yaml").write_text("ml.g5.xlarge: {on_demand: 2.0, spot: 0.6}\n")
+    asked = [f"recipe={portable}", "instances=1xml.g5.xlarge", "job=tiny-1", "spot=true", "prices=prices.yaml",
+             "channel.train=s3://kd-test/food", "trainer.max_epochs=1"]  # fmt: skip
+    assert main("launch", ["sagemaker", *PLACE, *asked, "wait=false"]) == 0
+    assert json.loads((tmp_path / "runs/tiny/jobs/tiny-1/job.json").read_text())["handle"] == "tiny-1"
+    sent = boto3.client("sagemaker").describe_training_job(TrainingJobName="tiny-1")
+    assert sent["HyperParameters"]["recipe"] == "channel:files/tiny.yaml"
+
+    base = tmp_path / "ml"
+    config, data = base / "input" / "config", base / "input" / "data"
+    config.mkdir(parents=True)
+    (config / "hyperparameters.json").write_text(json.dumps(sent["HyperParameters"]))
+    (config / "resourceconfig.json").write_text(json.dumps({"hosts": ["algo-1"], "current_host": "algo-1"}))
+    (data / "files").mkdir(parents=True)
+    (data / "train").symlink_to(pictures)
+    cloud.download_file("kd-test", "runs/tiny-1/files/tiny.yaml", str(data / "files" / "tiny.yaml"))
+    log = tmp_path / "log"
+    assert status_of(start([], log, SAGEMAKER_BASE_DIR=str(base), AWS_DEFAULT_REGION="")) == 0, log.read_text()
+    with tarfile.open(tmp_path / "model.tar.gz", "w:gz") as tar:
+        for path in (base / "model").iterdir():
+            tar.add(path, path.name)
+    cloud.upload_file(str(tmp_path / "model.tar.gz"), "kd-test", "runs/tiny-1/output/tiny-1/output/model.tar.gz")
+
+    request = json.loads((tmp_path / "runs/tiny/jobs/tiny-1/request.json").read_text())
+    metrics = request["AlgorithmSpecification"]["MetricDefinitions"]
+    found = {m["Name"]: re.findall(m["Regex"], log.read_text()) for m in metrics}
+    assert {name: len(values) for name, values in found.items()} == {
+        "train/loss": 1, "val/acc1": 1, "val/miou": 0, "val/map": 0,
+    }  # fmt: skip
+    assert 0 <= float(found["val/acc1"][0]) <= 1
+
+    capsys.readouterr()
+    assert main("launch", ["sagemaker", "job=tiny-1"]) == 0
+    run = tmp_path / "runs" / "tiny" / "tiny-1"
+    assert f"tiny-1: Completed; run folder: {Path('runs/tiny/tiny-1')}" in capsys.readouterr().out
+    assert json.loads((run / "summary.json").read_text())["status"] == "done"
+    assert (run / "student.safetensors").is_file()
+    assert json.loads((run / "job.json").read_text())["groups"] == [
+        {"name": "train", "machines": "1 x ml.g5.xlarge", "price_per_hour": 0.6}
+    ]
+    assert main("launch", ["sagemaker", *PLACE, *asked]) == 2
+    assert "runs/tiny/jobs/tiny-1 already; without a recipe, job= follows it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("items", "told"),
+    [
+        (["instances=1xml.c5.4xlarge", "trainer.accelerator=gpu"], "instances: ml.c5.4xlarge has no GPU, but the run"),
+        (["instances=1xml.g5.4xlarges"], "instances: SageMaker has no 'ml.g5.4xlarges'; did you mean 'ml.g5.4xlarge'?"),
+        (["instances=0xml.g5.xlarge"], "instances: must be a number of machines and their type"),
+        (["monitor.budget=0"], "monitor.budget: must be > 0, got 0"),
+        (["monitor.budget=5"], "monitor.budget: 5 needs monitor.price_per_hour"),
+        (["bucket=s3://not-there"], "bucket: no bucket 'not-there' to be had"),
+        (["channel.train=s3://kd-test/nothing"], "channel.train: there is nothing at s3://kd-test/nothing"),
+        (["data_instances=2xml.c5.4xlarge"], "data_instances: 2 x ml.c5.4xlarge would do nothing: data.engine"),
+        (["optim.lrr=1"], "no key 'optim.lrr'"),
+        (["role="], "role: must be given"),
+        (["hours=0"], "hours: must be a number > 0, got '0'"),
+        (["job=Food_1"], "job: must be lower-case letters"),
+        (["data.source.root=channel:photos"], "channel.photos: must be given: a setting names channel:photos"),
+        (["role=x"], "SageMaker would refuse the request: Invalid length for parameter RoleArn"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_nothing_is_sent_or_left(
+    items: list[str], told: str, portable: Path, cloud: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [f"recipe={portable}", "instances=1xml.g5.xlarge", "channel.train=s3://kd-test/food", *items]
+    assert main("launch", ["sagemaker", *PLACE, *asked]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("kd-launch: ")
+    assert told in line
+    assert not [p for p in tmp_path.rglob("*") if p != portable]
+    assert [o["Key"] for o in cloud.list_objects_v2(Bucket="kd-test")["Contents"]] == ["food/train/apple/1.jpg"]
+    assert not boto3.client("sagemaker").list_training_jobs()["TrainingJobSummaries"]
+
+
+def test_without_credentials(
+    portable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    asked = [f"recipe={portable}", "instances=1xml.g5.xlarge", "channel.train=s3://kd-test/food"]
+    assert main("launch", ["sagemaker", *PLACE, *asked]) == 2
+    assert "kd-launch: sagemaker: no AWS credentials" in capsys.readouterr().err
+    assert not [p for p in tmp_path.rglob("*") if p != portable]
