@@ -41,7 +41,7 @@ WRONG = [
     ("model.student.kwargs.act_layer=nonsense", "model.student: vit_tiny_patch16_224 can't be built with"),
     ("model.student.kwargs.checkpoint_path=x", "model.student.kwargs.checkpoint_path: a file of weights is"),
     ("model.student={}", "model.student: {} sets nothing"),
-    ("model.teacher=FILE", "model.teacher.checkpoint=FILE"),
+    ("model.teacher=tests/old_run/teacher.safetensors", "model.teacher.checkpoint=FILE"),
     ("model.teacher.cache=only", "model.teacher.cache: only, but 48 of an epoch's answers are missing"),
     ("model.teacher.cache_views=1000000000", "model.teacher.cache_views: must be <= 10000"),
     ("model.distill_losses.kd.temperature=1e400", "model.distill_losses.kd.temperature: must be a finite number"),

@@ -16,6 +16,7 @@ LAYERS = [
     {
         "kd._bar",
         "kd.checkpoints",
+        "kd.decoding",
         "kd.lock",
         "kd.losses.functional",
         "kd.report",

@@ -81,7 +81,7 @@ def test_the_command_runs(
         pytest.skip("started by torchrun")
     if "kd-tune" in command:
         pytest.importorskip("optuna")
-        monkeypatch.setattr("kd.tuning.trials.start_kd_train", ForkedRun)
+        monkeypatch.setattr("kd.tuning.places.start_kd_train", ForkedRun)
         items += ["trials=1", "jobs=1"]
     prepare(command, items, filled)
     name = Path(program).name.removeprefix("kd-")

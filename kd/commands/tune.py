@@ -16,6 +16,8 @@ kd-tune: searches for a better run: learning rate, losses, temperature, views, w
   tune=FILE          settings of the search and, under search:, its spaces, as YAML
   trials=N           in all (20)
   jobs=K             at a time; the machine's cores and GPUs are dealt to them (1)
+  jobs=ray           on a Ray cluster (RAY_ADDRESS, else this machine), as many at a time as it has room for;
+                     cores=N and gpus=N: of each trial (one GPU where there are some, and its share of the cores)
   hours=H            at most
   objective=NAME     val/acc1, params, step_ms_median, ...; a - before it: less is better; several with commas
   sampler=NAME       tpe (default), random, grid, cmaes

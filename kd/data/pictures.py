@@ -1,4 +1,4 @@
-"""Encoded pictures: the one file that decodes them.
+"""Encoded pictures as tensors: the one file of torch that decodes them (:mod:`kd.decoding` needs none).
 
 A JPEG goes to TorchCodec (0.16 or newer) where it is installed, to torchvision otherwise: both use libjpeg-turbo and
 give the same pixels. All other formats go to Pillow: torchvision's PNG decoder ends the whole process on a damaged
@@ -8,9 +8,7 @@ claims to be huge.
 """
 
 import os
-import re
 import stat
-import warnings
 from collections.abc import Callable
 from functools import cache
 from io import BytesIO
@@ -18,12 +16,12 @@ from typing import IO
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
-MAX_PIXELS = 200_000_000
+from kd.decoding import MAX_PIXELS, decoded, open_picture
+
 MAX_BYTES = 2**30  # of an encoded picture: more is a disk image or a sparse file
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF", "JPEG2000")  # EPS would start Ghostscript
 JPEG = b"\xff\xd8\xff"
 ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
 
@@ -46,25 +44,6 @@ def open_regular(path: str) -> IO[bytes]:
     except BaseException:
         os.close(descriptor)
         raise
-
-
-def open_picture(stream: IO[bytes], max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Pillow's picture of an encoded one, of which the header alone is read yet.
-
-    Raises:
-        RuntimeError: not a picture, or too large; the message is one line.
-    """
-    if Image.MAX_IMAGE_PIXELS is not None:  # Pillow's own bound must not be the tighter one
-        Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
-    try:
-        image = Image.open(stream, formats=FORMATS)
-    except Exception as error:  # its readers raise many kinds, of headers too
-        raise RuntimeError(_in_words(error)) from error
-    width, height = image.size
-    if width * height > max_pixels:
-        image.close()
-        raise RuntimeError(f"its {width} x {height} pixels are more than data.max_pixels={max_pixels}")
-    return image
 
 
 def check_header(stream: IO[bytes], max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
@@ -102,11 +81,7 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
                 return _jpeg_decoder()(torch.frombuffer(bytearray(data), dtype=torch.uint8))
             except Exception:  # each library raises its own kinds
                 pass  # Pillow reads a few kinds more, and says in fewer words what is wrong with the others
-        try:
-            image.load()
-            return torch.from_numpy(np.array(_upright(_eight_bits(image)))).permute(2, 0, 1).contiguous()
-        except Exception as error:  # Pillow's readers raise many kinds
-            raise RuntimeError(_in_words(error)) from error
+        return torch.from_numpy(np.array(decoded(image))).permute(2, 0, 1).contiguous()
 
 
 def plain_jpeg(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[int, int] | None:
@@ -145,38 +120,3 @@ def _jpeg_decoder() -> Callable[[Tensor], Tensor]:
 
         return lambda data: decode_image(data, mode=ImageReadMode.RGB, apply_exif_orientation=True)
     return decode_jpeg
-
-
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """RGB of any mode; Pillow itself would clip grey values of 16 bits to white."""
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
-        upper = (np.array(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
-        grey = Image.fromarray(upper)
-        grey.info = image.info
-        return grey.convert("RGB")
-    if image.mode in ("I", "F"):
-        raise RuntimeError("its samples have 32 bits; pictures have 8 or 16")
-    return image.convert("RGB")
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # damaged EXIF says nothing of the pixels
-        return image
-
-
-def _in_words(error: Exception) -> str:
-    """Why a picture can't be read, in one line without the library's paths."""
-    if isinstance(error, UnidentifiedImageError):
-        return "not a picture, or its header is damaged"
-    if isinstance(error, Image.DecompressionBombError | MemoryError):
-        return "it has more pixels than data.max_pixels"
-    text = (str(error).splitlines() or [type(error).__name__])[0]
-    if re.search("truncated|Truncated|unexpected end|no more data|EOF", text):
-        return "it is truncated"
-    return f"its data is damaged ({text[:80]})" if not text.startswith("its ") else text
-
-
-for message in (".*decompression bomb.*", "Truncated File Read", "Corrupt EXIF data.*", ".*Expecting to read .*"):
-    warnings.filterwarnings("ignore", message=message)  # Pillow's; decode() says what matters, once

@@ -25,7 +25,7 @@ from kd.export.manifest import Manifest
 from kd.serving.answers import answer
 from kd.serving.batcher import Batcher, Busy
 from kd.serving.metrics import Metrics
-from kd.serving.pictures import BadPicture, view
+from kd.serving.pictures import BadUpload, view
 
 PAGE = Path(__file__).parent / "page.html"
 RETRY_S = 1
@@ -125,7 +125,7 @@ class Server:
         try:
             async with asyncio.timeout(self.limits.timeout_s):
                 return JSONResponse(await self._predictions(request))
-        except (Refused, BadPicture) as error:
+        except (Refused, BadUpload) as error:
             return _error(error.status, str(error))
         except Busy:
             return _busy()
@@ -156,8 +156,8 @@ class Server:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._decoders, view, data, self.manifest, self.limits.max_pixels)
-        except BadPicture as error:
-            raise BadPicture(error.status, f"{name}: {error}") from error
+        except BadUpload as error:
+            raise BadUpload(error.status, f"{name}: {error}") from error
 
     async def page(self, request: Request) -> Response:
         """A page to drop a picture on."""

@@ -1,11 +1,13 @@
 """A search from its beginning to its result, and the winner's second trial on fresh seeds."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from kd.checkpoints import write_whole
 from kd.errors import UserError
 from kd.tuning.page import write_page
+from kd.tuning.places import Place, places
 from kd.tuning.plan import LATENCY, Objective, Plan
 from kd.tuning.results import BEST, Confirmation, chosen, print_table, write_best
 from kd.tuning.revive import revive
@@ -18,7 +20,12 @@ TEST = "test"
 
 def search_and_confirm(plan: Plan) -> int:
     """Searches, writes what was found after each trial, prints the table; returns the exit status."""
-    search = Search(plan, say=lambda line: print(line, flush=True), changed=_write)
+    with places(plan.jobs, plan.config["trainer"]["accelerator"]) as free:
+        return _search_and_confirm(plan, free)
+
+
+def _search_and_confirm(plan: Plan, free: Sequence[Place]) -> int:
+    search = Search(plan, free, say=lambda line: print(line, flush=True), changed=_write)
     if plan.revive is not None:
         revive(search)
     else:

@@ -52,12 +52,13 @@ def _cards(study: Study, plan: Plan) -> dict[str, Any]:
     epochs = sum(t.user_attrs.get("epochs") or 0 for t in study.trials())
     whole = plan.epochs * (counts["complete"] + counts["pruned"])
     saved = f"{1 - epochs / whole:.0%} of the epochs saved by stopping early" if whole and counts["pruned"] else ""
+    where = f"of {plan.jobs} at a time" if isinstance(plan.jobs, int) else "under Ray"
     return {"kind": "cards", "cards": [
         ["trials", str(sum(counts.values())), f"of {plan.trials}; {plan.sampler}, {plan.pruner}"],
         ["to the end", str(counts["complete"]), ""],
         ["stopped early", str(counts["pruned"]), saved],
         ["failed", str(counts["failed"]), ""],
-        ["cost", duration(seconds), f"of {plan.jobs} at a time; {epochs} epochs"],
+        ["cost", duration(seconds), f"{where}; {epochs} epochs"],
     ]}  # fmt: skip
 
 

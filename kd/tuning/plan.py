@@ -15,6 +15,7 @@ from kd.config.parser import KDCLI, build_task
 from kd.config.request import Request
 from kd.config.values import flatten
 from kd.errors import UserError
+from kd.tuning.places import Share
 from kd.tuning.space import SearchSpace, Space, item, parse
 
 # what a run's summary.json says beside its validation metrics
@@ -22,7 +23,8 @@ OF_THE_SUMMARY = ("params", "images_per_s", "step_ms_median", "peak_memory_mb", 
 LATENCY = "latency_ms"  # of one picture on one thread, measured by kd-latency after the run
 SAMPLERS = ("tpe", "random", "grid", "cmaes")
 PRUNERS = ("none", "asha", "hyperband", "median")
-KEYS = ("trials", "jobs", "hours", "objective", "sampler", "pruner", "name", "confirm", "revive", "tune")
+KEYS = ("trials", "jobs", "hours", "objective", "sampler", "pruner", "name", "confirm", "revive", "tune",
+        "cores", "gpus")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Plan:
         space: what is searched.
         objectives: the first one decides which trials are stopped early.
         trials: in all, of all machines.
-        jobs: at a time, on this machine.
+        jobs: at a time, on this machine; or a trial's share of a Ray cluster.
         hours: of this command; None for as long as it takes.
         sampler: who chooses the values.
         pruner: who stops trials early.
@@ -79,7 +81,7 @@ class Plan:
     space: SearchSpace
     objectives: tuple[Objective, ...]
     trials: int
-    jobs: int
+    jobs: int | Share
     hours: float | None
     sampler: str
     pruner: str
@@ -131,10 +133,6 @@ def plan(request: Request) -> Plan:
     space = _search_space(spaces, args)
     if sampler == "grid" and (floats := [s.key for s in space if s.choices is None and not s.integer]):
         raise UserError(f"sampler: a grid needs choices or integers; search.{floats[0]} is neither")
-    jobs = _count("jobs", given.get("jobs", 1))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if jobs > cores:
-        raise UserError(f"jobs: {jobs} trials at a time can't have a core each of {cores}")
     name = str(given.get("name") or "search")
     return Plan(
         items=[*items, *overrides],
@@ -142,7 +140,7 @@ def plan(request: Request) -> Plan:
         space=space,
         objectives=objectives,
         trials=_count("trials", given.get("trials", 20)),
-        jobs=jobs,
+        jobs=_jobs(given),
         hours=_hours(given.get("hours")),
         sampler=sampler,
         pruner=pruner,
@@ -248,6 +246,19 @@ def _count(key: str, value: Any, least: int = 1) -> int:
     if count < least:
         raise UserError(f"{key} must be a whole number from {least}, got '{value}'")
     return count
+
+
+def _jobs(given: dict[str, Any]) -> int | Share:
+    share = {key: _count(key, given[key], least=int(key == "cores")) for key in ("cores", "gpus") if key in given}
+    if given.get("jobs") == "ray":
+        return Share(**share)
+    if share:
+        raise UserError(f"{next(iter(share))}: is a trial's share of a cluster (jobs=ray); jobs=K deals this machine's")
+    jobs = _count("jobs", given.get("jobs", 1))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if jobs > cores:
+        raise UserError(f"jobs: {jobs} trials at a time can't have a core each of {cores}")
+    return jobs
 
 
 def _hours(value: Any) -> float | None:

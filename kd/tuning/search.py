@@ -13,10 +13,11 @@ from filelock import FileLock
 
 from kd.config.train_first import teacher_checkpoint
 from kd.errors import Stopped, UserError
+from kd.tuning.places import Place
 from kd.tuning.plan import Plan, differences
 from kd.tuning.space import duration, item, short
 from kd.tuning.study import Study
-from kd.tuning.trials import Job, Owner, Slot, deal
+from kd.tuning.trials import Job, Owner
 
 POLL_S = 0.2
 MAKES_THE_RULE = 5  # so many failures and nothing else: the search itself is wrong
@@ -42,6 +43,7 @@ class Search:
 
     Args:
         plan: what is asked for.
+        free: where trials run, one in each place at a time.
         say: prints a line.
         changed: called after each trial's end.
 
@@ -50,7 +52,11 @@ class Search:
     """
 
     def __init__(
-        self, plan: Plan, say: Callable[[str], None] = print, changed: Callable[["Search"], None] = lambda search: None
+        self,
+        plan: Plan,
+        free: Sequence[Place],
+        say: Callable[[str], None] = print,
+        changed: Callable[["Search"], None] = lambda search: None,
     ) -> None:
         self.plan, self.say, self.changed = plan, say, changed
         plan.folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +65,7 @@ class Search:
             directions = [objective.direction for objective in plan.objectives]
             self.study = Study(plan.folder, directions, plan.sampler, plan.pruner, plan.epochs, plan.config["seed"])
             self._check_settings()
-        self.free = deal(plan.jobs, gpus_of(plan.config["trainer"]["accelerator"]))
+        self.free, self.places = list(free), len(free)
         self.running: list[Running] = []
         self.stopped_by: int | None = None
         self.began = time.monotonic()
@@ -220,7 +226,7 @@ class Search:
         best = self.study.best()
         so_far = f", best trial {best[0].number}" if best else ""
         each = statistics.mean(self.seconds) if self.seconds else 0.0
-        left = each * max(0, total - ended) / self.plan.jobs
+        left = each * max(0, total - ended) / self.places
         if self.plan.hours is not None:
             left = min(left, max(0.0, 3600 * self.plan.hours - (time.monotonic() - self.began)))
         return f"{ended} of {total} ended{so_far}, about {duration(left)} left"
@@ -252,7 +258,7 @@ class Search:
 
     def _wait(self, waiting: list[tuple[Job, Sequence[str]]]) -> None:
         going = list[Job]()
-        free: list[Slot] = list(self.free)
+        free: list[Place] = list(self.free)
         while waiting or going:
             while waiting and free and self.stopped_by is None:
                 job, command = waiting.pop(0)
@@ -284,15 +290,3 @@ class _Signals:
     def __exit__(self, *error: object) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
-
-
-def gpus_of(accelerator: str) -> list[str]:
-    """The GPUs that runs may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
-    import os
-
-    import torch
-
-    if accelerator not in ("auto", "gpu", "cuda") or not torch.cuda.is_available():
-        return []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]

@@ -3,69 +3,59 @@
 import csv
 import fcntl
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from kd.checkpoints import newest_whole
-from kd.launch.child import start_kd_train
+from kd.tuning.places import LOST, RUNNER, Place, Process
 
 LOG = "log.txt"
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A share of the machine that one trial has for itself.
-
-    Attributes:
-        cores: numbers of its CPU cores; empty where they can't be dealt.
-        gpus: numbers of its GPUs.
-    """
-
-    cores: tuple[int, ...]
-    gpus: tuple[str, ...]
-
-    def variables(self) -> dict[str, str]:
-        """For the process's environment."""
-        threads = {} if "OMP_NUM_THREADS" in os.environ or not self.cores else {"OMP_NUM_THREADS": str(len(self.cores))}
-        return threads | ({"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {})
-
-
-def deal(jobs: int, gpus: Sequence[str]) -> list[Slot]:
-    """The machine's cores and GPUs in ``jobs`` shares that do not overlap."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    return [Slot(tuple(cores[i::jobs]), tuple(gpus[i::jobs])) for i in range(jobs)]
+MOST_LOST = 3  # machines that go under one trial: then it is the trial
 
 
 class Owner:
-    """A lock on a trial's folder: held by the process that looks after it and by its run, let go by any end of both."""
+    """A lock on a trial's folder: held by the process that looks after it and by its run, let go by any end of both.
+
+    A run on another machine can't be handed it, and holds one of its own there.
+    """
 
     def __init__(self, file: IO[str]) -> None:
         self.file = file
 
     @classmethod
     def take(cls, folder: Path) -> "Owner | None":
-        """The lock; None where another process has it."""
+        """The lock; None where another process has it, or a run elsewhere still ends."""
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / "owner").open("a")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
+        file = _locked(folder / "owner")
+        if file is None:
             return None
+        if (folder / RUNNER).exists():
+            running = _locked(folder / RUNNER)
+            if running is None:
+                file.close()
+                return None
+            running.close()
         return cls(file)
 
     def release(self) -> None:
         """Lets it go."""
         self.file.close()
+
+
+def _locked(path: Path) -> IO[str] | None:
+    file = path.open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
 
 
 @dataclass
@@ -78,15 +68,18 @@ class Job:
         slot: where it runs.
         owner: its lock.
         process: None where the run had ended before.
+        items: its command line, to be begun again where its machine went.
         stopped: why it was told to stop, if it was.
         timed: its student's speed is being measured, or was.
     """
 
     folder: Path
     recipe: str
-    slot: Slot
+    slot: Place
     owner: Owner
-    process: subprocess.Popen | None = None
+    process: Process | None = None
+    items: Sequence[str] = ()
+    lost: int = 0
     stopped: str = ""
     timed: bool = False
     began: float = field(default_factory=time.monotonic)
@@ -98,6 +91,7 @@ class Job:
 
     def begin(self, items: Sequence[str]) -> None:
         """Starts the run, or goes on with it from its last checkpoint; one that has ended well is left as it is."""
+        self.items = items
         if self.summary().get("status") == "done" and (self.run / "student.safetensors").is_file():
             return
         if newest_whole(self.run / "checkpoints")[0] is not None:
@@ -121,15 +115,7 @@ class Job:
         return True
 
     def _start(self, items: Sequence[str]) -> None:
-        with (self.folder / LOG).open("a") as log:
-            self.process = start_kd_train(
-                items,
-                stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=self.slot.variables(),
-                pass_fds=(self.owner.file.fileno(),), start_new_session=True,
-            )  # fmt: skip
-        if self.slot.cores:
-            with suppress(OSError):  # it has ended already
-                os.sched_setaffinity(self.process.pid, self.slot.cores)
+        self.process = self.slot.start(items, self.folder / LOG, self.owner.file)
 
     def stop(self, why: str) -> None:
         """Tells the run to save and end."""
@@ -144,8 +130,18 @@ class Job:
 
     @property
     def status(self) -> int | None:
-        """The exit status; None while it runs."""
-        return 0 if self.process is None else self.process.poll()
+        """The exit status; None while it runs. Where its machine went it is begun again, a few times."""
+        status = 0 if self.process is None else self.process.poll()
+        if status != LOST:
+            return status
+        if self.stopped:
+            return -signal.SIGTERM
+        self.lost += 1
+        if self.lost > MOST_LOST:
+            return 1
+        self.timed = False
+        self.begin(self.items)
+        return None
 
     def summary(self) -> dict[str, Any]:
         """The run's ``summary.json``; empty without one."""
@@ -167,20 +163,18 @@ class Job:
         told = re.findall(r"kd-(?:train|latency): (?!the traceback|go on|resume)(?:rank \d+: )?(?:failed: )?(.+)", text)
         last = text.strip().splitlines()[-1:] or ["no output"]
         status = self.status or 0
+        if self.lost > MOST_LOST:
+            return f"its machine went {self.lost} times"
         if status < 0:
             return f"killed by {signal.Signals(-status).name}"
         return (told or last)[-1][:200]
 
 
-def evaluate(run: Path, split: str, slot: Slot) -> dict[str, float]:
+def evaluate(run: Path, split: str, slot: Place) -> dict[str, float]:
     """What ``kd-eval`` says of a finished run's student on a split; empty where it can't."""
     file = run / f"eval_{split}.json"
     if not file.is_file():
-        with (run.parent.parent / LOG).open("a") as log:
-            process = start_kd_train(
-                ["eval", str(run), f"split={split}"],
-                stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=slot.variables(), pass_fds=(),
-            )  # fmt: skip
+        process = slot.start(["eval", str(run), f"split={split}"], run.parent.parent / LOG)
         while process.poll() is None:
             time.sleep(0.05)
     return json.loads(file.read_text(encoding="utf-8"))["student"] if file.is_file() else {}

@@ -146,7 +146,10 @@ def test_what_is_refused_leaves_the_server_alive(port: int, files: list[Path]) -
     postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
     wide = io.BytesIO()
     Image.new("RGB", (4000, 300)).save(wide, "JPEG")
+    deep = io.BytesIO()
+    Image.new("I", (40, 40)).save(deep, "TIFF")  # 32 bits: training refuses it too
     cases = [
+        (415, *form(deep.getvalue())),
         (415, *form(b"no picture at all")),
         (415, *form(good[: len(good) // 3])),
         (415, *form(postscript)),

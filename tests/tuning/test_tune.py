@@ -23,10 +23,10 @@ import yaml
 pytest.importorskip("optuna")
 
 from kd.cli import main, train_main
+from kd.tuning.places import deal
 from kd.tuning.results import Confirmation
 from kd.tuning.space import SearchSpace, parse
 from kd.tuning.study import Study
-from kd.tuning.trials import deal
 from tests._forks import ForkedRun, processes, start, status_of
 from tests._helpers import ROOT, run_cli, write_recipe
 from tests.report.test_html import BROWSER, FLAGS, section
@@ -39,7 +39,7 @@ QUIET = ["trainer.precision=32-true", "trainer.max_epochs=2"]
 @pytest.fixture(autouse=True)
 def _forked_trials(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if "slow" not in request.keywords:
-        monkeypatch.setattr("kd.tuning.trials.start_kd_train", ForkedRun)
+        monkeypatch.setattr("kd.tuning.places.start_kd_train", ForkedRun)
 
 
 def trials(folder: Path) -> list[Any]:
@@ -52,7 +52,7 @@ def of(recipe: Path, name: str = "search") -> Path:
 
 def trial_processes(folder: Path) -> set[int]:
     """Processes that hold a trial's lock: the search and its runs."""
-    owners = {str(file.resolve()) for file in folder.glob("trials/*/owner")}
+    owners = {str(file.resolve()) for name in ("owner", "runner") for file in folder.glob(f"trials/*/{name}")}
     found = set()
     for pid, _, state in processes():
         for handle in Path(f"/proc/{pid}/fd").glob("*") if state != "Z" else ():

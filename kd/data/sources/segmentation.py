@@ -9,9 +9,10 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 
-from kd.data.pictures import open_picture, open_regular
+from kd.data.pictures import open_regular
 from kd.data.sources.base import Source
 from kd.data.sources.files import IMAGE_SUFFIXES, FileSplit, PathLike
+from kd.decoding import open_picture
 from kd.errors import UserError
 
 

@@ -1,0 +1,91 @@
+"""Encoded pictures by Pillow alone: opened with their size known before anything is decoded, upright, in eight bits.
+
+Training, prediction and the server read by the same few functions; none of them needs torch.
+"""
+
+import warnings
+from typing import IO
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+MAX_PIXELS = 200_000_000
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF", "JPEG2000")  # EPS would start Ghostscript
+
+
+class BadPicture(RuntimeError):
+    """Not a picture, or a damaged one; the message is one line."""
+
+
+class TooLarge(BadPicture):
+    """A picture that claims more pixels than are allowed."""
+
+
+def open_picture(stream: IO[bytes], max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Pillow's picture of an encoded one, of which the header alone is read yet.
+
+    Raises:
+        TooLarge: its header claims more than ``max_pixels``.
+        BadPicture: not a picture.
+    """
+    if Image.MAX_IMAGE_PIXELS is not None:  # Pillow's own bound must not be the tighter one
+        Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
+    try:
+        image = Image.open(stream, formats=FORMATS)
+    except Exception as error:  # its readers raise many kinds, of headers too
+        raise in_words(error) from error
+    width, height = image.size
+    if width * height > max_pixels:
+        image.close()
+        raise TooLarge(f"its {width} x {height} pixels are more than data.max_pixels={max_pixels}")
+    return image
+
+
+def decoded(image: Image.Image) -> Image.Image:
+    """An opened picture in RGB of eight bits, upright by its EXIF orientation; of 16 bits the upper eight.
+
+    Raises:
+        BadPicture: damaged or truncated, or samples of 32 bits.
+    """
+    try:
+        image.load()
+        return _upright(_eight_bits(image))
+    except Exception as error:  # Pillow's readers raise many kinds
+        raise in_words(error) from error
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """RGB of any mode; Pillow itself would clip grey values of 16 bits to white."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
+        upper = (np.array(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
+        grey = Image.fromarray(upper)
+        grey.info = image.info
+        return grey.convert("RGB")
+    if image.mode in ("I", "F"):
+        raise BadPicture("its samples have 32 bits; pictures have 8 or 16")
+    return image.convert("RGB")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # damaged EXIF says nothing of the pixels
+        return image
+
+
+def in_words(error: Exception) -> BadPicture:
+    """Why a picture can't be read, in one line without the library's paths."""
+    if isinstance(error, BadPicture):
+        return error
+    if isinstance(error, UnidentifiedImageError):
+        return BadPicture("not a picture, or its header is damaged")
+    if isinstance(error, Image.DecompressionBombError | MemoryError):
+        return TooLarge("it has more pixels than data.max_pixels")
+    text = (str(error).splitlines() or [type(error).__name__])[0]
+    if any(word in text for word in ("truncated", "Truncated", "unexpected end", "no more data", "EOF")):
+        return BadPicture("it is truncated")
+    return BadPicture(f"its data is damaged ({text[:80]})")
+
+
+for message in (".*decompression bomb.*", "Truncated File Read", "Corrupt EXIF data.*", ".*Expecting to read .*"):
+    warnings.filterwarnings("ignore", message=message)  # Pillow's; what matters is said once, in the error
