@@ -1,7 +1,8 @@
 """The cluster behind the engine ``ray`` (extra ``ray``): its machines, and processes on them that make batches.
 
 The one file of the data that imports Ray. Ray is asked for little: which machines carry a label, a process on one of
-them, a call to it, and what became of that call. Who makes which batch, and what happens when one fails, is decided in ``tier.py``.
+them, a call to it, and what became of that call. Who makes which batch, and what happens when one fails, is decided in
+``tier.py``.
 """
 
 import os
