@@ -13,9 +13,12 @@ from kd.data.batch import Batch
 from kd.distill.headless import HeadlessStudent
 from kd.distill.student import Student
 from kd.distill.students import Students
+from kd.losses.ranks import of_all_ranks
 from kd.models import Prepare
 from kd.models.own import logits_of
+from kd.report.metric import PROBE
 from kd.tasks import Task
+from kd.tasks.features import knn_accuracy, ridge_accuracy
 from kd.teachers import Teacher
 from kd.teachers.answer import ALL, Wanted
 
@@ -151,6 +154,50 @@ class Validation:
             found |= {f"{prefix}{metric}": value for metric, value in student.task.compute().items()}
             student.task.reset()
         return found
+
+
+@dataclass
+class Labelled:
+    """What models make of labelled pictures.
+
+    Attributes:
+        features: ``(N, D)`` by model, in the pictures' order, on the models' device.
+        labels: class ids ``(N,)``.
+        bank: so many of them, the first, are what answers are looked up in; the others are asked for.
+    """
+
+    features: dict[str, Tensor]
+    labels: Tensor
+    bank: int
+
+    def accuracy(self, name: str) -> dict[str, float]:
+        """``knn1`` and ``probe1`` (:data:`kd.report.metric.PROBE`) of a model's features, in 0..1."""
+        known, asked = self.features[name][: self.bank], self.features[name][self.bank :]
+        given = known, self.labels[: self.bank], asked, self.labels[self.bank :]
+        measured = knn_accuracy(*given), ridge_accuracy(*given)
+        return {metric: round(value, 6) for metric, value in zip(PROBE, measured, strict=True)}
+
+
+@torch.no_grad()
+def look_at(
+    models: Mapping[str, Callable[[Tensor], Tensor]], batches: Iterable[Batch], bank: int, device: torch.device
+) -> Labelled:
+    """Runs models over labelled pictures; of several processes each runs its share, and all get the whole.
+
+    Args:
+        models: pictures -> features ``(N, D)``, by name.
+        batches: this process's, as :meth:`kd.data.datamodule.DistillationDataModule.probe_dataloader` gives them.
+        bank: so many pictures are looked up in.
+        device: where the models are.
+    """
+    parts: list[dict[str, Tensor]] = []
+    for batch in batches:
+        images = batch["image"].to(device)
+        own = {f" {name}": model(images).float() for name, model in models.items()}
+        parts.append({"index": batch["index"].to(device), "target": batch["target"].to(device), **own})
+    whole = {name: of_all_ranks(torch.cat([part[name] for part in parts]))[0] for name in parts[0]}
+    order = whole["index"].argsort()[int((whole["index"] < 0).sum()) :]  # padding comes first
+    return Labelled({name: whole[f" {name}"][order] for name in models}, whole["target"][order], bank)
 
 
 class Listener(Protocol):

@@ -4,6 +4,7 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -119,3 +120,76 @@ def test_mistakes(items: list[str], message: str, made: Path, capsys: pytest.Cap
 def test_what_random_weights_can_not(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main("train", [f"recipe={recipe}", "model.student.freeze=backbone"]) == 2
     assert "model.student.freeze: backbone keeps its first weights, which would be random" in capsys.readouterr().err
+
+
+# -- measured by labelled pictures that nothing is trained with --------
+
+
+@pytest.fixture(scope="module")
+def probed(made: Path) -> Path:
+    """A run with two teachers of other sizes, measured on labelled pictures too."""
+    draw_folder(made / "labelled", val=8)
+    big = save_teacher(made / "big.safetensors", seed=2, embed_dim=48)
+    teachers = {
+        "dino": {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(made / "dino.safetensors")},
+        "big": {"arch": ARCH, "img_size": 48, "kwargs": {**TINY, "embed_dim": 48}, "checkpoint": str(big), "mean": [0.5] * 3,
+                "std": [0.25] * 3, "weight": 2.0},
+    }  # fmt: skip
+    recipe = label_free_recipe(made / "two.yaml", made / "pictures", teachers, recipe="two", data__img_size=48)
+    items = [f"recipe={recipe}", f"data.probe.root={made / 'labelled'}", "model.teacher_drop=0.5"]
+    assert main("train", items) == 0
+    return made / "runs" / "two" / "000"
+
+
+def test_teachers_and_student_are_measured_by_their_features(probed: Path) -> None:
+    summary = json.loads((probed / "summary.json").read_text())
+    val = summary["student"]["val"]
+    assert summary["primary"] == "knn1"
+    assert summary["teacher"]["val"].keys() == {"knn1", "probe1"}
+    assert set(summary["teacher"]["members"]) == {"dino", "big"}
+    assert summary["teacher"]["members"]["big"]["val"]["knn1"] > 0.25  # colours tell the classes apart
+    assert val["knn1"] > 0.25 and val["probe1"] > 0.25
+    losses = {name: val[f"{name}_loss"] for name in ("dino_summary", "dino_patches", "big_summary", "big_patches")}
+    total = sum(value * (2 if name.startswith("big") else 1) for name, value in losses.items())
+    assert val["feature_loss"] == pytest.approx(total, rel=1e-4)
+    page = (probed / "report.html").read_text()
+    assert "Accuracy of the features" in page and "teacher big knn1" in page
+
+
+def test_kd_eval_finds_what_training_found(probed: Path, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The best epoch's student, from its file alone; and two runs side by side."""
+    assert main("eval", [str(probed)]) == 0
+    found = json.loads((probed / "eval_val.json").read_text())
+    best = json.loads((probed / "summary.json").read_text())["student"]["best_val"]
+    assert {k: found["student"][k] for k in ("knn1", "probe1")} == {k: best[k] for k in ("knn1", "probe1")}
+    assert found["student"]["rankme"] == pytest.approx(best["rankme"], rel=0.05)
+    assert {"teacher dino", "teacher big"} <= set(found)
+    assert main("eval", [str(folder(made)), str(folder(made))]) == 0
+    assert "data.probe.root=DIR" in capsys.readouterr().out
+    assert main("eval", [str(probed), "robust=true"]) == 2
+    assert "robust: needs a classifier" in capsys.readouterr().err
+
+
+def test_features_of_pictures_and_the_files_beside(probed: Path, made: Path) -> None:
+    out = made / "features.npz"
+    assert main("predict", [str(probed), str(made / "labelled" / "val"), f"out={out}"]) == 0
+    with np.load(out) as found:
+        assert found["features"].shape == (32, TINY["embed_dim"])
+    assert main("card", [str(probed)]) == 0
+    assert "image-feature-extraction" in (probed / "README.md").read_text()
+    assert main("runs", [str(made / "runs")]) == 0
+
+
+def test_a_probe_that_can_not_be(made: Path, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draw_folder(made / "one", classes=("apple",))
+    for file, items, message in (
+        ("tiny.yaml", [f"data.probe.root={made / 'one'}"], "data.probe.root: one class ('apple')"),
+        ("tiny.yaml", ["data.probe.root=/nowhere"], "data.probe.root: there is no folder /nowhere/train"),
+        ("tiny.yaml", ["checkpoint.monitor=val/knn1"], "checkpoint.monitor: val/knn1 needs labelled pictures"),
+        ("tiny.yaml", ["model.teacher_drop=0.5"], "model.teacher_drop: needs losses that listen to several"),
+        (recipe, [f"data.probe.root={made / 'one' / '..' / 'labelled'}"], "data.probe.root: measures the features of"),
+    ):
+        assert main("train", [f"recipe={made / file}", *items]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1

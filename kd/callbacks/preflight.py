@@ -53,10 +53,10 @@ class Preflight(Callback):
         if teacher is None or trainer.limit_val_batches == 0 or stage != "fit":
             return
         if not teacher.has_head:
-            if trainer.is_global_zero:
-                print(
-                    f"preflight: teacher {teacher.arch} has no classifier: its features teach, unmeasured", flush=True
-                )
+            measured = run.module.data is not None and run.data.probe is not None
+            if trainer.is_global_zero and not measured:
+                why = "its features teach, unmeasured (data.probe.root=DIR measures them)"
+                print(f"preflight: teacher {teacher.arch} has no classifier: {why}", flush=True)
             return
         keep = not run.module.resumed and any(s.start == "inherited" for s in run.students.named().values())
         teacher.to(run.device, dtype_for(str(trainer.precision)), keep)

@@ -24,7 +24,7 @@ from kd.export.prepared import Prepared
 from kd.export.student import load_student, read_metadata
 from kd.models import Preprocess, TeacherSpec
 from kd.tasks import Task
-from kd.teachers import Ensemble, FrozenTeacher, build_teachers
+from kd.teachers import Ensemble, FrozenTeacher, build_teacher, build_teachers
 
 
 @dataclass
@@ -81,7 +81,8 @@ class FinishedRun:
         known = len(data.source.classes)
         if self.classes and list(data.source.classes) != self.classes:
             raise UserError(f"data.source: its {known} classes are not the student's {len(self.classes)}")
-        self.task.build(known, data.source.ignore_index)
+        if self.classes:
+            self.task.build(known, data.source.ignore_index)
         return data
 
     def prepared(self, layout: Layout) -> Prepared:
@@ -127,14 +128,32 @@ def open_run(request: Request, takes: tuple[str, ...] = ()) -> FinishedRun:
 
 def teacher_of_run(model: dict[str, Any], classes: list[str], dense: bool) -> FrozenTeacher | Ensemble | None:
     """The run's teacher or teachers, if their checkpoints are still there."""
-    specs = {"": model["teacher"]} if model["teacher"] else model["teachers"] or {}
+    specs = _specs(model)
     gone = [s["checkpoint"] for s in specs.values() if not (s["checkpoint"] and Path(s["checkpoint"]).exists())]
+    if not model["student"].get("head", True):
+        return None
     if gone:
         print(f"the teacher's checkpoint {gone[0]} is gone: the student alone", file=sys.stderr)
     if gone or not specs or not all(s["head"] for s in specs.values()):
         return None
     built = {name: TeacherSpec(**{**spec, "placement": "same"}) for name, spec in specs.items()}
     return build_teachers(built.get(""), {name: s for name, s in built.items() if name}, classes, dense)
+
+
+def feature_teachers(model: dict[str, Any]) -> dict[str, FrozenTeacher]:
+    """The teachers of a run without labels, by name; those whose checkpoint is gone are left out."""
+    found: dict[str, FrozenTeacher] = {}
+    for name, spec in _specs(model).items():
+        if not spec["pretrained"] and not (spec["checkpoint"] and Path(spec["checkpoint"]).exists()):
+            print(f"the teacher's checkpoint {spec['checkpoint']} is gone: {name or 'it'} is left out", file=sys.stderr)
+            continue
+        own = TeacherSpec(**{**spec, "placement": "same", "head": False})
+        found[name] = build_teacher(own, 0, [], f"model.teachers.{name}" if name else "model.teacher")
+    return found
+
+
+def _specs(model: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {"": model["teacher"]} if model["teacher"] else model["teachers"] or {}
 
 
 def check_finished(folder: Path) -> None:

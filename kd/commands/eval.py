@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kd.commands._keys import take, truth, whole_number
 from kd.config.request import Request
 from kd.errors import UserError
+from kd.report.metric import told
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +33,9 @@ kd-eval: accuracy of a run's student (and of its teacher), as a table and as JSO
   recipe=NAME    whose pictures a weights file is measured on, without a run beside it
   data.key=...   as for kd-train: data.source.root=DIR, data.batch_size=N, ...
 
+Of a student without a classifier: the directions that its features use (RankMe) and, with data.probe.root=DIR, the
+accuracy of k nearest neighbours and of a ridge probe, its teachers beside it.
+
 The JSON of a run is also written to RUN_FOLDER/eval_<split>.json (eval_<folder's name>.json, or eval_folder_val.json
 where it is called as a split), with how faithful the student is to its teacher: agreement, mean KL divergence,
 calibration, classes, confusions. Computed in float32, as plain timm would.
@@ -48,6 +52,11 @@ def run(request: Request) -> int:
         return 0 if "help" in request.flags else 2
     results, files, pairs = _evaluated(request)
     from kd.data.sources import said
+
+    if "fidelity" not in results[0]:
+        _print_features(results)
+        print(f"written to {', '.join(map(str, files))}")
+        return 0
 
     if len(results) == 1:
         _print_evaluation(results[0])
@@ -76,6 +85,11 @@ def _evaluated(request: Request) -> tuple[list[dict[str, Any]], list[Path], list
     from kd.config.quiet import quiet_libraries
 
     quiet_libraries()
+    from kd.commands import _features
+
+    if any(_features.gives_features(word) for word in request.rest):
+        results = _features.measured(request, asked, out)
+        return results, _write_results(results, asked, out), []
     measured = _measure.subjects(request, asked)
     _measure.check_same_pictures(measured, asked)
     task = measured[0].task
@@ -130,6 +144,33 @@ def _write(
     elif out is not None:
         out.write_text(json.dumps(results[0] if len(results) == 1 else results, indent=2) + "\n")
     return [*files, *([out] if out is not None else [])]
+
+
+def _write_results(results: list[dict[str, Any]], asked: "Asked", out: Path | None) -> list[Path]:
+    """The figures of runs whose students have no classifier."""
+    files = [Path(result["run"]) / f"eval_{asked.split}.json" for result in results]
+    for file, result in zip(files, results, strict=True):
+        file.write_text(json.dumps(result, indent=2) + "\n")
+    if out is not None:
+        out.write_text(json.dumps(results[0] if len(results) == 1 else results, indent=2) + "\n")
+    return [*files, *([out] if out is not None else [])]
+
+
+def _print_features(results: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    from kd.commands._features import columns, rows
+
+    shown = columns(results)
+    table = Table(title=f"{results[0]['pictures']} pictures: {results[0]['data']}")
+    for column in ("", "parameters", *shown):
+        table.add_column(column, justify="right" if column else "left", overflow="fold")
+    for name, figures in rows(results, _short([result["run"] for result in results])):
+        cells = [told(metric, figures[metric]) if metric in figures else "" for metric in shown]
+        table.add_row(name, f"{figures['params'] / 1e6:.2f} M", *cells)
+    _console().print(table)
+    if "probe" not in results[0]:
+        print("k-NN and ridge probe need labelled pictures: data.probe.root=DIR (DIR/train/<class>, DIR/val/<class>)")
 
 
 def _name(folder: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from kd.config.request import Request
 from kd.errors import UserError
 from kd.lock import is_held
+from kd.report.metric import told
 from kd.report.records import is_run
 
 HELP = """\
@@ -20,6 +21,7 @@ kd-runs: the runs in a folder, the newest first.
 A run may go where it holds neither a student nor anything to resume from, and nobody trains in it (column `delete`).
 """
 NUMBERS = ("teacher", "student", "images/s", "age", "MB")
+MAIN = ("acc1", "miou", "map", "f1", "knn1", "feature_loss")
 COLUMNS = ("run", "status", "metric", "teacher", "student", "images/s", "limit", "age", "MB", "delete")
 
 
@@ -62,7 +64,7 @@ def _described(folder: Path) -> dict[str, Any]:
     kept = {"student.safetensors", "last.ckpt", "previous.ckpt"} & names
     student, teacher = summary.get("student") or {}, summary.get("teacher") or {}
     values = student.get("best_val") or student.get("val") or {}
-    metric = next((name for name in ("acc1", "miou", "map", "f1") if name in values), next(iter(values), None))
+    metric = next((name for name in MAIN if name in values), next(iter(values), None))
     return {
         "run": f"{folder.parent.name}/{folder.name}",
         "folder": str(folder),
@@ -87,7 +89,7 @@ def _print(found: list[dict[str, Any]]) -> None:
     for column in COLUMNS:
         table.add_column(column, justify="right" if column in NUMBERS else "left")
     for row in found:
-        shares = ["" if row[who] is None else f"{row[who]:.1%}" for who in ("teacher", "student")]
+        shares = ["" if row[who] is None else told(row["metric"], row[who]) for who in ("teacher", "student")]
         speed = "" if row["images_per_s"] is None else f"{row['images_per_s']:,.0f}"
         limit = row["limit"] if len(row["limit"]) <= 24 else ""
         table.add_row(

@@ -61,6 +61,9 @@ def assemble(
     if not student.head and not losses:
         raise UserError("model.student.head: without a classifier it learns a teacher's features; give "
                         "model.distill_losses")  # fmt: skip
+    if student.head and data.probed:
+        raise UserError("data.probe.root: measures the features of a student without a classifier "
+                        "(model.student.head=false); validation measures this one")  # fmt: skip
     task = _task(task, student.head, data)
     without_labels = not (data.labels and task.labels)
     weight = 0.0 if without_labels and task_loss_weight >= 0 else task_loss_weight  # then there is no such loss

@@ -33,6 +33,7 @@ from kd.callbacks.phases import Phases
 from kd.callbacks.predictions import Predictions
 from kd.callbacks.preemption import Preemption
 from kd.callbacks.preflight import Preflight
+from kd.callbacks.probe import FeatureProbe
 from kd.callbacks.progress import Progress
 from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.students import StudentFolders
@@ -50,7 +51,7 @@ from kd.launch.cluster import Cluster
 from kd.lightning_internals import runs_in_child_processes
 from kd.module import DistillationModule
 from kd.optim import OptimSpec
-from kd.report.metric import less_is_better
+from kd.report.metric import PROBE, less_is_better
 from kd.strategies.checkpoint_files import CheckpointFiles
 from kd.tasks import Classification, Task
 from kd.teachers import shared_teachers
@@ -260,11 +261,13 @@ class KDCLI(LightningCLI):
             f"val/{name}"
             for name in self.model.task.metric_names(bool(self.model.teacher and self.model.teacher.has_head))
         ]
-        monitor = config.checkpoint.monitor or f"val/{self.model.task.primary}"
+        monitor = config.checkpoint.monitor or f"val/{self.model.task.monitored}"
         has_best = any(module.is_measured for module in self.model.named_students().values())
         if config.checkpoint.monitor and not has_best and not config.resume:
             raise UserError("checkpoint.monitor: nothing trains the student's classifier, so there is no validation "
                             "metric; the last epoch is exported")  # fmt: skip
+        if monitor in {f"val/{name}" for name in PROBE} - set(known):
+            raise UserError(f"checkpoint.monitor: {monitor} needs labelled pictures to look at: data.probe.root=DIR")
         if monitor not in known:
             raise ValueError(f"monitor must be one of {', '.join(known)}, got '{monitor}'")
         mode = config.checkpoint.mode or ("min" if less_is_better(monitor) else "max")
@@ -289,6 +292,7 @@ class KDCLI(LightningCLI):
         ours: list[Callback] = [
             Nodes(self._cluster.launcher if self._cluster else None),
             preflight,
+            FeatureProbe(preflight),
             self.folder,
             loggers,
             LearningRate(),

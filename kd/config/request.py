@@ -19,6 +19,7 @@ from kd.launch.sagemaker import CHANNEL, folder_of
 GROUPS = (
     "data",
     "data.augment",
+    "data.probe",
     "model",
     "model.student",
     "model.teacher",

@@ -78,6 +78,7 @@ class DataInfo:
         multi_label: targets are any number of labels.
         ignore_index: the value of a mask's pixels that take no part.
         counts: labelled training pictures of each class, of one label each; None where that is not known.
+        probed: there are labelled pictures to measure features on (``data.probe``).
         crop_ratio: validation looks at the centre of a picture whose shorter side is the model's size over this.
     """
 
@@ -91,6 +92,7 @@ class DataInfo:
     multi_label: bool = False
     ignore_index: int | None = None
     crop_ratio: float = 1.0
+    probed: bool = False
     counts: list[int] | None = None
 
     @property

@@ -16,6 +16,7 @@ from kd.data.info import info_of
 from kd.data.loader import Loader
 from kd.data.pictures import MAX_PIXELS
 from kd.data.position import Position
+from kd.data.probe import Probe
 from kd.data.sampler import EvalBatches, Key, TrainBatches, ViewBatches
 from kd.data.scan import Check
 from kd.data.sources import FoodTagMini, Source, Split, identity
@@ -60,6 +61,7 @@ class DistillationDataModule(LightningDataModule):
             ones are all that is trained on.
         seed: orders and augments; follows the run's ``seed``.
         tier: the machines of ``engine=ray``.
+        probe: labelled pictures to measure features on, of a student without a classifier.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class DistillationDataModule(LightningDataModule):
         unlabeled_ratio: float | None = None,
         seed: int = 0,
         tier: TierSpec | None = None,
+        probe: Probe | None = None,
     ) -> None:
         super().__init__()
         settings = {"batch_size": batch_size, "num_workers": num_workers}
@@ -103,6 +106,7 @@ class DistillationDataModule(LightningDataModule):
         self._finish: Finish | None = None  # what is left to the device
         self.views: int | None = None  # set where a teacher's answers are cached: view = epoch % views
         self._identity: dict[str, Any] | None = None
+        self.probe = probe if probe is not None and probe.root else None
 
     def prepare_data(self) -> None:
         """Checks the pictures of both splits; the first process of a machine does it, others wait and read its answer.
@@ -112,6 +116,8 @@ class DistillationDataModule(LightningDataModule):
         """
         for name in ("train", "val"):
             self.split(name)
+        if self.probe is not None:
+            self.probe.split(self.splits)
         if self.tier is not None:
             self.tier.connect()
 
@@ -132,10 +138,12 @@ class DistillationDataModule(LightningDataModule):
         Raises:
             UserError: missing data.
         """
+        if self.probe is not None:
+            self.probe.check()
         parts, ratio = self.splits.parts("train"), self.unlabeled_ratio
         return info_of(
             self.source, self.splits.sizes(), parts[0].targets, self.augment, self.crop_ratio, ratio,
-            self.balance_classes,
+            self.balance_classes, self.probe is not None,
         )  # fmt: skip
 
     @property
@@ -231,6 +239,20 @@ class DistillationDataModule(LightningDataModule):
         batches = EvalBatches(len(pictures.targets), self.batch_size, rank, world_size)
         data, collate = self._views().evaluation(pictures)
         return self._loader(data, batches, collate)
+
+    def probe_dataloader(self) -> tuple[DataLoader, int]:
+        """The labelled pictures to measure features on (``data.probe``) as validation sees them: this process's batches
+        of both parts, one behind the other, and how many pictures belong to the first.
+
+        Raises:
+            UserError: there are none.
+        """
+        if self.probe is None:
+            raise UserError("data.probe.root: names no folder")
+        pictures = self.probe.split(self.splits)
+        batches = EvalBatches(len(pictures.targets), self.batch_size, *self._rank())
+        data, collate = self._views().labelled(pictures)
+        return self._loader(data, batches, collate), pictures.border
 
     def _loader(self, data: Dataset[Any], batches: Iterable[list[Key]], collate: Callable[..., Any]) -> DataLoader:
         if self.tier is not None:

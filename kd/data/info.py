@@ -19,6 +19,7 @@ def info_of(
     crop_ratio: float,
     unlabeled_ratio: float | None,
     balance_classes: bool,
+    probed: bool = False,
 ) -> DataInfo:
     """Classes and sizes. See :class:`kd.data.datamodule.DistillationDataModule` for the settings.
 
@@ -30,6 +31,7 @@ def info_of(
         crop_ratio: of validation.
         unlabeled_ratio: of unlabelled pictures in an epoch.
         balance_classes: whether classes are seen equally often.
+        probed: whether there are labelled pictures to measure features on.
 
     Raises:
         UserError: settings that are not defined for these data.
@@ -48,7 +50,7 @@ def info_of(
         labels=bool(source.classes) and not unlabelled_alone,
         soft_targets=augment.mixes, masks=source.masks, multi_label=source.multi_label,
         ignore_index=source.ignore_index, crop_ratio=crop_ratio,
-        counts=None if balance_classes else _counts(source, targets),
+        probed=probed, counts=None if balance_classes else _counts(source, targets),
     )  # fmt: skip
 
 

@@ -51,6 +51,13 @@ class Views:
         """Centre crops: samples, and how they become a batch."""
         return self._pictures(split, eval_transform(self.size, self.crop_ratio)), Collate(labels=self._labels)
 
+    def labelled(self, split: Split) -> tuple[PictureSet, Collate]:
+        """As :meth:`evaluation`, of pictures with one label each, whatever the source has."""
+        pictures = PictureSet(
+            split, eval_transform(self.size, self.crop_ratio), self.seed, max_pixels=self.max_pixels
+        )
+        return pictures, Collate()
+
     @property
     def _labels(self) -> int:
         return len(self.source.classes) if self.source.multi_label else 0

@@ -33,7 +33,8 @@ class HeadlessStudent(Student):
         with torch.no_grad():
             width = logits_of(self._trial()).shape[1]
         self.model.train(training)
-        self.task.measure(["feature_loss", *(f"{name}_loss" for name in self.objective.measurable)], width)
+        losses = ["feature_loss", *(f"{name}_loss" for name in self.objective.measurable)]
+        self.task.measure(losses, width, self.data.probed)
 
     @property
     def classifies(self) -> bool:

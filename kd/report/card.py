@@ -16,6 +16,8 @@ METRICS = {
     "miou": "mean IoU",
     "map": "mean average precision",
     "f1": "F1",
+    "knn1": "k-NN accuracy",
+    "probe1": "ridge-probe accuracy",
 }
 LOST = 10  # classes in the list of those that lost most
 
@@ -81,7 +83,13 @@ def _front(run: Run, license_name: str | None) -> str:
     return f"---\n{yaml.safe_dump(content, sort_keys=False, allow_unicode=True)}---"
 
 
+def _is_features(run: Run) -> bool:
+    return not ((run.config.get("model") or {}).get("student") or {}).get("head", True)
+
+
 def _task(run: Run) -> str:
+    if _is_features(run):
+        return "image-feature-extraction"
     path = str(((run.config.get("model") or {}).get("task") or {}).get("class_path", ""))
     return "image-segmentation" if "Segmentation" in path else "image-classification"
 
@@ -91,7 +99,8 @@ def _opening(run: Run) -> str:
     data = run.summary.get("data") or {}
     size = f"{student['params'] / 1e6:.2f} M parameters" if "params" in student else ""
     taught = f", distilled from {teacher['arch']} ({teacher['params'] / 1e6:.2f} M)" if teacher else ""
-    known = f" It tells {data['classes']} classes apart." if "classes" in data else ""
+    known = f" It tells {data['classes']} classes apart." if data.get("classes") else ""
+    known = " It gives features, without a classifier." if _is_features(run) else known
     return f"{student.get('arch', 'A student')}, {size}{taught}.{known}"
 
 
@@ -200,9 +209,12 @@ def _limits(run: Run, fidelity: dict[str, Any]) -> str:
     few = sum(r["count"] < 10 for r in rows) if fidelity.get("kind") == "classification" else 0
     if few:
         lines.append(f"{few} classes have fewer than 10 validation pictures: their figures are rough.")
-    lines.append(
-        "It names one of its classes whatever a picture shows; pictures unlike the training data were not tested."
-    )
+    if _is_features(run):
+        lines.append("It was taught on pictures without labels; pictures unlike them were not tested.")
+    else:
+        lines.append(
+            "It names one of its classes whatever a picture shows; pictures unlike the training data were not tested."
+        )
     return "## Limits\n\n" + "\n".join(f"- {line}" for line in lines)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kd.report.facts import Facts
+from kd.report.metric import PROBE
 from kd.report.records import PHASES, Run
 
 BINS = 160  # columns of a chart: what a screen shows, whatever the run's length
@@ -111,8 +112,18 @@ def machine_lines(run: Run) -> list[dict[str, Any] | None]:
 
 
 def _is_shown(metric: str, prefix: str) -> bool:
-    """The rate has a chart of its own; a line a class says nothing."""
+    """The rate has a chart of its own, as features' accuracy; a line a class says nothing, a rank has another scale."""
+    if metric.rpartition("/")[2] in (*PROBE, "rankme"):
+        return False
     return metric.startswith(prefix) and "/iou_" not in metric and (metric.endswith("/lr") == prefix.endswith("/lr"))
+
+
+def metrics_by_epoch(run: Run, names: Sequence[str]) -> tuple[list[float], dict[str, list[float]]]:
+    """Epochs, from 1, and the last value of each metric in each of them; metrics that no epoch has are left out."""
+    last = {name: {row["epoch"]: row[name] for row in run.metrics if name in row and "epoch" in row} for name in names}
+    epochs = sorted({epoch for values in last.values() for epoch in values})
+    found = {name: [values.get(epoch, math.nan) for epoch in epochs] for name, values in last.items() if values}
+    return [epoch + 1 for epoch in epochs], found
 
 
 def metric_lines(run: Run) -> list[dict[str, Any] | None]:

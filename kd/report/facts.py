@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from kd.report.machine_facts import MachineFacts
+from kd.report.metric import less_is_better
 
 CACHE_VIEWS = 4  # of each picture, that a teacher's cache keeps unless told otherwise
 OWN = ("student", "loss", "backward", "optimizer")  # phases of the student's own training
@@ -134,7 +135,8 @@ class Facts(MachineFacts):
     # -- what was learnt -----------------------------------------------------------------------------------------------
 
     def best_val(self, student: str = "") -> float | None:
-        """A student's best value of the task's main metric, in 0..1."""
+        """A student's best value of the task's main metric: a share, or a loss."""
         column = f"{student}/val/{self.run.primary}" if student else f"val/{self.run.primary}"
         known = [row[column] for row in self.run.metrics if column in row]
-        return max(known) if known else None
+        best = min if less_is_better(self.run.primary) else max
+        return best(known) if known else None

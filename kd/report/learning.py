@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from kd.report.charts import metric_lines
+from kd.report.charts import metric_lines, metrics_by_epoch
 from kd.report.facts import Facts
+from kd.report.metric import PROBE, less_is_better, told
 from kd.report.records import Run
 
 HARDEST = 10  # classes, and mistakes, that are shown
@@ -13,11 +14,33 @@ def learning(facts: Facts) -> list[dict[str, Any] | None]:
     """The sections, by student where there are several."""
     run = facts.run
     return [
+        *(section for student in run.students for section in feature_lines(run, student)),
         *metric_lines(run),
         _sizes(run),
         *(_hardest(run, student) for student in run.students),
         *(_mistakes(run, student) for student in run.students),
     ]
+
+
+def feature_lines(run: Run, student: str) -> list[dict[str, Any]]:
+    """k-NN and ridge probe of a student's features over the epochs, beside the teachers'; and their effective rank."""
+    place, of = (f"{student}/", f" of {student}") if student else ("", "")
+    epochs, rank = metrics_by_epoch(run, [f"{place}val/rankme"])
+    if not rank:
+        return []
+    ranks = {"kind": "lines", "title": f"Directions that the features use{of} (RankMe)", "x": epochs,
+             "x_name": "epoch", "series": {f"{student or 'student'} rankme": rank[f"{place}val/rankme"]}}  # fmt: skip
+    epochs, own = metrics_by_epoch(run, [f"{place}val/{metric}" for metric in PROBE])
+    if not own:
+        return [ranks]
+    teacher = run.summary.get("teacher") or {}
+    whole = {"teacher": teacher.get("val") or {}}
+    members = {f"teacher {name}": model.get("val") or {} for name, model in (teacher.get("members") or {}).items()}
+    series = {f"{who} {metric}": [values[metric]] * len(epochs)
+              for who, values in (members or whole).items() for metric in PROBE if metric in values}  # fmt: skip
+    series |= {f"{student or 'student'} {name.rpartition('/')[2]}": values for name, values in own.items()}
+    title = f"Accuracy of the features{of}, without training on labels"
+    return [{"kind": "lines", "title": title, "x": epochs, "x_name": "epoch", "series": series}, ranks]
 
 
 def headline(facts: Facts) -> dict[str, Any] | None:
@@ -27,12 +50,12 @@ def headline(facts: Facts) -> dict[str, Any] | None:
     known = {name: score for name, score in scores.items() if score is not None}
     if not known:
         return None
-    name = max(known, key=lambda student: known[student])
+    name = (min if less_is_better(run.primary) else max)(known, key=lambda student: known[student])
     who, score = f"The student {name}" if name else "The student", known[name]
     teacher = run.summary.get("teacher") or {}
     reached, metric = (teacher.get("val") or {}).get(run.primary), run.primary
     if not reached:
-        return {"kind": "headline", "text": f"{who} reaches {metric} {score:.1%}"}
+        return {"kind": "headline", "text": f"{who} reaches {metric} {told(metric, score)}"}
     text = f"{who} keeps {score / reached:.1%} of its teacher's {metric} ({score:.1%} of {reached:.1%})"
     if score > reached:
         text = f"{who} is better than its teacher: {metric} {score:.1%} against {reached:.1%}"

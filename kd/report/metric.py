@@ -1,5 +1,8 @@
 """Validation metrics by name: which way is better, and how a person reads them."""
 
+PROBE = ("knn1", "probe1")
+"""Accuracy of features: of their 20 nearest neighbours, and of a ridge probe."""
+
 
 def less_is_better(metric: str) -> bool:
     """Whether a smaller value is the better one.

@@ -41,6 +41,7 @@ from kd.report.machine_rules import (
     swapping,
     throttling,
 )
+from kd.report.metric import less_is_better
 from kd.report.records import Run, read_siblings
 from kd.report.step_facts import mean, part
 from kd.report.training_rules import (
@@ -229,16 +230,17 @@ def _confusion(run: Run, student: str, ask: _Rules) -> Finding | None:
 def _learning(run: Run, place: str, ask: _Rules) -> Found:
     """One student's; its metrics are logged below ``place``."""
     by_epoch, metric = _last_by_epoch(run), f"{place}val/{run.primary}"
+    scores = [] if less_is_better(run.primary) else by_epoch(metric)  # the rules look at what should rise
     own = {column for row in run.metrics for column in row if column.startswith(f"{place}train/")}
     names = sorted(c for c in own if c.endswith("_loss") and c != f"{place}train/task_loss")
     agreement = by_epoch(f"{place}val/agreement")
     each = run.summary.get("students") or {"": run.summary.get("student") or {}}
     start = (each.get(place.removesuffix("/")) or {}).get("start", "")
     return [
-        ask("Overfit", by_epoch(f"{place}train/loss"), by_epoch(metric), metric=metric),
-        ask("Overtraining", by_epoch(metric), metric=metric),
+        ask("Overfit", by_epoch(f"{place}train/loss"), scores, metric=metric),
+        ask("Overtraining", scores, metric=metric),
         ask("StudentIgnoresTeacher", agreement, {name: by_epoch(name) for name in names}),
-        ask("StudentUnderTrained", by_epoch(metric), agreement, start=start, metric=metric)
+        ask("StudentUnderTrained", scores, agreement, start=start, metric=metric)
         if run.summary.get("status") == "done"
         else None,
     ]

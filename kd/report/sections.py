@@ -9,6 +9,7 @@ from kd.report.charts import health_lines, heat, machine_lines, phase_chart
 from kd.report.facts import Facts
 from kd.report.faithful import faithful
 from kd.report.learning import headline, learning, model_of
+from kd.report.metric import told
 from kd.report.records import PHASES, Run, percentile
 from kd.report.rules import findings_of
 from kd.report.verdict import sentence, spoken_limits, verdict_of
@@ -51,8 +52,12 @@ def _verdict(facts: Facts) -> dict[str, Any]:
     return {"kind": "verdict", "bound": found["bound"], "text": text, "others": others}
 
 
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
+def _best(facts: Facts, student: str) -> str:
+    return _value(facts.run, facts.best_val(student))
+
+
+def _value(run: Run, value: float | None) -> str:
+    return "" if value is None else told(run.primary, value)
 
 
 def _cards(facts: Facts) -> dict[str, Any]:
@@ -63,10 +68,10 @@ def _cards(facts: Facts) -> dict[str, Any]:
         *([state] if state[1] != "done" else []),
         *(_progress(facts) if state[1] == "running" else []),
         *(
-            (name or "student", _percent(facts.best_val(name)), _about(f"best val {run.primary}", model_of(run, name)))
+            (name or "student", _best(facts, name), _about(f"best val {run.primary}", model_of(run, name)))
             for name in run.students
         ),
-        ("teacher", _percent((teacher.get("val") or {}).get(run.primary)), _about(f"val {run.primary}", teacher)),
+        ("teacher", _value(run, (teacher.get("val") or {}).get(run.primary)), _about(f"val {run.primary}", teacher)),
         *((f"{name or 'student'} keeps", _kept(facts, name), "of its teacher") for name in run.students),
         *([state] if state[1] == "done" else []),
         ("images/s", _rounded(facts.images_per_s), _spread(facts)),

@@ -59,6 +59,11 @@ class Task(nn.Module):
             UserError: weights that are not these classes'.
         """
 
+    @property
+    def monitored(self) -> str:
+        """The metric that tells the best epoch, unless the settings name another."""
+        return self.primary
+
     def metric_names(self, teacher: bool) -> list[str]:
         """What :meth:`compute` gives of single numbers, with or without a teacher."""
         raise NotImplementedError

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from kd.report.metric import PROBE
 from kd.tasks.base import Task
 from kd.tasks.features import rank_of_gram
 
@@ -54,16 +55,29 @@ class Features(Task):
     labels = False
     primary = "feature_loss"
 
+    @property
+    def monitored(self) -> str:
+        """See :attr:`Task.monitored`: labels that are there to measure by choose nothing."""
+        return "feature_loss"
+
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
         """Nothing: what it measures depends on the losses, see :meth:`measure`."""
 
-    def measure(self, losses: Sequence[str], width: int) -> None:
-        """Makes the metrics for these losses (``feature_loss`` among them) and features of this width."""
-        self.held_out = HeldOut(losses, width)
+    def measure(self, losses: Sequence[str], width: int, probed: bool) -> None:
+        """Makes the metrics.
+
+        Args:
+            losses: their names, ``feature_loss`` among them.
+            width: of the features.
+            probed: whether there are labelled pictures, by which others measure (:func:`kd.evaluation.look_at`).
+        """
+        self.held_out, self.probed = HeldOut(losses, width), probed
+        if probed:
+            self.primary = PROBE[0]
 
     def metric_names(self, teacher: bool) -> list[str]:
         """See :meth:`Task.metric_names`."""
-        return [*self.held_out.names, "rankme"]
+        return [*self.held_out.names, "rankme", *(PROBE if self.probed else ())]
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """None: there are no labels."""

@@ -81,6 +81,8 @@ def test_a_student_without_a_classifier(tmp_path: Path, capsys: pytest.CaptureFi
     assert main("export", [str(run), "to=torch_export"]) == 0
     told = json.loads((run / "export" / "export.json").read_text())["torch_export"]
     assert told["agreement"] == 1.0 and "metric" not in told
+    assert main("eval", [str(run), f"data.probe.root={data}"]) == 0
+    assert {"rankme", "knn1", "probe1"} <= set(json.loads((run / "eval_val.json").read_text())["student"])
     capsys.readouterr()
-    assert main("eval", [str(run)]) == 2
-    assert "nothing has trained the student's classifier" in capsys.readouterr().err
+    assert main("eval", [str(run), f"folder={data / 'val'}"]) == 2
+    assert "folder: needs a classifier" in capsys.readouterr().err

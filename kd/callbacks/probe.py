@@ -1,0 +1,73 @@
+"""k nearest neighbours and a ridge probe: how good features are, on labelled pictures that nothing is trained with."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from kd.callbacks.context import RunContext
+from kd.callbacks.preflight import Preflight
+from kd.evaluation import Labelled, look_at
+from kd.report.metric import told
+from kd.teachers import dtype_for
+from kd.teachers.answer import ALL
+
+
+class FeatureProbe(Callback):
+    """Measures the teachers once, before the first step, and the students in each validation (``data.probe``).
+
+    Several teachers are measured each, and together: by the cosine of their unit vectors side by side, which is the
+    mean of their cosines.
+
+    Args:
+        preflight: keeps what is measured of teachers.
+    """
+
+    def __init__(self, preflight: Preflight) -> None:
+        self.preflight = preflight
+        self._loader: tuple[DataLoader, int] | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Measures the teachers."""
+        run = RunContext.of(trainer)
+        if stage != "fit" or run.module.data is None or run.data.probe is None or run.module.teacher is None:
+            return
+        keep = not run.module.resumed and any(s.start == "inherited" for s in run.students.named().values())
+        run.teacher.to(run.device, dtype_for(str(trainer.precision)), keep)
+        members = dict(run.teacher.members)
+        seen = self._look(run, members)
+        if ALL not in members:
+            units = [F.normalize(x, dim=1) for x in seen.features.values()]
+            seen.features[ALL] = torch.cat(units, dim=1)
+        found = {name: seen.accuracy(name) for name in seen.features}
+        several = len(members) > 1
+        self.preflight.teacher_val = found[ALL]
+        self.preflight.members = {name: found[name] for name in members} if several else {}
+        if not trainer.is_global_zero:
+            return
+        for name, values in found.items() if several else [(next(iter(members)), found[ALL])]:
+            who = f"teacher {name}".strip() if name or not several else "the teachers together"
+            knn, ridge = (told(metric, value) for metric, value in values.items())
+            asked = len(seen.labels) - seen.bank
+            print(f"probe: {who}: k-NN {knn}, ridge probe {ridge} of {asked} pictures", flush=True)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measures the students, and logs it as ``val/knn1`` and ``val/probe1``."""
+        run = RunContext.of(trainer)
+        if trainer.sanity_checking or run.data.probe is None:
+            return
+        students = run.students.named()
+        seen = self._look(run, {name: student.logits for name, student in students.items()})
+        for name in students:
+            prefix = f"{name}/val/" if name else "val/"
+            values = {f"{prefix}{metric}": value for metric, value in seen.accuracy(name).items()}
+            pl_module.log_dict(values, rank_zero_only=False, sync_dist=False)
+
+    def _look(self, run: RunContext, models: Mapping[str, Callable[[Tensor], Tensor]]) -> Labelled:
+        if self._loader is None:
+            self._loader = run.data.probe_dataloader()
+        loader, bank = self._loader
+        return look_at(models, loader, bank, run.device)
