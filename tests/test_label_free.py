@@ -132,8 +132,8 @@ def probed(made: Path) -> Path:
     big = save_teacher(made / "big.safetensors", seed=2, embed_dim=48)
     teachers = {
         "dino": {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(made / "dino.safetensors")},
-        "big": {"arch": ARCH, "img_size": 48, "kwargs": {**TINY, "embed_dim": 48}, "checkpoint": str(big), "mean": [0.5] * 3,
-                "std": [0.25] * 3, "weight": 2.0},
+        "big": {"arch": ARCH, "img_size": 48, "kwargs": {**TINY, "embed_dim": 48}, "checkpoint": str(big),
+                "mean": [0.5] * 3, "std": [0.25] * 3, "weight": 2.0},
     }  # fmt: skip
     recipe = label_free_recipe(made / "two.yaml", made / "pictures", teachers, recipe="two", data__img_size=48)
     items = [f"recipe={recipe}", f"data.probe.root={made / 'labelled'}", "model.teacher_drop=0.5"]

@@ -20,6 +20,7 @@ from kd.data.probe import Probe
 from kd.data.sampler import EvalBatches, Key, TrainBatches, ViewBatches
 from kd.data.scan import Check
 from kd.data.sources import FoodTagMini, Source, Split, identity
+from kd.data.sources.unlabelled import Joined
 from kd.data.splits import Splits
 from kd.data.transforms import Augment, height_width
 from kd.data.views import Finish, Views
@@ -107,6 +108,7 @@ class DistillationDataModule(LightningDataModule):
         self.views: int | None = None  # set where a teacher's answers are cached: view = epoch % views
         self._identity: dict[str, Any] | None = None
         self.probe = probe if probe is not None and probe.root else None
+        self._probed: Joined | None = None
 
     def prepare_data(self) -> None:
         """Checks the pictures of both splits; the first process of a machine does it, others wait and read its answer.
@@ -117,7 +119,7 @@ class DistillationDataModule(LightningDataModule):
         for name in ("train", "val"):
             self.split(name)
         if self.probe is not None:
-            self.probe.split(self.splits)
+            self._probed = self.probe.split(self.splits)
         if self.tier is not None:
             self.tier.connect()
 
@@ -249,7 +251,7 @@ class DistillationDataModule(LightningDataModule):
         """
         if self.probe is None:
             raise UserError("data.probe.root: names no folder")
-        pictures = self.probe.split(self.splits)
+        pictures = self._probed = self._probed or self.probe.split(self.splits)
         batches = EvalBatches(len(pictures.targets), self.batch_size, *self._rank())
         data, collate = self._views().labelled(pictures)
         return self._loader(data, batches, collate), pictures.border

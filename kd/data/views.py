@@ -53,9 +53,7 @@ class Views:
 
     def labelled(self, split: Split) -> tuple[PictureSet, Collate]:
         """As :meth:`evaluation`, of pictures with one label each, whatever the source has."""
-        pictures = PictureSet(
-            split, eval_transform(self.size, self.crop_ratio), self.seed, max_pixels=self.max_pixels
-        )
+        pictures = PictureSet(split, eval_transform(self.size, self.crop_ratio), self.seed, max_pixels=self.max_pixels)
         return pictures, Collate()
 
     @property
