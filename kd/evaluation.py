@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from kd._bar import bar
 from kd.data.batch import Batch
+from kd.data.datamodule import DistillationDataModule
+from kd.data.sources.unlabelled import Joined
 from kd.distill.headless import HeadlessStudent
 from kd.distill.student import Student
 from kd.distill.students import Students
@@ -178,6 +180,13 @@ class Labelled:
         return {metric: round(value, 6) for metric, value in zip(PROBE, measured, strict=True)}
 
 
+def bank_of(data: DistillationDataModule) -> int:
+    """How many pictures of the split ``probe`` answers are looked up in."""
+    pictures = data.split("probe")
+    assert isinstance(pictures, Joined)
+    return pictures.border
+
+
 @torch.no_grad()
 def look_at(
     models: Mapping[str, Callable[[Tensor], Tensor]], batches: Iterable[Batch], bank: int, device: torch.device
@@ -186,7 +195,7 @@ def look_at(
 
     Args:
         models: pictures -> features ``(N, D)``, by name.
-        batches: this process's, as :meth:`kd.data.datamodule.DistillationDataModule.probe_dataloader` gives them.
+        batches: this process's, of the split ``probe``.
         bank: so many pictures are looked up in.
         device: where the models are.
     """

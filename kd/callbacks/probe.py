@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from kd.callbacks.context import RunContext
 from kd.callbacks.preflight import Preflight
-from kd.evaluation import Labelled, look_at
+from kd.evaluation import Labelled, bank_of, look_at
 from kd.report.metric import told
 from kd.teachers import dtype_for
 from kd.teachers.answer import ALL
@@ -28,7 +28,7 @@ class FeatureProbe(Callback):
 
     def __init__(self, preflight: Preflight) -> None:
         self.preflight = preflight
-        self._loader: tuple[DataLoader, int] | None = None
+        self._loader: DataLoader | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Measures the teachers."""
@@ -67,7 +67,5 @@ class FeatureProbe(Callback):
             pl_module.log_dict(values, rank_zero_only=False, sync_dist=False)
 
     def _look(self, run: RunContext, models: Mapping[str, Callable[[Tensor], Tensor]]) -> Labelled:
-        if self._loader is None:
-            self._loader = run.data.probe_dataloader()
-        loader, bank = self._loader
-        return look_at(models, loader, bank, run.device)
+        self._loader = self._loader or run.data.eval_dataloader("probe")  # once: it may have processes of its own
+        return look_at(models, self._loader, bank_of(run.data), run.device)

@@ -15,7 +15,7 @@ from kd.commands._measure import Asked, is_run
 from kd.config.request import Request
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
-from kd.evaluation import look_at
+from kd.evaluation import bank_of, look_at
 from kd.export.student import read_metadata
 from kd.models import count_parameters
 from kd.tasks.features import rank_of_gram
@@ -62,9 +62,8 @@ def _of_run(word: str, request: Request, asked: Asked) -> dict[str, Any]:
     for name, rank in _ranks(models, data, asked.split, device).items():
         found[name]["rankme"] = rank
     if data.probe is not None:
-        loader, bank = data.probe_dataloader()
-        batches = bar(loader, label="labelled pictures", unit=" batches")
-        seen = look_at({name: model.call for name, model in models.items()}, batches, bank, device)
+        batches = bar(data.eval_dataloader("probe"), label="labelled pictures", unit=" batches")
+        seen = look_at({name: model.call for name, model in models.items()}, batches, bank_of(data), device)
         for name in models:
             found[name] |= seen.accuracy(name)
     return {

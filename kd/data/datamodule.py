@@ -20,7 +20,6 @@ from kd.data.probe import Probe
 from kd.data.sampler import EvalBatches, Key, TrainBatches, ViewBatches
 from kd.data.scan import Check
 from kd.data.sources import FoodTagMini, Source, Split, identity
-from kd.data.sources.unlabelled import Joined
 from kd.data.splits import Splits
 from kd.data.transforms import Augment, height_width
 from kd.data.views import Finish, Views
@@ -95,7 +94,8 @@ class DistillationDataModule(LightningDataModule):
         self.unlabeled, self.unlabeled_ratio, self.balance_classes = unlabeled, unlabeled_ratio, balance_classes
         self.size, self.crop_ratio, self.augment = height_width(img_size), crop_ratio, augment or Augment()
         self.seed, self.engine = seed, engine
-        self.splits = Splits(self.source, unlabeled, val_fraction, on_bad_image, check, max_pixels, seed)
+        self.probe = probe if probe is not None and probe.root else None
+        self.splits = Splits(self.source, unlabeled, val_fraction, on_bad_image, check, max_pixels, seed, self.probe)
         self.position = Position()
         self._views().check()
         if tier is not None and engine != "ray":
@@ -107,8 +107,6 @@ class DistillationDataModule(LightningDataModule):
         self._finish: Finish | None = None  # what is left to the device
         self.views: int | None = None  # set where a teacher's answers are cached: view = epoch % views
         self._identity: dict[str, Any] | None = None
-        self.probe = probe if probe is not None and probe.root else None
-        self._probed: Joined | None = None
 
     def prepare_data(self) -> None:
         """Checks the pictures of both splits; the first process of a machine does it, others wait and read its answer.
@@ -116,10 +114,8 @@ class DistillationDataModule(LightningDataModule):
         Raises:
             UserError: missing data, or damaged pictures (unless they are left out).
         """
-        for name in ("train", "val"):
+        for name in self.splits.names:
             self.split(name)
-        if self.probe is not None:
-            self._probed = self.probe.split(self.splits)
         if self.tier is not None:
             self.tier.connect()
 
@@ -140,12 +136,10 @@ class DistillationDataModule(LightningDataModule):
         Raises:
             UserError: missing data.
         """
-        if self.probe is not None:
-            self.probe.check()
         parts, ratio = self.splits.parts("train"), self.unlabeled_ratio
         return info_of(
             self.source, self.splits.sizes(), parts[0].targets, self.augment, self.crop_ratio, ratio,
-            self.balance_classes, self.probe is not None,
+            self.balance_classes, self.splits.is_probed(),
         )  # fmt: skip
 
     @property
@@ -235,26 +229,13 @@ class DistillationDataModule(LightningDataModule):
         return self.eval_dataloader("val")
 
     def eval_dataloader(self, split: str) -> DataLoader:
-        """Batches of any split as validation sees them: centre crops, in order."""
+        """Batches of any split as validation sees them: centre crops, in order. ``probe``: the two parts of its folder,
+        one behind the other."""
         rank, world_size = self._rank()
         pictures = self.split(split)
         batches = EvalBatches(len(pictures.targets), self.batch_size, rank, world_size)
-        data, collate = self._views().evaluation(pictures)
+        data, collate = self._views().evaluation(pictures, split != "probe")
         return self._loader(data, batches, collate)
-
-    def probe_dataloader(self) -> tuple[DataLoader, int]:
-        """The labelled pictures to measure features on (``data.probe``) as validation sees them: this process's batches
-        of both parts, one behind the other, and how many pictures belong to the first.
-
-        Raises:
-            UserError: there are none.
-        """
-        if self.probe is None:
-            raise UserError("data.probe.root: names no folder")
-        pictures = self._probed = self._probed or self.probe.split(self.splits)
-        batches = EvalBatches(len(pictures.targets), self.batch_size, *self._rank())
-        data, collate = self._views().labelled(pictures)
-        return self._loader(data, batches, collate), pictures.border
 
     def _loader(self, data: Dataset[Any], batches: Iterable[list[Key]], collate: Callable[..., Any]) -> DataLoader:
         if self.tier is not None:

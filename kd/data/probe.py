@@ -1,15 +1,13 @@
 """Labelled pictures that features are measured on; nothing is trained with them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kd.data.sources import ImageFolder
+from kd.data.sources import Split, labelled_folder
 from kd.data.sources.folder import class_folders
-from kd.data.sources.unlabelled import Joined
-from kd.data.splits import Splits
 from kd.errors import UserError
+
+KEY = "data.probe.root"
 
 
 @dataclass
@@ -23,30 +21,14 @@ class Probe:
 
     root: str | None = None
 
-    def check(self) -> None:
-        """Raises a UserError where one of the folders is missing or empty, or there is one class alone."""
-        root, key = Path(self.root or ""), "data.probe.root"
-        classes = class_folders(root / "train", key)
-        class_folders(root / "val", key)
-        if len(classes) == 1:
-            raise UserError(f"{key}: one class ('{classes[0]}') leaves nothing to tell apart; two are needed")
-
-    def split(self, like: Splits) -> Joined:
-        """The pictures of ``train``, and behind them those of ``val``; damaged ones are treated as ``like`` says.
+    def load(self) -> list[Split]:
+        """The pictures of ``train`` and those of ``val``.
 
         Raises:
-            UserError: missing or damaged pictures.
+            UserError: one of the folders is missing or empty, or there is one class alone.
         """
-        source = ImageFolder(self.root or "")
-        own = Splits(source, on_bad_image=like.on_bad_image, check=like.check, max_pixels=like.max_pixels)
-        with _named():
-            return Joined(own.split("train"), own.split("val"))
-
-
-@contextmanager
-def _named() -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        told = str(error).replace("data.source.root", "data.probe.root").replace("data.source:", "data.probe.root:")
-        raise UserError(told) from error
+        root = Path(self.root or "")
+        classes = class_folders(root / "train", KEY)
+        if len(classes) == 1:
+            raise UserError(f"{KEY}: one class ('{classes[0]}') leaves nothing to tell apart; two are needed")
+        return [labelled_folder(root / name, classes, KEY) for name in ("train", "val")]

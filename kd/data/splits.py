@@ -8,6 +8,7 @@ import numpy as np
 
 from kd.data.held_out import held_out
 from kd.data.pictures import MAX_PIXELS
+from kd.data.probe import KEY, Probe
 from kd.data.scan import ALL_UP_TO, Check, damaged
 from kd.data.sources import Source, Split, Subset, labelled_folder, printable
 from kd.data.sources.unlabelled import Joined, unlabelled_folder
@@ -25,6 +26,7 @@ class Splits:
         check: how pictures are looked at.
         max_pixels: a picture of more counts as damaged.
         seed: draws the validation pictures.
+        probe: labelled pictures to measure features on, the split ``probe``.
 
     Raises:
         ValueError: a setting out of its range.
@@ -43,6 +45,7 @@ class Splits:
         check: Check | None = None,
         max_pixels: int = MAX_PIXELS,
         seed: int = 0,
+        probe: Probe | None = None,
     ) -> None:
         if max_pixels < 1:
             raise ValueError(f"max_pixels must be >= 1, got {max_pixels}")
@@ -51,11 +54,25 @@ class Splits:
         if on_bad_image not in ("stop", "skip"):
             raise ValueError(f"on_bad_image must be stop or skip, got '{on_bad_image}'")
         self.source, self.unlabeled, self.val_fraction, self.seed = source, unlabeled, val_fraction, seed
+        self.probe = probe
         self.on_bad_image, self.check, self.max_pixels = on_bad_image, check, max_pixels
         self.holds_out = False
         self.skipped: list[str] = []
         self._listed: dict[str, list[Split]] = {}
         self._splits: dict[str, Split] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The splits that a run looks at."""
+        return ["train", "val", *(["probe"] if self.probe else [])]
+
+    def is_probed(self) -> bool:
+        """Whether there are labelled pictures to measure features on; lists them.
+
+        Raises:
+            UserError: a folder without them.
+        """
+        return self.probe is not None and bool(self.listed("probe"))
 
     @property
     def left_out(self) -> dict[str, int]:
@@ -68,6 +85,8 @@ class Splits:
 
     def listed(self, name: str) -> list[Split]:
         """A split as its source gives it, and behind it the unlabelled pictures; nothing is checked."""
+        if name == "probe" and self.probe is not None and name not in self._listed:
+            self._listed[name] = self.probe.load()
         if name not in self._listed:
             self.holds_out = not self.source.has("val")
             parts = [self._part(name) if self.holds_out and name in ("train", "val") else self.source.load(name)]
@@ -97,7 +116,7 @@ class Splits:
     def split(self, name: str) -> Split:
         """A split without its damaged pictures; the first call for it checks them, see :meth:`prepare_data`."""
         if name not in self._splits:
-            labels = [name, "unlabeled"]
+            labels = ["probe train", "probe val"] if name == "probe" else [name, "unlabeled"]
             whole = [self._checked(part, label) for part, label in zip(self.listed(name), labels, strict=False)]
             self._splits[name] = Joined(*whole) if len(whole) > 1 else whole[0]
         return self._splits[name]
@@ -110,8 +129,9 @@ class Splits:
         listed = [f"{printable(split.name(i))} ({reason})" for i, reason in bad.items()]
         if self.on_bad_image == "stop":
             more = f" and {len(listed) - 10} more" if len(listed) > 10 else ""
+            key = KEY if name.startswith("probe") else "data.source"
             raise UserError(
-                f"data.source: {len(listed)} damaged picture{'s' * (len(listed) > 1)}: {', '.join(listed[:10])}{more}; "
+                f"{key}: {len(listed)} damaged picture{'s' * (len(listed) > 1)}: {', '.join(listed[:10])}{more}; "
                 "mend them, or leave them out with data.on_bad_image=skip"
             )
         self.skipped += listed

@@ -47,14 +47,12 @@ class Views:
         finish = self._engine.DeviceViews(self.size, self.augment, mix)
         return cuts, partial(self._engine.pack, collate.targets), finish
 
-    def evaluation(self, split: Split) -> tuple[PictureSet, Collate]:
-        """Centre crops: samples, and how they become a batch."""
-        return self._pictures(split, eval_transform(self.size, self.crop_ratio)), Collate(labels=self._labels)
-
-    def labelled(self, split: Split) -> tuple[PictureSet, Collate]:
-        """As :meth:`evaluation`, of pictures with one label each, whatever the source has."""
-        pictures = PictureSet(split, eval_transform(self.size, self.crop_ratio), self.seed, max_pixels=self.max_pixels)
-        return pictures, Collate()
+    def evaluation(self, split: Split, of_source: bool = True) -> tuple[PictureSet, Collate]:
+        """Centre crops: samples, and how they become a batch; others than the source's have one label a picture."""
+        view = eval_transform(self.size, self.crop_ratio)
+        if not of_source:
+            return PictureSet(split, view, self.seed, max_pixels=self.max_pixels), Collate()
+        return self._pictures(split, view), Collate(labels=self._labels)
 
     @property
     def _labels(self) -> int:
