@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from kd.callbacks.phases import room_for
 from kd.cli import train_main
+from kd.fit_to_machine.measure import tried_size
 from kd.fit_to_machine.memory import Memory, saved_bytes
 from kd.machine import cores
 from kd.models import StudentSpec, build_model, preprocess_for
@@ -62,6 +64,40 @@ def test_what_fits_leaves_head_room() -> None:
     assert memory.fits(1100) == 56
     assert memory.fits(450) == 4
     assert memory.fits(10) == 1
+
+
+def counted(**parts: float) -> Memory:
+    memory = Memory.__new__(Memory)
+    for name, value in {"teacher": 100, "student": 50, "gradients": 50, "optimizer": 100, "per_step": 20,
+                        "per_picture": 10, "shards": 1, **parts}.items():  # fmt: skip
+        setattr(memory, name, value)
+    return memory
+
+
+def test_a_gpus_batch_grows_to_what_trials_have_shown() -> None:
+    """10 bytes a picture are counted, a step takes 8, beside 400: of 1000 bytes 900 may be taken."""
+
+    def peak(size: int, each: float = 8) -> float | None:
+        tried.append(size)
+        return 400 + each * size if 400 + each * size <= 1000 else None
+
+    tried: list[int] = []
+    assert tried_size(48, 1000, counted(), 1000, peak) == 72  # (900 - 320) / 8, in steps of 8
+    assert tried == [48, 24, 72]
+    assert tried_size(48, 60, counted(), 1000, peak) == 60  # the training set has no more
+    assert tried_size(48, 1000, counted(), 1000, lambda size: peak(size, 12)) == 48  # it takes more than was counted
+    assert tried_size(48, 1000, counted(), 1000, lambda size: peak(size, 16)) == 32  # 38, 30, then up
+    assert tried_size(48, 1000, counted(), 1000, lambda size: None) == 1
+
+
+def test_what_more_sharding_would_free_is_counted_in_pictures() -> None:
+    memory = counted(optimizer=1000, student=500, gradients=500)
+    assert memory.freed(4, whole=False) == 75  # three quarters of 1000 bytes, 10 a picture
+    assert memory.freed(4, whole=True) == 150
+    assert counted(shards=4).freed(4, whole=True) == 0  # it is sharded already
+    found = room_for(memory, 64, 10_000, 4)
+    assert found == {"more_fit": memory.fits(10_000) - 64, "more_by_zero": 75, "more_by_fsdp": 150}
+    assert room_for(counted(), 64, 500, 1) == {"more_fit": 0}
 
 
 def test_batch_size_auto(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.system import System
 from kd.callbacks.watch import Action, Watch
 from kd.errors import UserError
-from kd.report.prices import price_of, read_prices
+from kd.report.prices import input_machines, price_of, read_prices
 from kd.report.rules import RULES, by_rule, thresholds_of
 
 
@@ -47,7 +47,8 @@ class MonitorSpec:
         cloudwatch: send them to Amazon CloudWatch, below this namespace (extra ``aws``).
         send_every_s: seconds between two sendings.
         price_per_hour: of the whole job, in your currency: the report says what an epoch costs.
-        prices: a YAML table of instances and prices of an hour (``p4d.24xlarge: {on_demand: 37.688, spot: 12.1}``).
+        prices: a YAML table of instances and prices of an hour (``p4d.24xlarge: {on_demand: 37.688, spot: 12.1}``);
+            with ``vcpus`` those that could make batches, for the report's advice.
         instances: the machines of the job, by that table: ``[4*p4d.24xlarge, 2*c5.18xlarge:spot]``.
         rules_every_s: seconds between two looks of the rules at the records while the run trains; 0: only at its end.
         actions: what a rule that fires does: ``log`` (a line), ``webhook`` or ``stop`` (saves a checkpoint, status
@@ -100,13 +101,17 @@ class MonitorSpec:
         if (self.prices is None) != (self.instances is None):
             raise UserError("monitor.prices: a table, and monitor.instances: the machines, are given together")
         if self.prices is not None and self.instances is not None:
-            self.price_per_hour = price_of(self.instances, read_prices(Path(self.prices).expanduser()))
+            self.price_per_hour = price_of(self.instances, self.price_table())
         if self.budget is not None and not self.price_per_hour:
             raise UserError(
                 f"monitor.budget: {self.budget:g} needs monitor.price_per_hour, the price of the whole job "
                 "(or monitor.prices and monitor.instances)"
             )
         self._check_rules()
+
+    def price_table(self) -> dict[str, dict[str, float]]:
+        """What ``prices`` holds; empty without."""
+        return read_prices(Path(self.prices).expanduser()) if self.prices is not None else {}
 
     def _check_places(self) -> None:
         if self.otlp is not None and not re.match(r"https?://.", self.otlp):
@@ -136,7 +141,8 @@ def monitors(spec: MonitorSpec, folder: RunFolder) -> list[Callback]:
     """The callbacks that observe a run."""
     if not spec.enabled:
         return []
-    phases, system = Phases(folder, spec.price_per_hour, spec.nvtx), System(folder, spec.interval_s)
+    phases = Phases(folder, spec.price_per_hour, spec.nvtx, input_machines(spec.price_table()))
+    system = System(folder, spec.interval_s)
     health = Health(folder, spec.health_every, spec.activations)
     kernels = Kernels(folder, spec.kernels_at, spec.kernels_steps, spec.kernels_memory)
     watch = None

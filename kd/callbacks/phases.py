@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import RunFolder
 from kd.clock import Clock, StepTimes, annotate, process_start, run_clock
+from kd.fit_to_machine.memory import Memory, available_bytes
 from kd.machine import core_ids, cores
 from kd.models.taps import TRIAL
 from kd.report.facts import Facts
@@ -154,12 +155,20 @@ class Phases(Callback):
         folder: the run's.
         price_per_hour: of the whole job.
         nvtx: name the phases as NVTX ranges, for Nsight.
+        input_machines: that could make batches, by name: ``price`` of an hour and ``vcpus``.
     """
 
     _process_is_used = False
 
-    def __init__(self, folder: RunFolder, price_per_hour: float | None = None, nvtx: bool = False) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        price_per_hour: float | None = None,
+        nvtx: bool = False,
+        input_machines: dict[str, dict[str, float]] | None = None,
+    ) -> None:
         self.folder, self.price_per_hour, self.nvtx = folder, price_per_hour, nvtx
+        self.input_machines = input_machines
         self._built = time.time() if Phases._process_is_used else process_start()
         Phases._process_is_used = True
         self._constructed = time.time()
@@ -211,6 +220,10 @@ class Phases(Callback):
             "device_name": torch.cuda.get_device_name() if self._cuda else processor(),
         }  # fmt: skip
         self.header |= {"price_per_hour": self.price_per_hour} if self.price_per_hour is not None else {}
+        self.header |= {"input_machines": self.input_machines} if self.input_machines else {}
+        if self._cuda and run.module.memory is not None:
+            available = available_bytes(run.device, trainer.num_devices)
+            self.header |= room_for(run.module.memory, data.batch_size, available, trainer.world_size)
         file = self.folder.path / "records" / f"phases.rank{trainer.global_rank}.jsonl"
         self._writer = Writer(file, self.header)
         self._total = self._writer.last_total or _no_steps()
@@ -336,6 +349,14 @@ def _add(total: dict[str, Any], record: dict[str, Any]) -> None:
     total["max_ms"] = max(total["max_ms"], record["ms"])
     for name, ms in record["p"].items():
         total["p"][name] = total["p"].get(name, 0.0) + ms
+
+
+def room_for(memory: Memory, batch_size: int, available: float, processes: int) -> dict[str, int]:
+    """How many more pictures fit on a GPU as it is, and beside what ZeRO or FSDP would free."""
+    found = {"more_fit": max(0, memory.fits(available) - batch_size)}
+    ways = {"zero": False, "fsdp": True} if processes > 1 else {}
+    freed = {f"more_by_{way}": memory.freed(processes, whole) for way, whole in ways.items()}
+    return found | {name: count for name, count in freed.items() if count}
 
 
 def cacheable_features(run: RunContext) -> int | None:

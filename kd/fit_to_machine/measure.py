@@ -26,6 +26,7 @@ from kd.teachers.cached import cached_share, check_cacheable
 WORTH = 1.1  # a predicted gain below this is within what the prediction can be wrong by
 NEAR = 1.05  # fewer loader processes are taken where a step is within this of the fastest
 TRIAL_S = 1.0  # measured for each number of loader processes, at least 4 steps
+TRIED_ROOM = 0.1  # of the memory, where a batch was tried: for fragmentation, and pictures that differ
 DISK_SHARE = 0.5  # of the free disk, at most
 
 
@@ -114,27 +115,54 @@ def largest_batch_size(run: Run, data: DistillationDataModule) -> tuple[int, str
     trainer, device = run.trainer, run.trainer.strategy.root_device
     memory = Memory(run)
     available = available_bytes(device, trainer.num_devices)
-    size = min(memory.fits(available), data.epoch_length // trainer.world_size)
-    while device.type == "cuda" and not _fits(run, data, size, device):
-        size = max(1, int(0.8 * size))
+    most = data.epoch_length // trainer.world_size
+    size = counted = min(memory.fits(available), most)
+    if device.type == "cuda":
+        size = tried_size(counted, most, memory, available, lambda tried: _peak_bytes(run, data, tried, device))
+    grown = f"; {size - counted} more than counted, as trials have shown" if size > counted else ""
     more = int(memory.saved / memory.per_picture)
     sharded = f"; {more} more fit as {memory.shards} processes share the state" if memory.shards > 1 and more else ""
     return size, (
         f"batch size: {size} a process takes {memory.total(size) / 1e6:,.0f} MB of {available / 1e6:,.0f} MB free; "
-        f"at most {1 - HEAD_ROOM:.0%} of them, and the training set{sharded}"
+        f"at most {1 - (TRIED_ROOM if grown else HEAD_ROOM):.0%} of them, and the training set{grown}{sharded}"
     )
 
 
-def _fits(run: Run, data: DistillationDataModule, size: int, device: torch.device) -> bool:
-    """Whether a step of teacher and students with ``size`` pictures goes through on the GPU."""
+def tried_size(
+    size: int, most: int, memory: Memory, available: float, peak: Callable[[int], float | None]
+) -> int:  # fmt: skip
+    """The largest batch that went through: what a picture takes is read of two trials, instead of counted.
+
+    Args:
+        size: as counted; made smaller until it goes through.
+        most: pictures.
+        memory: what else there is.
+        available: bytes.
+        peak: bytes that a step with so many pictures took at most; ``None``: more than there are.
+    """
+    whole = peak(size)
+    while whole is None and size > 1:
+        size = max(1, int(0.8 * size))
+        whole = peak(size)
+    half = peak(size // 2) if size > 1 else None
+    if whole is None or half is None or whole <= half:
+        return size
+    each = (whole - half) / (size - size // 2)
+    larger = min(most, memory.fits(available, each, TRIED_ROOM))
+    return larger if larger > size and peak(larger) is not None else size
+
+
+def _peak_bytes(run: Run, data: DistillationDataModule, size: int, device: torch.device) -> float | None:
+    """What a step of teacher and students with ``size`` pictures takes of the GPU; ``None``: it does not fit."""
     try:
+        torch.cuda.reset_peak_memory_stats(device)
         images = torch.zeros(size, 3, *data.size, dtype=torch.uint8, device=device)
         if run.teacher is not None:
             run.teacher(images)
         _copies(run, device)(images)
-        return True
+        return torch.cuda.max_memory_allocated(device)
     except torch.cuda.OutOfMemoryError:
-        return False
+        return None
     finally:
         torch.cuda.empty_cache()
 

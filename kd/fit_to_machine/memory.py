@@ -95,10 +95,21 @@ class Memory:
         fixed = self.teacher + self.student + self.gradients + self.optimizer + self.per_step
         return fixed + batch_size * self.per_picture
 
-    def fits(self, available: int) -> int:
-        """The largest batch that leaves :data:`HEAD_ROOM` of ``available`` bytes; a multiple of 8 where it is more."""
-        most = int(((1 - HEAD_ROOM) * available - self.total(0)) / self.per_picture)
+    def fits(self, available: float, each: float | None = None, room: float = HEAD_ROOM) -> int:
+        """The largest batch that leaves ``room`` of ``available`` bytes; a multiple of 8 where it is more.
+
+        Args:
+            available: bytes.
+            each: of a picture; default: as counted.
+            room: share that stays free.
+        """
+        most = int(((1 - room) * available - self.total(0)) / (each or self.per_picture))
         return max(1, most - most % 8 if most > 8 else most)
+
+    def freed(self, processes: int, whole: bool) -> int:
+        """Pictures that fit beside what more sharding would free: the optimizer's state, or (``whole``) all of it."""
+        state = self.optimizer + (self.student + self.gradients if whole else 0)
+        return int(state * (1 - 1 / processes) / self.per_picture) if self.shards == 1 else 0
 
     def report(self, batch_size: int, optimizers: Iterable[Optimizer]) -> dict[str, float]:
         """Megabytes by part, with the state that the optimizers of this process really hold."""

@@ -116,8 +116,9 @@ def _count(count: int, what: str) -> str:
 
 
 def launch_bound(
-    phases: Mapping[str, float], launch_ms: float, gpu_busy: float | None, at: float = 0.9, busy_below: float = 0.8
-) -> Limit | None:
+    phases: Mapping[str, float], launch_ms: float, gpu_busy: float | None, at: float = 0.9, busy_below: float = 0.8,
+    larger: str = "a larger data.batch_size",
+) -> Limit | None:  # fmt: skip
     """The GPU idles between kernels because the host launches them too slowly.
 
     Args:
@@ -126,12 +127,14 @@ def launch_bound(
         gpu_busy: share of the time that the GPU computes (kernel profile, else NVML); unknown on a CPU.
         at: the host works this share of the step or more.
         busy_below: and the GPU computes less than this.
+        larger: how the batch could grow; empty where no more fits.
     """
     step = step_ms(phases)
     if gpu_busy is None or not step or launch_ms / step < at or gpu_busy >= busy_below:
         return None
     text = f"the GPU computes {gpu_busy:.0%} of the time, while the host launches for {launch_ms:.0f} of {step:.0f} ms"
-    return Limit("host", text, "a larger data.batch_size (kernels grow, their number does not): at most", 1 / gpu_busy)
+    lever = f"{larger}: kernels grow, their number does not" if larger else "model.student.compile=reduce-overhead"
+    return Limit("host", text, f"{lever}: at most", 1 / gpu_busy)
 
 
 def bookkeeping_bound(

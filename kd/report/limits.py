@@ -75,11 +75,11 @@ def data_bound(
     wanted = math.ceil(cost / floor) + spare
     gain = step / (max(floor, cost / wanted) + cost / batches_per_epoch)
     text = f"the step waits {wait:.0f} of its {step:.0f} ms ({wait / step:.0%}) for the next batch"
+    if gpu and floor > rest:
+        needed = cores_needed(phases, num_workers, threads, busy)
+        text += f"; {needed} cores a GPU would keep up, {cores / processes:g} are there"
     if wanted > num_workers and gain >= WORTH:
         return Limit("data", text, f"data.num_workers={wanted} instead of {num_workers}", gain)
-    if gpu and floor > rest:
-        needed, there = math.ceil(busy * cost / rest) + threads, cores / processes
-        text += f"; {needed} cores a GPU would keep up, {there:g} are there"
     lever = "data.engine=device (or dali), " if gpu else ""
     lever += "cheaper pictures (resized once, ahead of training: kd-pack short_side=) or more cores: at most"
     if num_workers > 1 and processes * (num_workers + threads) > cores:
@@ -88,6 +88,16 @@ def data_bound(
         lever = f"data.num_workers={fewer_workers(num_workers, cores, threads, processes)}, and {lever}"
         rest = max(rest - ready_ms, 0.05 * step)  # what the loaders have taken from the rest
     return Limit("data", text, lever, step / rest)
+
+
+def cores_needed(phases: Mapping[str, float], num_workers: int, threads: int, busy: float) -> int:
+    """Cores for each training process, of its loaders and itself, with which no step would wait for its batch.
+
+    See :func:`data_bound` for the arguments.
+    """
+    step, wait = step_ms(phases), phases.get("data", 0.0)
+    cost = wait if num_workers == 0 else num_workers * step
+    return math.ceil(busy * cost / max(step - wait, 0.01 * step)) + threads
 
 
 def fewer_workers(num_workers: int, cores: int, threads: int, processes: int, needed: float = math.inf) -> int:
@@ -220,13 +230,16 @@ def startup_bound(
     )
 
 
-def student_bound(phases: Mapping[str, float], alone: bool = True, at: float = 0.5) -> Limit | None:
+def student_bound(
+    phases: Mapping[str, float], alone: bool = True, at: float = 0.5, larger: str = "a larger data.batch_size"
+) -> Limit | None:
     """What is left is the student's own work: the healthy case.
 
     Args:
         phases: mean ms a step.
         alone: whether nothing around it is worth naming.
         at: fires from this share of the step.
+        larger: how the batch could grow; empty where no more fits.
     """
     own = sum(part(phases, name) for name in OWN)
     if own < at:
@@ -234,8 +247,8 @@ def student_bound(phases: Mapping[str, float], alone: bool = True, at: float = 0
     text = f"the student's own training takes {own:.0%} of the step"
     if alone:
         text += "; nothing around it holds it up"
-    lever = "model.student.compile=true, a larger data.batch_size, a faster device, more of them, or a smaller student"
-    return Limit("student", text, lever, None)
+    levers = ["model.student.compile=true", larger, "a faster device", "more of them", "or a smaller student"]
+    return Limit("student", text, ", ".join(lever for lever in levers if lever), None)
 
 
 def readable_bytes(size: float) -> str:

@@ -125,6 +125,19 @@ class MachineFacts(StepFacts):
         return self.delayed_thread if self.ready_ms > self.per_step("ready_ms") else ""
 
     @cached_property
+    def larger_batch(self) -> str:
+        """How the batch could grow: by how many pictures, where the run has counted them; empty: by none."""
+        room = self.run.headers.get(0, {})
+        if "more_fit" not in room:
+            return "a larger data.batch_size"
+        ways = [(name, room.get(f"more_by_{name}", 0)) for name in ("zero", "fsdp")]
+        freed = " and ".join(f"{count} by config={name}" for name, count in ways if count)
+        if room["more_fit"]:
+            size, beside = self.header["batch_size"] + room["more_fit"], f", room for {freed}" if freed else ""
+            return f"data.batch_size={size} ({room['more_fit']} more fit{beside})"
+        return f"a larger data.batch_size (room for {freed})" if freed else ""
+
+    @cached_property
     def windows(self) -> list[dict[str, Any]]:
         """Profiled windows of the typical rank; of all where it has none."""
         return [k for k in self.run.kernels if k.get("rank") == self.rank] or self.run.kernels

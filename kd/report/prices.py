@@ -13,6 +13,8 @@ INSTANCE = re.compile(r"(?:(\d+)\*)?([^*:]+)(?::(on_demand|spot))?")
 def read_prices(file: Path) -> dict[str, dict[str, float]]:
     """A table of ``instance: 3.06`` or ``instance: {on_demand: 3.06, spot: 1.1}``, of an hour of one machine.
 
+    ``vcpus: 72`` beside the prices says that the machine could make batches for others.
+
     Raises:
         UserError: no such file, or a value that is no price.
     """
@@ -29,8 +31,9 @@ def read_prices(file: Path) -> dict[str, dict[str, float]]:
 
 def _kinds(file: Path, name: str, value: Any) -> dict[str, float]:
     kinds = value if isinstance(value, dict) else {"on_demand": value}
-    wrong = [k for k, v in kinds.items() if k not in ("on_demand", "spot") or not isinstance(v, int | float) or v < 0]
-    if wrong or not kinds:
+    known = ("on_demand", "spot", "vcpus")
+    wrong = [k for k, v in kinds.items() if k not in known or not isinstance(v, int | float) or v < 0]
+    if wrong or not set(kinds) - {"vcpus"}:
         raise UserError(f"monitor.prices: {file}: {name}: a price, or on_demand and spot, got {value}")
     return {kind: float(price) for kind, price in kinds.items()}
 
@@ -51,7 +54,20 @@ def price_of(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]
         count, name, kind = match.groups() if match else ("", item, "")
         known = prices.get(name or "", {}).get(kind or "on_demand")
         if known is None:
-            kinds = [f"{n}{':spot' * (k == 'spot')}" for n, kinds in prices.items() for k in kinds]
+            kinds = [f"{n}{':spot' * (k == 'spot')}" for n, kinds in prices.items() for k in kinds if k != "vcpus"]
             raise UserError(f"monitor.instances: no price of '{item}'; known: {', '.join(kinds[:20])}")
         total += int(count or 1) * known
     return total
+
+
+def input_machines(prices: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Those of the table that could make batches: ``price`` of an hour and ``vcpus``, by name.
+
+    >>> input_machines({"gpu": {"on_demand": 37.688}, "cpu": {"on_demand": 3.672, "spot": 1.5, "vcpus": 72}})
+    {'cpu': {'price': 3.672, 'vcpus': 72}, 'cpu:spot': {'price': 1.5, 'vcpus': 72}}
+    """
+    return {
+        f"{name}{':spot' * (kind == 'spot')}": {"price": price, "vcpus": kinds["vcpus"]}
+        for name, kinds in prices.items() if kinds.get("vcpus")
+        for kind, price in kinds.items() if kind != "vcpus"
+    }  # fmt: skip

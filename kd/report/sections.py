@@ -8,6 +8,7 @@ from kd.report import traces
 from kd.report.charts import health_lines, heat, machine_lines, phase_chart
 from kd.report.facts import Facts
 from kd.report.faithful import faithful
+from kd.report.input_costs import input_costs
 from kd.report.learning import headline, learning, model_of
 from kd.report.metric import told
 from kd.report.records import PHASES, Run, percentile
@@ -30,6 +31,7 @@ def report(facts: Facts) -> list[dict[str, Any]]:
         *faithful(run),
         *(speed if done else []),
         _headspace(run),
+        input_costs(facts),
         phase_chart(facts),
         heat(run),
         *machine_lines(run),

@@ -58,7 +58,7 @@ def limits_of(facts: Facts, shown: str = "") -> list[Limit]:
         leader = held
     if leader:
         return [leader, *(limit for limit in found if limit is not leader)]
-    own = student_bound(facts.phases, alone=not found)
+    own = student_bound(facts.phases, alone=not found, larger=facts.larger_batch)
     return [own or _largest(facts), *found]
 
 
@@ -78,7 +78,7 @@ def _candidates(facts: Facts) -> list[Limit | None]:
         processes, swing=swing(facts) if facts.thread_wait is None else None, hot=facts.hot,
         thread=facts.ready_thread,
     )  # fmt: skip
-    launching = launch_bound(phases, facts.per_step("launch_ms"), facts.gpu_busy)
+    launching = launch_bound(phases, facts.per_step("launch_ms"), facts.gpu_busy, larger=facts.larger_batch)
     return [
         host or launching,  # a host that gets no core launches slowly
         data_bound(

@@ -39,6 +39,23 @@ def test_a_healthy_run_is_bound_by_its_student_and_nothing_else() -> None:
     assert found["phases_ms"] == HEALTHY
 
 
+@pytest.mark.parametrize(
+    ("room", "told"),
+    [
+        ({}, "compile=true, a larger data.batch_size, a faster"),
+        ({"more_fit": 128}, "compile=true, data.batch_size=192 (128 more fit), a faster"),
+        ({"more_fit": 0}, "compile=true, a faster"),
+        ({"more_fit": 8, "more_by_zero": 16, "more_by_fsdp": 40},
+         "data.batch_size=72 (8 more fit, room for 16 by config=zero and 40 by config=fsdp), a faster"),
+        ({"more_fit": 0, "more_by_fsdp": 40}, "a larger data.batch_size (room for 40 by config=fsdp), a faster"),
+    ],
+)  # fmt: skip
+def test_the_batch_that_fits_is_told_by_its_number(room: dict[str, int], told: str) -> None:
+    found = v.verdict(run_of(HEALTHY, "cuda", **room))
+    assert found["bound"] == "student"
+    assert told in found["lever"]
+
+
 def test_no_records_no_verdict() -> None:
     assert v.verdict(Run(Path("x")))["bound"] == "none"
 

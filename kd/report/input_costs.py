@@ -1,0 +1,82 @@
+"""What another input would cost and save, of a run whose GPUs wait for batches that the CPUs can't make in time."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from kd.report.facts import Facts
+from kd.report.limits import cores_needed
+from kd.report.step_facts import part
+
+AT = 0.1  # of the step waits for data
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to feed the GPUs.
+
+    Attributes:
+        name: what to do.
+        step_ms: of a mean step then; of the ways that are not measured at best.
+        price: of an hour of the whole job; ``None``: not known.
+    """
+
+    name: str
+    step_ms: float
+    price: float | None
+
+    @property
+    def cost(self) -> float | None:
+        """Of 1000 steps."""
+        return None if self.price is None else self.price * self.step_ms / 3600
+
+
+def cores_wanted(facts: Facts) -> tuple[int, float] | None:
+    """Cores a GPU that would keep up, and those that are there; ``None``: the input holds no GPU up, or workers do."""
+    if facts.cpu or part(facts.phases, "data") < AT:
+        return None
+    needed = cores_needed(facts.phases, facts.workers, facts.threads, facts.loading_busy)
+    there = facts.cores / facts.processes
+    return (needed, there) if needed > there else None
+
+
+def ways(facts: Facts) -> list[Way]:
+    """As it is; views on the device; machines beside that make batches, as many as the missing cores take."""
+    wanted = cores_wanted(facts)
+    if wanted is None:
+        return []
+    rest, price = facts.step_ms - facts.phases["data"], facts.price
+    found = [Way("as it is", facts.step_ms, price), Way("data.engine=device, or dali", rest, price)]
+    missing = (wanted[0] - wanted[1]) * facts.devices
+    for name, machine in (facts.header.get("input_machines") or {}).items():
+        count = math.ceil(missing / machine["vcpus"])
+        dearer = None if price is None else price + count * machine["price"]
+        found.append(Way(f"data.engine=ray on {count} {name} beside", rest, dearer))
+    return found
+
+
+def input_costs(facts: Facts) -> dict[str, Any] | None:
+    """The table of the page."""
+    found, wanted = ways(facts), cores_wanted(facts)
+    if not found or wanted is None:
+        return None
+    now = found[0]
+    rows = [[w.name, round(w.step_ms, 1), _short(w.price), _short(w.cost), _saved(now, w)] for w in found]
+    note = f"{wanted[0]} cores a GPU needed, {wanted[1]:g} there. Steps but for the first row at best: none waits."
+    if now.price:
+        worth = now.price * (now.step_ms / found[1].step_ms - 1)
+        note += f" Feeding the GPUs pays while it costs less than {worth:.3g} an hour more."
+    columns = ["input", "ms a step", "an hour", "1000 steps", "saves"]
+    return {"kind": "table", "title": "What another input would cost", "columns": columns, "rows": rows, "note": note}
+
+
+def _short(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _saved(now: Way, way: Way) -> str:
+    if way is now:
+        return ""
+    if now.cost and way.cost is not None:
+        return f"{1 - way.cost / now.cost:.0%} of the cost"
+    return f"{1 - way.step_ms / now.step_ms:.0%} of the time"

@@ -1,0 +1,66 @@
+"""What another input would cost: GPUs that wait for batches, on a machine with too few cores for them."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kd.cli import report_main
+from kd.report.facts import Facts
+from kd.report.input_costs import cores_wanted, ways
+from kd.report.verdict import verdict_of
+from tests.report.test_comparison import made, sections_of
+from tests.report.test_verdict import run_of
+
+STEP, REST = 192.0, 86.0
+
+
+def starving(**header: Any) -> Facts:
+    """8 GPUs of 12 cores each, whose 12 loaders a GPU are busy 70 % of the time: 20 cores a GPU would keep up."""
+    cpu = {"cores": 96, "processes": 8, "world_size": 8, "threads": 1, "num_workers": 12, "price_per_hour": 37.688}
+    run = run_of({"data": STEP - REST, "student": 30.0, "backward": REST - 30}, "cuda", **cpu, **header)
+    run.samples["0"] = [{"t": n / 2, "cpu": [95.0] * 96, "workers": [70.0] * 96, "main": 800.0} for n in range(50)]
+    return Facts(run)
+
+
+def test_cores_a_gpu_are_counted_and_other_machines_priced() -> None:
+    machines = {"c5.18xlarge": {"price": 3.672, "vcpus": 72}, "c5.9xlarge:spot": {"price": 0.6, "vcpus": 36}}
+    facts = starving(input_machines=machines)
+    assert cores_wanted(facts) == (20, 12)
+    assert "20 cores a GPU would keep up, 12 are there" in verdict_of(facts)["text"]
+    found = {way.name: way for way in ways(facts)}
+    beside = found["data.engine=ray on 1 c5.18xlarge beside"]  # 8 x 8 missing cores
+    assert (beside.step_ms, beside.price) == (REST, pytest.approx(37.688 + 3.672))
+    assert found["data.engine=ray on 2 c5.9xlarge:spot beside"].price == pytest.approx(37.688 + 1.2)
+    now, device = found["as it is"], found["data.engine=device, or dali"]
+    assert now.cost == pytest.approx(37.688 * STEP / 3600)
+    assert device.cost is not None
+    assert 1 - device.cost / (now.cost or 1) == pytest.approx(1 - REST / STEP)
+
+
+def test_nothing_to_move_nothing_said() -> None:
+    fed = run_of({"data": 2.0, "student": 190.0}, "cuda", cores=96, processes=8, num_workers=12)
+    assert ways(Facts(fed)) == []
+    on_cpu = run_of({"data": STEP - REST, "student": REST}, cores=2, num_workers=1)
+    assert ways(Facts(on_cpu)) == []  # no device to move the views to
+    enough = starving()
+    enough.run.headers[0]["cores"] = 8 * 32
+    assert ways(Facts(enough.run)) == []  # more loader processes will do
+
+
+def test_the_page_has_the_table(tmp_path: Path) -> None:
+    folder = made(tmp_path / "run", 8, 10, 4, "GPU", price_per_hour=37.688)
+    steps = folder / "records" / "phases.rank0.jsonl"
+    lines = [json.loads(line) for line in steps.read_text().splitlines()]
+    lines[0] |= {"cores": 96, "num_workers": 12, "input_machines": {"c5.18xlarge": {"price": 3.672, "vcpus": 72}}}
+    count = lines[-1]["steps"]
+    lines[-1]["p"] = {"data": count * (STEP - REST), "student": count * REST}
+    steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert report_main([str(folder)]) == 0
+    table = next(s for s in sections_of(folder / "report.html") if s.get("title") == "What another input would cost")
+    assert table["rows"][0][0] == "as it is"
+    assert any(row[0].endswith("c5.18xlarge beside") and row[4].endswith("of the cost") for row in table["rows"])
+    worth = float(re.search(r"costs less than ([\d.]+) an hour more", table["note"])[1])  # type: ignore[index]
+    assert worth == pytest.approx(37.688 * (STEP / REST - 1), rel=0.01)
