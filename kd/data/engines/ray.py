@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -49,6 +50,12 @@ def versions() -> dict[str, str]:
     import kd
 
     return {"kd": kd.__version__, "torch": torch.__version__, "torchvision": torchvision.__version__}
+
+
+def differing(there: dict[str, str]) -> str:
+    """What of it is not the same on another machine, for people."""
+    ours = versions()
+    return ", ".join(f"{name} {there.get(name)} (here {ours[name]})" for name in ours if there.get(name) != ours[name])
 
 
 class BatchMaker:
@@ -92,6 +99,7 @@ class RayCluster:
         self.joined = False
         self._mine = False  # this process has joined it, not its user's own code
         self._folder: Path | None = None  # of a Ray that was started here
+        self._guard: subprocess.Popen[bytes] | None = None
 
     def join(self) -> None:
         """Joins the cluster, or starts one on this machine; in the main thread, for Ray's processes end with theirs.
@@ -132,13 +140,18 @@ class RayCluster:
             self.ray._private.worker.print_to_stdstream = lambda *_, **__: None
 
     def _start_here(self) -> None:
-        """A Ray of this process's own, on this machine alone."""
+        """A Ray of this process's own; a guard ends what Ray would leave behind where this process is killed."""
         base = tempfile.gettempdir()
         self._folder = Path(tempfile.mkdtemp(prefix="kd-ray-", dir=base if len(base) <= LONGEST_FOLDER else "/tmp"))
         store = min(2 * self.spec.queue_mb * MB, psutil.virtual_memory().available // 8)
         self.ray.init(
             "local", num_cpus=cores(), labels=self.spec.selector, include_dashboard=False, log_to_driver=False,
             logging_level="ERROR", object_store_memory=max(store, 100 * MB), _temp_dir=str(self._folder),
+        )  # fmt: skip
+        processes = [str(child.pid) for child in psutil.Process().children(recursive=True)]
+        self._guard = subprocess.Popen(
+            ["sh", "-c", 'cat; folder=$1; shift; kill -9 "$@"; rm -rf "$folder"', "sh", str(self._folder), *processes],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
 
     def leave(self) -> None:
@@ -147,6 +160,10 @@ class RayCluster:
         if self._mine:
             with suppress(Exception):
                 self.ray.shutdown()
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+            self._guard = None
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from kd.data.batch import Batch
-from kd.data.engines.ray import RayCluster, unpacked, versions
+from kd.data.engines.ray import RayCluster, differing, unpacked
 from kd.data.engines.tier import MB, Crew, Job, Machine, Maker, MakerEnded, Stream, TierSpec, Work
 from kd.data.sampler import Key
 from kd.errors import RunError, UserError, first_line
@@ -32,17 +32,14 @@ class TierLoader(DataLoader):
 
     Args:
         tier: that makes them.
-        data: the samples.
+        work: the number of their kind.
         batches: the keys of each batch.
-        collate: samples -> a batch.
     """
 
-    def __init__(
-        self, tier: "Tier", data: Dataset[Any], batches: Iterable[list[Key]], collate: Callable[..., Any]
-    ) -> None:
+    def __init__(self, tier: "Tier", work: int, batches: Iterable[list[Key]]) -> None:
+        data, collate = tier.works[work]
         super().__init__(data, batch_sampler=batches, num_workers=0, collate_fn=collate)
-        self.tier, self.keys = tier, batches
-        self.work = tier.number_of((data, collate))
+        self.tier, self.work, self.keys = tier, work, batches
         self.stream: Stream | None = None
 
     def __iter__(self) -> Any:
@@ -84,7 +81,7 @@ class Tier:
     def __init__(self, spec: TierSpec, makers: int | None, rank: Callable[[], tuple[int, int]]) -> None:
         self.spec, self.count, self.rank = spec, makers, rank
         self.cluster = RayCluster(spec)
-        self._works: list[Work] = []
+        self.works: list[Work] = []
         self._lock = threading.Condition()
         self._begin()
 
@@ -127,12 +124,8 @@ class Tier:
 
     def loader(self, data: Dataset[Any], batches: Iterable[list[Key]], collate: Callable[..., Any]) -> TierLoader:
         """See :class:`TierLoader`."""
-        return TierLoader(self, data, batches, collate)
-
-    def number_of(self, work: Work) -> int:
-        """A number for a kind of batch."""
-        self._works.append(work)
-        return len(self._works) - 1
+        self.works.append((data, collate))
+        return TierLoader(self, len(self.works) - 1, batches)
 
     def stream(self, work: int, batches: Iterator[list[Key]]) -> Stream:
         """Begins to make the batches of a pass."""
@@ -264,7 +257,7 @@ class Tier:
             if work not in maker.works:
                 maker.works.add(work)
                 if work not in self._put:
-                    self._put[work] = self.cluster.put(self._works[work])
+                    self._put[work] = self.cluster.put(self.works[work])
                 self._calls[maker.handle.learn.remote(work, *self._put[work])] = Call(maker)
             self._calls[maker.handle.make.remote(work, job.keys)] = Call(maker, job)
 
@@ -301,15 +294,9 @@ class Tier:
 
     def _welcome(self, maker: Maker, there: dict[str, str]) -> None:
         """A maker's first words: it must have our libraries."""
-        ours = versions()
-        other = [f"{name} {there.get(name)} (here {ours[name]})" for name in ours if there.get(name) != ours[name]]
-        if other:
-            self._fail(
-                UserError(
-                    f"data.engine: {maker.machine.name} has {', '.join(other)}; they must be the same on all machines "
-                    "for the views to be the same"
-                )
-            )
+        wrong, where = differing(there), maker.machine.name
+        if wrong:
+            self._fail(UserError(f"data.engine: {where} has {wrong}; both must be the same for the same views"))
         maker.ready = True
 
     def _lost(self, maker: Maker, memory: bool = False) -> None:
@@ -321,12 +308,14 @@ class Tier:
         if was_there and maker.machine.gone:
             self._say(f"{maker.machine.name} is left out: {maker.machine.failures} processes in a row have ended there")
         if to_blame is not None:
-            split = getattr(self._works[to_blame.stream.work][0], "split", None)
-            first = to_blame.keys[0][0]
-            self._fail(
-                RunError(
-                    f"data.engine: {to_blame.lost} processes in turn have ended over one batch (out of memory? "
-                    f"data.batch_size); its first picture is {split.name(first) if split else first}"
-                )
-            )
+            self._fail(blamed(to_blame, self.works[to_blame.stream.work]))
         self._hand_out()
+
+
+def blamed(job: Job, work: Work) -> RunError:
+    """Why a run ends over a batch."""
+    split, first = getattr(work[0], "split", None), job.keys[0][0]
+    return RunError(
+        f"data.engine: {job.lost} processes in turn have ended over one batch (out of memory? data.batch_size); its "
+        f"first picture is {split.name(first) if split else first}"
+    )
