@@ -193,3 +193,12 @@ def test_a_probe_that_can_not_be(made: Path, recipe: Path, capsys: pytest.Captur
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1
+
+
+def test_the_recipes_run_without_data_or_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``config=debug`` has a part of its own for each of them."""
+    monkeypatch.chdir(tmp_path)
+    assert main("train", ["recipe=foundation_many", "config=debug", "trainer.accelerator=cpu"]) == 0
+    summary = json.loads((tmp_path / "runs/foundation_many/latest/summary.json").read_text())
+    assert summary["student"]["start"] == "inherited" and set(summary["teacher"]["members"]) == {"dino", "siglip"}
+    assert main("train", ["recipe=finetune", "config=debug", "trainer.accelerator=cpu"]) == 0

@@ -101,6 +101,8 @@ def prepare(command: str, items: list[str], filled: dict[str, str]) -> None:
         for number in range(2 if "kd-report" in command else 1):
             if not Path(f"runs/foodtag_vit/{number:03d}").exists():
                 assert train_main(["recipe=foodtag_vit", *SMALL, *TINY_FOOD]) == 0
+    if "runs/foundation_vit/" in command and not Path("runs/foundation_vit/000").exists():
+        assert train_main(["recipe=foundation_vit", f"data.source.root={filled['DIR']}", *SMALL]) == 0
     if filled["PACK"] in command and "kd-pack" not in command and not Path(filled["PACK"]).exists():
         assert pack_main(["recipe=grocery_vit", f"data.source.root={filled['DIR']}", f"out={filled['PACK']}"]) == 0
     if "cache=only" in command:
@@ -127,9 +129,11 @@ def shrunk(command: str, items: list[str], filled: dict[str, str]) -> list[str]:
         return ["--print_config"]
     if "camvid_seg" in command:
         return [*SMALL, *TINY_SCENES, *(TINY_SCENE_TEACHER if "model.teacher" in command else [])]
+    if "recipe=foundation" in command:
+        return SMALL
     if "data.source" not in command:
         return [*SMALL, *TINY_FOOD]
-    return [*SMALL, *(TINY_TEACHER if "model.teacher" in command else [])]
+    return [*SMALL, *(TINY_TEACHER if "model.teacher." in command else [])]
 
 
 TINY_SCENES = [

@@ -24,6 +24,12 @@ def listing(kind: str, prefix: str) -> str:
     return "".join(f"  {prefix}{name:<22} {first}\n" for name, first in names(kind).items())
 
 
+def part_of(overlay: str, recipe: str) -> list[Path]:
+    """What an overlay changes of one recipe alone: ``recipes/<overlay>/<recipe>.yaml``, where there is such a file."""
+    file = folder("recipes") / overlay / f"{recipe}.yaml"
+    return [file] if file.is_file() else []
+
+
 def _first_comment(path: Path) -> str:
     first = path.read_text(encoding="utf-8").splitlines()[0]
     return first.removeprefix("#").strip() if first.startswith("#") else ""

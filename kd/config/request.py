@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from kd.config import files, keys
-from kd.config.find import find
+from kd.config.find import find, part_of
 from kd.config.moved import current
 from kd.config.trust import check_file, check_plain
 from kd.errors import UserError
@@ -72,7 +72,8 @@ class Request:
             UserError: a file that is missing, no YAML, or names code that the user has not said to trust.
         """
         found = [find("recipes", self.recipe)] if self.recipe else []
-        found += [find("configs", overlay) for overlay in self.overlays]
+        for overlay in self.overlays:
+            found += [find("configs", overlay), *part_of(overlay, self.recipe or "")]
         contents = {file: files.read(file) for file in found}
         for file, content in contents.items():
             check_plain(content, f"{file}: ")

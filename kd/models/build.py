@@ -130,7 +130,10 @@ def timm_model(arch: str, **kwargs: Any) -> nn.Module:
 def check_arch(arch: str, key: str) -> None:
     """Raises a UserError with the nearest name when timm has no model ``arch``."""
     if not arch:
-        raise UserError(f"{key}.arch: which model? Give the name of one of timm's (timm.list_models())")
+        raise UserError(
+            f"{key}.arch: which model? Give the name of one of timm's (timm.list_models()), or a "
+            f"{key}.checkpoint that says it"
+        )
     if timm.is_model(arch):
         return
     near = difflib.get_close_matches(arch, timm.list_models(), 1, 0.5)

@@ -7,26 +7,32 @@ from typing import Any
 import torch
 from torchvision import tv_tensors
 
-from kd.data.sources.base import Source, Split, changed, stamp_of
+from kd.data import foodtag_mini
+from kd.data.sources.base import Source, Split, cache_dir, changed, stamp_of
 from kd.data.sources.files import IMAGE_SUFFIXES, UNLABELLED, FileSplit, pictures_below, said
 from kd.errors import UserError
+
+DRAWN = (5, 2)
+"""Pictures of each kind of food that are drawn to train on and to validate with."""
 
 
 class Pictures(Source):
     """A folder of pictures without labels, at any depth.
 
     Args:
-        root: the folder.
+        root: the folder; null: drawn pictures of food (:mod:`kd.data.foodtag_mini`), to try things with.
         val: a folder of other pictures to validate with; without one a part of ``root`` is held out
             (``data.val_fraction``).
     """
 
-    def __init__(self, root: str, val: str | None = None) -> None:
+    def __init__(self, root: str | None, val: str | None = None) -> None:
         self.folders = {"train": root, "val": val}
         self.classes = []
 
     def load(self, split: str) -> FileSplit:
         """See :meth:`Source.load`."""
+        if self.folders["train"] is None:
+            self.folders["train"] = str(foodtag_mini.build(cache_dir(), *DRAWN) / "train")
         folder = self.folders.get(split)
         if folder is None:
             raise UserError(f"data.source: a folder of pictures has the splits train and val, not '{split}'")
@@ -38,7 +44,7 @@ class Pictures(Source):
 
     def describe(self) -> str:
         """One line."""
-        return f"pictures without labels below {self.folders['train']}"
+        return f"pictures without labels below {self.folders['train'] or 'a folder to be drawn'}"
 
 
 def unlabelled_folder(root: str, key: str = "data.unlabeled") -> FileSplit:
