@@ -66,7 +66,7 @@ def input_costs(facts: Facts) -> dict[str, Any] | None:
     if now.price:
         worth = now.price * (now.step_ms / found[1].step_ms - 1)
         note += f" Feeding the GPUs pays while it costs less than {worth:.3g} an hour more."
-    columns = ["input", "ms a step", "an hour", "1000 steps", "saves"]
+    columns = ["input", "ms a step", "an hour", "1000 steps", f"saves ({'cost' if now.cost else 'time'}, %)"]
     return {"kind": "table", "title": "What another input would cost", "columns": columns, "rows": rows, "note": note}
 
 
@@ -77,6 +77,5 @@ def _short(value: float | None) -> str:
 def _saved(now: Way, way: Way) -> str:
     if way is now:
         return ""
-    if now.cost and way.cost is not None:
-        return f"{1 - way.cost / now.cost:.0%} of the cost"
-    return f"{1 - way.step_ms / now.step_ms:.0%} of the time"
+    priced = now.cost and way.cost is not None
+    return f"{100 * (1 - (way.cost / now.cost if priced else way.step_ms / now.step_ms)):.0f}"  # type: ignore[operator]

@@ -77,18 +77,17 @@ def _sizes(run: Run) -> dict[str, Any] | None:
     models = {"teacher": run.summary.get("teacher") or {}}
     models |= {name or "student": model_of(run, name) for name in run.students}
     known = {name: model for name, model in models.items() if model.get("params")}
-    columns = list(dict.fromkeys((r["runtime"], r["threads"], r["batch"]) for r in run.latency))[:6]
     if not known:
         return None
-    rows = []
-    for name, model in known.items():
-        own = {(r["runtime"], r["threads"], r["batch"]): r["median_ms"] for r in run.latency if r["model"] == name}
-        about = ", ".join(n for n in (name, model.get("arch")) if n)
-        rows.append([about, f"{model['params'] / 1e6:.3g}", *(own.get(c, "") for c in columns)])
-    timed = [f"ms, {kind}, batch {size}, {count} thread{'s' * (count > 1)}" for kind, count, size in columns]
-    names = ["", "params (M)", *timed]
-    note = "" if timed else "kd-latency RUN measures milliseconds."
-    return {"kind": "table", "title": "Size and latency", "columns": names, "rows": rows, "note": note}
+    settings = list(dict.fromkeys((r["runtime"], r["threads"], r["batch"]) for r in run.latency))[:6]
+    timed = {(r["model"], r["runtime"], r["threads"], r["batch"]): r["median_ms"] for r in run.latency}
+    rows = [["model", *(model.get("arch", "") for model in known.values())],
+            ["parameters (M)", *(f"{model['params'] / 1e6:.3g}" for model in known.values())]]  # fmt: skip
+    for kind, threads, batch in settings:
+        what = f"ms, {kind}, batch {batch}, {threads} thread{'s' * (threads > 1)}"
+        rows.append([what, *(timed.get((name, kind, threads, batch), "") for name in known)])
+    note = "" if settings else "kd-latency RUN measures milliseconds."
+    return {"kind": "table", "title": "Size and latency", "columns": ["", *known], "rows": rows, "note": note}
 
 
 def _of(student: str) -> str:

@@ -5,6 +5,8 @@ from typing import Any
 
 from kd.scaling.model import PASSES, Model, Network, Reading, serial_part
 
+CASE = "processes x batch"
+
 
 def content(
     recipe: str, readings: Sequence[Reading], models: Mapping[str, Model], machines: Sequence[int], network: Network,
@@ -84,29 +86,33 @@ def _predicted(
 def sections(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The page."""
     measured, predicted = found["measured"], found["predicted"]
+    rates = next(iter(found["fitted"].values()))["rates_ms"]
     return [
         {"kind": "verdict", "bound": "scaling", "text": _headline(found), "others": _assumed(found)},
         *_curves(found),
-        {"kind": "table", "title": "Measured here",
-         "columns": ["strategy", "processes", "batch", "", "step (ms)", "images/s", "efficiency (%)"],
-         "rows": [[m["strategy"], m["processes"], m["batch"], m["kind"] if m["processes"] > 1 else "alone",
-                   round(m["step_ms"], 1), round(m["images_per_s"], 1), round(100 * m["efficiency"], 1)]
-                  for m in measured]},
-        {"kind": "table", "title": "Of each strategy, a process and step",
-         "columns": ["strategy", "processes", "batch", *(f"{p} (ms)" for p in ("teacher", "student", "rest", "waits")),
-                     "ring sends (MB)", "sent (MB)", "state (MB)", "peak (MB)"],
-         "rows": [_cost(m, found) for m in measured], "long": True},
-        {"kind": "table", "title": "Rates, on a full machine",
-         "columns": ["part", "each step (ms)", "a picture (ms)"],
-         "rows": [[part, round(line["fixed"], 3), round(line["a_picture"], 4)]
-                  for part, line in next(iter(found["fitted"].values()))["rates_ms"].items()]},
+        {"kind": "table", "title": "Measured here", "columns": [CASE, "step (ms)", "images/s", "efficiency (%)"],
+         "rows": [[_case(m, m["processes"]), round(m["step_ms"], 1), round(m["images_per_s"], 1),
+                   round(100 * m["efficiency"], 1)] for m in measured]},
+        {"kind": "table", "title": "Time of a step (ms)", "columns": [CASE, "teacher", "student", "rest", "waits"],
+         "rows": [_time(m) for m in measured]},
+        {"kind": "table", "title": "Traffic and memory of a process (MB)",
+         "columns": [CASE, "sent, ring", "sent, counted", "state", "peak"],
+         "rows": [_cost(m, found) for m in measured],
+         "note": "A step sends what the ring of the strategy needs; counted is what left by network devices, loopback "
+         "too. State: weights, gradients, optimizer of the students."},
+        {"kind": "table", "title": "Rates, on a full machine", "columns": ["part", "each step (ms)", "a picture (ms)"],
+         "rows": [[part, round(line["fixed"], 3), round(line["a_picture"], 4)] for part, line in rates.items()]},
         {"kind": "table", "title": "Predicted for more machines like this one",
-         "columns": ["strategy", "machines", "processes", "", "batch", "step (ms)", "images/s", "efficiency (%)",
-                     "epoch"],
-         "rows": [[p["strategy"], p["machines"], p["processes"], p["kind"], round(p["batch"], 1),
-                   band(p["step_ms"]), band(p["images_per_s"]), band([100 * e for e in p["efficiency"]]),
-                   _time(p["epoch_s"][0])] for p in predicted]},
+         "columns": [CASE, "machines", "step (ms)", "images/s", "efficiency (%)", "epoch"],
+         "rows": [[_case(p, p["processes"]), p["machines"], band(p["step_ms"]), round(p["images_per_s"][0]),
+                   band([100 * e for e in p["efficiency"]]), _duration(p["epoch_s"][0])] for p in predicted]},
     ]  # fmt: skip
+
+
+def _case(row: Mapping[str, Any], processes: int) -> str:
+    """``ddp 4 x 16, strong``."""
+    kind = f", {row['kind']}" if processes > 1 else ""
+    return f"{row['strategy'] if processes > 1 else 'alone'} {processes} x {row['batch']:g}{kind}"
 
 
 def band(values: Sequence[float]) -> str:
@@ -115,7 +121,7 @@ def band(values: Sequence[float]) -> str:
     return f"{middle} ({low} to {high})"
 
 
-def _time(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     return (
         f"{seconds:.1f} s"
         if seconds < 120
@@ -131,7 +137,7 @@ def _headline(found: Mapping[str, Any]) -> str:
     best = {
         kind: max((m for m in full if m["kind"] == kind), key=lambda m: m["efficiency"]) for kind in ("weak", "strong")
     }
-    text = ", ".join(f"{100 * m['efficiency']:.0f} % {kind} with {m['strategy']}" for kind, m in best.items())
+    text = ", ".join(f"{m['efficiency']:.0%} {kind} with {m['strategy']}" for kind, m in best.items())
     serial = found["fitted"][best["strong"]["strategy"]]["serial_part"]
     text = f"{most} processes here: efficiency {text}; {serial:.0%} of a step does not shrink with more processes"
     return text + (f", which bounds strong scaling at {1 / serial:.3g}x (Amdahl)" if serial > 0.005 else "")
@@ -152,31 +158,37 @@ def _assumed(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _time(m: Mapping[str, Any]) -> list[Any]:
+    parts = m["parts_ms"]
+    ms = (parts["teacher"], parts["forward"] + parts["backward"], parts["rest"], m["communication_ms"])
+    return [_case(m, m["processes"]), *(round(value, 1) for value in ms)]
+
+
 def _cost(m: Mapping[str, Any], found: Mapping[str, Any]) -> list[Any]:
-    parts, n = m["parts_ms"], m["processes"]
-    gradient = next(iter(found["fitted"].values()))["gradient_mb"]
+    gradient, n = next(iter(found["fitted"].values()))["gradient_mb"], m["processes"]
     ring = PASSES[m["strategy"]] * (n - 1) / n * gradient
-    student = parts["forward"] + parts["backward"]
-    shown = [round(v, 1) for v in (parts["teacher"], student, parts["rest"], m["communication_ms"])]
-    rest = ["" if m[key] is None else round(m[key], 2) for key in ("sent_mb", "state_mb", "memory_mb")]
-    return [m["strategy"], n, m["batch"], *shown, round(ring, 2), *rest]
+    known = ["" if m[key] is None else round(m[key], 2) for key in ("sent_mb", "state_mb", "memory_mb")]
+    return [_case(m, n), round(ring, 2), *known]
 
 
 def _curves(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Efficiency over processes: what was measured, then what is predicted with its band."""
+    """Efficiency over processes: what was measured, then what is predicted; of one strategy with its band."""
     charts = []
     for kind in ("weak", "strong"):
         series: dict[str, dict[int, float]] = {}
         for m in found["measured"]:
             if m["kind"] == kind or m["processes"] == 1:
-                series.setdefault(f"{m['strategy']}, measured", {})[m["processes"]] = 100 * m["efficiency"]
+                for name in [m["strategy"]] if m["processes"] > 1 else found["fitted"]:
+                    series.setdefault(name, {})[m["processes"]] = 100 * m["efficiency"]
         for p in found["predicted"]:
-            if p["kind"] == kind:
-                for name, value in zip(("predicted", "at worst", "at best"), p["efficiency"], strict=True):
-                    series.setdefault(f"{p['strategy']}, {name}", {})[p["processes"]] = 100 * value
+            whole = ", the batch of a machine" if kind == "strong" else ""
+            names = (p["strategy"] + whole, "at worst", "at best")
+            for name, value in zip(names[: 3 if len(found["fitted"]) == 1 else 1], p["efficiency"], strict=False):
+                if p["kind"] == kind:
+                    series.setdefault(name, {})[p["processes"]] = 100 * value
         x = sorted({count for values in series.values() for count in values})
         shown = {name: [round(v[n], 2) if n in v else None for n in x] for name, v in series.items()}
-        charts.append(
-            {"kind": "lines", "title": f"Efficiency, {kind} (%)", "x": x, "x_name": "processes", "series": shown}
-        )
+        most = max(m["processes"] for m in found["measured"])
+        title = f"Efficiency, {kind} (%; predicted above {most} processes)"
+        charts.append({"kind": "lines", "title": title, "x": x, "x_name": "processes", "series": shown})
     return charts

@@ -158,8 +158,10 @@ def test_the_page_opens_with_what_was_learnt(tmp_path: Path) -> None:
     )
     assert ["student keeps", kept, "of its teacher"] in sections[1]["cards"]
     tables = {s["title"]: s for s in sections if s["kind"] == "table"}
+    assert tables["Size and latency"]["columns"] == ["", "teacher", "student"]
     assert tables["Size and latency"]["rows"] == [
-        ["teacher, vit_large_patch16_224", "300", 80.0], ["student, vit_small_patch16_224", "22", 9.5]
+        ["model", "vit_large_patch16_224", "vit_small_patch16_224"], ["parameters (M)", "300", "22"],
+        ["ms, torch, batch 1, 1 thread", 80.0, 9.5],
     ]  # fmt: skip
     assert tables["Hardest classes (epoch 2)"]["rows"] == [["bread", "60.0", 5], ["bibimbap", "100.0", 5]]
     assert tables["Mistakes (epoch 2)"]["rows"] == [["bread \u2192 bibimbap", 2, "40.0"]]

@@ -61,6 +61,8 @@ def test_the_page_has_the_table(tmp_path: Path) -> None:
     assert report_main([str(folder)]) == 0
     table = next(s for s in sections_of(folder / "report.html") if s.get("title") == "What another input would cost")
     assert table["rows"][0][0] == "as it is"
-    assert any(row[0].endswith("c5.18xlarge beside") and row[4].endswith("of the cost") for row in table["rows"])
+    assert table["columns"][-1] == "saves (cost, %)"
+    saved = {row[0]: row[4] for row in table["rows"]}
+    assert saved["data.engine=ray on 1 c5.18xlarge beside"] == f"{100 * (1 - 41.36 * REST / (37.688 * STEP)):.0f}"
     worth = float(re.search(r"costs less than ([\d.]+) an hour more", table["note"])[1])  # type: ignore[index]
     assert worth == pytest.approx(37.688 * (STEP / REST - 1), rel=0.01)

@@ -79,9 +79,12 @@ def test_the_page_says_what_was_measured_and_what_follows() -> None:
     assert weak[0]["epoch_s"][0] == pytest.approx(6000 / weak[0]["images_per_s"][0])
     by_title: dict[str, Any] = {s.get("title", ""): s for s in sections(result)}
     assert len(by_title["Measured here"]["rows"]) == len(found)
-    cost = {(row[0], row[1], row[2]): row for row in by_title["Of each strategy, a process and step"]["rows"]}
-    assert cost["ddp", 4, 64][7] == pytest.approx(2 * 3 / 4 * GRADIENT_MB)
-    assert cost["fsdp", 4, 64][7] == pytest.approx(3 * 3 / 4 * GRADIENT_MB)
+    cost = {row[0]: row[1] for row in by_title["Traffic and memory of a process (MB)"]["rows"]}
+    assert cost["ddp 4 x 64, weak"] == pytest.approx(2 * 3 / 4 * GRADIENT_MB)
+    assert cost["fsdp 4 x 16, strong"] == pytest.approx(3 * 3 / 4 * GRADIENT_MB)
+    assert cost["alone 1 x 64"] == 0
+    time = {row[0]: row[1:] for row in by_title["Time of a step (ms)"]["rows"]}
+    assert time["ddp 4 x 64, weak"][:2] == [98.0, 98.0]  # teacher and student
 
 
 @pytest.mark.parametrize(
