@@ -1,29 +1,73 @@
 """What does watching cost? Epochs of one run with and without the monitor, in turn; median of the pairs.
 
     OMP_NUM_THREADS=1 taskset -c 0 python scripts/bench/observe.py --write
+    OMP_NUM_THREADS=1 taskset -c 0 python scripts/bench/observe.py --everything --write
     python scripts/bench/observe.py grocery_vit --set data.source.root=DIR model.teacher.checkpoint=FILE
 
 Without a recipe a tiny pair learns drawn pictures (batch 8, 100 steps an epoch): what watching takes hardly depends on
 the models, and shows best where a step takes little else. On one core, as above, the thread that samples the machine
 takes its time from the training; that is the worst case. Needs a machine to itself.
+
+``--everything`` names NVTX ranges, serves Prometheus and scrapes it every second as well. What the rules take a minute
+is timed apart.
 """
 
 import argparse
+import resource
+import socket
 import statistics
 import sys
 import tempfile
+import threading
+import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from scripts.bench.harness import Turns, options, spread, train, write
 
+ALWAYS = ["monitor.rules_every_s=0"]  # the rules are timed apart
+
+
+class Scraper(threading.Thread):
+    """Reads the endpoint every second while it is on."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.on, self.ms = threading.Event(), list[float]()
+
+    def run(self) -> None:
+        """Until the run has closed its port."""
+        while self.on.wait():
+            began = time.perf_counter()
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10).read()
+            except OSError:
+                return
+            self.ms.append(1000 * (time.perf_counter() - began))
+            time.sleep(1.0)
+
+
+def rules_s(folder: Path) -> float:
+    """Seconds of a core that one look of the rules at a run takes."""
+    from kd.callbacks.watch import ask_rules
+
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert ask_rules(folder)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
 
 class Watching:
     """Takes the monitor out of a running training, and puts it back."""
 
-    def __init__(self) -> None:
+    def __init__(self, scraper: Scraper | None = None) -> None:
         self.all: list[Any] = []
+        self.scraper = scraper
 
     def _find(self, trainer: Any) -> tuple[Any, Any]:
         from kd.callbacks.phases import Phases
@@ -33,15 +77,20 @@ class Watching:
         return next(c for c in self.all if isinstance(c, Phases)), next(c for c in self.all if isinstance(c, System))
 
     def off(self, module: Any) -> None:
-        """No clock, no samples, no health."""
+        """No clock, no samples, no health, no looks at the file ``monitor``."""
+        from kd.callbacks.control import Control
         from kd.callbacks.health import Health
+        from kd.callbacks.kernels import Kernels
         from kd.clock import run_clock
 
         phases, system = self._find(module.trainer)
         run_clock(None)
         module.trainer.profiler = phases.profiler.users
         system.on = False
-        module.trainer.callbacks = [c for c in self.all if c not in (phases, system) and not isinstance(c, Health)]
+        rest = [c for c in self.all if not isinstance(c, Health | Kernels | Control)]
+        module.trainer.callbacks = [c for c in rest if c not in (phases, system)]
+        if self.scraper:
+            self.scraper.on.clear()
 
     def on(self, module: Any) -> None:
         """As in any run."""
@@ -53,6 +102,8 @@ class Watching:
         run_clock(phases.clock)
         phases.clock.restart()
         system.on = True
+        if self.scraper:
+            self.scraper.on.set()
 
 
 def tiny_pair(place: Path) -> str:
@@ -69,13 +120,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", nargs="?")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--everything", action="store_true")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
     asked = options(parser)
-    watching = Watching()
+    scraper = Scraper() if asked.everything else None
+    items = [f"monitor.prometheus_port={scraper.port}", "monitor.nvtx=true"] if scraper else []
+    watching = Watching(scraper)
     turns = Turns({"off": watching.off, "on": watching.on}, after=2, before=watching.on)
     with tempfile.TemporaryDirectory() as place:
         recipe = asked.recipe or tiny_pair(Path(place))
-        cli = train(recipe, [*asked.set, f"trainer.max_epochs={2 + 2 * asked.rounds}"], turns)
+        if scraper:
+            scraper.start()  # it waits for the first epoch that is watched
+        cli = train(recipe, [*ALWAYS, *items, *asked.set, f"trainer.max_epochs={2 + 2 * asked.rounds}"], turns)
+        looks = statistics.median(rules_s(cli.folder.path) for _ in range(3))
     steps = cli.trainer.num_training_batches
     ms = {name: [1000 * s / steps for s in seconds] for name, seconds in turns.seconds.items()}
     pairs = [on - off for on, off in zip(ms["on"], ms["off"], strict=True)]
@@ -91,8 +148,14 @@ def main() -> None:
         f"Cost: **{statistics.median(pairs):+.2f} ms** a step (median of the pairs; the middle half lies between "
         f"{quarters[0]:+.2f} and {quarters[2]:+.2f}): {statistics.median(pairs) / statistics.median(ms['off']):+.1%} "
         f"of this one, under 1 % of any above {100 * statistics.median(pairs):.0f} ms.",
+        "",
+        f"Beside it: a look of the rules takes {looks:.2f} s of a core, {looks / 60:.2%} of one at one look a minute.",
     ]
-    write("observe", asked.hardware, asked.date, "Cost of watching", lines, asked.write)
+    if scraper:
+        lines[0] += " Everything on: NVTX ranges, and Prometheus scraped every second in the watched epochs."
+        lines.append(f"A scrape is answered in {spread(scraper.ms, 1)} ms.")
+    theme = "observe_everything" if scraper else "observe"
+    write(theme, asked.hardware, asked.date, "Cost of watching", lines, asked.write)
 
 
 if __name__ == "__main__":

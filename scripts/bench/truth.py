@@ -161,14 +161,23 @@ def play(plant: Plant, recipe: Path, items: list[str]) -> Round:
     return Round(own_limit(planted), reached, max(Facts(planted).other_cores, Facts(after).other_cores))
 
 
+def quiet_ones(rounds: list[Round]) -> list[Round]:
+    """Those during which no other process took a core."""
+    return [r for r in rounds if r.others <= QUIET]
+
+
+def prediction(rounds: list[Round]) -> tuple[float, float]:
+    """Predicted and reached speed-up, medians."""
+    return statistics.median(r.limit.gain or 1.0 for r in rounds), statistics.median(r.reached for r in rounds)
+
+
 def row(plant: Plant, rounds: list[Round]) -> str:
     """A line of the table: the quiet rounds', or all with a mark where there are none."""
-    quiet = [r for r in rounds if r.others <= QUIET]
+    quiet = quiet_ones(rounds)
     used = quiet or rounds
     named = sum(r.limit.bound in plant.bound and plant.mention in sentence(r.limit) for r in used)
     middle = sorted(used, key=lambda r: r.reached)[(len(used) - 1) // 2]
-    predicted = statistics.median(r.limit.gain or 1.0 for r in used)
-    reached = statistics.median(r.reached for r in used)
+    predicted, reached = prediction(used)
     others = f"{statistics.median(r.others for r in used):.1f}{'' if quiet else ' (not quiet)'}"
     return (
         f"| {plant.name} | {named} of {len(used)} | {sentence(middle.limit)} | {predicted:.2f} | {reached:.2f} | "
@@ -191,15 +200,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         pictures, recipe = prepare(Path(place))
         items = [f"trainer.max_epochs={arguments.epochs}"]
+        errors: dict[str, float] = {}
         for plant in plants(pictures):
             if arguments.only in (None, plant.name):
-                lines.append(row(plant, [play(plant, recipe, items) for _ in range(arguments.rounds)]))
+                rounds = [play(plant, recipe, items) for _ in range(arguments.rounds)]
+                lines.append(row(plant, rounds))
                 print(lines[-1], flush=True)
+                predicted, reached = prediction(quiet_ones(rounds) or rounds)
+                errors[plant.name] = predicted / reached - 1
         healthy = train(recipe, [*items, "data.num_workers=1"])
         alarms = ", ".join(finding["rule"] for finding in healthy.summary["findings"]) or "none"
         text = f"{sentence(own_limit(healthy))}; rules: {alarms}"
         lines.append(f"| nothing | | {text} | | | | {Facts(healthy).other_cores:.1f} |")
         print(lines[-1])
+    worst = max(errors, key=lambda name: abs(errors[name]), default="")
+    lines.append(f"\nWorst error: {errors[worst]:+.0%} ({worst})." if worst else "")
+    print(lines[-1])
     head = (
         f"# Planted bottlenecks, {platform.machine()}, {os.cpu_count()} cores\n\n"
         f"`python scripts/bench/truth.py --epochs {arguments.epochs} --rounds {arguments.rounds}`; batch 8, one "
