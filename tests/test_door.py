@@ -14,7 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import kd
 import kd.losses
+from kd.distill.step import as_teacher
 from kd.errors import UserError
+from kd.teachers import Ensemble, FrozenTeacher
 
 CLASSES = 4
 
@@ -126,6 +128,23 @@ def test_a_step_for_any_loop() -> None:
     assert all(p.grad is None for p in teacher.parameters())
     compiled = torch.compile(step, backend="aot_eager")
     torch.testing.assert_close(compiled(images, targets).total, terms.total)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_teacher_follows_a_step_that_is_moved_again(several: bool) -> None:
+    images, targets = next(iter(loader()))
+    teacher = as_teacher(Plain())
+    assert isinstance(teacher, FrozenTeacher)
+    asked = Ensemble({"a": teacher}) if several else teacher
+    step = kd.Distillation(Plain(), asked, task=kd.Classification(CLASSES), losses={"kd": kd.KDLoss(4.0)})
+    before = step(images, targets).named
+    teacher.to(torch.device("cpu"))
+    teacher.device = torch.device("cuda")  # as if the step had been on a GPU in between
+    assert step(images, targets).named == before
+    assert teacher.device == images.device
+    for dtype in (torch.bfloat16, torch.float32):
+        assert next(teacher.to(torch.device("cpu"), dtype).model.parameters()).dtype == dtype
+        assert teacher(images).dtype == torch.float32
 
 
 def test_a_step_with_a_feature_loss_trains_its_projection() -> None:

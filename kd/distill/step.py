@@ -86,8 +86,9 @@ class Distillation(nn.Module):
         wanted = self.student.objective.wanted
         if self.teacher is None or not wanted:
             return self.student.learn(batch, Answer())
-        if isinstance(self.teacher, FrozenTeacher) and self.teacher.device != images.device:
-            self.teacher.to(images.device, self.teacher.dtype)
+        for member in self.teacher.members.values():
+            if isinstance(member, FrozenTeacher) and member.device != images.device:
+                member.to(images.device, member.dtype)
         return self.student.learn(batch, self.teacher.answer(batch, wanted))
 
 

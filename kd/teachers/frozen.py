@@ -65,33 +65,34 @@ class FrozenTeacher:
         return is_sharded(self.model)
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "FrozenTeacher":
-        """Puts the weights where ``placement`` says, seen from the student's ``device``; later calls change nothing.
+        """Puts the weights where ``placement`` says, seen from the student's ``device``; a later call moves them again.
 
-        With bfloat16 they are stored so: autocast would cast frozen weights anew each step. ``keep`` keeps a copy as
-        loaded for :meth:`original`.
+        With bfloat16 they are stored so: autocast would cast frozen weights anew each step. What was rounded stays so.
+        The first call with ``keep`` keeps a copy as loaded for :meth:`original`. A teacher in shards stays where it is.
 
         Raises:
             UserError: there is no such device, or nothing to share the weights with.
         """
-        if self._placed:
+        if self.spec.placement not in ("same", "shard"):
+            device = torch.device(self.spec.placement)
+        if self._placed and (self.is_shared_out or (device, dtype) == (self.device, self.dtype)):
             return self
-        self._placed = True
         self.identity()  # of the weights as loaded
-        if keep:
+        if keep and not self._placed:
             own = self.in_the_datas_classes()
             self._original = copy.deepcopy(own) if own is self.model else own
-        if self.has_head and dtype != torch.float32 and self._has_one_classifier():
+        if self._classifier is None and self.has_head and dtype != torch.float32 and self._has_one_classifier():
             self._classifier = tuple(x.clone() for x in self.classifier())  # type: ignore[assignment]
         self.device, self.dtype = device, dtype
         if self.spec.placement == "shard":
             self._share_out()
         else:
-            if self.spec.placement != "same":
-                self.device = torch.device(self.spec.placement)
             self._move()
         if self.columns is not None:
             self.columns = self.columns.to(self.device)
-        self.spec.compile_in_place(self.model)
+        if not self._placed:
+            self.spec.compile_in_place(self.model)
+        self._placed = True
         return self
 
     def _move(self) -> None:
