@@ -156,7 +156,7 @@ class Clock:
         self._ready_aside = ready
         self.scope = scope
 
-    def cut(self, tag: Any = None) -> None:
+    def cut(self, tag: object = None) -> None:
         """Ends a step and begins the next."""
         self._mark()
         step, host = self._step, self._host

@@ -101,6 +101,10 @@ class Look:
             self.teacher(images)
 
 
+Judged = dict[str, tuple[Tensor, Tensor, Tensor | None]]
+"""By student (``""`` for a single one): logits, targets and indices of a validation batch."""
+
+
 class Validation:
     """A run's validation: its students' metrics, batch by batch.
 
@@ -127,7 +131,7 @@ class Validation:
             for student in headless:
                 student.measure(batch, answer)
 
-    def add(self, batch: Batch, in_step: bool) -> dict[str, tuple[Tensor, Tensor, Tensor | None]]:
+    def add(self, batch: Batch, in_step: bool) -> Judged:
         """Adds a batch; ``in_step``: all processes must call the students equally often.
 
         Returns:

@@ -4,12 +4,15 @@ import time
 from typing import Any
 
 import torch
-from pytorch_lightning import LightningModule
+from pytorch_lightning import LightningModule, Trainer
+from torch.utils.data import DataLoader
 
 from kd._bar import bar
 from kd.data.batch import Batch
+from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.launch.loopback import meet_on_loopback
+from kd.module import DistillationModule
 from kd.teachers import CachedTeacher, Teacher, dtype_for, open_cache
 from kd.teachers.answer import Wanted
 
@@ -24,7 +27,7 @@ class Fill(LightningModule):
         wanted: what the losses look at of the teacher.
     """
 
-    def __init__(self, teacher: Teacher, losses: dict[str, Any], data: Any, wanted: Wanted) -> None:
+    def __init__(self, teacher: Teacher, losses: dict[str, Any], data: DistillationDataModule, wanted: Wanted) -> None:
         super().__init__()
         self.teacher, self.losses, self.data, self.wanted = teacher, losses, data, wanted
         self.cached: CachedTeacher | None = None
@@ -39,7 +42,7 @@ class Fill(LightningModule):
         self.cached = open_cache(self.teacher, self.losses, self.data, self.wanted, announce=zero)
         self.cached.only = False
 
-    def val_dataloader(self) -> Any:
+    def val_dataloader(self) -> DataLoader:
         """Batches with missing answers, of this process and view."""
         assert self.cached is not None
         loader = self.data.fill_dataloader(
@@ -62,22 +65,22 @@ class Fill(LightningModule):
         self._bar.close()
 
 
-def fill(cli: Any) -> int:
+def fill(model: DistillationModule, data: DistillationDataModule, trainer: Trainer) -> int:
     """Fills all views, on as many processes as the trainer has; returns the exit status.
 
     Raises:
         UserError: the recipe has no teacher, or nothing that learns from its answers.
     """
-    cli.datamodule.prepare_data()
-    teacher, losses = cli.model.teacher, cli.model.students.active_losses
+    data.prepare_data()
+    teacher, losses = model.teacher, model.students.active_losses
     if teacher is None or not losses:
         raise UserError("model.teacher: there is nothing to cache, the recipe has no teacher or no distillation loss")
-    module, trainer = Fill(teacher, losses, cli.datamodule, cli.model.students.wanted), cli.trainer
+    module = Fill(teacher, losses, data, model.students.wanted)
     trainer.limit_val_batches = 1.0  # an overlay for short runs must not leave holes
-    trainer.callbacks = []  # the recipe's are for training
+    trainer.callbacks = []  # type: ignore[attr-defined]  # the recipe's are for training
     meet_on_loopback(trainer)
     start = time.monotonic()
-    for module.view in range(teacher.spec.cache_views):
+    for module.view in range(max(member.spec.cache_views for member in teacher.members.values())):
         trainer.validate(module, verbose=False)
     assert module.cached is not None
     computed = int(trainer.strategy.reduce(torch.tensor(module.cached.computed), reduce_op="sum"))

@@ -15,9 +15,9 @@ from kd.distill.objective import Objective
 from kd.distill.sharding import Sharding
 from kd.distill.step import as_teacher, own_student
 from kd.distill.student import Student
-from kd.distill.students import Students, total_of
+from kd.distill.students import StepOutput, Students, total_of
 from kd.errors import UserError
-from kd.evaluation import Validation
+from kd.evaluation import Judged, Validation
 from kd.fit_to_machine import Memory, reopened, settled
 from kd.lightning_internals import trainer_of
 from kd.losses import DistillLoss
@@ -204,7 +204,7 @@ class DistillationModule(LightningModule):
         """A resumed run goes on with its own settings, and where the share of samples seen puts it."""
         self.resume.settle(self.trainer, self.data)
 
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Batch:
+    def on_before_batch_transfer(self, batch: object, dataloader_idx: int) -> Batch:
         """Any loader's batch as ours; adds what a cache knows while the batch is on the host."""
         batch = as_batch(batch)
         trainer = trainer_of(self)
@@ -215,13 +215,8 @@ class DistillationModule(LightningModule):
         """Tells the losses where training is."""
         self.students.set_epoch(self.current_epoch, self.planned_epochs)
 
-    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        """One batch (see :class:`kd.data.batch.Batch`).
-
-        Returns:
-            ``loss``, the sum of the students' totals (their parameters, and so gradients, are apart); ``terms``, each
-            student's terms by name; ``answer``, the teacher's, for callbacks that look at it.
-        """
+    def training_step(self, batch: object, batch_idx: int) -> StepOutput:
+        """One batch of any loader (:func:`kd.data.batch.as_batch`)."""
         batch = as_batch(batch)
         wanted = self.students.wanted
         answer = self.asked.answer(batch, wanted) if self.asked is not None and wanted else Answer()
@@ -257,12 +252,8 @@ class DistillationModule(LightningModule):
         """Likewise where no validation came last."""
         self.students.take_classifiers()
 
-    def validation_step(self, batch: Any, batch_idx: int) -> dict[str, tuple[Tensor, Tensor, Tensor | None]]:
-        """Adds one batch to each student's metrics; padding (index -1) is left out.
-
-        Returns:
-            For callbacks, by student (``""`` for a single one): logits, targets and indices of what was added.
-        """
+    def validation_step(self, batch: object, batch_idx: int) -> Judged:
+        """Adds one batch to each student's metrics; padding (index -1) is left out."""
         trainer = trainer_of(self)  # none where it is called by hand
         in_step = trainer is not None and isinstance(trainer.strategy, Sharding)
         return self.validation.add(as_batch(batch), in_step)

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities.types import STEP_OUTPUT
 
+from kd.callbacks.context import output_of
 from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.steps import after_step
+from kd.data.batch import Batch
 from kd.optim import short_window
 
 
@@ -37,14 +40,14 @@ class Audit(Callback):
             drop_after(file, trainer.global_step)
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
         """Writes the line once the step is complete."""
         self._index += batch["index"].tolist()
         divided = trainer.accumulate_grad_batches / short_window(
             trainer.num_training_batches, trainer.accumulate_grad_batches, batch_idx
         )
-        self._losses.append(float(outputs["loss"]) * divided)
+        self._losses.append(float(output_of(outputs)["loss"]) * divided)
         if not after_step(trainer, batch_idx):
             return
         loss = sum(self._losses) / len(self._losses)

@@ -42,7 +42,7 @@ class Confusion(Callback):
         for name, module in run.students.named().items():
             self._counts[name] = torch.zeros(classes * classes, dtype=torch.long, device=run.device)
             self._originals[name] = module.task.update
-            module.task.update = self._listening(name, classes)
+            module.task.update = self._listening(name, classes)  # type: ignore[method-assign]
 
     def _listening(self, name: str, classes: int) -> Callable[..., None]:
         def update(logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:

@@ -1,14 +1,23 @@
 """What a callback sees of its run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from pytorch_lightning import Trainer
+from pytorch_lightning.utilities.types import STEP_OUTPUT
 
 from kd.data.datamodule import DistillationDataModule
-from kd.distill.students import Students
+from kd.distill.students import StepOutput, Students
 from kd.module import DistillationModule
 from kd.teachers import Teacher
+
+
+def output_of(outputs: STEP_OUTPUT) -> StepOutput:
+    """What our module's training step gave, of what Lightning hands on."""
+    assert isinstance(outputs, Mapping)
+    return cast(StepOutput, outputs)
 
 
 @dataclass(frozen=True)

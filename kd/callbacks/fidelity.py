@@ -5,21 +5,24 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch.distributed as dist
 from PIL import Image
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities.types import STEP_OUTPUT
 
 from kd.callbacks.context import RunContext
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
 from kd.checkpoints import write_whole
+from kd.data.batch import Batch
 from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.sources.segmentation import colours
 from kd.data.transforms import eval_transform
+from kd.evaluation import Judged
 from kd.tasks import Task
 from kd.tasks.fidelity import Fidelity
 
@@ -54,14 +57,15 @@ class FidelityRecord(Callback):
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
+        outputs: STEP_OUTPUT,
+        batch: Batch,
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
         """Takes in the students' logits that the validation step returns, by name."""
         run = RunContext.of(trainer)
-        for name, (logits, target, index) in (outputs or {}).items():
+        for name, (logits, target, index) in cast(Judged, outputs or {}).items():
+            assert index is not None, "our loaders give every picture its number"
             taught = self.preflight.kept.get(index) if self.preflight.kept else None
             found = self._found.setdefault(name, start(run.module.task, len(run.students.data_info.classes)))
             found.update(logits, None if taught is None else taught.to(logits.device), target, index)

@@ -5,9 +5,11 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
-from kd.callbacks.context import RunContext
+from kd.callbacks.context import RunContext, output_of
+from kd.data.batch import Batch
 from kd.errors import RunError
 from kd.models.sharding import own
 
@@ -25,11 +27,11 @@ class Finite(Callback):
         self._pending: tuple[int, Tensor, Tensor] | None = None
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
         """Looks at the step before this one."""
         self._look(trainer)
-        loss = outputs["loss"].detach()
+        loss = output_of(outputs)["loss"].detach()
         self._pending = (trainer.fit_loop.epoch_loop.total_batch_idx, loss, batch["index"])
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities.types import STEP_OUTPUT
+from torch.utils.data import DataLoader
 
 from kd.callbacks.context import RunContext
 from kd.data.batch import Batch
@@ -24,7 +26,7 @@ class Replay:
         loader: to listen to.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: DataLoader) -> None:
         self.loader, self.batches = loader, list[Any]()
         self.batch_sampler = loader.batch_sampler  # Lightning tells it the epoch
 
@@ -113,12 +115,12 @@ class Headspace(Callback):
         asked = Remembered(run.teacher, self._answers, lambda: self._batch_idx, remembering)
         object.__setattr__(run.module, "asked", asked)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
         """Remembers which batch the teacher is asked about."""
         self._batch_idx = batch_idx
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
         """Notes the time where counting begins, and at the end."""
         run = RunContext.of(trainer)

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kd.callbacks.context import RunContext
+from kd.callbacks.context import RunContext, output_of
 from kd.callbacks.run_folder import RunFolder
+from kd.data.batch import Batch, Target
 from kd.distill.objective import Objective
 from kd.distill.student import Student
 from kd.losses import LogitLoss
@@ -83,7 +85,7 @@ class Health(Callback):
             self._writer = Writer(self.folder.path / "records" / "health.jsonl", header)
         self._writer.write(record)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
         """Listens to this batch where it is due."""
         run = RunContext.of(trainer)
         if not self.every or trainer.fit_loop.epoch_loop.total_batch_idx % self.every:
@@ -98,21 +100,21 @@ class Health(Callback):
             reading.before_step([p for group in optimizer.param_groups for p in group["params"]])
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
         """Writes the reading."""
         if not self._readings:
             return
         run = RunContext.of(trainer)
         self._stop_listening()
-        teacher = _logits(next((x for name, x in outputs["answer"].logits.items() if name), None))
+        teacher = _logits(next((x for name, x in output_of(outputs)["answer"].logits.items() if name), None))
         if teacher is None:
-            teacher = _logits(outputs["answer"].logits.get(ALL))
+            teacher = _logits(output_of(outputs)["answer"].logits.get(ALL))
         inputs = _inputs(batch["image"])
         for reading in self._readings:
             record = {"kind": "health", "step": trainer.fit_loop.epoch_loop.total_batch_idx, "inputs": inputs}
             record |= {"student": reading.name} if reading.name else {}
-            record |= reading.values(teacher, outputs["terms"][reading.name])
+            record |= reading.values(teacher, output_of(outputs)["terms"][reading.name])
             self.newest[reading.name] = record
             self._write(run, record)
         self._readings = []
@@ -160,10 +162,10 @@ class _Reading:
         for path, layer in layers:
             self._handles.append(layer.register_forward_hook(lambda m, _i, out, path=path: self._layer(path, m, out)))
 
-    def _hear_student(self, _module: nn.Module, _inputs: Any, out: Any) -> None:
+    def _hear_student(self, _module: nn.Module, _inputs: object, out: object) -> None:
         self._student = _logits(out)
 
-    def _layer(self, path: str, layer: nn.Module, out: Any) -> None:
+    def _layer(self, path: str, layer: nn.Module, out: object) -> None:
         out = out[0] if isinstance(out, list | tuple) and out else out
         if isinstance(out, Tensor):
             self._spread[path] = out.detach().float().std()
@@ -219,7 +221,7 @@ class _Reading:
         return found | ({"loss_shares": shares} if shares else {})
 
 
-def _logits(out: Any) -> Tensor | None:
+def _logits(out: object) -> Tensor | None:
     """What a classifier answered; nothing of a cache that keeps only the largest."""
     return out.detach().float() if isinstance(out, Tensor) and out.ndim >= 2 else None
 
@@ -244,7 +246,7 @@ def _inputs(images: Tensor) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _class_counts(targets: Any) -> list[int]:
+def _class_counts(targets: Sequence[Target]) -> list[int]:
     """Pictures by class, where targets are class ids."""
     with suppress(TypeError, ValueError):
         ids = np.asarray(targets)

@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch.profiler import ProfilerActivity
 
 from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import RunFolder
 from kd.clock import aside
+from kd.data.batch import Batch
 from kd.report.records import Writer
 
 TOP = 15
@@ -47,7 +49,7 @@ class Kernels(Callback):
         if self._profile is None:
             self.at, self.steps = at, steps
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
         """Starts the profiler one batch before the window."""
         run = RunContext.of(trainer)
         if self._profile is not None or self.at is None or trainer.fit_loop.epoch_loop.total_batch_idx != self.at - 1:
@@ -64,7 +66,7 @@ class Kernels(Callback):
             self._profile.start()
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
         """Moves the window on, and ends it."""
         run = RunContext.of(trainer)

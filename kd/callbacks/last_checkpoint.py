@@ -6,10 +6,12 @@ from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.utilities.types import STEP_OUTPUT
 
 from kd.callbacks.context import RunContext
 from kd.callbacks.steps import after_step, ranks_meet
 from kd.checkpoints import LAST
+from kd.data.batch import Batch
 
 
 class LastCheckpoint(Checkpoint):
@@ -51,7 +53,7 @@ class LastCheckpoint(Checkpoint):
         self._saved_at_step, self._saved_at = trainer.global_step, time.monotonic()
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
         """Saves where it is time; the epoch's last batch is left to the epoch's end."""
         if trainer.is_last_batch or not after_step(trainer, batch_idx):

@@ -9,9 +9,11 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.profilers import PassThroughProfiler, Profiler
 from torch.distributed import GradBucket
@@ -21,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import RunFolder
 from kd.clock import Clock, StepTimes, annotate, process_start, run_clock
+from kd.data.batch import Batch
 from kd.fit_to_machine.memory import Memory, available_bytes
 from kd.machine import core_ids, cores
 from kd.models.taps import TRIAL
@@ -68,10 +71,12 @@ class _Timed:
             self.inner.__enter__()
         self.profiler.start(self.action)
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.profiler.stop(self.action)
         if self.inner is not None:
-            self.inner.__exit__(*error)
+            self.inner.__exit__(kind, error, trace)
 
 
 class PhaseProfiler(Profiler):
@@ -236,16 +241,16 @@ class Phases(Callback):
         run_clock(self.clock)
         self.clock.restart()
 
-    def _all_reduce(self, state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _all_reduce(self, state: dist.ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if bucket.is_last():  # backward has nothing left to compute
             self.clock.turn("communication")
-        return allreduce_hook(state, bucket)
+        return allreduce_hook(state, bucket)  # type: ignore[arg-type]  # None: all processes
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The next step starts the loader."""
         self._first_of_epoch = True
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
         """Remembers which step runs."""
         self._step = {"step": trainer.fit_loop.epoch_loop.total_batch_idx, "epoch": trainer.current_epoch}
         if self._first_of_epoch:

@@ -1,7 +1,5 @@
 """Coloured predictions of a dense task, beside the picture and the truth."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from PIL import Image, ImageDraw
@@ -11,6 +9,7 @@ from torch import Tensor
 from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import RunFolder
 from kd.data.sources.segmentation import colours
+from kd.tasks import Task
 
 PICTURES = 8
 GAP = 4
@@ -57,7 +56,7 @@ class Predictions(Callback):
             side_by_side(picture.permute(1, 2, 0).numpy(), maps, info.classes).save(file)
 
 
-def _classes(task: Any, logits: Tensor, targets: Tensor) -> Tensor:
+def _classes(task: Task, logits: Tensor, targets: Tensor) -> Tensor:
     return task.decide(task.fit(logits.cpu().float(), targets))
 
 

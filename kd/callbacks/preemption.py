@@ -6,9 +6,11 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities.types import STEP_OUTPUT
 
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.steps import ranks_meet
+from kd.data.batch import Batch
 from kd.errors import KILLED_WORKER
 from kd.lightning_internals import log_this_step
 
@@ -71,7 +73,7 @@ class Preemption(Callback):
         self._received = number
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
         """Saves and stops where a signal has come."""
         if not ranks_meet(trainer, batch_idx):

@@ -31,6 +31,7 @@ from kd.report.html import write_report
 from kd.report.records import read_run
 from kd.report.rules import findings
 from kd.report.verdict import verdict
+from kd.teachers import Teacher
 
 
 @dataclass
@@ -162,7 +163,7 @@ class Summary(Callback):
         }
         return {"student": next(iter(each.values()))} | ({"students": each} if "" not in each else {})
 
-    def _teacher(self, teacher: Any) -> dict[str, Any] | None:
+    def _teacher(self, teacher: Teacher | None) -> dict[str, Any] | None:
         if teacher is None:
             return None
         whole = _model(teacher.arch, teacher.model, self.preflight.teacher_val)

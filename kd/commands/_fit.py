@@ -3,9 +3,9 @@
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -19,8 +19,11 @@ from kd.launch.loopback import meet_on_loopback
 from kd.launch.sagemaker import tell_failure
 from kd.report.metric import in_tables, told
 
+if TYPE_CHECKING:
+    from kd.config.parser import KDCLI
 
-def fit(cli: Any, resume_from: Path | None) -> int:
+
+def fit(cli: "KDCLI", resume_from: Path | None) -> int:
     """Trains what the configuration describes; returns the exit status.
 
     Args:
@@ -62,12 +65,12 @@ def fit(cli: Any, resume_from: Path | None) -> int:
         return _ended_by(cli, error, resume_from, say)
     finally:
         cli.folder.release()
-    if cli.trainer.is_global_zero:
+    if cli.trainer.is_global_zero and cli.folder.path is not None:
         _print_table(cli.summary.content, cli.folder.path)
     return 0
 
 
-def _ended_by(cli: Any, error: Exception, resume_from: Path | None, say: Callable[..., None]) -> int:
+def _ended_by(cli: "KDCLI", error: Exception, resume_from: Path | None, say: Callable[..., None]) -> int:
     """Says why a run ended before its time; returns the exit status."""
     stop = interruption(cli.trainer, error)
     known = run_error(error)
@@ -75,7 +78,7 @@ def _ended_by(cli: Any, error: Exception, resume_from: Path | None, say: Callabl
         kept = stop.checkpoint.is_file()
         where = f"checkpoint: {stop.checkpoint}" if kept else "no checkpoint yet"
         say(f"\nkd-train: {stop} at step {cli.trainer.global_step}; {where}")
-        if isinstance(stop, RunStopped) and cli.trainer.is_global_zero:
+        if isinstance(stop, RunStopped) and cli.trainer.is_global_zero and cli.folder.path is not None:
             _print_table(cli.summary.content, cli.folder.path)
         if kept:
             say(f"kd-train: go on with: kd-train resume={cli.folder.path}")
@@ -93,7 +96,7 @@ def _ended_by(cli: Any, error: Exception, resume_from: Path | None, say: Callabl
     return 1
 
 
-def _named(error: Exception, trainer: Any) -> Exception:
+def _named(error: Exception, trainer: Container[str]) -> Exception:
     """Lightning puts the argument that it complains of into backticks."""
     argument = re.match(r"\W*`(?:Trainer\()?(\w+)", str(error))
     if argument and argument[1] in trainer:
@@ -101,10 +104,11 @@ def _named(error: Exception, trainer: Any) -> Exception:
     return error
 
 
-def _tell_failure(cli: Any, error: Exception) -> None:
+def _tell_failure(cli: "KDCLI", error: Exception) -> None:
     """Each rank tells its own: rank 0 may be the one that is gone."""
     rank = cli.trainer.global_rank
     who = f"kd-train: rank {rank}" if rank else "kd-train"
+    assert cli.folder.path is not None, "it has begun"
     folder, file = cli.folder.path, f"error.rank{rank}.txt" if rank else "error.txt"
     print(f"{who}: failed: {reason(error)}", file=sys.stderr)
     tell_failure(reason(error))

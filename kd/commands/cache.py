@@ -34,4 +34,5 @@ def run(request: Request) -> int:
     teacher = teacher_checkpoint(KDCLI(args, instantiate=False).as_dict())
     if teacher:
         args.append(f"--model.teacher.checkpoint={teacher}")
-    return fill(KDCLI(args))
+    cli = KDCLI(args)
+    return fill(cli.model, cli.datamodule, cli.trainer)

@@ -4,6 +4,7 @@ import json
 import platform
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +142,7 @@ def _measure(
     return rows
 
 
-def _start(load: Any, threads: int, key: tuple[str, str]) -> "Stopwatch":
+def _start(load: Callable[[], Callable[[np.ndarray], object]], threads: int, key: tuple[str, str]) -> "Stopwatch":
     from kd.export.stopwatch import Stopwatch
 
     try:

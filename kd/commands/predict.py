@@ -17,8 +17,10 @@ from kd.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    from torch import nn
 
     from kd.commands._finished import FinishedRun
+    from kd.models import Prepare
 
 HELP = """\
 kd-predict: what a run's student says of pictures.
@@ -152,7 +154,7 @@ def _read(name: str, view: Callable[[Any], Any]) -> "tuple[torch.Tensor, tuple[i
 
 
 def _forward(
-    model: Any, preprocess: Any, pictures: "torch.Tensor", device: "torch.device", size: int
+    model: "nn.Module", preprocess: "Prepare", pictures: "torch.Tensor", device: "torch.device", size: int
 ) -> "tuple[torch.Tensor, int]":
     """Answers on the CPU, and the batch that fitted."""
     import torch

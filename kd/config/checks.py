@@ -122,7 +122,7 @@ def find_culprit(config: dict[str, Any]) -> str | None:
     return None
 
 
-def _blamed(key: str, kind: Any, arguments: dict[str, Any], error: Exception) -> str:
+def _blamed(key: str, kind: type, arguments: dict[str, Any], error: Exception) -> str:
     reason = " ".join(str(error).split()) or type(error).__name__
     first = reason.split(" ", 1)[0]
     if first in arguments and isinstance(error, ValueError):  # our constructors name their argument first
@@ -133,7 +133,7 @@ def _blamed(key: str, kind: Any, arguments: dict[str, Any], error: Exception) ->
     return f"{key}: {kind.__name__} can't be built: {reason[:200]}"
 
 
-def _classes(tree: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+def _classes(tree: object, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from _classes(value, path if key == "init_args" else f"{path}.{key}".lstrip("."))

@@ -42,7 +42,7 @@ def read(file: Path) -> dict[Any, Any]:
     return content
 
 
-def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
     """All values of nested dicts and lists with their dotted keys; a list's items have its own key.
 
     >>> list(leaves({"a": {"b": 1, "c": [2, {"d": 3}]}}))

@@ -142,7 +142,7 @@ def _entries_whole(overrides: list[str], contents: Iterable[dict[Any, Any]]) -> 
     return [f"{item}={json.dumps(made[item])}" if item in made else item for item in whole]
 
 
-def _check_says_something(key: str, value: Any) -> None:
+def _check_says_something(key: str, value: object) -> None:
     """What is merged key by key takes nothing from an empty value, and a folder needs a name."""
     if value == {} and key in GROUPS:
         raise UserError(f"{key}: {{}} sets nothing")

@@ -24,7 +24,7 @@ BUILT = re.compile(r"^(data\.source|model\.(task|distill_losses)|students|traine
 PLAIN = re.compile(r"(^|\.)(kwargs|builder(\.init_args)?\.config)\+?\.(.*\.)?(class_path|init_args)(\.|$)")
 
 
-def check_plain(tree: Any, where: str) -> None:
+def check_plain(tree: object, where: str) -> None:
     """Arguments of architectures and optimizers are plain values and lists: a class path there would be called.
 
     Args:

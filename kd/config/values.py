@@ -3,7 +3,7 @@
 from typing import Any
 
 
-def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(tree: object, prefix: str = "") -> dict[str, Any]:
     """Nested dicts -> ``{"a.b.c": value}``.
 
     >>> flatten({"a": {"b": 1}, "c": [2]})

@@ -1,6 +1,6 @@
 """What a training step is given: one batch, as a dict, and what is known of the data."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
@@ -11,6 +11,10 @@ from kd.errors import UserError
 
 IMAGE = ("image", "images", "pixel_values")
 TARGET = ("target", "targets", "label", "labels")
+
+
+Target = int | list[int] | Tensor
+"""Of one picture: a class id (-1 without a label), ids (several labels), or a mask (uint8, ``(1, H, W)``)."""
 
 
 class Batch(TypedDict, total=False):
@@ -31,7 +35,7 @@ class Batch(TypedDict, total=False):
     records: dict[str, Tensor]
 
 
-def as_batch(given: Any) -> Batch:
+def as_batch(given: object) -> Batch:
     """A loader's batch as :class:`Batch`.
 
     Args:
@@ -59,8 +63,8 @@ def as_batch(given: Any) -> Batch:
     return cast(Batch, {**batch, "target": target})
 
 
-def _kind(given: Any) -> str:
-    return f"{type(given).__name__} of {len(given)}" if hasattr(given, "__len__") else type(given).__name__
+def _kind(given: object) -> str:
+    return f"{type(given).__name__} of {len(given)}" if isinstance(given, Sized) else type(given).__name__
 
 
 @dataclass

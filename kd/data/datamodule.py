@@ -10,7 +10,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from kd.data.batch import DataInfo
+from kd.data.batch import Batch, DataInfo
 from kd.data.engines.tier import TierSpec
 from kd.data.info import info_of
 from kd.data.loader import Loader
@@ -210,7 +210,7 @@ class DistillationDataModule(LightningDataModule):
         pictures, collate, self._finish = self._views().training(split)
         return self._loader(pictures, batches, collate)
 
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Makes the views of a batch that came without them (``engine=device`` or ``dali``)."""
         return self._finish(batch) if self._finish is not None and "plan" in batch else batch
 

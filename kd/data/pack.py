@@ -4,7 +4,7 @@ import io
 import json
 import tarfile
 from collections.abc import Sequence
-from typing import Any
+from typing import IO
 
 from torchvision.transforms.v2 import functional as tvf
 
@@ -67,8 +67,8 @@ def pack(
     return written
 
 
-def _close(tar: tarfile.TarFile | None, stream: Any) -> None:
-    if tar is not None:
+def _close(tar: tarfile.TarFile | None, stream: IO[bytes] | None) -> None:
+    if tar is not None and stream is not None:
         tar.close()
         stream.close()
 

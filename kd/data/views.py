@@ -9,11 +9,12 @@ from typing import Any
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
+from kd.data.batch import Batch
 from kd.data.samples import Collate, PictureSet
 from kd.data.sources import Source, Split
 from kd.data.transforms import Augment, MixPairs, eval_transform, train_transform
 
-Finish = Callable[[dict[str, Any]], dict[str, Any]]
+Finish = Callable[[Batch], Batch]
 """Makes the views of a packed batch on the device."""
 
 

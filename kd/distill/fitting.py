@@ -1,7 +1,6 @@
 """Whether losses, task, data and teachers fit each other; what does not is told by its key."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from torch import nn
 
@@ -9,6 +8,7 @@ from kd.data.batch import DataInfo
 from kd.errors import UserError
 from kd.losses import DistillLoss, FeatureLoss, LogitLoss
 from kd.tasks import Task
+from kd.teachers import Teacher
 from kd.teachers.answer import ALL
 
 
@@ -24,7 +24,7 @@ def check_task(task: Task, data: DataInfo) -> None:
         raise UserError(f"model.task: {kind} does not fit data.source, which gives {data.kind}")
 
 
-def check_listeners(teacher_of: Mapping[str, str], losses: nn.ModuleDict, teacher: Any) -> None:
+def check_listeners(teacher_of: Mapping[str, str], losses: nn.ModuleDict, teacher: Teacher | None) -> None:
     """Raises a UserError where a loss, or the teacher that it listens to, is not there."""
     members = list(teacher.members) if teacher is not None else []
     for name, member in teacher_of.items():
@@ -45,7 +45,7 @@ def check_dropping(losses: Mapping[str, DistillLoss], teacher_of: Mapping[str, s
             raise UserError(f"model.teacher_drop: {kind} (model.distill_losses.{name}) has no value for each picture")
 
 
-def check_loss(key: str, loss: DistillLoss, task: Task, data: DataInfo, teacher: Any) -> None:
+def check_loss(key: str, loss: DistillLoss, task: Task, data: DataInfo, teacher: Teacher | None) -> None:
     """Raises a UserError where a loss is not defined for the task, the data's labels or the teacher."""
     kind = type(loss).__name__
     if isinstance(loss, LogitLoss) and not task.labels:

@@ -34,7 +34,8 @@ class HeadlessStudent(Student):
             width = logits_of(self._trial()).shape[1]
         self.model.train(training)
         losses = ["feature_loss", *(f"{name}_loss" for name in self.objective.measurable)]
-        self.task.measure(losses, width, self.data.probed)
+        task: Any = self.task
+        task.measure(losses, width, self.data.probed)
 
     @property
     def classifies(self) -> bool:
@@ -58,7 +59,8 @@ class HeadlessStudent(Student):
         losses = self.objective.held_out(
             lambda layers, form: [_rows(x, real) for x in self._taps_of_final.read(caught, layers, form)], theirs
         )
-        self.task.held_out.update(given[real], losses)
+        task: Any = self.task
+        task.held_out.update(given[real], losses)
 
 
 def student_of(objective: Objective) -> type[Student]:

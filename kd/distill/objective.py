@@ -17,6 +17,7 @@ from kd.losses.ranks import alone
 from kd.losses.topk import TopKLogits
 from kd.models.taps import Taps, TapSpec
 from kd.tasks import Task
+from kd.teachers import Teacher
 from kd.teachers.answer import ALL, Answer, Wanted
 
 
@@ -78,7 +79,9 @@ class Objective(nn.Module):
 
     # -- building ----------------------------------------------------------------------------------------------------
 
-    def bind(self, data: DataInfo, teacher: Any, student: nn.Module, taps: Taps, trial: Callable[[], Any]) -> None:
+    def bind(
+        self, data: DataInfo, teacher: Teacher | None, student: nn.Module, taps: Taps, trial: Callable[[], Any]
+    ) -> None:
         """Tells each loss of the data, and builds those over features; refuses what is not defined.
 
         Args:
@@ -97,18 +100,22 @@ class Objective(nn.Module):
             self._bind_loss(name, loss, data, teacher)  # type: ignore[arg-type]
         over_features = {n: x for n, x in self.losses.items() if isinstance(x, (FeatureLoss, LayersLoss))}
         self._looks.complete(over_features)
+        if teacher is None:
+            if over_features:
+                raise UserError(f"model.teacher: {', '.join(over_features)} look at its features, and there is none")
+            return
         for name, loss in over_features.items():
             self.losses[name] = self._looks.build(name, loss, teacher, student, taps, trial)
             if not teacher.has_head and len(teacher.members) > 1:
                 self._factors[name] = self._looks.teacher_of(name, teacher).weight
 
-    def _check(self, data: DataInfo, teacher: Any) -> None:
+    def _check(self, data: DataInfo, teacher: Teacher | None) -> None:
         check_task(self.task, data)
         check_listeners(self._teacher_of, self.losses, teacher)
         if self.teacher_drop:
             check_dropping(self.active, self._teacher_of)
 
-    def _bind_loss(self, name: str, loss: DistillLoss, data: DataInfo, teacher: Any) -> None:
+    def _bind_loss(self, name: str, loss: DistillLoss, data: DataInfo, teacher: Teacher | None) -> None:
         key = f"model.distill_losses.{name}"
         if type(loss) is DistillLoss:  # only a weight was given
             others = among(other for other in self.losses if other != name)

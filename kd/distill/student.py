@@ -19,6 +19,7 @@ from kd.models import Prepare, Preprocess, StudentSpec
 from kd.models.own import logits_of
 from kd.models.taps import TRIAL, Taps
 from kd.optim import OptimSpec, Pace, build_optimizer, build_schedule, for_start, scaled_to_batch
+from kd.tasks import Task
 from kd.teachers import FrozenTeacher, Teacher
 from kd.teachers.answer import ALL, Answer
 
@@ -53,7 +54,7 @@ class Student(nn.Module):
         prepare: Prepare,
         objective: Objective,
         data: DataInfo,
-        teacher: Any = None,
+        teacher: Teacher | None = None,
         average: ModelEmaV3 | None = None,
         optim: OptimSpec | None = None,
         spec: StudentSpec | None = None,
@@ -75,7 +76,7 @@ class Student(nn.Module):
         self._lender: Any = None  # whose classifier SimKD takes over
         self._prepare_classifier(teacher)
 
-    def _trial(self) -> Any:
+    def _trial(self) -> object:
         return self.model(self.prepare(torch.zeros(TRIAL, 3, *self.prepare.size, dtype=torch.uint8)))
 
     def train(self, mode: bool = True) -> "Student":
@@ -88,7 +89,7 @@ class Student(nn.Module):
                 self.model.get_submodule(name).train()
         return self
 
-    def _prepare_classifier(self, teacher: Any) -> None:
+    def _prepare_classifier(self, teacher: Teacher | None) -> None:
         """DeiT: a distillation token answers to the logit losses. SimKD: the classifier is the teacher's, not trained.
 
         Raises:
@@ -117,7 +118,7 @@ class Student(nn.Module):
     # -- what it is --------------------------------------------------------------------------------------------------
 
     @property
-    def task(self) -> Any:
+    def task(self) -> Task:
         """What its labels mean."""
         return self.objective.task
 

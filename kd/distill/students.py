@@ -1,7 +1,7 @@
 """The students of a run: usually one, or several on the same batches."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -106,6 +106,20 @@ class Students(nn.ModuleDict):
         """Brings classifiers that are made of the teacher's up to date."""
         for student in self.named().values():
             student.take_classifier()
+
+
+class StepOutput(TypedDict):
+    """What a training step gives to the trainer and its callbacks.
+
+    Attributes:
+        loss: the sum of the students' totals, as the trainer wants it.
+        terms: each student's terms by name.
+        answer: the teacher's.
+    """
+
+    loss: Tensor
+    terms: dict[str, dict[str, Tensor]]
+    answer: Answer
 
 
 def total_of(terms: Mapping[str, Terms]) -> Tensor:

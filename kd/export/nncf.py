@@ -3,15 +3,19 @@
 import contextlib
 import io
 import logging
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kd.export.base import INPUT, Job, need
+
+if TYPE_CHECKING:
+    import onnx
+    import openvino
 
 PICTURES = 300
 """Training pictures that calibrate (NNCF's own default)."""
 
 
-def quantized(model: Any, job: Job) -> Any:
+def quantized(model: "onnx.ModelProto | openvino.Model", job: Job) -> "onnx.ModelProto | openvino.Model":
     """An int8 copy of an ONNX or OpenVINO model, calibrated on training pictures.
 
     Args:

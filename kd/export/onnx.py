@@ -5,13 +5,17 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kd.errors import UserError
 from kd.export.base import INPUT, OUTPUT, Format, Job, Runtime, need
 from kd.export.nncf import quantized
+
+if TYPE_CHECKING:
+    import onnxruntime
+    import torch
 
 EXTRA = "export"
 
@@ -41,7 +45,7 @@ class Onnx(Format):
         return as_runtime(open_session(file, threads))
 
 
-def open_session(file: Path, threads: int = 0) -> Any:
+def open_session(file: Path, threads: int = 0) -> "onnxruntime.InferenceSession":
     """An ``onnxruntime.InferenceSession`` on the CPU.
 
     Raises:
@@ -57,12 +61,12 @@ def open_session(file: Path, threads: int = 0) -> Any:
         raise UserError(f"{file} is not a readable ONNX model: {str(error).splitlines()[0][:160]}") from error
 
 
-def as_runtime(session: Any) -> Runtime:
+def as_runtime(session: "onnxruntime.InferenceSession") -> Runtime:
     """An open session as the protocol has it."""
     return lambda pictures: session.run([OUTPUT], {INPUT: pictures})[0]
 
 
-def _program(job: Job) -> Any:
+def _program(job: Job) -> "torch.onnx.ONNXProgram":
     import torch
 
     # Two pictures: of a batch of one the exporter takes the 1 for a constant.
@@ -70,12 +74,14 @@ def _program(job: Job) -> Any:
     with warnings.catch_warnings(), torch.inference_mode(), _quiet("torch.onnx", "onnxscript"):
         warnings.simplefilter("ignore")
         try:
-            return torch.onnx.export(
+            program = torch.onnx.export(
                 job.prepared, (example,), dynamo=True, input_names=[INPUT], output_names=[OUTPUT],
                 dynamic_shapes=({0: torch.export.Dim("batch")},), verbose=False,
             )  # fmt: skip
         except Exception as error:  # what its passes raise has no common class
             raise UserError(f"to=onnx: {job.manifest.arch} can't be exported: {why(error)}") from error
+    assert program is not None, "with dynamo=True it is one"
+    return program
 
 
 def why(error: BaseException | None) -> str:
@@ -108,6 +114,6 @@ class _quiet:
             logger.setLevel(level)
 
 
-def metadata_of(session: Any) -> dict[str, str]:
+def metadata_of(session: "onnxruntime.InferenceSession") -> dict[str, str]:
     """The metadata of an open model."""
     return dict(session.get_modelmeta().custom_metadata_map)

@@ -73,10 +73,10 @@ def save_student(module: DistillationModule | Student, path: str | Path, checkpo
 
 
 def timm_config(
-    model: Any, arch: str, made_with: dict[str, Any], want: Preprocess, classes: list[str], crop_ratio: float
+    model: nn.Module, arch: str, made_with: dict[str, Any], want: Preprocess, classes: list[str], crop_ratio: float
 ) -> dict[str, Any]:
     """The ``config.json`` by which timm builds the student and knows its input and class names."""
-    own = model.pretrained_cfg
+    own: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
     return {
         "architecture": arch,
         "num_classes": model.num_classes,

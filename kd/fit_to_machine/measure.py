@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from lightning_fabric.utilities import move_data_to_device
+from pytorch_lightning import Trainer
 from torch import Tensor
 
+from kd.data.batch import Batch
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import cache_dir
 from kd.errors import UserError
@@ -167,7 +169,7 @@ def _peak_bytes(run: Run, data: DistillationDataModule, size: int, device: torch
         torch.cuda.empty_cache()
 
 
-def learn_from(output: Any) -> Tensor:
+def learn_from(output: Tensor | tuple[Tensor, ...]) -> Tensor:
     """Any loss of a model's output (some give two in training): what its backward costs does not depend on which."""
     outputs = output if isinstance(output, tuple) else (output,)
     return torch.stack([x.float().square().mean() for x in outputs]).sum()
@@ -199,7 +201,7 @@ def _learner(run: Run, data: DistillationDataModule) -> Callable[[Any], None]:
     copies = _copies(run, device)
     cached = teacher is not None and any(t.spec.cache in ("on", "only") for t in teacher.members.values())
 
-    def learn(batch: Any) -> None:
+    def learn(batch: Batch) -> None:
         batch = data.on_after_batch_transfer(move_data_to_device(batch, device), 0)
         if teacher is not None and not cached:
             teacher(batch["image"])
@@ -255,7 +257,7 @@ def cache_pays(run: Run, teacher: Teacher, data: DistillationDataModule) -> tupl
     return gain >= WORTH, f"{'on' if gain >= WORTH else 'off'}: {found}; {said}"
 
 
-def _epochs(trainer: Any, data: DistillationDataModule) -> int:
+def _epochs(trainer: Trainer, data: DistillationDataModule) -> int:
     """Epochs of the run, whichever of its limits comes first."""
     per_epoch = max(1, data.epoch_length // (data.batch_size * trainer.world_size))
     limit = trainer.limit_train_batches

@@ -2,8 +2,8 @@
 
 import copy
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ def size_of(tensors: Iterable[Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def saved_bytes(model: nn.Module, images: Tensor, context: Any) -> int:
+def saved_bytes(model: nn.Module, images: Tensor, context: AbstractContextManager[object]) -> int:
     """Bytes that a forward of ``model`` keeps for its backward, the parameters aside.
 
     Args:

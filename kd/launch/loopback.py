@@ -6,15 +6,15 @@ started before the processes, on a socket of the loopback interface, and all of 
 
 import os
 import socket
-from typing import Any
 
 import torch
 from lightning_fabric.plugins.environments import LightningEnvironment
+from pytorch_lightning import Trainer
 
 _stores: list[torch.distributed.TCPStore] = []  # they live as long as the process
 
 
-def meet_on_loopback(trainer: Any) -> None:
+def meet_on_loopback(trainer: Trainer) -> None:
     """Starts the store of a trainer whose processes this one will start; does nothing for any other trainer.
 
     Args:

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import FunctionCtx
 
 _alone = False
 
@@ -28,18 +28,24 @@ def in_parallel() -> bool:
     return not _alone and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
+class _Rows(FunctionCtx):
+    """What the backward pass must know."""
+
+    rows: int
+
+
 class _AllGather(Function):
     """Rows of all ranks; not torch's own, whose backward misreads gradients that are not contiguous."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: "_Rows", x: Tensor) -> Tensor:
         ctx.rows = len(x)
         parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, x)
         return torch.cat(parts)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(ctx: "_Rows", *gradients: Tensor) -> Tensor:
         gradient = gradients[0].contiguous().clone()
         dist.all_reduce(gradient)
         return gradient[own_rows(ctx.rows)]

@@ -1,16 +1,21 @@
 """Vision models of transformers as teacher or student (extra ``hf``)."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from kd.errors import UserError
 from kd.models.own import OwnModel, Size
+from kd.models.preprocess import Preprocess
+
+if TYPE_CHECKING:
+    import transformers
 
 HALF = (0.5, 0.5, 0.5)
 PIXELS = "preprocessor_config.json"
@@ -55,7 +60,7 @@ class HuggingFace:
         """By class id; empty where the weights have none but ``LABEL_0`` and the like."""
         if not self.num_classes:
             return []
-        names = [str(name) for _, name in sorted(self._config().id2label.items())]
+        names = [str(name) for _, name in sorted((self._config().id2label or {}).items())]
         return [] if all(name == f"LABEL_{i}" for i, name in enumerate(names)) else names
 
     def build(self, num_classes: int, img_size: Size | None) -> nn.Module:
@@ -70,7 +75,7 @@ class HuggingFace:
         mean, std = (pixels.get(f"image_{name}") or HALF for name in ("mean", "std"))
         return HuggingFaceModel(model, num_classes, size, mean, std, json.loads(json.dumps(made_by, default=str)))
 
-    def _config(self, img_size: Size | None = None) -> Any:
+    def _config(self, img_size: Size | None = None) -> "transformers.PretrainedConfig":
         transformers = _transformers()
         try:
             if self.path:
@@ -84,7 +89,7 @@ class HuggingFace:
             reason = " ".join(str(error).split())[:160]
             raise UserError(f"builder.{what} is no model of transformers: {reason}") from error
 
-    def _load(self, config: Any, num_classes: int) -> Any:
+    def _load(self, config: "transformers.PretrainedConfig", num_classes: int) -> "transformers.PreTrainedModel":
         transformers = _transformers()
         if not num_classes:
             kind, more = transformers.AutoModel, {"config": getattr(config, "vision_config", config)}
@@ -100,7 +105,7 @@ class HuggingFace:
             )
         return model
 
-    def _start(self, config: Any, num_classes: int) -> Any:
+    def _start(self, config: "transformers.PretrainedConfig", num_classes: int) -> "transformers.PreTrainedModel":
         transformers = _transformers()
         if not num_classes:
             return transformers.AutoModel.from_config(getattr(config, "vision_config", config))
@@ -122,7 +127,7 @@ class HuggingFace:
 class HuggingFaceModel(OwnModel):
     """A vision model of transformers under timm's names; its layers are below ``model``."""
 
-    def __init__(self, model: Any, *args: Any) -> None:
+    def __init__(self, model: "transformers.PreTrainedModel", *args: Any) -> None:
         super().__init__(model, *args)
         for name, parameter in model.named_parameters():
             if name.endswith("mask_token"):  # for masked training alone: it would never get a gradient
@@ -162,7 +167,7 @@ class HuggingFaceModel(OwnModel):
         return tokens[:, 0] if self.num_prefix_tokens else tokens.mean(1)
 
     def save_folder(
-        self, folder: Path, state: Mapping[str, Tensor], classes: list[str], crop_ratio: float, want: Any
+        self, folder: Path, state: Mapping[str, Tensor], classes: list[str], crop_ratio: float, want: Preprocess
     ) -> None:
         """Writes ``state`` as transformers does: ``AutoModelForImageClassification.from_pretrained(folder)`` reads it.
 
@@ -188,7 +193,7 @@ class HuggingFaceModel(OwnModel):
         (folder / PIXELS).write_text(json.dumps(pixels, indent=2) + "\n", encoding="utf-8")
 
 
-def _transformers() -> Any:
+def _transformers() -> ModuleType:
     try:
         import transformers
     except ImportError as error:
@@ -196,10 +201,10 @@ def _transformers() -> Any:
     return transformers
 
 
-def _without_unused(model: Any) -> None:
+def _without_unused(model: nn.Module) -> None:
     """ViT's pooler is made for text-like tasks and random in published vision weights: the class token speaks."""
     if type(getattr(model, "pooler", None)).__name__.endswith("Pooler") and hasattr(model.pooler, "dense"):
-        model.pooler = None
+        model.pooler = None  # type: ignore[assignment]
 
 
 def _size(pixels: Mapping[str, Any]) -> Size | None:
@@ -215,5 +220,5 @@ def _size(pixels: Mapping[str, Any]) -> Size | None:
     return (found["shortest_edge"],) * 2 if "shortest_edge" in found else None
 
 
-def _pair(size: Any) -> Size:
+def _pair(size: int | Sequence[int]) -> Size:
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))

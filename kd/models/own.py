@@ -32,7 +32,7 @@ class Builder(Protocol):
         ...
 
 
-def logits_of(output: Any) -> Tensor:
+def logits_of(output: object) -> Tensor:
     """The logits (or features) in whatever a model gives: a tensor; ``.logits``; a dict's ``logits``; a tuple's first.
 
     Raises:

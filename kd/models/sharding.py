@@ -52,14 +52,14 @@ def forget_forward(model: nn.Module) -> None:
         reset()
 
 
-def own(tensor: Any) -> Tensor:
+def own(tensor: Tensor) -> Tensor:
     """This process's part of a shard (of FSDP2, or of DeepSpeed's stage 3); any other tensor itself."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
-    part = getattr(tensor, "ds_tensor", None)
+    part, size = getattr(tensor, "ds_tensor", None), getattr(tensor, "ds_numel", 0)
     if part is None:
         return tensor
-    real = tensor.ds_numel - part.numel() * distributed.get_rank()
+    real = size - part.numel() * distributed.get_rank()
     return part[: max(0, real)]  # what follows is padding, of any value
 
 

@@ -122,7 +122,7 @@ class Taps:
         self._caught = None
 
     def _catch(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        def hook(_module: nn.Module, _inputs: object, output: Any) -> None:
             if self._caught is not None:
                 self._caught[path] = output[0] if isinstance(output, (tuple, list)) else output
 

@@ -169,7 +169,7 @@ def _arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in kwargs.items() if name not in NOT_PASSED_ON}
 
 
-def _load_pickle(file: Path) -> Any:
+def _load_pickle(file: Path) -> object:
     _warn_of_old_torch()
     with torch.serialization.safe_globals([argparse.Namespace]):  # the settings in timm's training checkpoints
         return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
@@ -193,7 +193,7 @@ def _why(error: Exception) -> str:
     return f" ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]})"
 
 
-def _state_in(content: Any) -> dict[str, Tensor]:
+def _state_in(content: object) -> dict[str, Tensor]:
     """The state dict, where a training checkpoint keeps it; a checkpoint of ours holds more than the student."""
     if not isinstance(content, Mapping):
         return {}
@@ -205,7 +205,7 @@ def _state_in(content: Any) -> dict[str, Tensor]:
     return next(iter(models_in(state).values()))
 
 
-def _names_in(content: Any) -> list[str]:
+def _names_in(content: object) -> list[str]:
     """Class names beside the weights: a list, or a dict by or to the class id."""
     if not isinstance(content, Mapping):
         return []
@@ -218,7 +218,7 @@ def _names_in(content: Any) -> list[str]:
     return []
 
 
-def _name_list(value: Any) -> list[str]:
+def _name_list(value: object) -> list[str]:
     """
     >>> _name_list({"bread": 1, "apple": 0}), _name_list({"1": "bread", "0": "apple"}), _name_list([3, 4])
     (['apple', 'bread'], ['apple', 'bread'], [])

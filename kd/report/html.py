@@ -41,7 +41,7 @@ def _write(file: Path, content: dict[str, Any]) -> Path:
     return file
 
 
-def finite(value: Any) -> Any:
+def finite(value: object) -> object:
     """JSON has no NaN: ``None`` instead."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None

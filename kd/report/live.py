@@ -89,5 +89,5 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(sent)
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_: object) -> None:
         """Nothing: a look every two seconds is no news."""

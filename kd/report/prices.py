@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from kd.errors import UserError
 
@@ -29,13 +28,13 @@ def read_prices(file: Path) -> dict[str, dict[str, float]]:
     return {str(name): _kinds(file, str(name), value) for name, value in found.items()}
 
 
-def _kinds(file: Path, name: str, value: Any) -> dict[str, float]:
+def _kinds(file: Path, name: str, value: object) -> dict[str, float]:
     kinds = value if isinstance(value, dict) else {"on_demand": value}
     known = ("on_demand", "spot", "vcpus")
     wrong = [k for k, v in kinds.items() if k not in known or not isinstance(v, int | float) or v < 0]
     if wrong or not set(kinds) - {"vcpus"}:
         raise UserError(f"monitor.prices: {file}: {name}: a price, or on_demand and spot, got {value}")
-    return {kind: float(price) for kind, price in kinds.items()}
+    return {kind: float(price) for kind, price in kinds.items() if isinstance(price, int | float)}
 
 
 def price_of(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]) -> float:

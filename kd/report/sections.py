@@ -189,7 +189,7 @@ def _operations(facts: Facts) -> dict[str, Any] | None:
             "rows": rows, "long": True}  # fmt: skip
 
 
-def flat(tree: Any, prefix: str = "") -> list[list[str]]:
+def flat(tree: object, prefix: str = "") -> list[list[str]]:
     """Nested settings as rows of key and value."""
     if isinstance(tree, dict) and tree:
         return [row for k, v in tree.items() for row in flat(v, f"{prefix}.{k}" if prefix else str(k))]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from starlette.applications import Starlette
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -259,7 +259,7 @@ async def _multipart(request: Request, limits: Limits) -> list[tuple[str, bytes]
 
 
 @asynccontextmanager
-async def _closing(form: Any) -> AsyncIterator[None]:
+async def _closing(form: FormData) -> AsyncIterator[None]:
     try:
         yield
     finally:

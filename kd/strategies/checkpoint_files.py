@@ -17,7 +17,7 @@ class CheckpointFiles(TorchCheckpointIO):
     def __init__(self) -> None:
         self._last_is_damaged = False
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Writes one file; by the time it returns the file is on the disk.
 
         Raises:
@@ -39,7 +39,10 @@ class CheckpointFiles(TorchCheckpointIO):
             self._last_is_damaged = False
 
     def load_checkpoint(
-        self, path: Any, map_location: Callable | None = lambda storage, loc: storage, weights_only: bool | None = None
+        self,
+        path: str | Path,
+        map_location: Callable | None = lambda storage, loc: storage,
+        weights_only: bool | None = None,
     ) -> dict[str, Any]:
         """Reads one file. Never runs code from it: what is no tensor or plain value is refused."""
         self._last_is_damaged = Path(path).name == PREVIOUS  # then it must not push out the good one

@@ -3,12 +3,12 @@
 import logging
 import os
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib.util import find_spec
 from itertools import chain, count
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,9 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from kd.distill.students import Students
 from kd.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    import deepspeed
 
 PRECISIONS = ("32-true", "bf16-mixed")
 
@@ -64,7 +67,7 @@ class DeepSpeed(DDPStrategy):
     # -- the engine --------------------------------------------------------------------------------------------------
 
     @property
-    def engine(self) -> Any:
+    def engine(self) -> "deepspeed.DeepSpeedEngine":
         """DeepSpeed's, around the module."""
         return self.model
 
@@ -206,7 +209,7 @@ class DeepSpeed(DDPStrategy):
         ]
         return {"state": state, "param_groups": groups}
 
-    def load_optimizer_state_dict(self, checkpoint: Any) -> None:
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Takes its shards of the state in any strategy's checkpoint; the weights were loaded before they were cut."""
         (optimizer,), (saved,) = self.optimizers, checkpoint["optimizer_states"]
         for group, before in zip(optimizer.param_groups, saved["param_groups"], strict=True):
@@ -232,7 +235,7 @@ def _whole(tensor: Any) -> Tensor:
         return tensor.detach().clone()
 
 
-def _make_room(optimizer: Any, example: dict[str, Tensor]) -> None:
+def _make_room(optimizer: Optimizer, example: dict[str, Tensor]) -> None:
     """State for each shard, as the first step would make it: DeepSpeed sets only what is there."""
     group = optimizer.param_groups[0]
     shards = getattr(optimizer, "fp32_partitioned_groups_flat", None)  # of stage 3; its groups are empty between steps
@@ -252,7 +255,7 @@ def _link_states(optimizer: Any) -> None:
         optimizer._lazy_init_hp_params_optimizer_state()
 
 
-def _set_state(parameter: Any, whole: Tensor, key: str) -> None:
+def _set_state(parameter: nn.Parameter, whole: Tensor, key: str) -> None:
     from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
     if not hasattr(parameter, "ds_tensor"):

@@ -1,5 +1,6 @@
 """FSDP2 for the student: weights, gradients and optimizer state in shards over the processes."""
 
+from pathlib import Path
 from typing import Any
 
 from pytorch_lightning.strategies import ModelParallelStrategy
@@ -62,7 +63,7 @@ class FSDP(ModelParallelStrategy):
             return state  # another rank
         return _renamed(state, {name: i for i, name in enumerate(_names(state))})
 
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Loads weights and optimizer state of any strategy's checkpoint into the shards."""
         assert self.model is not None
         checkpoint = self.checkpoint_io.load_checkpoint(checkpoint_path)

@@ -17,7 +17,7 @@ from kd.data.batch import Batch
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import FileSplit, Split, cache_dir, changed, fingerprint
 from kd.errors import UserError
-from kd.losses import LogitLoss
+from kd.losses import DistillLoss, LogitLoss
 from kd.models import Images, Preprocess
 from kd.models.taps import TRIAL
 from kd.teachers.answer import ALL, Answer, Wanted
@@ -230,7 +230,7 @@ def _logit_losses(losses: Mapping[str, Any]) -> dict[str, LogitLoss]:
     return {name: loss for name, loss in losses.items() if isinstance(loss, LogitLoss)}
 
 
-def _topk_temperature(loss: Any) -> float | None:
+def _topk_temperature(loss: DistillLoss) -> float | None:
     """The temperature at which a loss can do with the largest logits."""
     return getattr(loss, "topk_temperature", None)
 

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kd.checkpoints import write_whole
 from kd.report.html import page
@@ -11,6 +11,9 @@ from kd.tuning.results import chosen, ranked, row
 from kd.tuning.space import Space, duration, item, short
 from kd.tuning.study import Study
 from kd.tuning.trials import epoch_values
+
+if TYPE_CHECKING:
+    import optuna
 
 PAGE = "report.html"
 
@@ -27,7 +30,7 @@ def write_page(study: Study, plan: Plan, confirmed: str = "") -> Path:
     return plan.folder / PAGE
 
 
-def _name(trial: Any) -> str:
+def _name(trial: "optuna.trial.FrozenTrial") -> str:
     return f"trial {trial.number}"
 
 

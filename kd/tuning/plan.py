@@ -232,13 +232,13 @@ def _check_pruner(pruner: str, objectives: Sequence[Objective]) -> None:
         )
 
 
-def _one_of(key: str, value: Any, allowed: Sequence[str]) -> str:
+def _one_of(key: str, value: object, allowed: Sequence[str]) -> str:
     if value not in allowed:
         raise UserError(f"{key} must be one of {', '.join(allowed)}, got '{value}'")
     return str(value)
 
 
-def _count(key: str, value: Any, least: int = 1) -> int:
+def _count(key: str, value: object, least: int = 1) -> int:
     try:
         count = int(str(value))
     except ValueError:

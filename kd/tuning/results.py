@@ -5,7 +5,7 @@ import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from rich.console import Console
@@ -15,6 +15,9 @@ from kd.checkpoints import write_whole
 from kd.tuning.plan import Plan
 from kd.tuning.space import item, short
 from kd.tuning.study import Study
+
+if TYPE_CHECKING:
+    import optuna
 
 BEST = "best.yaml"
 SHOWN = 10
@@ -31,7 +34,7 @@ def chosen(study: Study, plan: Plan) -> Any | None:
     columns = [[s * t.values[i] for t in front] for i, s in enumerate(signs)]
     ranges = [max(c) - min(c) or 1.0 for c in columns]
 
-    def distance(t: Any) -> float:
+    def distance(t: "optuna.trial.FrozenTrial") -> float:
         gaps = [(max(c) - s * v) / r for c, s, v, r in zip(columns, signs, t.values, ranges, strict=True)]
         return sum(gap**2 for gap in gaps)
 
@@ -73,7 +76,7 @@ def print_table(study: Study, plan: Plan) -> None:
     Console(width=None if sys.stdout.isatty() else max(100, shutil.get_terminal_size().columns)).print(table)
 
 
-def row(trial: Any, plan: Plan, keys: list[str]) -> list[str]:
+def row(trial: "optuna.trial.FrozenTrial", plan: Plan, keys: list[str]) -> list[str]:
     """A trial's cells: number, objectives (or what became of it), epochs, seconds, values."""
     attrs = trial.user_attrs
     if trial.state.name == "FAIL":

@@ -3,11 +3,14 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from kd.errors import UserError
+
+if TYPE_CHECKING:
+    import optuna
 
 FORMS = "[a, b, c] a choice, 1..8 integers, 0.1..0.9 any number between, log:1e-5..1e-3 likewise on a log scale"
 
@@ -44,12 +47,13 @@ class Space:
         """Values that show whether the configuration takes it: all choices, or both ends."""
         return list(self.choices) if self.choices is not None else [self.low, self.high]
 
-    def suggest(self, trial: Any) -> Any:
+    def suggest(self, trial: "optuna.Trial") -> object:
         """The value that an optuna trial takes."""
         if self.choices is not None:
             return self.choices[self.labels.index(trial.suggest_categorical(self.key, self.labels))]
-        suggest = trial.suggest_int if self.integer else trial.suggest_float
-        return suggest(self.key, self.low, self.high, log=self.log)
+        if self.integer:
+            return trial.suggest_int(self.key, int(self.low), int(self.high), log=self.log)
+        return trial.suggest_float(self.key, self.low, self.high, log=self.log)
 
     def text(self) -> str:
         """As it is written."""
@@ -58,7 +62,7 @@ class Space:
         return f"{'log:' if self.log else ''}{self.low}..{self.high}"
 
 
-def parse(key: str, text: Any) -> Space:
+def parse(key: str, text: object) -> Space:
     """A space from the command line or from YAML.
 
     Raises:
@@ -79,8 +83,9 @@ def parse(key: str, text: Any) -> Space:
             raise UserError(f"search.{key}: a choice of nothing, []")
         return Space(key, tuple(_number(v) if isinstance(v, str) else v for v in value))
     log = isinstance(value, str) and value.startswith("log:")
-    ends = [_number(end.strip()) for end in str(value).removeprefix("log:").split("..", 1)]
-    if len(ends) != 2 or not all(isinstance(end, int | float) for end in ends):
+    found = [_number(end.strip()) for end in str(value).removeprefix("log:").split("..", 1)]
+    ends = [end for end in found if isinstance(end, int | float)]
+    if len(found) != 2 or len(ends) != 2:
         raise UserError(told)
     low, high = ends if all(isinstance(end, int) for end in ends) else map(float, ends)
     if not low < high:
@@ -90,7 +95,7 @@ def parse(key: str, text: Any) -> Space:
     return Space(key, None, low, high, log)
 
 
-def _number(text: str) -> Any:
+def _number(text: str) -> str | int | float:
     """The number that a text is (YAML takes 1e-5 for a text); else the text."""
     for kind in (int, float):
         try:
@@ -100,7 +105,7 @@ def _number(text: str) -> Any:
     return text
 
 
-def item(key: str, value: Any) -> str:
+def item(key: str, value: object) -> str:
     """``key=value`` for ``kd-train``.
 
     >>> item("optim.lr", 1e-5), item("data.size", [1, 2]), item("a", "B")
@@ -112,7 +117,7 @@ def item(key: str, value: Any) -> str:
     return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """A value for people: four digits.
 
     >>> short(0.00123456), short("KDLoss"), short(True)
@@ -144,7 +149,7 @@ class SearchSpace:
     spaces: tuple[Space, ...]
     below: dict[str, tuple[str, tuple[int, ...]]]
 
-    def suggest(self, trial: Any) -> dict[str, Any]:
+    def suggest(self, trial: "optuna.Trial") -> dict[str, Any]:
         """A trial's values by key; a key that does not exist under a trial's choices is left out."""
         chosen: dict[str, Any] = {}
         for space in self.spaces:

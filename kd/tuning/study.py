@@ -97,7 +97,7 @@ class Study:
             trial.set_user_attr(name, value)
         self.study.tell(trial, list(values) if values else None, state=_STATES[state])
 
-    def add(self, like: Any, values: Sequence[float], notes: dict[str, Any]) -> None:
+    def add(self, like: "optuna.trial.FrozenTrial", values: Sequence[float], notes: dict[str, Any]) -> None:
         """A finished trial with the parameters of another."""
         trial = optuna.trial.create_trial(
             params=like.params, distributions=like.distributions, values=list(values), user_attrs=notes
@@ -127,7 +127,7 @@ class Study:
             return {}
 
 
-def _sampler(name: str, seed: int) -> Any:
+def _sampler(name: str, seed: int) -> "optuna.samplers.BaseSampler":
     if name == "random":
         return optuna.samplers.RandomSampler(seed=seed)
     if name == "grid":
@@ -137,7 +137,7 @@ def _sampler(name: str, seed: int) -> Any:
     return optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
 
 
-def _pruner(name: str, epochs: int) -> Any:
+def _pruner(name: str, epochs: int) -> "optuna.pruners.BasePruner":
     if name == "asha":
         return optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
     if name == "hyperband":

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from kd.data.batch import Target
 from kd.data.sources.files import FileSplit
 
 
@@ -22,7 +23,7 @@ class Split(Protocol):
     """One split of a source: targets, and a picture's bytes and name by its number."""
 
     @property
-    def targets(self) -> Sequence[Any]:
+    def targets(self) -> Sequence[Target]:
         """Class ids, or lists of them."""
 
     def read(self, i: int) -> bytes:
@@ -31,7 +32,7 @@ class Split(Protocol):
     def name(self, i: int) -> str:
         """Its path, or another name that a person can find it by."""
 
-    def target(self, i: int) -> Any:
+    def target(self, i: int) -> Target:
         """A class id, a list of ids (several labels), or a mask (uint8, ``(1, H, W)``)."""
 
     def stamp(self, i: int) -> str:
@@ -92,7 +93,7 @@ class Subset:
         """Its name in the whole split."""
         return self.split.name(self.keep[i])
 
-    def target(self, i: int) -> Any:
+    def target(self, i: int) -> Target:
         """Its target."""
         return self.split.target(self.keep[i])
 

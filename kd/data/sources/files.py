@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from kd.data.batch import Target
 from kd.data.pictures import open_regular
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -58,7 +59,7 @@ class FileSplit:
         """The file's path."""
         return self.paths[i]
 
-    def target(self, i: int) -> Any:
+    def target(self, i: int) -> Target:
         """Its target."""
         return self.targets[i]
 

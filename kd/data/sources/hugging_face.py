@@ -2,12 +2,15 @@
 
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kd.data.pictures import open_regular
 from kd.data.sources.base import Source, Split
 from kd.data.sources.files import UNLABELLED
 from kd.errors import UserError, first_line
+
+if TYPE_CHECKING:
+    import datasets
 
 
 class HuggingFace(Source):
@@ -68,7 +71,7 @@ class HuggingFace(Source):
 
 
 class _HuggingFaceSplit:
-    def __init__(self, data: Any, column: str, targets: list[int], path: str) -> None:
+    def __init__(self, data: "datasets.Dataset", column: str, targets: list[int], path: str) -> None:
         self.data, self.column, self.targets, self.path = data, column, targets, path
 
     def read(self, i: int) -> bytes:

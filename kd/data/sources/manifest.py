@@ -47,7 +47,7 @@ class Manifest(Source):
         targets = [[ids[label] for label in labels] for _, labels in rows]
         return FileSplit([path for path, _ in rows], targets if self.multi_label else [t[0] for t in targets])
 
-    def _labels(self, given: Any) -> list[str]:
+    def _labels(self, given: object) -> list[str]:
         if not self.multi_label:
             return [] if given is None or not str(given).strip() else [str(given)]
         parts = given if isinstance(given, list) else str(given or "").split(";")

@@ -16,6 +16,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from kd.data.batch import Target
 from kd.data.pictures import MAX_BYTES
 from kd.data.sources.base import Source, Split, cache_dir
 from kd.data.sources.files import UNLABELLED
@@ -82,7 +83,7 @@ class Shards(Source):
         return f"Shards {self.root}"
 
 
-def check_index(index: Any) -> None:
+def check_index(index: object) -> None:
     """Refuses an index that is not as ``kd-pack`` writes it: it may come from anywhere, and names files.
 
     Raises:
@@ -141,7 +142,7 @@ class ShardSplit:
             raise OSError("the shard is truncated")
         return data
 
-    def target(self, i: int) -> Any:
+    def target(self, i: int) -> Target:
         """The target of the picture ``i``."""
         return self.targets[i]
 

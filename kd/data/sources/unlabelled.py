@@ -8,6 +8,7 @@ import torch
 from torchvision import tv_tensors
 
 from kd.data import foodtag_mini
+from kd.data.batch import Target
 from kd.data.sources.base import Source, Split, cache_dir, changed, stamp_of
 from kd.data.sources.files import IMAGE_SUFFIXES, UNLABELLED, FileSplit, pictures_below, said
 from kd.errors import UserError
@@ -82,7 +83,7 @@ class Joined:
         split, j = self._at(i)
         return split.name(j)
 
-    def target(self, i: int) -> Any:
+    def target(self, i: int) -> Target:
         """Its target; -1 without a label."""
         split, j = self._at(i)
         return split.target(j)

@@ -4,8 +4,6 @@ All cast to float32 (float64 stays) and detach the teacher's side. Where every p
 gradient of 0.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -108,11 +106,13 @@ def pairwise_loss(student_features: Tensor, teacher_features: Tensor, grid: int 
     True
     """
     positive("grid", grid)
-    size = tuple(min(grid, a, b) for a, b in zip(student_features.shape[2:], teacher_features.shape[2:], strict=True))
-    student, teacher = (_similarities(wide(x), size) for x in (student_features, teacher_features.detach()))
+    height, width = (
+        min(grid, *sides) for sides in zip(student_features.shape[2:], teacher_features.shape[2:], strict=True)
+    )
+    student, teacher = (_similarities(wide(x), (height, width)) for x in (student_features, teacher_features.detach()))
     return (student - teacher).square().mean()
 
 
-def _similarities(x: Tensor, size: Any) -> Tensor:
+def _similarities(x: Tensor, size: tuple[int, int]) -> Tensor:
     nodes = F.normalize(F.adaptive_avg_pool2d(x, size).flatten(2), dim=1)
     return matmul(nodes.transpose(1, 2), nodes)
