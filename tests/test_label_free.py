@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from kd.cli import main
+from tests._forks import start_ranks, status_of
 from tests._helpers import ARCH, CLASSES, TINY, draw_folder, save_teacher, write_recipe
 
 HEADLESS = {"arch": ARCH, "img_size": 32, "kwargs": {**TINY, "depth": 1}, "head": False}
@@ -202,3 +203,48 @@ def test_the_recipes_run_without_data_or_download(tmp_path: Path, monkeypatch: p
     summary = json.loads((tmp_path / "runs/foundation_many/latest/summary.json").read_text())
     assert summary["student"]["start"] == "inherited" and set(summary["teacher"]["members"]) == {"dino", "siglip"}
     assert main("train", ["recipe=finetune", "config=debug", "trainer.accelerator=cpu"]) == 0
+
+
+# -- as everything else: several processes, killed runs, cached answers --------
+
+
+def last_val(run: Path) -> dict[str, float]:
+    return json.loads((run / "summary.json").read_text())["student"]["val"]
+
+
+def test_two_processes_measure_and_learn_as_one(probed: Path, made: Path) -> None:
+    """With the optimizer sharded, an odd number of validation pictures, and standardised targets."""
+    runs = made / "runs" / "two"
+    items = [f"recipe={made / 'two.yaml'}", f"data.probe.root={made / 'labelled'}", "trainer.precision=32-true",
+             "trainer.max_epochs=1", "data.val_fraction=0.11"]  # fmt: skip
+    assert main("train", [*items, "name=alone"]) == 0
+    pids = start_ranks(
+        [*items, "name=both", "trainer.devices=2", "trainer.strategy=ddp", "optim.zero=true", "data.batch_size=4"],
+        made / "log.txt",
+    )
+    assert {status_of(pid) for pid in pids} == {0}, (made / "log.0").read_text()
+    assert last_val(runs / "both") == pytest.approx(last_val(runs / "alone"), rel=1e-3)
+
+
+def test_a_killed_run_resumes_with_its_statistics(made: Path) -> None:
+    """The targets' standardisation is of the first batches: a resumed run must not begin it anew."""
+    runs, recipe = made / "runs" / "tiny", f"recipe={made / 'tiny.yaml'}"
+    stop = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 9}})
+    items = [recipe, "name=part", "checkpoint.every_n_steps=1", f"trainer.callbacks+={stop}"]
+    assert main("train", items) == 1
+    assert main("train", [f"resume={runs / 'part'}", "trainer.callbacks=null"]) == 0
+    assert last_val(runs / "part") == last_val(folder(made))
+
+
+def test_cached_features_teach_as_live_ones(made: Path) -> None:
+    """Kept in half precision; the held-out pictures are looked at live."""
+    runs, dino = made / "runs" / "tiny", made / "dino.safetensors"
+    spec = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(dino), "head": False}
+    items = [f"recipe={made / 'tiny.yaml'}", "model.teachers=null", "model.teacher_of={}", "data.augment.scale=1",
+             f"model.teacher={json.dumps(spec)}"]  # fmt: skip
+    cached = [f"model.teacher.cache_dir={made / 'cache'}", "model.teacher.cache_views=1"]
+    assert main("train", [*items, *cached, "model.teacher.cache=on", "name=cached"]) == 0
+    summary = json.loads((runs / "cached" / "summary.json").read_text())
+    assert summary["cache"]["answers_read"] > 0
+    live = json.loads((runs / "000" / "summary.json").read_text())
+    assert summary["student"]["val"]["feature_loss"] == pytest.approx(live["student"]["val"]["feature_loss"], rel=0.2)
