@@ -1,8 +1,8 @@
-"""Fills the cache of a recipe's teacher ahead of training: what ``kd-cache`` does."""
+"""Fills the caches of a recipe's teachers ahead of training: what ``kd-cache`` does."""
 
 import time
-from typing import Any
 
+import numpy as np
 import torch
 from pytorch_lightning import LightningModule, Trainer
 from torch.utils.data import DataLoader
@@ -13,51 +13,56 @@ from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.launch.loopback import meet_on_loopback
 from kd.module import DistillationModule
-from kd.teachers import CachedTeacher, Teacher, dtype_for, open_cache
+from kd.teachers import CachedTeacher, Teacher, caches_of, dtype_for, open_cache
 from kd.teachers.answer import Wanted
 
 
 class Fill(LightningModule):
-    """Asks the teacher for its answers to one view after another; a validation loop over training pictures.
+    """Asks the teachers for their answers to one view after another; a validation loop over training pictures.
 
     Args:
-        teacher: the model.
-        losses: the recipe's distillation losses: they say what of an answer is kept.
+        teacher: the model, or several.
         data: the training pictures.
-        wanted: what the losses look at of the teacher.
+        wanted: what the losses look at of the teachers: that is kept.
     """
 
-    def __init__(self, teacher: Teacher, losses: dict[str, Any], data: DistillationDataModule, wanted: Wanted) -> None:
+    def __init__(self, teacher: Teacher, data: DistillationDataModule, wanted: Wanted) -> None:
         super().__init__()
-        self.teacher, self.losses, self.data, self.wanted = teacher, losses, data, wanted
-        self.cached: CachedTeacher | None = None
+        self.teacher, self.pictures, self.wanted = teacher, data, wanted
+        self.asked: Teacher = teacher
         self.view = 0
 
+    @property
+    def caches(self) -> dict[str, CachedTeacher]:
+        """By teacher."""
+        return caches_of(self.asked)
+
     def setup(self, stage: str) -> None:
-        """Puts the teacher on its device and opens the cache."""
-        if self.cached is not None:
+        """Puts the teachers on their device and opens the caches."""
+        if self.caches:
             return
         self.teacher.to(self.trainer.strategy.root_device, dtype_for(str(self.trainer.precision)))
-        zero = self.trainer.is_global_zero
-        self.cached = open_cache(self.teacher, self.losses, self.data, self.wanted, announce=zero)
-        self.cached.only = False
+        announce = self.trainer.is_global_zero
+        self.asked = open_cache(self.teacher, self.pictures, self.wanted, announce, filling=True)
 
     def val_dataloader(self) -> DataLoader:
         """Batches with missing answers, of this process and view."""
-        assert self.cached is not None
-        loader = self.data.fill_dataloader(
-            self.view, self.cached.store.present, self.trainer.global_rank, self.trainer.world_size
+        loader = self.pictures.fill_dataloader(
+            self.view, self._present, self.trainer.global_rank, self.trainer.world_size
         )
-        label = f"view {self.view + 1}/{self.cached.store.views}"
-        total = len(loader) * self.data.batch_size * self.trainer.world_size
+        label = f"view {self.view + 1}/{next(iter(self.caches.values())).views}"
+        total = len(loader) * self.pictures.batch_size * self.trainer.world_size
         self._bar = bar(label=label, total=total, disable=not self.trainer.is_global_zero)
         return loader
 
+    def _present(self, view: int, index: np.ndarray) -> np.ndarray:
+        return np.logical_and.reduce([cache.present(view, index) for cache in self.caches.values()])
+
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Computes and stores one batch of answers."""
-        assert self.cached is not None
-        batch = self.data.on_after_batch_transfer(batch, 0)
-        self.cached.answer(batch, self.wanted)
+        batch = self.pictures.on_after_batch_transfer(batch, 0)
+        for name, cache in self.caches.items():
+            cache.answer(batch, self.wanted, name)
         self._bar.update(len(batch["index"]) * self.trainer.world_size)
 
     def on_validation_end(self) -> None:
@@ -72,23 +77,35 @@ def fill(model: DistillationModule, data: DistillationDataModule, trainer: Train
         UserError: the recipe has no teacher, or nothing that learns from its answers.
     """
     data.prepare_data()
-    teacher, losses = model.teacher, model.students.active_losses
-    if teacher is None or not losses:
+    teacher, wanted = model.teacher, model.students.wanted
+    if teacher is None or not wanted:
         raise UserError("model.teacher: there is nothing to cache, the recipe has no teacher or no distillation loss")
-    module = Fill(teacher, losses, data, model.students.wanted)
+    module = Fill(teacher, data, wanted)
     trainer.limit_val_batches = 1.0  # an overlay for short runs must not leave holes
     trainer.callbacks = []  # type: ignore[attr-defined]  # the recipe's are for training
     meet_on_loopback(trainer)
     start = time.monotonic()
-    for module.view in range(max(member.spec.cache_views for member in teacher.members.values())):
+    trainer.validate(module, verbose=False)  # opens the caches
+    for view in range(1, next(iter(module.caches.values())).views):
+        module.view = view
         trainer.validate(module, verbose=False)
-    assert module.cached is not None
-    computed = int(trainer.strategy.reduce(torch.tensor(module.cached.computed), reduce_op="sum"))
-    seconds, store = time.monotonic() - start, module.cached.store
+    seconds = time.monotonic() - start
+    for name, cache in module.caches.items():
+        computed = int(trainer.strategy.reduce(torch.tensor(cache.computed), reduce_op="sum"))
+        if trainer.is_global_zero:
+            _say(name, cache, computed, seconds)
     if trainer.is_global_zero:
-        print(
-            f"cache: {computed} answers computed in {seconds:.0f} s ({computed / seconds:,.0f} images/s); "
-            f"{store.views} view(s) of {store.samples} pictures, {store.disk_bytes / 1e6:,.1f} MB in {store.folder}"
-        )
-        print("       use them with model.teacher.cache=on (or only)", flush=True)
+        key = next(iter(module.caches.values())).live.key if len(module.caches) == 1 else "model.teachers.NAME"
+        print(f"       use them with {key}.cache=on (or only)", flush=True)
     return 0
+
+
+def _say(name: str, cache: CachedTeacher, computed: int, seconds: float) -> None:
+    print(
+        f"cache{f' of {name}' if name else ''}: {computed} answers computed in {seconds:.0f} s "
+        f"({computed / seconds:,.0f} images/s); {cache.views} view(s) of {cache.samples} pictures, "
+        f"{cache.disk_bytes / 1e6:,.1f} MB in {cache.place}"
+    )
+    errors = ", ".join(f"{kind} {error:.3%}" for kind, error in cache.error().items())
+    if errors:
+        print(f"       off by, after rounding (relative error): {errors}")

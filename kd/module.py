@@ -27,7 +27,7 @@ from kd.optim import OptimSpec
 from kd.resume import Resume
 from kd.step import clip, in_its_window, log_terms, pace_of, seed_step
 from kd.tasks import Classification, Task
-from kd.teachers import CachedTeacher, Teacher, dtype_for
+from kd.teachers import CachedTeacher, Teacher, caches_of, dtype_for
 from kd.teachers.answer import Answer
 
 
@@ -143,9 +143,9 @@ class DistillationModule(LightningModule):
         return self.student_of_one.task
 
     @property
-    def cached(self) -> CachedTeacher | None:
-        """The cache of the teacher's answers, where there is one."""
-        return self.asked if isinstance(self.asked, CachedTeacher) else None
+    def caches(self) -> dict[str, CachedTeacher]:
+        """The caches of the teachers' answers, by teacher."""
+        return caches_of(self.asked)
 
     @property
     def data(self) -> DistillationDataModule | None:
@@ -265,7 +265,7 @@ class DistillationModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Stores what a run that goes on from it must know (:mod:`kd.resume`)."""
         self.students.take_classifiers()
-        checkpoint.update(self.resume.content(self.data, self.cached is not None))
+        checkpoint.update(self.resume.content(self.data, bool(self.caches)))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuses to go on with another teacher, other data or classes, or an optimizer that its state does not fit."""

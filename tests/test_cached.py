@@ -21,8 +21,9 @@ from safetensors.torch import save_file
 from kd.cli import cache_main, train_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sampler import TrainBatches
-from kd.data.sources import ImageFolder
+from kd.data.sources import ImageFolder, unlabelled_folder
 from kd.data.sources import fingerprint as data_fingerprint
+from kd.data.sources.unlabelled import Joined
 from kd.distill.step import as_teacher
 from kd.errors import UserError
 from kd.fit_to_machine.measure import StepTimes, _epochs
@@ -31,6 +32,7 @@ from kd.teachers import CachedTeacher
 from kd.teachers.answer import ALL, Wanted
 from kd.teachers.answer_codec import AnswerCodec, DenseCodec
 from kd.teachers.answer_store import AnswerStore
+from kd.teachers.cached import Kept
 from tests._helpers import ROOT, draw_folder, run_cli, save_teacher, write_recipe
 from tests.test_train import assert_same, losses, run, run_folders, student_of
 
@@ -45,6 +47,11 @@ def cache(tmp_path: Path) -> list[str]:
 
 def report(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "summary.json").read_text())["cache"]
+
+
+def view_file(tmp_path: Path, view: int, kind: str = "") -> Path:
+    """Of the kind of answer whose name starts so; of the first one."""
+    return min((tmp_path / "answers").glob(f"{kind}*/view-{view:04d}.bin"))
 
 
 # -- the order of views --------
@@ -172,9 +179,10 @@ def test_cached_features_teach_what_live_ones_do(
     filling = run(recipe, *items, *cache)
     shapes, before = FEATURES[kind][2:]
     kept = 2 * sum(int(np.prod(shape)) for shape in shapes.values())
+    own = 4 * len(shapes) if before == 16 else 4 * (len(shapes) - 1)  # each kind has a checksum of its own
     header = read_run(live).headers[0]  # the report may advise a cache, and says what it needs
     assert (header["cacheable"], header["feature_bytes"]) == (True, kept)
-    size = before + kept
+    size = before + kept + own
     said = capsys.readouterr().out
     assert f"cache: {size:,} bytes an answer (" in said
     assert f"features {shapes}), {2 * 48 * size / 1e6:,.1f} MB for 2 view(s) of 48 pictures in " in said
@@ -195,7 +203,7 @@ def test_cached_features_resume_and_serve_any_number_of_processes(
     assert done.returncode == 0, done.stderr
     whole = run(recipe, *cache, "model.teacher.cache=only", "trainer.max_epochs=4")
     assert report(whole)["answers_read"] == 192
-    view = tmp_path / "answers" / "view-0001.bin"
+    view = view_file(tmp_path, 1, "norm")
     view.write_bytes(view.read_bytes()[:-100])  # torn: its last record is computed anew
     stop = json.dumps({"class_path": "tests._stop.StopAfterEpoch", "init_args": {"epoch": 2}})
     items = [*cache, "trainer.max_epochs=4", f"trainer.callbacks+={stop}"]
@@ -244,7 +252,7 @@ def test_features_alone_have_no_largest_logits(
 ) -> None:
     recipe = feature_recipe(tmp_path, pictures, teacher, "class token, no logits")
     assert train_main([f"recipe={recipe}", *cache, "model.teacher.cache_topk=2"]) == 2
-    assert "model.teacher.cache_topk: hint looks at no logits, none are kept; leave it out" in capsys.readouterr().err
+    assert "model.teacher.cache_topk: no loss looks at logits, none are kept; leave it out" in capsys.readouterr().err
 
 
 def test_layers_that_work_on_windows_cant_be_kept(
@@ -268,14 +276,35 @@ def test_layers_that_work_on_windows_cant_be_kept(
     assert "keeps features by picture, but the layer 'layers.0.blocks.0.attn' of model.taps gives 8 rows for 2" in said
 
 
-def test_a_cache_of_other_layers_is_refused(
-    tmp_path: Path, pictures: Path, teacher: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
+def test_one_teachers_cache_serves_recipes_that_look_at_other_layers(
+    tmp_path: Path, pictures: Path, teacher: Path, cache: list[str]
 ) -> None:
-    recipe = feature_recipe(tmp_path, pictures, teacher, "maps")
-    run(recipe, *cache, "trainer.max_epochs=1")
-    assert train_main([f"recipe={recipe}", *cache, "model.taps.hint.teacher=blocks.0"]) == 2
-    said = capsys.readouterr().err
-    assert "other kinds of answers: features is {'norm:patch': [32, 4, 4]} there, {'blocks.0:patch'" in said
+    """What one recipe has left is read by the next, which adds its own layer alone; labels play no part."""
+    recipe = feature_recipe(tmp_path, pictures, teacher, "class token, no logits")
+    first = report(run(recipe, *cache))
+    assert first["answers_computed"] == 96
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "answers").glob("*/view-*.bin")}
+    both = feature_recipe(tmp_path, pictures, teacher, "all tokens of two losses")
+    more = json.dumps({"student": "norm", "teacher": "norm", "tokens": "class"})
+    items = [*cache, f"model.taps.hint={more}"]
+    second = run(both, *items)
+    assert len(before) == 2
+    assert all(file.stat().st_mtime_ns == at for file, at in before.items())
+    assert sorted(p.name.rpartition("-")[0] for p in (tmp_path / "answers").iterdir()) == [
+        "logits", "norm.class", "prelogits.patch",
+    ]  # fmt: skip
+    fresh = run(both, *items, f"model.teacher.cache_dir={tmp_path / 'fresh'}")
+    for step, value in losses(fresh).items():  # the first recipe's batches were others
+        assert losses(second)[step] == pytest.approx(value, abs=2e-3, rel=1e-3)
+    for split, count in (("train", 12), ("val", 4)):
+        files = sorted((pictures / split).rglob("*.jpg"))
+        rows = [f"{file},{'zyxw'[i // count]}" for i, file in enumerate(files)]
+        (tmp_path / f"{split}.csv").write_text("\n".join(["path,label", *rows]))
+    lists = [f"data.source.{split}={tmp_path / split}.csv" for split in ("train", "val")]
+    relabelled = ["data.source=Manifest", *lists]
+    recipe = feature_recipe(tmp_path, pictures, teacher, "class token, no logits")
+    again = report(run(recipe, *cache, *relabelled, "model.teacher.cache=only"))
+    assert (again["answers_read"], again["answers_computed"]) == (96, 0)
 
 
 # -- killed, resumed, several processes --------
@@ -288,9 +317,11 @@ def test_a_fill_that_is_killed_goes_on(recipe: Path, cache: list[str], tmp_path:
         [sys.executable, "-m", "kd.cli", f"recipe={recipe}", *cache, f"trainer.callbacks+={slow}"],
         cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    file = tmp_path / "answers" / "view-0000.bin"
     deadline = time.monotonic() + 120
-    while not (file.exists() and any(file.read_bytes())) and time.monotonic() < deadline:
+    while (
+        not any(any(file.read_bytes()) for file in (tmp_path / "answers").glob("*/view-0000.bin"))
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
@@ -321,7 +352,7 @@ def test_kd_cache_fills_what_training_reads(
     assert cache_main(command) == 0
     assert "cache: 96 answers computed in " in capsys.readouterr().out
     assert not (tmp_path / "runs").exists()
-    view = tmp_path / "answers" / "view-0001.bin"
+    view = view_file(tmp_path, 1)
     view.write_bytes(view.read_bytes()[:-100])  # torn: what is missing alone is computed
     assert cache_main(command) == 0
     assert int(capsys.readouterr().out.split("cache: ")[1].split()[0]) <= 50
@@ -461,7 +492,7 @@ def test_losses_that_need_all_logits(
     """Refused with the largest alone; with all of them, the same as live."""
     items = [f"model.distill_losses.other={loss}", "trainer.precision=32-true"]
     assert train_main([f"recipe={recipe}", *cache, *items, "model.teacher.cache_topk=2"]) == 2
-    assert f"model.teacher.cache_topk: other ({loss}) needs all logits" in capsys.readouterr().err
+    assert f"model.teacher.cache_topk: {loss} needs all logits" in capsys.readouterr().err
     live, cached = run(recipe, *items), run(recipe, *items, *cache)
     for step, value in losses(live).items():
         assert losses(cached)[step] == pytest.approx(value, abs=5e-3)
@@ -472,21 +503,51 @@ def test_a_moving_temperature_needs_all_logits(
 ) -> None:
     moving = "model.distill_losses.kd.final_temperature=1"
     assert train_main([f"recipe={recipe}", *cache, moving, "model.teacher.cache_topk=2"]) == 2
-    assert "model.teacher.cache_topk: kd (KDLoss) needs all logits" in capsys.readouterr().err
+    assert "model.teacher.cache_topk: KDLoss needs all logits" in capsys.readouterr().err
 
 
-def test_several_teachers_are_refused(
+def test_several_teachers_each_with_a_cache(
     tmp_path: Path, pictures: Path, teacher: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Logits of the mean, features of one in int8, of another input size; filled by kd-cache, then in the run."""
     from tests._helpers import ARCH, TINY
 
-    spec = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(teacher), "cache": "on"}
-    recipe = write_recipe(tmp_path / "t.yaml", pictures, teacher, model__teacher=None)
-    recipe.write_text(
-        recipe.read_text().replace("  teacher: null", f"  teachers: {json.dumps({'a': spec, 'b': spec})}")
-    )
-    assert train_main([f"recipe={recipe}"]) == 2
-    assert "model.teachers: a cache serves one model.teacher, not several" in capsys.readouterr().err
+    spec = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(teacher), "cache": "on", "cache_views": 2}
+    save_file(timm.create_model(ARCH, num_classes=4, img_size=48, **TINY).state_dict(), tmp_path / "b.safetensors")
+    other = {**spec, "img_size": 48, "checkpoint": str(tmp_path / "b.safetensors"), "cache_precision": "int8"}
+    recipe = write_recipe(
+        tmp_path / "t.yaml", pictures, teacher, model__teacher=None, model__teachers={"a": spec, "b": other},
+        model__distill_losses={**KD, "hint": HINT}, model__teacher_of={"hint": "b"},
+        model__taps={"hint": {"student": "norm", "teacher": "norm", "tokens": "class"}},
+    )  # fmt: skip
+    where = [f"model.teachers.{name}.cache_dir={tmp_path / name}" for name in "ab"]
+    items = [*where, "trainer.precision=32-true"]
+    live = run(recipe, *(f"model.teachers.{name}.cache=off" for name in "ab"), "trainer.precision=32-true")
+    filling = run(recipe, *items)
+    assert {name: report(filling)[name]["answers_computed"] for name in "ab"} == {"a": 96, "b": 96}
+    assert 0 < report(filling)["b"]["error"]["norm:class"] < 0.01
+    only = [f"model.teachers.{name}.cache=only" for name in "ab"]
+    reading = run(recipe, *items, *only)
+    assert {name: report(reading)[name]["answers_computed"] for name in "ab"} == {"a": 0, "b": 0}
+    assert losses(filling) == losses(reading)
+    assert_same(student_of(filling), student_of(reading))
+    for step, value in losses(live).items():
+        assert losses(filling)[step] == pytest.approx(value, abs=5e-3, rel=2e-2)
+    capsys.readouterr()
+    others = [f"model.teachers.{name}.cache_dir={tmp_path / 'x' / name}" for name in "ab"]
+    assert cache_main([f"recipe={recipe}", *others, "trainer.precision=32-true"]) == 0
+    said = capsys.readouterr().out
+    assert "cache of a: 96 answers computed" in said
+    assert "off by, after rounding (relative error): logits 0.0" in said
+    for bad, message in (
+        (["model.teachers.b.cache_views=3"], "model.teachers: cache_views must be the same for all that are cached"),
+        (["model.teachers.b.cache=auto"], "model.teachers: cache=auto measures all teachers together"),
+        (["model.teachers.a.cache_topk=2"], "model.teachers.a.cache_topk: the mean of several teachers needs"),
+        ([f"model.teachers.b.cache_dir={tmp_path / 'a'}", "model.teachers.a.cache=off"],
+         f"model.teachers.b.cache_dir: {tmp_path / 'a'}"),
+    ):  # fmt: skip
+        assert train_main([f"recipe={recipe}", *items, *bad]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_yaml_reads_a_bare_on(tmp_path: Path, pictures: Path, teacher: Path) -> None:
@@ -526,7 +587,7 @@ def test_a_store_that_can_no_longer_be_written_leaves_the_teacher_live(
     store = AnswerStore(tmp_path / "c", {}, 10, 1, codec.record_bytes)
     os.close(store._write[0])
     store._write[0] = os.open(tmp_path / "c" / "view-0000.bin", os.O_RDONLY)
-    asked = CachedTeacher(as_teacher(lambda _: torch.eye(4)), store, codec)
+    asked = CachedTeacher(as_teacher(lambda _: torch.eye(4)), [Kept(store, codec)])
     for _ in range(2):
         batch = {"image": torch.zeros(4, 3, 8, 8), "index": torch.arange(4), "view": 0}
         assert torch.equal(asked.answer(batch, Wanted()).logits[ALL], torch.eye(4))
@@ -538,7 +599,7 @@ def test_an_answer_that_is_not_finite_is_named(tmp_path: Path) -> None:
     store = AnswerStore(tmp_path / "c", {}, 10, 1, codec.record_bytes)
     answers = torch.zeros(2, 4)
     answers[1, 2] = torch.nan
-    asked = CachedTeacher(as_teacher(lambda _: answers), store, codec)
+    asked = CachedTeacher(as_teacher(lambda _: answers), [Kept(store, codec)])
     with pytest.raises(UserError, match="training picture 7 is not finite"):
         asked.answer({"image": torch.zeros(2, 3, 8, 8), "index": torch.tensor([3, 7]), "view": 0}, Wanted())
     assert not store.present(0, np.arange(10)).any()
@@ -547,16 +608,27 @@ def test_an_answer_that_is_not_finite_is_named(tmp_path: Path) -> None:
 # -- answers to other pictures, or of someone else's making --------
 
 
+def as_before(folder: Path, content: str) -> None:
+    """Makes a cache what it was when one record held a whole answer, and pictures had no stamps."""
+    (kind,) = folder.iterdir()
+    for file in kind.iterdir():
+        file.rename(folder / file.name)
+    kind.rmdir()
+    found = json.loads((folder / "fingerprint.json").read_text())
+    del found["measured"]
+    found["data"]["content"] = content
+    (folder / "fingerprint.json").write_text(json.dumps(found))
+
+
 def test_what_changes_the_mixtures_or_the_pictures_is_noticed(
-    recipe: Path, tmp_path: Path, cache: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    recipe: Path, pictures: Path, tmp_path: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And a cache from before pictures had stamps serves on as long as none of them has changed."""
     more = draw_folder(tmp_path / "more", train=3, val=1)
     items = [*cache, f"data.unlabeled={more}", "data.unlabeled_ratio=0.25", "trainer.max_epochs=1"]
-    old = data_fingerprint
-    with monkeypatch.context() as before:
-        before.setattr("kd.teachers.cached.fingerprint", lambda split, stamps=True: old(split, stamps=False))
-        assert report(run(recipe, *items))["answers_computed"] > 0
+    assert report(run(recipe, *items))["answers_computed"] > 0
+    whole = Joined(ImageFolder(str(pictures)).load("train"), unlabelled_folder(str(more)))
+    as_before(tmp_path / "answers", data_fingerprint(whole, stamps=False))
     assert report(run(recipe, *items))["answers_computed"] == 0
     assert train_main([f"recipe={recipe}", *items, "data.augment.mixup=0.8"]) == 2
     capsys.readouterr()
@@ -573,7 +645,7 @@ def test_what_changes_the_mixtures_or_the_pictures_is_noticed(
 
 def test_poisoned_answers_are_asked_for_again(recipe: Path, tmp_path: Path, cache: list[str]) -> None:
     first = run(recipe, *cache)
-    for file in (tmp_path / "answers").glob("view-*.bin"):
+    for file in (tmp_path / "answers").glob("*/view-*.bin"):
         records = np.fromfile(file, np.uint8).reshape(48, -1)
         records[::2, 4:] = 0xFF
         for record in records[::2]:

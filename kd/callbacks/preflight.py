@@ -100,19 +100,20 @@ class Preflight(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Where the teacher is not to run in training, all answers of the next epoch must be there."""
         run = RunContext.of(trainer)
-        cached = run.module.cached
-        if cached is None or not cached.only:
+        caches = [cache for cache in run.module.caches.values() if cache.only]
+        if not caches:
             return
         batches: Any = trainer.train_dataloader.batch_sampler  # type: ignore[union-attr]
         keys = [key for batch in islice(batches, int(trainer.num_training_batches)) for key in batch]
         index, view = (np.array(column) for column in zip(*keys, strict=True))
-        missing = sum(int((~cached.store.present(v, index[view == v])).sum()) for v in np.unique(view))
-        missing = int(trainer.strategy.reduce(torch.tensor(missing), reduce_op="sum"))
-        if missing:
-            raise UserError(
-                f"model.teacher.cache: only, but {missing} of an epoch's answers are missing in {cached.store.folder}; "
-                "kd-cache fills it"
-            )
+        for cache in caches:
+            missing = sum(int((~cache.present(v, index[view == v])).sum()) for v in np.unique(view))
+            missing = int(trainer.strategy.reduce(torch.tensor(missing), reduce_op="sum"))
+            if missing:
+                raise UserError(
+                    f"{cache.live.key}.cache: only, but {missing} of an epoch's answers are missing in {cache.place}; "
+                    "kd-cache fills it"
+                )
 
     def _measure(
         self, trainer: Trainer, run: RunContext, judges: dict[str, Task], seen: TargetCounts,

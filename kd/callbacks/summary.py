@@ -31,7 +31,8 @@ from kd.report.html import write_report
 from kd.report.records import read_run
 from kd.report.rules import findings
 from kd.report.verdict import verdict
-from kd.teachers import Teacher
+from kd.teachers import CachedTeacher, Teacher
+from kd.teachers.answer import ALL
 
 
 @dataclass
@@ -193,7 +194,7 @@ class Summary(Callback):
             "memory_mb": _memory_mb(run, data.batch_size),
             "batch_size": data.batch_size,
             "num_workers": data.num_workers,
-            "cache": run.module.cached.report() if run.module.cached else None,
+            "cache": _caches(run.module.caches),
             "optimizer_state": self._optimizer_state,
             "primary": run.module.task.primary,
             "teacher": self._teacher(run.module.teacher),
@@ -219,6 +220,12 @@ def _write(file: Path, content: dict[str, Any]) -> None:
 def _memory_mb(run: RunContext, batch_size: int) -> dict[str, float] | None:
     """By part, of all students together."""
     return run.module.memory.report(batch_size, run.trainer.optimizers) if run.module.memory else None
+
+
+def _caches(caches: dict[str, CachedTeacher]) -> dict[str, Any] | None:
+    """What was read and computed: of the only cache, or by teacher."""
+    reports = {name: cache.report() for name, cache in caches.items()}
+    return reports.get(ALL, reports or None)
 
 
 def best_checkpoint(trainer: Trainer) -> ModelCheckpoint | None:

@@ -136,7 +136,12 @@ class Objective(nn.Module):
     @property
     def wanted(self) -> Wanted:
         """What the active losses look at of the teacher."""
-        return Wanted(any(isinstance(x, LogitLoss) for x in self.active.values()), self._looks.shapes(self.active))
+        looking: dict[str, tuple[LogitLoss, ...]] = {}
+        for name, loss in self.active.items():
+            if isinstance(loss, LogitLoss):
+                member = self._teacher_of.get(name, ALL)
+                looking[member] = (*looking.get(member, ()), loss)
+        return Wanted(looking, self._looks.shapes(self.active))
 
     @property
     def trains_logits(self) -> bool:

@@ -11,7 +11,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from kd.data.batch import Batch, DataInfo
 from kd.distill.objective import Terms
 from kd.distill.student import Student
-from kd.losses import DistillLoss
 from kd.optim import Pace, Together
 from kd.teachers.answer import Answer, Wanted
 
@@ -50,19 +49,10 @@ class Students(nn.ModuleDict):
     @property
     def wanted(self) -> Wanted:
         """What the losses of all look at of the teacher."""
-        found = Wanted(logits=False)
+        found = Wanted(logits={})
         for student in self.named().values():
             found |= student.objective.wanted
         return found
-
-    @property
-    def active_losses(self) -> dict[str, DistillLoss]:
-        """The distillation losses with a weight, of several students as ``<student>.<name>``."""
-        return {
-            f"{name}.{loss}" if name else loss: found
-            for name, student in self.named().items()
-            for loss, found in student.objective.active.items()
-        }
 
     def without_gradient(self) -> list[str]:
         """Parameters that no term reaches, by their name in here."""

@@ -5,7 +5,7 @@ from kd.errors import UserError
 from kd.fit_to_machine.measure import cache_pays, fastest_num_workers, largest_batch_size
 from kd.fit_to_machine.memory import Memory
 from kd.fit_to_machine.run import Run
-from kd.teachers import CachedTeacher, Teacher, open_cache
+from kd.teachers import Teacher, caches_of, open_cache
 
 __all__ = ["Memory", "reopened", "settled"]
 
@@ -22,7 +22,7 @@ def settled(run: Run, data: DistillationDataModule) -> Teacher | None:
 
 def _in_view(asked: Teacher | None, data: DistillationDataModule) -> Teacher | None:
     """Only a cache wants to see the same views again."""
-    data.views = asked.store.views if isinstance(asked, CachedTeacher) else None
+    data.views = next((cache.views for cache in caches_of(asked).values()), None)
     return asked
 
 
@@ -60,6 +60,8 @@ def _choose_cache(run: Run, teacher: Teacher, data: DistillationDataModule) -> T
         return teacher
     if any(member.is_shared_out for member in teacher.members.values()):
         raise UserError("model.teacher.cache: is not available beside placement=shard (a miss asks one process)")
+    if "auto" in modes and len(modes) > 1:
+        raise UserError("model.teachers: cache=auto measures all teachers together; give it to all of them or to none")
     if modes == {"auto"}:
         answer = cache_pays(run, teacher, data) if run.trainer.is_global_zero else (False, "")
         pays, why = run.trainer.strategy.broadcast(answer)
@@ -84,4 +86,4 @@ def reopened(run: Run, asked: Teacher | None, data: DistillationDataModule, befo
 
 
 def _cache(run: Run, teacher: Teacher, data: DistillationDataModule, announce: bool = False) -> Teacher:
-    return open_cache(teacher, run.students.active_losses, data, run.students.wanted, announce=announce)
+    return open_cache(teacher, data, run.students.wanted, announce=announce)

@@ -22,8 +22,8 @@ from kd.errors import UserError
 from kd.fit_to_machine.memory import HEAD_ROOM, Memory, available_bytes
 from kd.fit_to_machine.run import Run
 from kd.machine import cores
-from kd.teachers import FrozenTeacher, Teacher
-from kd.teachers.cached import cached_share, check_cacheable
+from kd.teachers import Teacher
+from kd.teachers.open_cache import cached_share, check_cacheable
 
 WORTH = 1.1  # a predicted gain below this is within what the prediction can be wrong by
 NEAR = 1.05  # fewer loader processes are taken where a step is within this of the fastest
@@ -235,17 +235,17 @@ def _trial_ms(
 
 def cache_pays(run: Run, teacher: Teacher, data: DistillationDataModule) -> tuple[bool, str]:
     """Whether a cache of the teacher's answers is worth its disk, and why, in one line."""
-    losses, wanted = run.students.active_losses, run.students.wanted
+    wanted = run.students.wanted
     try:
-        check_cacheable(teacher, losses, data, wanted)
+        check_cacheable(teacher, data, wanted)
     except UserError as error:
         return False, f"off: {error}"
-    assert isinstance(teacher, FrozenTeacher)
-    epochs, views = _epochs(run.trainer, data), teacher.spec.cache_views
-    share, size = cached_share(teacher, losses, data, wanted)
+    first = next(iter(teacher.members.values()))
+    epochs, views = _epochs(run.trainer, data), first.spec.cache_views
+    share, size = cached_share(teacher, data, wanted)
     if epochs <= views and share < WORTH - 1:
         return False, f"off: {epochs} epoch(s) of {views} views (model.teacher.cache_views): no view comes again"
-    folder = Path(teacher.spec.cache_dir).expanduser() if teacher.spec.cache_dir else cache_dir()
+    folder = Path(first.spec.cache_dir).expanduser() if first.spec.cache_dir else cache_dir()
     free = shutil.disk_usage(next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())).free
     disk = f"{size / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free disk"
     if size * (1 - share) > DISK_SHARE * free:

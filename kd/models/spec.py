@@ -71,6 +71,8 @@ class TeacherSpec(ModelSpec):
         cache_dir: folder of the cache; default: one of its own in the user's cache folder.
         cache_views: views of a picture before they come again. Few save more, many overfit less.
         cache_topk: keep only so many logits and the mass of the rest; default: all.
+        cache_precision: of features in the cache: ``half``, or ``int8`` with a scale for each channel. What it costs
+            is measured when a cache is begun, and said.
         placement: ``same``: each process has it on the student's device; a device (``cpu``, ``cuda:1``); ``shard``: in
             shards over all processes (FSDP2), for one that fits no single device.
     """
@@ -84,6 +86,7 @@ class TeacherSpec(ModelSpec):
     cache_dir: str | None = None
     cache_views: int = 4
     cache_topk: int | None = None
+    cache_precision: Literal["half", "int8"] = "half"
     placement: str = "same"
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from kd.losses import LogitLoss
 from kd.losses.topk import TopKLogits
 
 ALL = ""
@@ -16,21 +17,29 @@ Layer = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What losses look at of a teacher.
+    """What losses look at of the teacher, or of several.
 
     Attributes:
-        logits: whether any looks at logits.
+        logits: the losses that look at logits, by the teacher whose they are; :data:`ALL`: the mean of all.
         features: the layers, with the shapes that they give for two pictures.
     """
 
-    logits: bool = True
+    logits: Mapping[str, tuple[LogitLoss, ...]] = field(default_factory=lambda: {ALL: ()})
     features: Mapping[Layer, tuple[int, ...]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return self.logits or bool(self.features)
+        return bool(self.logits or self.features)
 
     def __or__(self, other: "Wanted") -> "Wanted":
-        return Wanted(self.logits or other.logits, {**self.features, **other.features})
+        names = [*self.logits, *(name for name in other.logits if name not in self.logits)]
+        logits = {name: (*self.logits.get(name, ()), *other.logits.get(name, ())) for name in names}
+        return Wanted(logits, {**self.features, **other.features})
+
+    def of(self, name: str) -> "Wanted":
+        """What is wanted of one of the teachers: its logits also where the mean of all is."""
+        losses = [self.logits[key] for key in {ALL, name} if key in self.logits]
+        features = {layer: shape for layer, shape in self.features.items() if layer[0] == name}
+        return Wanted({name: tuple(loss for some in losses for loss in some)} if losses else {}, features)
 
 
 @dataclass

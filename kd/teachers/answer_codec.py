@@ -1,6 +1,6 @@
 """How a teacher's answer is written as a record of a fixed size, and read again."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kd.losses.topk import TopKLogits
+from kd.teachers.answer_features import HalfFeature, Int8Feature, as_measured, half, relative_error
 
 CRC_BYTES = 4
 """At the start of every record: the checksum of the rest (:mod:`kd.teachers.answer_store`)."""
@@ -34,7 +35,7 @@ class DenseCodec:
     def encode(self, logits: Tensor) -> Tensor:
         """``(N, C)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
         top = logits.float().amax(1, keepdim=True)
-        return _packed([top, _half(logits.float() - top)], self.record_bytes)
+        return _packed([top, half(logits.float() - top)], self.record_bytes)
 
     def decode(self, records: Tensor) -> Tensor:
         """uint8 ``(N, record_bytes)`` -> float32 logits ``(N, C)``."""
@@ -65,7 +66,7 @@ class TopKCodec:
         values, indices = logits.float().topk(self.k, dim=1)
         others = logits.float().scatter(1, indices, -torch.inf) - values[:, :1]
         tails = torch.stack([(others / t).logsumexp(1) for t in self.temperatures], 1)
-        return _packed([tails, indices.to(self.index_type), _half(values - values[:, :1])], self.record_bytes)
+        return _packed([tails, indices.to(self.index_type), half(values - values[:, :1])], self.record_bytes)
 
     def decode(self, records: Tensor) -> TopKLogits:
         """uint8 ``(N, record_bytes)`` -> what is known of the logits."""
@@ -76,38 +77,76 @@ class TopKCodec:
 
 Codec = DenseCodec | TopKCodec
 
+FEATURES_ALONE = "features alone"
+
 Feature = tuple[str, str]
 """(layer, tokens): a layer of the teacher and its form, see :class:`kd.models.taps.TapSpec`."""
 
+PRECISIONS: dict[str, type[HalfFeature] | type[Int8Feature]] = {"half": HalfFeature, "int8": Int8Feature}
+
 
 class AnswerCodec:
-    """A whole answer: the logits by a codec of their own, and behind them features in float16.
-
-    A feature is off by at most 1 / 2048 of itself; values beyond +-65,504 are kept as that.
+    """A whole answer: the logits by a codec of their own, and behind them features.
 
     Args:
         logits: None where no loss wants them.
         features: the shape of each, of one picture.
+        precision: of the features: ``half`` or ``int8``.
     """
 
-    def __init__(self, logits: Codec | None, features: Mapping[Feature, tuple[int, ...]] | None = None) -> None:
-        self.logits, self.features = logits, dict(features or {})
+    def __init__(
+        self,
+        logits: Codec | None,
+        features: Mapping[Feature, tuple[int, ...]] | None = None,
+        precision: str = "half",
+    ) -> None:
+        self.logits, self.precision = logits, precision
+        self.features = {name: PRECISIONS[precision](shape) for name, shape in (features or {}).items()}
         self._start = logits.record_bytes if logits else CRC_BYTES
-        self._sizes = [torch.Size(shape).numel() for shape in self.features.values()]
-        self.record_bytes = _padded(self._start + 2 * sum(self._sizes))
+        self.record_bytes = _padded(self._start + sum(codec.bytes for codec in self.features.values()))
 
     def describe(self) -> dict[str, Any]:
         """What a reader must know to read the records."""
-        shapes = {":".join(feature): list(shape) for feature, shape in self.features.items()}
-        logits = self.logits.describe() if self.logits else {"format": "features alone"}
-        return {**logits, "features": shapes} if shapes else logits
+        shapes = {":".join(feature): list(codec.shape) for feature, codec in self.features.items()}
+        found = self.logits.describe() if self.logits else {"format": FEATURES_ALONE}
+        if shapes:
+            found = {**found, "features": shapes}
+        return found if self.precision == "half" else {**found, "precision": self.precision}
+
+    def measure(self, logits: Tensor, features: Mapping[Feature, Tensor]) -> dict[str, Any]:
+        """What is written once, when a cache is begun: units of int8, and how far answers are off after rounding.
+
+        Args:
+            logits: of some pictures, ``(N, C)``.
+            features: likewise ``(N, ...)``.
+
+        Returns:
+            ``units`` by feature, and ``error``: the relative error of each kind of answer on these pictures.
+        """
+        units = {
+            ":".join(name): codec.measure(features[name])
+            for name, codec in self.features.items()
+            if isinstance(codec, Int8Feature)
+        }
+        back, found = self.decode(self.encode(logits, features).cpu())
+        error = {":".join(name): relative_error(found[name], features[name].float().cpu()) for name in self.features}
+        if isinstance(back, Tensor):
+            error["logits"] = relative_error(back, logits.float().cpu())
+        return {"pictures": len(logits), "error": error, **({"units": units} if units else {})}
+
+    def as_measured(self, measured: dict[str, Any]) -> None:
+        """Takes what :meth:`measure` has found when the cache was begun.
+
+        Raises:
+            ValueError: it is not there, or damaged.
+        """
+        as_measured({":".join(name): codec for name, codec in self.features.items()}, measured)
 
     def encode(self, logits: Tensor, features: Mapping[Feature, Tensor] | None = None) -> Tensor:
         """Logits ``(N, C)`` and features ``(N, ...)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
         empty = torch.zeros(len(logits), CRC_BYTES, dtype=torch.uint8, device=logits.device)
         first = self.logits.encode(logits) if self.logits else empty
-        halves = [_half((features or {})[name].float()).flatten(1) for name in self.features]
-        body = torch.cat([first, *(half.contiguous().view(torch.uint8) for half in halves)], 1)
+        body = torch.cat([first, *(codec.encode((features or {})[name]) for name, codec in self.features.items())], 1)
         return torch.nn.functional.pad(body, (0, self.record_bytes - body.shape[1]))
 
     def usable(self, records: np.ndarray) -> np.ndarray:
@@ -131,18 +170,22 @@ class AnswerCodec:
     def decode(self, records: Tensor) -> tuple[Tensor | TopKLogits | None, dict[Feature, Tensor]]:
         """uint8 ``(N, record_bytes)`` -> what is known of the logits, and the features, float32."""
         logits = self.logits.decode(records[:, : self._start]) if self.logits else None
-        columns = _columns(records, [(torch.float16, size) for size in self._sizes], self._start)
+        layout = [(torch.uint8, codec.bytes) for codec in self.features.values()]
+        columns = _columns(records, layout, self._start)
         pairs = zip(self.features.items(), columns, strict=True)
-        return logits, {name: column.float().unflatten(1, shape) for (name, shape), column in pairs}
+        return logits, {name: codec.decode(column) for (name, codec), column in pairs}
+
+
+def described(codecs: Sequence[AnswerCodec]) -> dict[str, Any]:
+    """What several kinds of answers hold together: ``format`` of the logits, ``features``, ``precision``."""
+    each = sorted((codec.describe() for codec in codecs), key=lambda one: one["format"] == FEATURES_ALONE)
+    features = {name: shape for one in each for name, shape in one.pop("features", {}).items()}
+    merged = {**each[-1], **each[0]}
+    return {**merged, "features": features} if features else merged
 
 
 def _padded(size: int) -> int:
     return -(-size // 4) * 4  # so that the columns of every record can be viewed as their own types
-
-
-def _half(values: Tensor) -> Tensor:
-    most = torch.finfo(torch.float16).max
-    return values.clamp(-most, most).half()
 
 
 def _packed(columns: list[Tensor], record_bytes: int) -> Tensor:

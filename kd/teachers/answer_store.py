@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,11 @@ class AnswerStore:
         views: views a picture.
         record_bytes: size of a record.
         usable: which whole records ``(N, record_bytes)`` hold an answer; default: all.
+        measure: what is noted beside the fingerprint when the cache is begun, as ``measured``.
+        key: the teacher's configuration key, named in errors.
+
+    Attributes:
+        measured: what was noted then; nothing in a cache from before there were such notes.
 
     Raises:
         UserError: the folder's answers depend on something else (the first difference is named), it can't be written,
@@ -51,22 +56,26 @@ class AnswerStore:
         views: int,
         record_bytes: int,
         usable: Callable[[np.ndarray], np.ndarray] | None = None,
+        measure: Callable[[], dict[str, Any]] | None = None,
+        key: str = "model.teacher",
     ) -> None:
         self.folder, self.samples, self.views, self.record_bytes = folder, samples, views, record_bytes
         self._usable = usable or (lambda records: np.ones(len(records), dtype=bool))
         self._write: dict[int, int] = {}
+        self._key = key
+        self.measured: dict[str, Any] = {}
         try:
             self._refuse_strangers()
-            self._check_room()
+            check_room({folder: self.disk_bytes}, f"{views} view(s) of {samples} pictures", key)
             self._sums = np.zeros((views, samples), dtype="<u4")  # of records that were found whole; 0: not yet
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(folder / ".lock")
             with self._lock:
-                self._claim(fingerprint)
+                self._claim(fingerprint, measure)
                 for view in range(views):
                     self._open(view)
         except OSError as error:
-            raise UserError(f"model.teacher.cache_dir: {folder} can't be used: {error.strerror or error}") from error
+            raise UserError(f"{key}.cache_dir: {folder} can't be used: {error.strerror or error}") from error
 
     def _refuse_strangers(self) -> None:
         """Before anything is written: a folder of something else is left as it is."""
@@ -74,38 +83,19 @@ class AnswerStore:
             return
         strangers = sorted(p.name for p in self.folder.iterdir() if p.name not in (".lock", f"{FINGERPRINT}.part"))
         if strangers and not os.path.lexists(self.folder / FINGERPRINT):  # another process may just have begun
-            raise UserError(f"model.teacher.cache_dir: {self.folder} is no cache of answers, it holds {strangers[0]}")
+            raise UserError(f"{self._key}.cache_dir: {self.folder} is no cache of answers, it holds {strangers[0]}")
 
-    def _claim(self, fingerprint: dict[str, dict[str, Any]]) -> None:
-        file, text = self.folder / FINGERPRINT, json.dumps(fingerprint, indent=1)
+    def _claim(self, fingerprint: dict[str, dict[str, Any]], measure: Callable[[], dict[str, Any]] | None) -> None:
+        file = self.folder / FINGERPRINT
         if not os.path.lexists(file):
             part = self.folder / f"{FINGERPRINT}.part"
             part.unlink(missing_ok=True)  # of a process that died, or a link
+            noted = {"measured": measure()} if measure else {}
             with os.fdopen(_plain_file(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as stream:
-                stream.write(text)
+                stream.write(json.dumps({**fingerprint, **noted}, indent=1))
             part.replace(file)
         with os.fdopen(_plain_file(file, os.O_RDONLY)) as stream:
-            there = stream.read()
-        try:
-            found = json.loads(there)
-            parts = {name: dict(found[name]) for name in fingerprint}
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"model.teacher.cache_dir: {file} is damaged ({type(error).__name__})") from error
-        for name, here in json.loads(text).items():
-            difference = _difference(parts[name], here)
-            if difference:
-                what = NAMED.get(name, name)
-                raise UserError(f"model.teacher.cache_dir: {self.folder} was filled with other {what}: {difference}")
-
-    def _check_room(self) -> None:
-        there = sum(f.lstat().st_blocks * 512 for f in self.folder.glob("view-*.bin"))
-        nearest = next(p for p in (self.folder.absolute(), *self.folder.absolute().parents) if p.exists())
-        needed, free = self.disk_bytes - there, shutil.disk_usage(nearest).free
-        if needed > free:
-            raise UserError(
-                f"model.teacher.cache_dir: {self.folder} needs {needed / 1e6:,.1f} MB more for {self.views} view(s) of "
-                f"{self.samples} pictures, the disk has {free / 1e6:,.1f} MB (fewer cache_views, or cache_topk)"
-            )
+            self.measured = compare(stream.read(), fingerprint, str(self.folder), self._key).get("measured") or {}
 
     @property
     def disk_bytes(self) -> int:
@@ -191,6 +181,19 @@ class AnswerStore:
         return begun / (self.views * self.samples)
 
 
+def check_room(sizes: Mapping[Path, int], what: str, key: str) -> None:
+    """Raises a UserError where the disk has no room for files of those sizes in those folders, as far as they lack."""
+    there = sum(f.lstat().st_blocks * 512 for folder in sizes for f in folder.glob("view-*.bin"))
+    first = next(iter(sizes)).absolute()
+    free = shutil.disk_usage(next(p for p in (first, *first.parents) if p.exists())).free
+    needed = sum(sizes.values()) - there
+    if needed > free:
+        raise UserError(
+            f"{key}.cache_dir: {first} needs {needed / 1e6:,.1f} MB more for {what}, the disk has {free / 1e6:,.1f} MB "
+            "(fewer cache_views, cache_topk, or cache_precision=int8)"
+        )
+
+
 def _plain_file(path: Path, flags: int) -> int:
     """Opens a file of the cache.
 
@@ -211,6 +214,30 @@ def _plain_file(path: Path, flags: int) -> int:
 
 
 NAMED = {"transform": "transforms", "answers": "kinds of answers"}
+
+
+def compare(text: str, fingerprint: dict[str, dict[str, Any]], folder: str, key: str) -> dict[str, Any]:
+    """The content of a cache's fingerprint file.
+
+    Args:
+        text: what the file says.
+        fingerprint: what it must say.
+        folder: where it is, named in errors.
+        key: the teacher's configuration key, likewise.
+
+    Raises:
+        UserError: it is damaged, or the cache's answers depend on something else: the first difference is named.
+    """
+    try:
+        found = json.loads(text)
+        parts = {name: dict(found[name]) for name in fingerprint}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{key}.cache_dir: {folder}/{FINGERPRINT} is damaged ({type(error).__name__})") from error
+    for name, here in json.loads(json.dumps(fingerprint)).items():
+        difference = _difference(parts[name], here)
+        if difference:
+            raise UserError(f"{key}.cache_dir: {folder} was filled with other {NAMED.get(name, name)}: {difference}")
+    return dict(found)
 
 
 def _difference(there: dict[str, Any], here: dict[str, Any]) -> str:

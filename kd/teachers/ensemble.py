@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from kd.data.batch import Batch
 from kd.models import Images
 from kd.teachers.answer import ALL, Answer, Wanted
+from kd.teachers.cached import CachedTeacher
 from kd.teachers.frozen import FrozenTeacher
 
 
@@ -18,10 +19,10 @@ class Ensemble:
     The mean is of the logits: ``sum(weight_i * logits_i) / sum(weight_i)``. Where one has no classifier there is none.
 
     Args:
-        members: the teachers by name.
+        members: the teachers by name, each itself or behind a cache.
     """
 
-    def __init__(self, members: Mapping[str, FrozenTeacher]) -> None:
+    def __init__(self, members: Mapping[str, FrozenTeacher | CachedTeacher]) -> None:
         self.members = dict(members)
         self.arch = " + ".join(teacher.arch for teacher in members.values())
         self.model: nn.Module = nn.ModuleList([teacher.model for teacher in members.values()])
@@ -54,14 +55,16 @@ class Ensemble:
     def answer(self, batch: Batch, wanted: Wanted) -> Answer:
         """The logits of each teacher by name and of all together, and what is wanted of their layers.
 
-        Dense answers are brought to the size of the first teacher's.
+        Dense answers are brought to the size of the first teacher's. A teacher of which nothing is wanted is not asked.
         """
         found = Answer()
         for name, teacher in self.members.items():
+            if not wanted.of(name):
+                continue
             own = teacher.answer(batch, wanted, name)
             found.features |= own.features
             found.logits |= own.logits
-        if self.has_head and found.logits:
+        if self.has_head and ALL in wanted.logits:
             found.logits = {ALL: self._mean(list(found.logits.values())), **found.logits}
         return found
 

@@ -31,10 +31,11 @@ class Modes:
         self.weights: dict[str, float] = {}
 
     def _set(self, module: Any, cached: bool, teacher: bool) -> None:
-        self.cached = self.cached or module.cached
-        self.weights = self.weights or {name: loss.weight for name, loss in module.distill_losses.items()}
-        object.__setattr__(module, "cached", self.cached if cached else None)
-        for name, loss in module.distill_losses.items():
+        losses = module.student_of_one.objective.losses
+        self.cached = self.cached or next(iter(module.caches.values()))
+        self.weights = self.weights or {name: loss.weight for name, loss in losses.items()}
+        object.__setattr__(module, "asked", self.cached if cached else module.teacher)
+        for name, loss in losses.items():
             loss.weight = self.weights[name] if teacher else 0.0
 
     def live(self, module: Any) -> None:
@@ -77,7 +78,7 @@ def main() -> None:
     report = modes.cached.report()
     lines = [
         f"{asked.recipe} {' '.join(asked.set)}: batch {cli.datamodule.batch_size}, {pictures} pictures an epoch, "
-        f"{asked.views} view(s), {report['format']}, {modes.cached.store.record_bytes} bytes an answer, "
+        f"{asked.views} view(s), {report['format']}, {modes.cached.record_bytes} bytes an answer, "
         f"{report['disk_mb']} MB. {asked.rounds} epochs of each in turn, behind the filling.",
         "",
         "| epoch | seconds: median (least to most) | images/s | against live |",

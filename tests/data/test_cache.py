@@ -120,6 +120,31 @@ def test_features_come_back_within_the_stated_error(tmp_path: Path, kind: Any) -
     assert (back is None) == (kind is None)
 
 
+@pytest.mark.parametrize("shape", [(7,), (5, 3), (6, 3, 2)], ids=["vector", "tokens", "map"])
+def test_int8_features_come_back_within_the_stated_error(shape: tuple[int, ...]) -> None:
+    """Channels of unlike size, and a token far beyond those that the units were measured on: nothing is cut off."""
+    generator = torch.Generator().manual_seed(1)
+    channel = 1 if len(shape) == 2 else 0
+    spread = torch.logspace(-4, 3, shape[channel]).reshape([-1 if i == channel else 1 for i in range(len(shape))])
+    x = spread * torch.randn(64, *shape, generator=generator)
+    key, far = ("norm", "any"), 50 * x[:2]
+    codec = AnswerCodec(None, {key: shape}, "int8")
+    noted = codec.measure(torch.zeros(64, 3), {key: x})
+    again = AnswerCodec(None, {key: shape}, "int8")
+    again.as_measured(noted)
+    assert again.record_bytes < AnswerCodec(None, {key: shape}).record_bytes or len(shape) < 3
+    for given in (x, far):
+        _, back = again.decode(codec.encode(torch.zeros(len(given), 3), {key: given}))
+        units = torch.tensor(noted["units"]["norm:any"]).reshape(spread.shape)
+        most = (given / units).abs().amax(1 + channel, keepdim=True)
+        assert ((back[key] - given).abs() <= units * most / 254 * 1.001).all()
+    _, back = codec.decode(codec.encode(torch.zeros(64, 3), {key: x}))
+    assert noted["error"]["norm:any"] == pytest.approx(float((back[key] - x).norm() / x.norm()), rel=1e-4)
+    for damage in ({}, {"units": {}}, {"units": {"norm:any": [1.0]}}, {"units": {"norm:any": [0.0] * shape[channel]}}):
+        with pytest.raises(ValueError, match="units"):
+            again.as_measured(damage)
+
+
 def test_features_beyond_half_precision_are_kept_finite() -> None:
     codec = AnswerCodec(None, {("norm", "class"): (2,)})
     _, back = codec.decode(codec.encode(torch.zeros(1, 3), {("norm", "class"): torch.tensor([[1e6, -7e4]])}))

@@ -3,7 +3,17 @@
 A source of one's own is a subclass of :class:`Source`, named by its class path.
 """
 
-from kd.data.sources.base import Source, Split, Subset, cache_dir, changed, fingerprint, identity, stamp_of
+from kd.data.sources.base import (
+    Source,
+    Split,
+    Subset,
+    cache_dir,
+    changed,
+    content,
+    fingerprint,
+    identity,
+    stamp_of,
+)
 from kd.data.sources.files import IMAGE_SUFFIXES, FileSplit, pictures_below, printable, said
 from kd.data.sources.folder import ImageFolder, class_folders, labelled_folder
 from kd.data.sources.food101 import Food101
@@ -35,6 +45,7 @@ __all__ = [
     "cache_dir",
     "changed",
     "class_folders",
+    "content",
     "fingerprint",
     "identity",
     "labelled_folder",

@@ -105,10 +105,19 @@ class Subset:
         """As of the whole split."""
         return changed(self.split)
 
+    def key(self, i: int) -> str:
+        """Its key in the whole split."""
+        return key_of(self.split, self.keep[i])
+
 
 def stamp_of(split: Split, i: int) -> str:
     """The stamp of a picture; nothing where a source of someone's own has none."""
     return split.stamp(i) if hasattr(split, "stamp") else ""
+
+
+def key_of(split: Split, i: int) -> str:
+    """What a picture is: it changes when the picture's content does; a pack's is the same wherever the pack lies."""
+    return split.key(i) if hasattr(split, "key") else f"{split.name(i)}\0{stamp_of(split, i)}"
 
 
 def changed(split: Split) -> float:
@@ -128,6 +137,14 @@ def fingerprint(split: Split, stamps: bool = True) -> str:
         digest.update(f"{split.name(i)}\0{target}\0".encode("utf-8", "backslashreplace"))
         if stamps or isinstance(split, FileSplit):
             digest.update(stamp_of(split, i).encode())
+    return digest.hexdigest()[:16]
+
+
+def content(split: Split) -> str:
+    """A hash of a split's pictures in order, whatever their labels."""
+    digest = hashlib.sha256()
+    for i in range(len(split.targets)):
+        digest.update(f"{key_of(split, i)}\0".encode("utf-8", "backslashreplace"))
     return digest.hexdigest()[:16]
 
 

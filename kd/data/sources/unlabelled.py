@@ -9,7 +9,7 @@ from torchvision import tv_tensors
 
 from kd.data import foodtag_mini
 from kd.data.batch import Target
-from kd.data.sources.base import Source, Split, cache_dir, changed, stamp_of
+from kd.data.sources.base import Source, Split, cache_dir, changed, key_of, stamp_of
 from kd.data.sources.files import IMAGE_SUFFIXES, UNLABELLED, FileSplit, pictures_below, said
 from kd.errors import UserError
 
@@ -91,6 +91,10 @@ class Joined:
     def stamp(self, i: int) -> str:
         """Its stamp in its own split."""
         return stamp_of(*self._at(i))
+
+    def key(self, i: int) -> str:
+        """Its key in its own split."""
+        return key_of(*self._at(i))
 
     def changed(self) -> float:
         """When a picture of either part was changed last."""

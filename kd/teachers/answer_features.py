@@ -1,0 +1,124 @@
+"""How features are written into records: in half precision, or as int8 with a scale for each channel."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def half(values: Tensor) -> Tensor:
+    """Float16, with values beyond +-65,504 kept as that."""
+    most = torch.finfo(torch.float16).max
+    return values.clamp(-most, most).half()
+
+
+class HalfFeature:
+    """A feature in float16: off by at most 1 / 2048 of itself.
+
+    Args:
+        shape: of one picture's.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.bytes = 2 * math.prod(shape)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """``(N, *shape)`` -> uint8 ``(N, bytes)``."""
+        return half(x.float()).flatten(1).contiguous().view(torch.uint8)
+
+    def decode(self, columns: Tensor) -> Tensor:
+        """uint8 ``(N, bytes)`` -> float32 ``(N, *shape)``."""
+        return columns.view(torch.float16).float().unflatten(1, self.shape)
+
+
+class Int8Feature:
+    """A feature in int8: each channel in units of its own, and of those each token's largest value is 127.
+
+    Channels of a vision transformer differ by orders of magnitude, so one scale for all would leave the small ones
+    nothing. The channels' units are measured once (:meth:`measure`); as each token has a scale of its own beside them
+    (4 bytes), nothing is ever cut off. A value is off by at most 1 / 254 of its token's largest, in its channel's unit.
+
+    Args:
+        shape: of one picture's: a vector ``(D,)``, tokens ``(T, D)`` or a map ``(D, H, W)``.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.channel = 1 if len(shape) == 2 else 0
+        self.tokens = math.prod(shape) // shape[self.channel]
+        self.bytes = 4 * self.tokens + math.prod(shape) + -math.prod(shape) % 4  # so that what follows is aligned
+        self.units: Tensor | None = None
+
+    def measure(self, x: Tensor) -> list[float]:
+        """The channels' units, as the root mean square of each in ``(N, *shape)``; used from now on."""
+        rms = self._rows(x).double().square().mean((0, 1)).sqrt()
+        floor = rms.max().clamp_min(1e-30) * 1e-6  # a channel that is always 0 can't be divided by
+        units: list[float] = rms.clamp_min(floor).float().tolist()
+        self.use(units)
+        return units
+
+    def use(self, units: list[float]) -> None:
+        """Takes units that were measured before.
+
+        Raises:
+            ValueError: other channels, or units that are no positive numbers.
+        """
+        found = torch.tensor(units, dtype=torch.float32)
+        if found.shape != (self.shape[self.channel],) or not (found.isfinite() & (found > 0)).all():
+            raise ValueError(f"{self.shape[self.channel]} units, each > 0")
+        self.units = found
+
+    def encode(self, x: Tensor) -> Tensor:
+        """``(N, *shape)`` -> uint8 ``(N, bytes)``."""
+        rows = self._rows(x) / self._units(x)
+        scale = (rows.abs().amax(2, keepdim=True) / 127).clamp_min(torch.finfo(torch.float32).tiny)
+        values = (rows / scale).round().to(torch.int8)
+        body = torch.cat([part.flatten(1).contiguous().view(torch.uint8) for part in (scale, values)], 1)
+        return torch.nn.functional.pad(body, (0, self.bytes - body.shape[1]))
+
+    def decode(self, columns: Tensor) -> Tensor:
+        """uint8 ``(N, bytes)`` -> float32 ``(N, *shape)``."""
+        scale = columns[:, : 4 * self.tokens].view(torch.float32).unsqueeze(2)
+        end = 4 * self.tokens + math.prod(self.shape)
+        values = columns[:, 4 * self.tokens : end].contiguous().view(torch.int8).unflatten(1, (self.tokens, -1))
+        rows = values.float() * scale * self._units(columns)
+        if self.channel:
+            return rows
+        return rows.transpose(1, 2).reshape(-1, *self.shape)
+
+    def _rows(self, x: Tensor) -> Tensor:
+        """``(N, *shape)`` -> float32 ``(N, tokens, D)``."""
+        return x.float() if self.channel else x.float().flatten(2).transpose(1, 2) if x.ndim > 2 else x.float()[:, None]
+
+    def _units(self, beside: Tensor) -> Tensor:
+        assert self.units is not None
+        self.units = self.units.to(beside.device)
+        return self.units
+
+
+FeatureCodec = HalfFeature | Int8Feature
+
+
+def relative_error(there: Tensor, exact: Tensor) -> float:
+    """``|there - exact| / |exact|`` over all values.
+
+    >>> relative_error(torch.tensor([1.0, 1.0]), torch.tensor([1.0, 0.0]))
+    1.0
+    """
+    return float(((there - exact).double().norm() / exact.double().norm().clamp_min(1e-30)).item())
+
+
+def as_measured(features: dict[str, FeatureCodec], measured: dict[str, Any]) -> None:
+    """Gives codecs the units that a cache was begun with.
+
+    Raises:
+        ValueError: they are not there, or damaged.
+    """
+    for name, codec in features.items():
+        if isinstance(codec, Int8Feature):
+            try:
+                codec.use([float(unit) for unit in measured["units"][name]])
+            except (KeyError, TypeError) as error:
+                raise ValueError(f"no units of {name}") from error

@@ -1,0 +1,211 @@
+"""What a teacher's answers depend on, and where each kind of them is kept.
+
+A cache is a folder named after what all its answers depend on: teacher, pictures and their views. In it each kind of
+answer (logits, or one layer's features in one precision) has a folder of its own, with its fingerprint beside it. So a
+recipe finds what others with the same teacher, data and views have left, and adds what it alone looks at; what it does
+with the answers, its student and losses, plays no part.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+
+from kd.data.datamodule import DistillationDataModule
+from kd.data.sources import FileSplit, Split, cache_dir, changed, content, fingerprint
+from kd.errors import UserError
+from kd.losses import LogitLoss
+from kd.models import Preprocess
+from kd.teachers.answer import Wanted
+from kd.teachers.answer_codec import AnswerCodec, DenseCodec, TopKCodec
+from kd.teachers.answer_store import FINGERPRINT
+from kd.teachers.frozen import FrozenTeacher
+
+Parts = dict[str, dict[str, Any]]
+
+
+@dataclass
+class Kind:
+    """One kind of a teacher's answers.
+
+    Attributes:
+        codec: how a record is written.
+        parts: what the answers depend on: ``teacher``, ``transform``, ``data``, ``answers``.
+        folder: where they are.
+    """
+
+    codec: AnswerCodec
+    parts: Parts
+    folder: Path
+
+
+class Layout:
+    """Where the answers to some training pictures are.
+
+    Args:
+        data: the pictures, and how they are augmented.
+    """
+
+    def __init__(self, data: DistillationDataModule) -> None:
+        self.data = data
+        self.samples, self.classes = data.info.train, data.info.classes
+        self.split = data.split("train")
+        self.views: dict[str, Any] = {
+            "img_size": list(data.size), "seed": data.seed,
+            "engine": "torch" if data.engine == "ray" else data.engine,  # the same views, made elsewhere
+            **asdict(data.augment), **_pairs(data), "torch": torch.__version__.split("+")[0],
+            "torchvision": torchvision.__version__.split("+")[0],
+        }  # fmt: skip
+        self.pictures = {"pictures": self.samples, "content": content(self.split)}
+
+    def kinds(self, teacher: FrozenTeacher, wanted: Wanted) -> list[Kind]:
+        """What a cache keeps of a teacher.
+
+        Args:
+            teacher: on its device, in its precision.
+            wanted: of this teacher.
+
+        Raises:
+            UserError: the folder is one of something else.
+        """
+        whole = self._in_one(teacher, wanted)
+        if whole is not None:
+            return [whole]
+        shared: Parts = {"teacher": _identity(teacher), "transform": self.views, "data": self.pictures}
+        base = self.base(teacher)
+        _refuse_strangers(base, teacher.key)
+        found = []
+        for label, codec in self._codecs(teacher, wanted):
+            own: Parts = {"answers": codec.describe()}
+            if codec.logits:
+                own["teacher"] = {"classes": teacher.spec.classes, "class_map": teacher.spec.class_map}
+                own["data"] = {"classes": _hash("\0".join(self.classes))}
+            name = re.sub(r"[^\w.]+", "_", label) + "-" + _digest(own)[:8]
+            parts = {part: {**shared.get(part, {}), **own.get(part, {})} for part in (*shared, "answers")}
+            found.append(Kind(codec, parts, base / name))
+        return found
+
+    def base(self, teacher: FrozenTeacher) -> Path:
+        """The folder of all answers of one teacher to these views."""
+        if teacher.spec.cache_dir:
+            return Path(teacher.spec.cache_dir).expanduser()
+        return cache_dir() / "answers" / self.name(teacher)
+
+    def name(self, teacher: FrozenTeacher) -> str:
+        """Its name, from all that the answers depend on."""
+        shared = {"teacher": _identity(teacher), "transform": self.views, "data": self.pictures}
+        return f"{teacher.spec.arch.replace('/', '_')}-{_digest(shared)}"
+
+    def _codecs(self, teacher: FrozenTeacher, wanted: Wanted) -> list[tuple[str, AnswerCodec]]:
+        precision = teacher.spec.cache_precision
+        found = [("logits", AnswerCodec(codec))] if (codec := self._logits(teacher, wanted)) else []
+        for (_, path, tokens), shape in wanted.features.items():
+            found.append((f"{path}.{tokens}", AnswerCodec(None, {(path, tokens): shape[1:]}, precision)))
+        return found
+
+    def _logits(self, teacher: FrozenTeacher, wanted: Wanted) -> DenseCodec | TopKCodec | None:
+        if not wanted.logits:
+            return None
+        topk, count = teacher.spec.cache_topk, len(self.classes)
+        return TopKCodec(count, topk, temperatures(looking(wanted))) if topk else DenseCodec(count)
+
+    # -- caches from before each kind of answer had a folder ---------------------------------------------------------
+
+    def _in_one(self, teacher: FrozenTeacher, wanted: Wanted) -> Kind | None:
+        """A cache that holds all kinds in one record, where there is one."""
+        folder = self.base(teacher)
+        if not (teacher.spec.cache_dir and (folder / FINGERPRINT).exists()) and not _has_old(folder.parent):
+            return None
+        shapes = {(path, form): shape[1:] for (_, path, form), shape in wanted.features.items()}
+        codec = AnswerCodec(self._logits(teacher, wanted), shapes, teacher.spec.cache_precision)
+        parts: Parts = {
+            "teacher": {**_identity(teacher), "classes": teacher.spec.classes, "class_map": teacher.spec.class_map},
+            "transform": self.views,
+            "data": {"pictures": self.samples, "classes": _hash("\0".join(self.classes)),
+                     "content": fingerprint(self.split)},
+            "answers": codec.describe(),
+        }  # fmt: skip
+        older = {**parts, "data": {**parts["data"], "content": fingerprint(self.split, stamps=False)}}
+        file = _file_of_old(teacher, older)
+        if not isinstance(self.split, FileSplit) and _still_right(file, older["data"]["content"], self.split):
+            return Kind(codec, older, file.parent)
+        file = _file_of_old(teacher, parts)
+        return Kind(codec, parts, file.parent) if file.exists() else None
+
+
+def looking(wanted: Wanted) -> list[LogitLoss]:
+    """The losses that look at logits."""
+    return [loss for losses in wanted.logits.values() for loss in losses]
+
+
+def temperatures(losses: Sequence[LogitLoss]) -> tuple[float, ...]:
+    """The temperatures at which losses can do with the largest logits."""
+    return tuple(sorted({t for t in map(topk_temperature, losses) if t is not None}))
+
+
+def topk_temperature(loss: LogitLoss) -> float | None:
+    """The temperature at which a loss can do with the largest logits; None where it needs all."""
+    return getattr(loss, "topk_temperature", None)
+
+
+def _identity(teacher: FrozenTeacher) -> dict[str, Any]:
+    assert isinstance(teacher.prepare, Preprocess)
+    return {
+        **teacher.identity(), "kwargs": teacher.spec.kwargs, "img_size": list(teacher.prepare.size),
+        "mean": list(teacher.prepare.mean), "std": list(teacher.prepare.std),
+        "dtype": str(teacher.dtype).removeprefix("torch."),
+    }  # fmt: skip
+
+
+def _pairs(data: DistillationDataModule) -> dict[str, Any]:
+    """What decides, beside the seed, who is mixed with whom."""
+    drawn = data.augment.mixes and data.unlabeled_ratio is not None
+    return {"unlabeled_ratio": data.unlabeled_ratio} if drawn else {}
+
+
+def _refuse_strangers(base: Path, key: str) -> None:
+    """Before anything is written: a folder of something else is left as it is."""
+    if not base.exists():
+        return
+    if not base.is_dir():
+        raise UserError(f"{key}.cache_dir: {base} can't be used: it is a file")
+    strangers = sorted(p.name for p in base.iterdir() if not (p.is_dir() and not p.is_symlink() and _is_ours(p)))
+    if strangers:
+        raise UserError(f"{key}.cache_dir: {base} is no cache of answers, it holds {strangers[0]}")
+
+
+def _is_ours(folder: Path) -> bool:
+    names = {p.name for p in folder.iterdir()}
+    return FINGERPRINT in names or names <= {".lock", f"{FINGERPRINT}.part"}
+
+
+def _has_old(answers: Path) -> bool:
+    return any(answers.glob(f"*/{FINGERPRINT}"))
+
+
+def _file_of_old(teacher: FrozenTeacher, parts: Mapping[str, Any]) -> Path:
+    if teacher.spec.cache_dir:
+        return Path(teacher.spec.cache_dir).expanduser() / FINGERPRINT
+    return cache_dir() / "answers" / f"{teacher.spec.arch}-{_digest(parts)}" / FINGERPRINT
+
+
+def _still_right(file: Path, wanted: str, split: Split) -> bool:
+    """Whether a cache from before pictures had stamps was begun after the last of them was changed."""
+    try:
+        return json.loads(file.read_text())["data"]["content"] == wanted and changed(split) <= file.stat().st_mtime
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _digest(parts: Mapping[str, Any]) -> str:
+    return _hash(json.dumps(parts, sort_keys=True))

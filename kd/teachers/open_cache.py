@@ -1,0 +1,161 @@
+"""Opening (or making) the caches that teachers ask for."""
+
+from functools import partial
+from typing import Any
+
+from kd.data.datamodule import DistillationDataModule
+from kd.errors import UserError
+from kd.models import Preprocess
+from kd.models.taps import TRIAL
+from kd.teachers.answer import ALL, Wanted
+from kd.teachers.answer_codec import described
+from kd.teachers.answer_store import FINGERPRINT, AnswerStore, check_room, compare
+from kd.teachers.base import Teacher
+from kd.teachers.cache_layout import Kind, Layout, looking, topk_temperature
+from kd.teachers.cached import CachedTeacher, Kept
+from kd.teachers.ensemble import Ensemble
+from kd.teachers.frozen import FrozenTeacher
+
+MEASURED_ON = 64  # pictures, for the units of int8 and the error that a cache states
+
+
+def open_cache(
+    teacher: Teacher, data: DistillationDataModule, wanted: Wanted, announce: bool = False, filling: bool = False
+) -> Teacher:
+    """The teacher behind a cache; of several each that asks for one behind one of its own.
+
+    Args:
+        teacher: on its device, in its precision; ``spec`` says which cache.
+        data: the training pictures and how they are augmented.
+        wanted: what the losses look at.
+        announce: say, before anything is written, what it will take.
+        filling: ``kd-cache`` asks: each teacher has a cache, and runs where answers are missing.
+
+    Raises:
+        UserError: losses or data that a cache can't serve, a cache of something else, no room on the disk.
+    """
+    check_cacheable(teacher, data, wanted, filling)
+    layout = Layout(data)
+    kinds = {name: layout.kinds(m, wanted.of(name)) for name, m in _asking(teacher, wanted, filling).items()}
+    for name, found in kinds.items():
+        _check(teacher.members[name], found, layout)
+    for name, found in kinds.items():
+        if announce:
+            _announce(teacher.members[name], name, found, layout)
+    opened = {name: _open(teacher.members[name], found, layout, filling) for name, found in kinds.items()}
+    if isinstance(teacher, FrozenTeacher):
+        return opened.get(ALL, teacher)
+    return Ensemble({name: opened.get(name, member) for name, member in teacher.members.items()})
+
+
+def _asking(teacher: Teacher, wanted: Wanted, filling: bool = False) -> dict[str, FrozenTeacher]:
+    """The teachers of which something is kept."""
+    cached = {name: m for name, m in teacher.members.items() if filling or m.spec.cache != "off"}
+    return {name: member for name, member in cached.items() if wanted.of(name)}
+
+
+def _check(teacher: FrozenTeacher, kinds: list[Kind], layout: Layout) -> None:
+    """All kinds before the first is made."""
+    for kind in kinds:
+        if (kind.folder / FINGERPRINT).is_file():
+            compare((kind.folder / FINGERPRINT).read_text(), kind.parts, str(kind.folder), teacher.key)
+    views = teacher.spec.cache_views
+    sizes = {kind.folder: kind.codec.record_bytes * layout.samples * views for kind in kinds}
+    check_room(sizes, f"{views} view(s) of {layout.samples} pictures", teacher.key)
+
+
+def _announce(teacher: FrozenTeacher, name: str, kinds: list[Kind], layout: Layout) -> None:
+    views, size = teacher.spec.cache_views, sum(kind.codec.record_bytes for kind in kinds)
+    kept = ", ".join(f"{key} {value}" for key, value in described([kind.codec for kind in kinds]).items())
+    place = kinds[0].folder if len(kinds) == 1 else kinds[0].folder.parent
+    print(f"cache{f' of {name}' if name else ''}: {size:,} bytes an answer ({kept}), "
+          f"{size * layout.samples * views / 1e6:,.1f} MB for {views} view(s) of {layout.samples} pictures in {place}",
+          flush=True)  # fmt: skip
+
+
+def _open(teacher: FrozenTeacher, kinds: list[Kind], layout: Layout, filling: bool) -> CachedTeacher:
+    found = []
+    for kind in kinds:
+        store = AnswerStore(
+            kind.folder, kind.parts, layout.samples, teacher.spec.cache_views, kind.codec.record_bytes,
+            kind.codec.usable, partial(_measured, teacher, kind, layout.data), teacher.key,
+        )  # fmt: skip
+        try:
+            kind.codec.as_measured(store.measured)
+        except ValueError as error:
+            raise UserError(f"{teacher.key}.cache_dir: {kind.folder / FINGERPRINT} is damaged: {error}") from error
+        found.append(Kept(store, kind.codec))
+    return CachedTeacher(teacher, found, teacher.spec.cache == "only" and not filling)
+
+
+def _measured(teacher: FrozenTeacher, kind: Kind, data: DistillationDataModule) -> dict[str, Any]:
+    """What is noted when a cache is begun: units of int8, and the error that rounding makes."""
+    pictures = data.sample_pictures(MEASURED_ON).to(teacher.device)
+    logits, found = teacher.look(pictures, [(ALL, *key) for key in kind.codec.features])
+    return kind.codec.measure(logits, {(path, tokens): x for (_, path, tokens), x in found.items()})
+
+
+def check_cacheable(teacher: Teacher, data: DistillationDataModule, wanted: Wanted, filling: bool = False) -> None:
+    """Raises a UserError where the losses or the data need more than a cache can give."""
+    asking = _asking(teacher, wanted, filling)
+    for name, member in asking.items():
+        _check_teacher(member, data, wanted.of(name), several=len(teacher.members) > 1 and ALL in wanted.logits)
+    views = {name: member.spec.cache_views for name, member in asking.items()}
+    if len(set(views.values())) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in views.items())
+        raise UserError(f"model.teachers: cache_views must be the same for all that are cached, got {listed}")
+    key = next((member.key for member in asking.values()), "model.teacher")
+    if data.source.masks:
+        raise UserError(f"{key}.cache: keeps one answer a picture, not one a pixel (data.source has masks)")
+    if data.augment.mixes and data.balance_classes:
+        raise UserError(
+            f"{key}.cache: keeps one mixture of a picture and view, and data.balance_classes shows a picture in "
+            "several; data.augment.mixup=0 data.augment.cutmix=0, or cache=off"
+        )
+    if data.augment.mixes and data.batch_size % 2:
+        raise UserError(
+            f"data.batch_size: must be even where mixed pairs are cached ({key}.cache), got {data.batch_size}"
+        )
+
+
+def _check_teacher(teacher: FrozenTeacher, data: DistillationDataModule, wanted: Wanted, several: bool) -> None:
+    if not isinstance(teacher.prepare, Preprocess):
+        raise UserError(f"{teacher.key}.cache: needs to know how the teacher wants its pictures (a kd.Preprocess)")
+    for (_, layer, _), shape in wanted.features.items():
+        if shape[0] != TRIAL:
+            raise UserError(f"{teacher.key}.cache: keeps features by picture, but the layer '{layer}' of model.taps "
+                            f"gives {shape[0]} rows for {TRIAL} pictures")  # fmt: skip
+    topk = teacher.spec.cache_topk
+    if topk is None:
+        return
+    key, classes = f"{teacher.key}.cache_topk", len(data.info.classes)
+    if topk >= classes:
+        raise UserError(f"{key}: must be less than the {classes} classes, got {topk}")
+    if not wanted.logits:
+        raise UserError(f"{key}: no loss looks at logits, none are kept; leave it out")
+    if several:
+        raise UserError(f"{key}: the mean of several teachers needs all logits; without cache_topk all are kept")
+    for loss in looking(wanted):
+        if topk_temperature(loss) is None:
+            raise UserError(f"{key}: {type(loss).__name__} needs all logits; without cache_topk all are kept")
+
+
+def cached_share(teacher: Teacher, data: DistillationDataModule, wanted: Wanted) -> tuple[float, int]:
+    """What is in the caches already, 0 to 1, and the size in bytes of all of it; makes nothing.
+
+    Raises:
+        UserError: a folder holds a cache of something else.
+    """
+    layout, size, filled = Layout(data), 0, 0.0
+    for name, member in _asking(teacher, wanted).items():
+        for kind in layout.kinds(member, wanted.of(name)):
+            whole = kind.codec.record_bytes * layout.samples * member.spec.cache_views
+            size += whole
+            if (kind.folder / FINGERPRINT).is_file():
+                store = AnswerStore(
+                    kind.folder, kind.parts, layout.samples, member.spec.cache_views, kind.codec.record_bytes,
+                    key=member.key,
+                )  # fmt: skip
+                filled += whole * store.filled()
+                store.close()
+    return filled / max(size, 1), size
