@@ -18,6 +18,7 @@ from kd.callbacks.phases import Phases
 from kd.callbacks.prometheus import Prometheus
 from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.system import System
+from kd.callbacks.tier import TierRecord
 from kd.callbacks.watch import Action, Watch
 from kd.errors import UserError
 from kd.report.prices import input_machines, price_of, read_prices
@@ -149,7 +150,7 @@ def monitors(spec: MonitorSpec, folder: RunFolder) -> list[Callback]:
     if spec.rules_every_s or spec.max_hours or spec.budget:
         limits = spec.max_hours, spec.budget, spec.price_per_hour
         watch = Watch(folder, spec.rules_every_s, spec.actions, spec.webhook, *limits)
-    found: list[Callback | None] = [phases, system, Confusion(folder), watch, health, kernels]
+    found: list[Callback | None] = [phases, system, TierRecord(folder), Confusion(folder), watch, health, kernels]
     found += [Control(folder, health, kernels, phases), *_senders(spec, folder, Numbers(phases, system, health, watch))]
     return [callback for callback in found if callback is not None]
 

@@ -32,8 +32,8 @@ class Way:
 
 
 def cores_wanted(facts: Facts) -> tuple[int, float] | None:
-    """Cores a GPU that would keep up, and those that are there; ``None``: the input holds no GPU up, or workers do."""
-    if facts.cpu or part(facts.phases, "data") < AT:
+    """Cores a GPU that would keep up, and those that are there; ``None``: these cores hold no GPU up."""
+    if facts.run.tier or facts.cpu or part(facts.phases, "data") < AT:
         return None
     needed = cores_needed(facts.phases, facts.workers, facts.threads, facts.loading_busy)
     there = facts.cores / facts.processes

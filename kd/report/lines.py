@@ -14,7 +14,7 @@ PHASES = (
 )  # fmt: skip
 """The parts of a step, in order. ``validation`` and ``profiling`` stand beside them and are no part of a step."""
 LIMIT = 20_000  # lines a file: a few MB
-THINNED = ("step", "sample")
+THINNED = ("step", "sample", "tier")
 _SPREAD = 2_654_435_761  # Knuth's multiplicative hash: spreads consecutive numbers evenly over 32 bits
 
 

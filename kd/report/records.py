@@ -26,6 +26,7 @@ class Run:
         events: one-time records: start-up, a headspace run's result.
         samples: system samples by node.
         nodes: headers of the system files by node.
+        tier: readings of the data tier by rank, since the run was last resumed.
         health: training-health records, in order.
         counts: pictures by class of each split.
         confusion: how classes were mixed up, a record a validation and student.
@@ -45,6 +46,7 @@ class Run:
     events: list[dict[str, Any]] = field(default_factory=list)
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tier: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     health: list[dict[str, Any]] = field(default_factory=list)
     counts: dict[str, list[int]] = field(default_factory=dict)
     confusion: list[dict[str, Any]] = field(default_factory=list)
@@ -144,6 +146,8 @@ def _sort_in(run: Run, records: Iterable[dict[str, Any]]) -> None:
             run.totals[header["rank"]] = record
         elif kind == "sample":
             run.samples.setdefault(header["node"], []).append(record)
+        elif kind == "tier":
+            run.tier[header["rank"]].append(record)
         elif kind == "kernels":
             run.kernels.append({"rank": header.get("rank", 0), **record})
         else:
@@ -155,6 +159,8 @@ def _keep_header(run: Run, record: dict[str, Any]) -> None:
         run.headers[record["rank"]] = record
     elif record["of"] == "system":
         run.nodes[record["node"]] = record
+    elif record["of"] == "tier":
+        run.tier[record["rank"]] = []
     elif record["of"] == "health":
         run.counts = record.get("counts", {})
     elif record["of"] == "confusion":

@@ -160,7 +160,7 @@ def _steps(facts: Facts, ask: _Rules) -> Found:
     return [
         ask("StepOutlier", facts.steps_ms),
         ask("MaxInitializationTime", facts.startup["s"]),
-        ask("Dataloader", *taken, processes=facts.processes) if facts.header else None,
+        ask("Dataloader", *taken, processes=facts.processes) if facts.header and not facts.run.tier else None,
         ask("SlowRank", facts.compute_ms),
         ask("PhaseVariation", swing(facts)),
         ask("SchedulerDelay", facts.thread_wait, facts.loader_wait, facts.delayed_thread),

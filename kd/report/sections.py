@@ -13,6 +13,7 @@ from kd.report.learning import headline, learning, model_of
 from kd.report.metric import told
 from kd.report.records import PHASES, Run, percentile
 from kd.report.rules import findings_of
+from kd.report.tier import tier_table
 from kd.report.verdict import sentence, spoken_limits, verdict_of
 
 PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
@@ -32,6 +33,7 @@ def report(facts: Facts) -> list[dict[str, Any]]:
         *(speed if done else []),
         _headspace(run),
         input_costs(facts),
+        tier_table(facts.run),
         phase_chart(facts),
         heat(run),
         *machine_lines(run),

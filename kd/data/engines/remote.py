@@ -167,6 +167,11 @@ class Tier:
             if self._crew is not None:
                 self._crew.drop(stream)
 
+    def reading(self) -> dict[str, object]:
+        """What the tier has done so far, for a record."""
+        with self._lock:
+            return {} if self._crew is None else {**self._crew.reading(), "waited_s": round(self.waited_s, 3)}
+
     def _raise_if_lost(self, waiting_since: float) -> None:
         now = time.monotonic()
         if self._failed is not None:

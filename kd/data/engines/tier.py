@@ -362,8 +362,22 @@ class Crew:
 
     # -- report ------------------------------------------------------------------------------------------------------
 
-    @property
-    def queue(self) -> tuple[int, float]:
-        """Batches that are ready and not used, and their MB."""
-        ready = [(len(stream.ready), stream.batch_bytes) for stream in self.streams]
-        return sum(count for count, _ in ready), sum(count * size for count, size in ready) / MB
+    def reading(self) -> dict[str, object]:
+        """Batches that wait to be used, and may be asked for; what each machine has done so far."""
+        ready, most = 0.0, 0
+        for stream in self.streams:
+            ready += len(stream.ready) * stream.batch_bytes / MB
+            most += stream.ahead(len(self.makers))
+        machines = [
+            {
+                "node": machine.node[:8], "name": machine.name, "cores": machine.cores, "gone": machine.gone,
+                "makers": sum(maker.machine is machine and maker.ready for maker in self.makers),
+                "batches": machine.batches, "busy_s": round(machine.busy_s, 3), "mb": round(machine.megabytes, 1),
+            }
+            for machine in self.machines.values()
+        ]  # fmt: skip
+        return {
+            "ready": sum(len(stream.ready) for stream in self.streams), "ready_mb": round(ready, 1), "may_ask": most,
+            "under_way": sum(len(maker.jobs) for maker in self.makers), "made_again": self.repeated,
+            "made_twice": self.second_tries, "machines": machines,
+        }  # fmt: skip

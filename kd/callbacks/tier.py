@@ -1,0 +1,63 @@
+"""Records what the data tier does (``data.engine=ray``)."""
+
+import time
+from typing import Any
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from kd.callbacks.context import RunContext
+from kd.callbacks.run_folder import RunFolder
+from kd.report.records import Writer
+
+EVERY_S = 2.0
+
+
+class TierRecord(Callback):
+    """Writes ``records/tier.rank<r>.jsonl``: the queue, and what each machine has made so far.
+
+    Args:
+        folder: the run's.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self._writer: Writer | None = None
+        self._last = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Opens the file, where there is a tier."""
+        tier = RunContext.of(trainer).data.tier
+        if tier is None or self.folder.path is None:
+            return
+        header = {"of": "tier", "rank": trainer.global_rank, "label": tier.spec.label, "queue_mb": tier.spec.queue_mb}
+        file = self.folder.path / "records" / f"tier.rank{trainer.global_rank}.jsonl"
+        self._writer = Writer(file, {**header, "t": time.time()})
+        self._write(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Writes a line every few seconds."""
+        if self._writer is not None and time.monotonic() > self._last + EVERY_S:
+            self._write(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
+        tier = RunContext.of(trainer).data.tier
+        reading = tier.reading() if tier is not None else {}
+        if reading and self._writer is not None:
+            self._writer.write({"kind": "tier", "t": round(time.time(), 3), **reading})
+        self._last = time.monotonic()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the last line."""
+        self._close(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Writes the last line."""
+        self._close(trainer)
+
+    def _close(self, trainer: Trainer) -> None:
+        if self._writer is not None:
+            self._write(trainer)
+            self._writer.close()
+            self._writer = None

@@ -1,0 +1,63 @@
+"""What the report says of a data tier."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kd.report.records import Run, read_run
+from kd.report.tier import tier_bound, tier_of, tier_table
+from kd.report.verdict import limits
+
+
+def run(busy_s: float, batches: int = 200, may_ask: int = 18, step_ms: float = 500, wait_ms: float = 300) -> Run:
+    """100 s of two ranks with 4 makers each on two machines of 4 cores; a third machine has gone."""
+
+    def machine(node: str, makers: int, done: float, gone: bool = False) -> dict[str, Any]:
+        share = {"batches": round(batches * done), "busy_s": busy_s * done, "mb": 10.0 * batches * done}
+        return {"node": node, "name": node, "cores": 4, "makers": makers, "gone": gone, **share}
+
+    def reading(t: float, done: float) -> dict[str, Any]:
+        machines = [machine("a", 2, done / 2), machine("b", 2, done / 2), machine("c", 0, 0, gone=True)]
+        return {"kind": "tier", "t": t, "ready": 0, "may_ask": may_ask, "made_again": 1, "made_twice": 0,
+                "machines": machines}  # fmt: skip
+
+    steps = {"kind": "total", "steps": 200, "ms": 200 * step_ms, "p": {"data": 200.0 * wait_ms}}
+    steps["p"]["student"] = 200.0 * (step_ms - wait_ms)
+    header = {"of": "steps", "rank": 0, "num_workers": 0, "cores": 8, "threads": 1, "device": "cuda"}
+    readings = [reading(0, 0), reading(100, 1)]
+    return Run(Path("x"), headers={0: header}, totals={0: steps}, tier={0: readings, 1: readings})
+
+
+def test_a_tier_that_works_all_the_time_is_too_small() -> None:
+    """8 makers take 2 s a batch: 4 batches a second for 2 ranks that could train 10: 20 makers, 3 machines more."""
+    found = limits(run(busy_s=400))[0]
+    assert found.bound == "data" and "8 makers work 100% of the time" in found.text
+    assert found.lever == "3 more data machines of 4 cores"
+    assert found.gain == pytest.approx(500 / 200)
+    assert not any("num_workers" in limit.lever for limit in limits(run(busy_s=400)))
+
+
+def test_a_tier_that_does_not_work_is_held_up_by_the_queue_or_the_network() -> None:
+    phases = {"data": 300.0, "student": 200.0}
+    network = tier_bound(phases, tier_of(run(busy_s=100)))
+    assert network is not None and "send 40 MB/s" in network.text and network.lever.startswith("a faster network")
+    queue = tier_bound(phases, tier_of(run(busy_s=100, may_ask=3)))
+    assert queue is not None and queue.lever == "a larger data.tier.queue_mb (3 batches fit): at most"
+
+
+def test_a_tier_that_keeps_up_is_no_limit() -> None:
+    assert tier_bound({"data": 10.0, "student": 490.0}, tier_of(run(busy_s=400))) is None
+    assert tier_bound({"data": 300.0, "student": 200.0}, None) is None
+
+
+def test_the_table_and_a_resumed_run(tmp_path: Path) -> None:
+    """Counts begin again with each start: what stands before the newest header is left aside."""
+    table = tier_table(run(busy_s=400))
+    assert table is not None
+    assert table["rows"][0] == ["a (a)", 4, 4, 200, 2.0, 20.0, 4.0] and table["rows"][2][0] == "c (c) gone"
+    file = tmp_path / "records" / "tier.rank0.jsonl"
+    file.parent.mkdir()
+    header = '{"kind": "header", "schema": 1, "of": "tier", "rank": 0}\n'
+    file.write_text(header + '{"kind": "tier", "t": 1}\n' * 2 + header + '{"kind": "tier", "t": 5}\n')
+    assert read_run(tmp_path).tier == {0: [{"kind": "tier", "t": 5}]}
