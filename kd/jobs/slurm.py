@@ -1,0 +1,126 @@
+"""SLURM: one batch script, whose job goes back into the queue when it is pre-empted."""
+
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from kd.errors import UserError
+from kd.jobs.job import Job, Machines
+from kd.jobs.program import Tail, ask, need
+from kd.jobs.shared_folder import command, fetched, refuse_spot
+from kd.jobs.target import Outcome
+
+POLL_S = 10
+CORES = 8  # of each process on a machine with GPUs
+SCRIPT = """\
+#!/usr/bin/env bash
+#SBATCH --job-name={name}
+{train}
+#SBATCH --time={minutes}
+#SBATCH --signal=TERM@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output={log}
+{data}set -uo pipefail
+cd {here} || exit 1
+export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-1}}
+{start_data}srun --kill-on-bad-exit=1 {srun}{program} {command}
+status=$?
+{end_data}if [ "$status" -eq 143 ]; then
+  echo "kd-train saved on SIGTERM: the job goes back into the queue"
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
+"""
+START_DATA = """\
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST_HET_GROUP_0" | head -n 1)
+KD_ROLE=data MASTER_ADDR=$head srun --het-group=1 {srun}{program} {command} &
+data=$!
+"""
+END_DATA = 'kill "$data" 2>/dev/null\nwait "$data"\n'
+
+
+class Slurm:
+    """``sbatch``; a data tier is the second part of a heterogeneous job."""
+
+    keys: Mapping[str, str] = {
+        "partition": "of the cluster",
+        "account": "that pays",
+        "cpus_per_task": f"cores of each process ({CORES}; of cpu:N machines N, dealt to their processes)",
+    }
+
+    def write(self, job: Job) -> dict[str, str]:
+        """``train.sbatch``."""
+        refuse_spot(job, "SLURM's machines")
+        program = "kd-train" if job.image else shlex.quote(shutil.which("kd-train") or f"{sys.prefix}/bin/kd-train")
+        shared = {"program": program, "command": command(job),
+                  "srun": f"--container-image={shlex.quote(job.image)} " if job.image else ""}  # fmt: skip
+        data = job.data_machines
+        text = SCRIPT.format(
+            **{**shared, "srun": ("--het-group=0 " if data else "") + shared["srun"]},
+            name=job.name, train=_resources(job, "instances", job.machines, job.processes or 1),
+            minutes=max(1, round(60 * job.hours)), log=job.runs_dir.absolute() / job.recipe / "jobs" / job.name / "log",
+            here=shlex.quote(str(Path.cwd())),
+            data=f"#SBATCH hetjob\n{_resources(job, 'data_instances', data, 1)}\n" if data else "",
+            start_data=START_DATA.format(**shared) if data else "", end_data=END_DATA if data else "",
+        )  # fmt: skip
+        return {"train.sbatch": text}
+
+    def check(self, job: Job) -> None:
+        """Asks ``sbatch --test-only``."""
+        need("sbatch", "on a machine of the cluster")
+        with tempfile.NamedTemporaryFile("w", suffix=".sbatch") as file:
+            file.write(self.write(job)["train.sbatch"])
+            file.flush()
+            ask(["sbatch", "--test-only", file.name])
+
+    def submit(self, job: Job, folder: Path) -> str:
+        """``sbatch``."""
+        return ask(["sbatch", "--parsable", str(folder / "train.sbatch")]).split(";")[0]
+
+    def follow(self, handle: str, folder: Path) -> Outcome:
+        """Prints states and the log until the job has left the queue."""
+        log, last = Tail(folder / "log"), ""
+        while True:
+            state, elapsed = _state(handle)
+            log.print_new()
+            if state != last:
+                print(f"kd-launch: job {handle}: {state}", flush=True)
+                last = state
+            if state not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED", "RESIZING"):
+                return Outcome(state == "COMPLETED", f"{state}; {folder / 'log'}", elapsed)
+            time.sleep(POLL_S)
+
+    def fetch(self, outcome: Outcome, into: Path) -> Path | None:
+        """It is there."""
+        return fetched(into)
+
+
+def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
+    if machines.parts is None:
+        raise UserError(
+            f"{key}: SLURM knows no '{machines.type}'; say what each machine has (4xgpu:8, 2xa100:8, 1xcpu:16)"
+        )
+    kind, count = machines.parts
+    cores = job.own.get("cpus_per_task", str(max(1, count // processes) if kind == "cpu" else CORES))
+    lines = [f"--nodes={machines.count}", f"--ntasks-per-node={processes}", f"--cpus-per-task={cores}"]
+    if kind != "cpu":
+        lines.append(f"--gpus-per-node={'' if kind == 'gpu' else kind + ':'}{count}")
+    lines += [f"--{name}={job.own[name]}" for name in ("partition", "account") if name in job.own]
+    return "\n".join(f"#SBATCH {line}" for line in lines)
+
+
+def _state(job_id: str) -> tuple[str, float | None]:
+    """The job's state and, where the accounts know it, the hours that it ran."""
+    try:
+        waiting = ask(["squeue", "--noheader", "--jobs", job_id, "--format=%T"])
+    except UserError:  # it has left the queue
+        waiting = ""
+    if waiting:
+        return waiting.split()[0], None
+    told = ask(["sacct", "--noheader", "--allocations", "--jobs", job_id, "--format=State,ElapsedRaw"]).split()
+    return (told[0].rstrip("+"), int(told[-1]) / 3600) if len(told) > 1 else ("UNKNOWN", None)
