@@ -17,6 +17,7 @@ from kd.launch.groups import read_json
 
 TARGETS = {"sagemaker": "SageMaker", "sky": "SkyPilot", "slurm": "Slurm", "kubernetes": "Kubernetes",
            "torchrun": "Torchrun"}  # fmt: skip
+SEARCH = "sagemaker search"
 HELP = """\
 kd-launch: sends a run to other machines, follows it and fetches its folder.
 
@@ -49,11 +50,10 @@ def run(request: Request) -> int:
         raise UserError(f"what is '{(request.rest or [place])[0]}'? Places are {', '.join(TARGETS)}")
     target = _target(place)
     own = _own_keys(request, target.keys)
-    if "tune" in request.flags:
-        return _tune(place, request, own)
     if "job" in own and not request.recipe:
-        folder = _sent_before(own["job"], request)
-        return _follow(target, folder)
+        return _follow(_sent_before(own["job"], request))
+    if "tune" in request.flags:
+        target, place = _search(place, request), SEARCH
     job = read_job(request, own)
     files = target.write(job)
     if "dry-run" in request.flags:
@@ -70,10 +70,14 @@ def run(request: Request) -> int:
         raise
     _note(folder, handle=handle)
     print(f"kd-launch: sent as {handle}; {folder / next(iter(files))}", flush=True)
-    return 0 if own.get("wait") == "false" else _follow(target, folder)
+    return 0 if own.get("wait") == "false" else _follow(folder)
 
 
 def _target(place: str) -> Target:
+    if place == SEARCH:
+        from kd.jobs.tune import SageMakerSearch
+
+        return SageMakerSearch()
     return getattr(import_module(f"kd.jobs.{place}"), TARGETS[place])()
 
 
@@ -129,14 +133,15 @@ def _sent_before(name: str, request: Request) -> Path:
     return found[0].parent
 
 
-def _follow(target: Target, folder: Path) -> int:
+def _follow(folder: Path) -> int:
     """Waits for a job's end and fetches its run."""
     record = read_json((folder / "job.json").read_text(encoding="utf-8"), str(folder / "job.json"), dict)
+    target = _target(record["target"])
     try:
         outcome = target.follow(record["handle"], folder)
     except KeyboardInterrupt:
         print(
-            f"\nkd-launch: the job goes on; kd-launch {record['target']} job={record['job']} follows it",
+            f"\nkd-launch: the job goes on; kd-launch {record['target'].split()[0]} job={record['job']} follows it",
             file=sys.stderr,
         )
         return 130
@@ -152,11 +157,9 @@ def _follow(target: Target, folder: Path) -> int:
     return 0
 
 
-def _tune(place: str, request: Request, own: dict[str, str]) -> int:
+def _search(place: str, request: Request) -> Target:
     if place != "sagemaker":
-        raise UserError(
-            f"--tune: {place} has no search of its own; kd-tune on the machines themselves searches together"
-        )
-    from kd.jobs.tune import launch_search
+        raise UserError(f"--tune: {place} has no search of its own; kd-tune on its machines searches together")
+    from kd.jobs.tune import SageMakerSearch, planned
 
-    return launch_search(request, own)
+    return SageMakerSearch(*planned(request))

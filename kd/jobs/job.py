@@ -5,6 +5,7 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from kd.errors import UserError
 from kd.launch.groups import has_gpus
 from kd.report.prices import price_of, read_prices
 
+_SPECS = {"monitor": "kd.callbacks.monitor.MonitorSpec", "optim": "kd.optim.OptimSpec"}  # built nowhere but in a run
 KEYS = ("instances", "data_instances", "spot", "image", "hours", "prices", "job", "wait")
 
 
@@ -199,16 +201,16 @@ def _checked(request: Request) -> dict[str, Any]:
     from kd.config.quiet import quiet_libraries
 
     quiet_libraries()
-    cli = KDCLI(args, instantiate=False)
-    from kd.callbacks.monitor import MonitorSpec
-
-    try:
-        MonitorSpec(**cli.as_dict()["monitor"])
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError("monitor." + str(error).replace(" ", ": ", 1)) from error
-    return cli.as_dict()
+    config = KDCLI(args, instantiate=False).as_dict()
+    for key, spec in _SPECS.items():
+        module, _, name = spec.rpartition(".")
+        try:
+            getattr(import_module(module), name)(**config[key])
+        except UserError:
+            raise
+        except ValueError as error:  # it begins with the argument's name
+            raise UserError(f"{key}." + str(error).replace(" ", ": ", 1)) from error
+    return config
 
 
 def _check_machines(config: dict[str, Any], machines: Machines, data: Machines | None) -> None:

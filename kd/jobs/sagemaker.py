@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kd.errors import UserError
-from kd.jobs.job import Job, Machines
+from kd.jobs.job import Job, Machines, positive
 from kd.jobs.target import Outcome
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class SageMaker:
 
     def check(self, job: Job) -> None:
         """Credentials, the bucket, what the channels name."""
-        session = _session()
+        session = aws_session()
         s3 = session.client("s3")
         with told_in_a_line():
             for key, url in {"bucket": job.own["bucket"], **channels(job)}.items():
@@ -60,24 +60,13 @@ class SageMaker:
 
     def submit(self, job: Job, folder: Path) -> str:
         """Uploads the files of the job's own and creates it."""
-        session, request = _session(), json.loads((folder / "request.json").read_text(encoding="utf-8"))
-        bucket, _, prefix = f"{_place(job)}/files/".removeprefix("s3://").partition("/")
-        s3, sent = session.client("s3"), []
-        try:
-            with told_in_a_line():
-                for name, path in job.files.items():
-                    s3.upload_file(str(path), bucket, prefix + name)
-                    sent.append(prefix + name)
-                session.client("sagemaker").create_training_job(**request)
-        except BaseException:
-            for key in sent:
-                s3.delete_object(Bucket=bucket, Key=key)
-            raise
+        with uploaded(job) as session:
+            session.client("sagemaker").create_training_job(**read_request(folder))
         return job.name
 
     def follow(self, handle: str, folder: Path) -> Outcome:
         """Prints status and log lines until the end."""
-        session = _session()
+        session = aws_session()
         client, log, last = session.client("sagemaker"), _Log(session.client("logs"), handle), ""
         while True:
             with told_in_a_line():
@@ -93,17 +82,45 @@ class SageMaker:
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
         """Unpacks ``model.tar.gz``, which holds the run's folder."""
-        bucket, _, key = outcome.where.removeprefix("s3://").partition("/")
-        if not key:
-            return None
-        part = into.with_name(f".{into.name}.part")
-        with tempfile.TemporaryDirectory() as folder, told_in_a_line():
-            archive = Path(folder) / "model.tar.gz"
-            _session().client("s3").download_file(bucket, key, str(archive))
-            with tarfile.open(archive) as tar:
-                tar.extractall(part, filter="data")
-        part.rename(into)
-        return into
+        return unpacked(outcome, into)
+
+
+def unpacked(outcome: Outcome, into: Path) -> Path | None:
+    """The run's folder, out of the archive that ``outcome`` names."""
+    bucket, _, key = outcome.where.removeprefix("s3://").partition("/")
+    if not key:
+        return None
+    part = into.with_name(f".{into.name}.part")
+    with tempfile.TemporaryDirectory() as folder, told_in_a_line():
+        archive = Path(folder) / "model.tar.gz"
+        aws_session().client("s3").download_file(bucket, key, str(archive))
+        with tarfile.open(archive) as tar:
+            tar.extractall(part, filter="data")
+    part.rename(into)
+    return into
+
+
+@contextmanager
+def uploaded(job: Job) -> Iterator["Session"]:
+    """The files of the job's own in its bucket; gone again where what follows fails."""
+    session = aws_session()
+    bucket, _, prefix = f"{_place(job)}/files/".removeprefix("s3://").partition("/")
+    s3, sent = session.client("s3"), []
+    try:
+        with told_in_a_line():
+            for name, path in job.files.items():
+                s3.upload_file(str(path), bucket, prefix + name)
+                sent.append(prefix + name)
+            yield session
+    except BaseException:
+        for key in sent:
+            s3.delete_object(Bucket=bucket, Key=key)
+        raise
+
+
+def read_request(folder: Path) -> dict[str, Any]:
+    """The request as it was shown."""
+    return json.loads((folder / "request.json").read_text(encoding="utf-8"))
 
 
 def training_job(job: Job) -> dict[str, Any]:
@@ -112,8 +129,6 @@ def training_job(job: Job) -> dict[str, Any]:
         "TrainingJobName": job.name,
         **common(job),
         "HyperParameters": hyperparameters(job),
-        "ResourceConfig": {**_machines(job), "VolumeSizeInGB": int(job.own.get("volume_gb", "100"))},
-        "Environment": {"PYTHONUNBUFFERED": "1"},
     }
     request["AlgorithmSpecification"]["ContainerEntrypoint"] = ["kd-train"]
     return request
@@ -143,6 +158,11 @@ def common(job: Job) -> dict[str, Any]:
         "StoppingCondition": stop,
         "EnableManagedSpotTraining": job.spot,
         "CheckpointConfig": {"S3Uri": f"{_place(job)}/checkpoints", "LocalPath": "/opt/ml/checkpoints"},
+        "ResourceConfig": {
+            **_machines(job),
+            "VolumeSizeInGB": int(positive("volume_gb", job.own.get("volume_gb", "100"))),
+        },
+        "Environment": {"PYTHONUNBUFFERED": "1"},
     }
 
 
@@ -236,7 +256,12 @@ def _import(name: str) -> ModuleType:
         raise UserError("sagemaker: needs boto3: pip install 'kd-train[aws]'") from error
 
 
-def _session() -> "Session":
+def aws_session() -> "Session":
+    """The user's session with AWS.
+
+    Raises:
+        UserError: no credentials, no region, or no boto3.
+    """
     session = _import("boto3").Session()
     if session.get_credentials() is None:
         raise UserError("sagemaker: no AWS credentials (aws configure, or AWS_PROFILE)")

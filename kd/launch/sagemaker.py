@@ -23,15 +23,17 @@ class Container:
     Attributes:
         base: that folder.
         settings: the job's hyperparameters: keys of ``kd-train`` and their values as text.
+        trial: the job's name in a search, whose trials share a folder in S3.
     """
 
     base: Path
     settings: dict[str, str]
+    trial: str = ""
 
     @property
     def runs_dir(self) -> Path:
         """SageMaker copies it to S3 all the time, and back when it starts an interrupted job again."""
-        return self.base / "checkpoints"
+        return self.base / "checkpoints" / self.trial
 
     def deliver(self, run: Path) -> None:
         """Copies a finished run, without the checkpoints that it could resume from, to where SageMaker fetches models.
@@ -56,7 +58,9 @@ def container(env: Mapping[str, str] = os.environ) -> Container | None:
     file = config / "hyperparameters.json"
     text = env.get("SM_HPS") or (file.read_text(encoding="utf-8") if file.is_file() else "{}")
     told = read_json(text, "SM_HPS" if env.get("SM_HPS") else str(file), dict)
-    return Container(folder, {key: _as_text(value) for key, value in told.items() if not _NOT_OURS.fullmatch(key)})
+    trial = env.get("TRAINING_JOB_NAME", "") if "_tuning_objective_metric" in told else ""
+    settings = {key: _as_text(value) for key, value in told.items() if not _NOT_OURS.fullmatch(key)}
+    return Container(folder, settings, trial)
 
 
 def _as_text(value: object) -> str:

@@ -71,6 +71,40 @@ def test_the_request(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_search(portable: Path, cloud: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [f"recipe={portable}", "instances=1xml.g5.xlarge", "job=search-1", "channel.train=s3://kd-test/food",
+             "--tune", "search.optim.lr=log:1e-4..1e-2", "search.data.batch_size=[8, 16]",
+             "search.trainer.max_epochs=1..3", "trials=6", "jobs=2", "objective=val/acc1"]  # fmt: skip
+    assert main("launch", ["sagemaker", *PLACE, *asked, "--dry-run"]) == 0
+    told = capsys.readouterr()
+    request = json.loads(told.out)
+    assert "'epoch   1  train/loss 0.608  val/acc1 0.500' by " in told.err
+    config = request["HyperParameterTuningJobConfig"]
+    assert config["HyperParameterTuningJobObjective"] == {"Type": "Maximize", "MetricName": "val/acc1"}
+    assert config["ResourceLimits"] == {"MaxNumberOfTrainingJobs": 6, "MaxParallelTrainingJobs": 2}
+    assert config["ParameterRanges"] == {
+        "ContinuousParameterRanges": [
+            {"Name": "optim.lr", "MinValue": "0.0001", "MaxValue": "0.01", "ScalingType": "Logarithmic"}
+        ],
+        "CategoricalParameterRanges": [{"Name": "data.batch_size", "Values": ["8", "16"]}],
+        "IntegerParameterRanges": [
+            {"Name": "trainer.max_epochs", "MinValue": "1", "MaxValue": "3", "ScalingType": "Linear"}
+        ],
+    }
+    definition = request["TrainingJobDefinition"]
+    assert definition["StaticHyperParameters"] == {"recipe": "channel:files/tiny.yaml"}
+    (metric,) = definition["AlgorithmSpecification"]["MetricDefinitions"]
+    assert re.findall(metric["Regex"], "epoch   1  train/loss 0.608  val/acc1 0.500  val/acc5 1.000") == ["0.500"]
+    assert main("launch", ["sagemaker", *PLACE, *asked, "wait=false"]) == 0
+    (sent,) = boto3.client("sagemaker").list_hyper_parameter_tuning_jobs()["HyperParameterTuningJobSummaries"]
+    assert sent["HyperParameterTuningJobName"] == "search-1"
+    capsys.readouterr()
+    assert main("launch", ["sagemaker", *PLACE, *asked, "job=search-2", "sampler=cmaes"]) == 2
+    assert "sampler: SageMaker has tpe, random, grid, got 'cmaes'" in capsys.readouterr().err
+    assert main("launch", ["sagemaker", *PLACE, *asked, "job=search-2", "pruner=median"]) == 2
+    assert "pruner: SageMaker's tuning has no such thing" in capsys.readouterr().err
+
+
 def test_a_run_from_launch_to_report(
     portable: Path, pictures: Path, cloud: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
