@@ -1,11 +1,14 @@
 """Sends a run's numbers by OpenTelemetry's protocol. Needs the extra ``otel``."""
 
+import logging
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 from pytorch_lightning import Callback, LightningModule, Trainer
+from tqdm import tqdm
 
 from kd.callbacks.numbers import GAUGES, Gauge, Numbers
 from kd.callbacks.run_folder import RunFolder
@@ -17,7 +20,8 @@ TIMEOUT_S = 5  # of one sending; a collector that is gone holds the run's end up
 class Otlp(Callback):
     """Gauges ``kd.<name>`` (:data:`kd.callbacks.numbers.GAUGES`), sent by a thread of the first process of each node.
 
-    Headers, for a token, are taken from ``OTEL_EXPORTER_OTLP_HEADERS``, as everywhere.
+    A collector that does not take them is told once. Headers, for a token, are taken from
+    ``OTEL_EXPORTER_OTLP_HEADERS``, as everywhere.
 
     Args:
         folder: the run's; its name and the recipe's are attributes.
@@ -34,6 +38,7 @@ class Otlp(Callback):
         self.folder, self.numbers, self.every_s = folder, numbers, every_s
         self.endpoint = endpoint.rstrip("/") + path
         self._provider: Any = None
+        self._told = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Makes the gauges and starts the thread."""
@@ -51,12 +56,24 @@ class Otlp(Callback):
         run, host = self.folder.path, socket.gethostname()
         of = {"service.name": "kd", "kd.recipe": run.parent.name, "kd.run": run.name, "host.name": host}
         exporter = OTLPMetricExporter(endpoint=self.endpoint, timeout=TIMEOUT_S)
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # several lines a failed sending
+        exporter.export = self._told_once(exporter.export)
         reader = PeriodicExportingMetricReader(exporter, 1000 * self.every_s, 1000 * TIMEOUT_S)
         self._provider = MeterProvider([reader], Resource.create(of), shutdown_on_exit=False)
         meter = self._provider.get_meter("kd")
         for name, gauge in GAUGES.items():
             asked = [lambda _options, gauge=gauge: self._observed(gauge)]
             meter.create_observable_gauge(f"kd.{name}", asked, gauge.unit, gauge.text)
+
+    def _told_once(self, send: Callable[..., Any]) -> Callable[..., Any]:
+        def export(*args: object, **kwargs: object) -> object:
+            result = send(*args, **kwargs)
+            if result.name != "SUCCESS" and not self._told:
+                self._told = True
+                tqdm.write(f"kd-train: monitor.otlp: {self.endpoint} does not take the numbers", file=sys.stderr)
+            return result
+
+        return export
 
     def _observed(self, gauge: Gauge) -> Iterator[Any]:
         from opentelemetry.metrics import Observation

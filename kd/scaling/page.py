@@ -148,7 +148,16 @@ def _assumed(found: Mapping[str, Any]) -> list[str]:
     given = (
         "as given" if network["given"] else "taken for granted (network=GBIT), with half and double of it in the band"
     )
+    full = max(
+        (m for m in found["measured"] if (m["strategy"], m["kind"]) == ("ddp", "weak")), key=lambda m: m["processes"]
+    )
+    teacher = full["parts_ms"]["teacher"]
+    free = [
+        f"the teacher takes {teacher:.1f} of {full['step_ms']:.1f} ms with {_case(full, full['processes'])}: with its "
+        f"answers cached (model.teacher.cache=on) a step would take {full['step_ms'] - teacher:.1f}"
+    ]
     return [
+        *(free if teacher else []),
         f"between machines: {network['gbit']:g} Gbit/s a machine, {given}; "
         f"{1000 * network['latency_ms']:g} us a message",
         "the band holds the worst error of the model against what was measured: "

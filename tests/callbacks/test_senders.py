@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -87,16 +88,24 @@ def test_cloudwatch(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {of["name"] for of in by_name["health"]} >= {"grad_norm", "agreement"}
 
 
-def test_a_service_that_is_gone_stops_no_run(
+def test_services_that_are_gone_stop_no_run(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("boto3")
+    """Nobody listens: told once each."""
+    gone, items = "http://127.0.0.1:9", []
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_ENDPOINT_URL_CLOUDWATCH", "http://127.0.0.1:9")  # nobody listens
-    assert train_main([f"recipe={recipe}", *SHORT, "monitor.cloudwatch=KD/Tests", "monitor.send_every_s=0.1"]) == 0
-    assert capsys.readouterr().err.count("kd-train: monitor.cloudwatch: ") == 1
+    monkeypatch.setenv("AWS_ENDPOINT_URL_CLOUDWATCH", gone)
+    monkeypatch.setattr("kd.callbacks.otlp.TIMEOUT_S", 1)
+    items += ["monitor.cloudwatch=KD/Tests"] if find_spec("boto3") else []
+    items += [f"monitor.otlp={gone}"] if find_spec("opentelemetry") else []
+    if not items:
+        pytest.skip("neither boto3 nor OpenTelemetry is installed")
+    assert train_main([f"recipe={recipe}", *SHORT, *items, "monitor.send_every_s=0.1"]) == 0
+    told = capsys.readouterr().err
+    assert told.count("kd-train: monitor.") == len(items)
+    assert "Transient" not in told
 
 
 @pytest.mark.parametrize(

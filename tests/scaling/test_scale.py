@@ -77,6 +77,8 @@ def test_the_page_says_what_was_measured_and_what_follows() -> None:
         assert low <= middle <= high
     assert weak[0]["efficiency"][0] > weak[1]["efficiency"][0]
     assert weak[0]["epoch_s"][0] == pytest.approx(6000 / weak[0]["images_per_s"][0])
+    told = sections(result)[0]["others"][0]
+    assert told.startswith("the teacher takes 98.0 of 238.4 ms with ddp 4 x 64, weak: ")
     by_title: dict[str, Any] = {s.get("title", ""): s for s in sections(result)}
     assert len(by_title["Measured here"]["rows"]) == len(found)
     cost = {row[0]: row[1] for row in by_title["Traffic and memory of a process (MB)"]["rows"]}
