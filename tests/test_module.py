@@ -1,4 +1,4 @@
-"""The module, its teacher, models and checkpoints, optimizer; and the curve of a seeded tiny pair."""
+"""The module, its teacher, models and checkpoints, optimizer."""
 
 import itertools
 import json
@@ -6,13 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from pytorch_lightning import Trainer
 
 from kd.config.assemble import assemble
-from kd.data import DistillationDataModule
 from kd.data.batch import DataInfo
-from kd.data.sources import ImageFolder
-from kd.data.transforms import Augment
 from kd.errors import UserError
 from kd.losses import KDLoss
 from kd.losses.functional import kd_loss
@@ -23,7 +19,6 @@ from kd.teachers import build_teacher
 from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit
 
 INFO = DataInfo(list(CLASSES), 48, 16)
-CURVE = Path(__file__).parent / "curve.json"
 
 
 def make_module(teacher: Path | None, **kwargs: object) -> DistillationModule:
@@ -216,28 +211,3 @@ def test_the_schedule_warms_up_and_ends_at_its_floor() -> None:
     assert factors[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert factors[-1] == pytest.approx(0.01)
     assert all(a >= b for a, b in itertools.pairwise(factors[5:]))
-
-
-# -- the curve --------
-
-
-def train_curve(pictures: Path, teacher: Path) -> list[float]:
-    """20 seeded steps of the tiny pair in float32: the loss of each."""
-    augment = Augment(color_jitter=0.2, mixup=0.8, cutmix=1.0)
-    data = DistillationDataModule(ImageFolder(str(pictures)), 32, 8, num_workers=0, augment=augment)
-    module = make_module(teacher, ema_decay=0.9, optim=OptimSpec(lr=2e-3, warmup_epochs=0.5))
-    found: list[float] = []
-    step = module.training_step
-    module.training_step = lambda *a: found.append(step(*a)) or found[-1]  # type: ignore[method-assign, func-returns-value, assignment]
-    trainer = Trainer(
-        accelerator="cpu", max_steps=20, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, use_distributed_sampler=False, gradient_clip_val=1.0,
-    )  # fmt: skip
-    trainer.fit(module, datamodule=data)
-    return [float(x["loss"]) for x in found]
-
-
-def test_the_curve_of_a_seeded_pair_has_not_changed(pictures: Path, teacher: Path) -> None:
-    """A refactoring changes nothing. After a wanted change: python -m tests.regenerate_curve"""
-    expected = json.loads(CURVE.read_text())["loss"]
-    assert train_curve(pictures, teacher) == pytest.approx(expected, rel=2e-3)
