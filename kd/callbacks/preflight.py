@@ -3,8 +3,6 @@
 import copy
 import json
 import math
-from collections.abc import Callable
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from torch import Tensor
 from kd._bar import bar
 from kd.callbacks.class_order import MOST_CLASSES, Confusions, found_order
 from kd.callbacks.context import RunContext
+from kd.callbacks.shared_preflight import Found, SharedPreflight
 from kd.errors import UserError
 from kd.evaluation import Look
 from kd.tasks import Task
@@ -60,20 +59,42 @@ class Preflight(Callback):
             return
         keep = not run.module.resumed and any(s.start == "inherited" for s in run.students.named().values())
         teacher.to(run.device, dtype_for(str(trainer.precision)), keep)
-        judges = {name: copy.deepcopy(run.module.task).to(run.device) for name in {"": None, **teacher.members}}
+        shared = SharedPreflight(run)
+        before = shared.read()
+        self.kept = KeptLogits()
+        if before is None:
+            found = self._find(trainer, run, self.kept)
+            shared.write(found, self.kept)
+        else:
+            found = before
+            before.give(self.kept)
+        self._judge_all(trainer, run, found, before is not None)
+
+    def _find(self, trainer: Trainer, run: RunContext, kept: KeptLogits) -> Found:
+        """Asks the teacher."""
+        members = run.teacher.members
+        judges = {name: copy.deepcopy(run.module.task).to(run.device) for name in {"": None, **members}}
         for judge in judges.values():
             judge.reset()
-        self.kept = KeptLogits()
         info = run.students.data_info
         seen, orders = TargetCounts(len(info.classes), info.ignore_index).to(run.device), self._orders(run)
-        run.module.validation.known = self._measure(trainer, run, judges, seen, orders)
+        decided = self._measure(trainer, run, judges, seen, orders, kept)
         counts, total = seen.compute()
-        found = {name: _rounded(judge.compute()) for name, judge in judges.items()}
-        self.teacher_val, self.members = found[""], {name: val for name, val in found.items() if name}
-        for name, val in found.items():
-            arch = teacher.members[name].arch if name in teacher.members else f"ensemble {teacher.arch}"
-            told = partial(self._told_order, trainer, teacher.members.get(name), orders.get(name), info.classes)
-            self._judge(trainer, run.module.task, f"{name} ({arch})" if name else arch, val, counts, int(total), told)
+        val = {name: _rounded(judge.compute()) for name, judge in judges.items()}
+        found = Found(val, counts.cpu(), int(total), decided)
+        for name, metrics in val.items():
+            if self._is_weak(run.module.task, metrics, found):
+                found.hints[name] = self._told_order(trainer, members.get(name), orders.get(name), info.classes)
+        return found
+
+    def _judge_all(self, trainer: Trainer, run: RunContext, found: Found, before: bool) -> None:
+        """Judges the teachers by what was found, now or by an earlier run."""
+        run.module.validation.known = found.decided
+        self.teacher_val, self.members = found.val[""], {name: val for name, val in found.val.items() if name}
+        for name in found.val:
+            members = run.teacher.members
+            arch = members[name].arch if name in members else f"ensemble {run.teacher.arch}"
+            self._judge(trainer, run.module.task, f"{name} ({arch})" if name else arch, found, name, before)
 
     def _orders(self, run: RunContext) -> dict[str, Confusions]:
         """Where one class is asked for: what is needed to find a teacher's order of the classes."""
@@ -117,7 +138,7 @@ class Preflight(Callback):
 
     def _measure(
         self, trainer: Trainer, run: RunContext, judges: dict[str, Task], seen: TargetCounts,
-        orders: dict[str, Confusions],
+        orders: dict[str, Confusions], kept: KeptLogits,
     ) -> Tensor | None:  # fmt: skip
         """The teacher's answers by validation index."""
         data, task, answers = run.data, run.module.task, None
@@ -135,8 +156,7 @@ class Preflight(Callback):
             for name, judge in judges.items():
                 judge.update(found.taught[name], found.target, None)
             seen.update(found.target)
-            if self.kept is not None:
-                self.kept.add(found.index, found.taught[ALL])
+            kept.add(found.index, found.taught[ALL])
             for name, order in orders.items():
                 order.update(found.taught[name].argmax(1), found.target, found.index)
             decided = found.decided.cpu()
@@ -146,26 +166,27 @@ class Preflight(Callback):
         shown.close()
         return answers
 
+    def _is_weak(self, task: Task, val: dict[str, float], found: Found) -> bool:
+        return val[task.primary] <= task.chance(found.counts, found.total)
+
     def _judge(
-        self, trainer: Trainer, task: Task, name: str, val: dict[str, float], counts: Tensor, total: int,
-        order: Callable[[], str],
+        self, trainer: Trainer, task: Task, name: str, found: Found, key: str, before: bool
     ) -> None:  # fmt: skip
-        value = val[task.primary]
-        weak = value <= task.chance(counts.cpu(), total)
+        value, weak, hint = found.val[key][task.primary], key in found.hints, found.hints.get(key, "")
         if task.primary == "acc1":
-            found = f"is right on {round(value * total)} of {total} validation pictures"
+            told = f"is right on {round(value * found.total)} of {found.total} validation pictures"
         else:
-            found = f"reaches {task.primary} {value:.1%} on the validation set"
-        hint = order() if weak else ""
+            told = f"reaches {task.primary} {value:.1%} on the validation set"
         if weak and self.mode == "stop":
             raise UserError(
-                f"model.teacher: {name} {found}, no better than guessing"
+                f"model.teacher: {name} {told}, no better than guessing"
                 f"{hint or ' (wrong class order, size or weights?)'}; preflight=warn distils from it all the same"
             )
         if trainer.is_global_zero:
             share = f" ({value:.1%})" if task.primary == "acc1" else ""
+            known = ", as measured before" if before else ""
             print(
-                f"preflight: teacher {name} {found}{share}{', no better than guessing' if weak else ''}{hint}",
+                f"preflight: teacher {name} {told}{share}{known}{', no better than guessing' if weak else ''}{hint}",
                 flush=True,
             )
 

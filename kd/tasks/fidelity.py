@@ -260,24 +260,27 @@ class KeptLogits:
 
     Args:
         limit: bytes.
+
+    Attributes:
+        rows: by the picture's number.
     """
 
     def __init__(self, limit: int = 2**29) -> None:
         self.limit = limit
-        self._rows: dict[int, Tensor] = {}
+        self.rows: dict[int, Tensor] = {}
         self._full = False
 
     def add(self, index: Tensor, logits: Tensor) -> None:
         """Keeps a batch: ``(N,)``, ``(N, C, ...)``."""
         rows = logits.to(torch.float16).cpu()
         size = rows[0].nbytes if len(rows) else 0
-        if self._full or (len(self._rows) + len(rows)) * size > self.limit:
+        if self._full or (len(self.rows) + len(rows)) * size > self.limit:
             self._full = True
-            self._rows.clear()
+            self.rows.clear()
             return
-        self._rows |= dict(zip(index.tolist(), rows, strict=True))
+        self.rows |= dict(zip(index.tolist(), rows, strict=True))
 
     def get(self, index: Tensor) -> Tensor | None:
         """Float32 ``(N, C, ...)``, or None where one is missing."""
-        found = [self._rows.get(i) for i in index.tolist()]
+        found = [self.rows.get(i) for i in index.tolist()]
         return torch.stack(found).float() if found and all(x is not None for x in found) else None  # type: ignore[arg-type]

@@ -1,9 +1,12 @@
 """A search from its beginning to its result, and the winner's second trial on fresh seeds."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kd.callbacks.shared_preflight import FOLDER
 from kd.checkpoints import write_whole
 from kd.errors import UserError
 from kd.tuning.page import write_page
@@ -20,8 +23,21 @@ TEST = "test"
 
 def search_and_confirm(plan: Plan) -> int:
     """Searches, writes what was found after each trial, prints the table; returns the exit status."""
-    with places(plan.jobs, plan.config["trainer"]["accelerator"]) as free:
+    with places(plan.jobs, plan.config["trainer"]["accelerator"]) as free, _preflight_once(plan):
         return _search_and_confirm(plan, free)
+
+
+@contextmanager
+def _preflight_once(plan: Plan) -> Iterator[None]:
+    """Inside, a run reads what another's preflight has found of the same teacher and validation pictures."""
+    before = os.environ.get(FOLDER)
+    os.environ[FOLDER] = str((plan.folder / "preflight").resolve())
+    try:
+        yield
+    finally:
+        os.environ.pop(FOLDER)
+        if before is not None:
+            os.environ[FOLDER] = before
 
 
 def _search_and_confirm(plan: Plan, free: Sequence[Place]) -> int:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from kd.callbacks.shared_preflight import FOLDER
 from kd.errors import UserError, first_line
 from kd.launch.child import start_kd_train
 from kd.machine import cores
@@ -46,13 +47,14 @@ class Runner:
     def greet(self) -> None:
         """Says that it is there."""
 
-    def run(self, items: Sequence[str], log: str, folder: str) -> int:
+    def run(self, items: Sequence[str], log: str, folder: str, env: dict[str, str]) -> int:
         """The run's exit status.
 
         Args:
             items: its command line.
             log: takes its output; beside it lies the lock that tells other machines that it runs.
             folder: that paths start at.
+            env: what the search has put into the environment.
         """
         with Path(log).open("a") as opened, Path(log).with_name(RUNNER).open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # a run whose search was killed may still be saving
@@ -62,6 +64,7 @@ class Runner:
                 self._process = start_kd_train(
                     items,
                     stdout=opened, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=folder,
+                    env=env,
                     pass_fds=(lock.fileno(),), start_new_session=True,
                 )  # fmt: skip
             return self._process.wait()
@@ -82,7 +85,9 @@ class RayRun:
         self._status: int | None = None
         self._runner: Any = kind.remote()
         self._there = self._runner.greet.remote()
-        self._end = self._runner.run.remote(list(items), str(log.resolve()), str(Path.cwd()))
+        self._end = self._runner.run.remote(
+            list(items), str(log.resolve()), str(Path.cwd()), {FOLDER: os.environ[FOLDER]}
+        )
 
     def poll(self) -> int | None:
         """See :meth:`Process.poll`."""

@@ -107,9 +107,16 @@ class Search:
 
     def _shared(self) -> list[str]:
         """What all trials have in common and one can do for all: the teacher is trained or found once."""
-        if any(space.key.startswith(("model.teacher", "data.source")) for space in self.plan.space):
+        config = self.plan.config["model"]
+        specs = [config["teacher"]] if config["teacher"] else list((config["teachers"] or {}).values())
+        if not specs:
             return []
-        teacher = teacher_checkpoint(self.plan.config)
+        searched = any(space.key.startswith(("model.teacher", "data.source")) for space in self.plan.space)
+        teacher = None if searched else teacher_checkpoint(self.plan.config)
+        answers = "computed by each (model.teacher.cache=on: read by all trials of one data setting)"
+        if all(spec["cache"] in (True, "on", "only") for spec in specs):
+            answers = "read by all trials of one data setting"
+        self.say(f"kd-tune: the teacher is measured once for all trials; its answers are {answers}")
         return [f"model.teacher.checkpoint={teacher}"] if teacher else []
 
     def _ends_early(self) -> bool:

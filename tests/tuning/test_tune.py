@@ -145,6 +145,30 @@ def test_a_grid_ends_a_failure_is_told_and_two_objectives_make_a_front(
     assert "was begun with optim.lr=0.001, now 0.5; give the same settings" in capsys.readouterr().err
 
 
+def test_trials_share_the_preflight_and_the_teachers_answers(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second trial reads both, and ends as a run of its own does that has measured everything itself."""
+    items = [f"recipe={recipe}", *QUIET, "model.teacher.cache=on", "model.teacher.cache_views=2",
+             "model.student.kwargs.drop_rate=0.2"]  # fmt: skip
+    space = ["trials=2", "sampler=grid", "pruner=none", "search.optim.lr=[0.01, 0.001]"]
+    assert main("tune", [*items, *space]) == 0
+    assert "measured once for all trials; its answers are read by all trials" in capsys.readouterr().out
+    first, second = (Path(t.user_attrs["folder"]) for t in trials(of(recipe)))
+    told = [(folder.parents[1] / "log.txt").read_text() for folder in (first, second)]
+    assert ["as measured before" in text for text in told] == [False, True]
+    caches = [json.loads((folder / "summary.json").read_text())["cache"] for folder in (first, second)]
+    assert [(c["answers_read"] > 0, c["answers_computed"] > 0) for c in caches] == [(False, True), (True, False)]
+    lr = yaml.safe_load((second / "config.yaml").read_text())["optim"]["lr"]
+    alone = recipe.parent / "alone"
+    assert (
+        train_main([*items, f"optim.lr={lr}", f"runs_dir={alone}", f"model.teacher.cache_dir={alone / 'cache'}"]) == 0
+    )
+    assert (alone / "tiny" / "000" / "student.safetensors").read_bytes() == (
+        second / "student.safetensors"
+    ).read_bytes()
+    kinds = [json.loads((f / "fidelity.json").read_text()) for f in (second, alone / "tiny" / "000")]
+    assert kinds[0] == kinds[1]
+
+
 def test_a_poor_trial_is_stopped_early_and_can_be_revived(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     items = [f"recipe={recipe}", "trainer.max_epochs=3", "trials=3", disturb("Slow", seconds=0.1), "sampler=grid",
              "search.optim.lr=[1.0e-9, 0.01, 0.005]"]  # fmt: skip
@@ -316,6 +340,7 @@ def test_speed_as_an_objective(recipe: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_killed_ten_times_at_random_a_search_ends_with_its_trials_and_nothing_doubled(recipe: Path) -> None:
     """Two searches at a time, as on two machines, each with real processes; then the winner on fresh seeds."""
     items = [f"recipe={recipe}", "trainer.max_epochs=4", disturb("Slow", seconds=0.2), "trials=6", "pruner=none",
@@ -334,7 +359,7 @@ def test_killed_ten_times_at_random_a_search_ends_with_its_trials_and_nothing_do
         victim.kill()
         victim.communicate()
         searches.append(begin())
-    logs = [search.communicate(timeout=600)[0] for search in searches]
+    logs = [search.communicate()[0] for search in searches]
     assert [search.returncode for search in searches] == [0, 0], logs
     ended = trials(folder)
     assert [(t.number, t.state.name) for t in ended] == [(i, "COMPLETE") for i in range(6)]
