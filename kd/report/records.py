@@ -20,6 +20,7 @@ class Run:
         folder: of the run.
         summary: ``summary.json``.
         config: ``config.yaml``.
+        job: ``job.json``, where ``kd-launch`` has fetched the run.
         steps: step records by rank.
         totals: the newest exact totals by rank.
         headers: of the step files, by rank.
@@ -40,6 +41,7 @@ class Run:
     folder: Path
     summary: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
+    job: dict[str, Any] = field(default_factory=dict)
     steps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     totals: dict[int, dict[str, Any]] = field(default_factory=dict)
     headers: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -92,6 +94,8 @@ def read_run(folder: Path) -> Run:
     run.summary = _mapping(folder / "summary.json", run.notes)
     run.config = _mapping(folder / "config.yaml", run.notes)
     run.metrics = _metrics(folder / "metrics.csv", run.notes)
+    if (folder / "job.json").is_file():
+        run.job = _mapping(folder / "job.json", run.notes)
     if (folder / "export" / "latency.json").is_file():
         found = _mapping(folder / "export" / "latency.json", run.notes).get("rows")
         needed = {"model", "runtime", "threads", "batch", "median_ms"}

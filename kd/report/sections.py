@@ -9,6 +9,7 @@ from kd.report.charts import health_lines, heat, machine_lines, phase_chart
 from kd.report.facts import Facts
 from kd.report.faithful import faithful
 from kd.report.input_costs import input_costs
+from kd.report.job import cost_by_group
 from kd.report.learning import headline, learning, model_of
 from kd.report.metric import told
 from kd.report.records import PHASES, Run, percentile
@@ -26,6 +27,7 @@ def report(facts: Facts) -> list[dict[str, Any]]:
     sections = [
         headline(facts),
         _cards(facts),
+        cost_by_group(facts),
         notes(run),
         *([] if done else speed),
         *learning(facts),

@@ -149,6 +149,15 @@ def test_a_run_from_launch_to_report(
     assert json.loads((run / "job.json").read_text())["groups"] == [
         {"name": "train", "machines": "1 x ml.g5.xlarge", "price_per_hour": 0.6}
     ]
+    job = json.loads((run / "job.json").read_text())
+    job["groups"].append({"name": "data", "machines": "2 x ml.c5.4xlarge", "price_per_hour": 1.4})
+    (run / "job.json").write_text(json.dumps({**job, "hours": 2.0}))
+    assert main("report", [str(run)]) == 0
+    page = (run / "report.html").read_text()
+    assert "Machines and cost (sagemaker, job tiny-1)" in page
+    for row in (["train", "1 x ml.g5.xlarge", "0.6", "2", "1.2"], ["data", "2 x ml.c5.4xlarge", "1.4", "2", "2.8"],
+                ["all", "", "", "", "4"]):  # fmt: skip
+        assert json.dumps(row, separators=(",", ":")) in page
     assert main("launch", ["sagemaker", *PLACE, *asked]) == 2
     assert "runs/tiny/jobs/tiny-1 already; without a recipe, job= follows it" in capsys.readouterr().err
 
