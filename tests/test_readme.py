@@ -29,7 +29,7 @@ def commands() -> list[str]:
 OURS = [
     c
     for c in commands()
-    if re.match(r"\.venv/bin/kd-(train|eval|report|cache|pack|predict|export|latency|card|tune|runs)\b", c)
+    if re.match(r"\.venv/bin/kd-(train|eval|report|cache|pack|predict|export|latency|card|tune|runs|launch)\b", c)
 ]
 SETUP = [c for c in commands() if "pip install" in c or c.endswith("pytest")]
 
@@ -58,6 +58,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "MORE": str(more),
         "PACK": str(home / "pack"),
         "DIR": str(data),
+        "IMAGE": "registry.example.com/kd:1",
+        "ROLE": "arn:aws:iam::123456789012:role/kd",
+        "BUCKET": "kd-test",
         "TEACHER": str(save_teacher(home / "t.safetensors")),
         "HOME": str(home),
     }
@@ -73,12 +76,14 @@ SMALL = [
 def test_the_command_runs(
     command: str, filled: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("DIR", "TEACHER", "PACK", "SCENES", "MORE"):
+    for name in ("IMAGE", "ROLE", "BUCKET", "DIR", "TEACHER", "PACK", "SCENES", "MORE"):
         command = re.sub(rf"\b{name}\b", filled[name], command)
     program, *items = shlex.split(command)
     monkeypatch.chdir(filled["HOME"])
-    if "torchrun" in command or os.environ.get("RANK"):
+    if os.environ.get("RANK"):
         pytest.skip("started by torchrun")
+    if "kd-launch sagemaker" in command:
+        pytest.importorskip("boto3")
     if "kd-tune" in command:
         pytest.importorskip("optuna")
         monkeypatch.setattr("kd.tuning.places.start_kd_train", ForkedRun)
@@ -113,7 +118,7 @@ def shrunk(command: str, items: list[str], filled: dict[str, str]) -> list[str]:
     """What makes a command small enough for a test; downloads and libraries that can't be had are parsed only."""
     if "kd-latency" in command:
         return ["batch=1", "threads=1", "seconds=0.01"]
-    if re.search(r"kd-(eval|report|pack|predict|export|card) |kd-runs|resume=|--list|--help|--keys", command):
+    if re.search(r"kd-(eval|report|pack|predict|export|card|launch) |kd-runs|resume=|--list|--help|--keys", command):
         return []
     if "config=headspace" in items:  # three epochs of ten batches, where config=debug has one of two
         source = json.dumps({"class_path": "ImageFolder", "init_args": {"root": filled["DIR"]}})
