@@ -534,6 +534,28 @@ def test_several_teachers_each_with_a_cache(
     for step, value in losses(live).items():
         assert losses(filling)[step] == pytest.approx(value, abs=5e-3, rel=2e-2)
     capsys.readouterr()
+    assert cache_main(["--describe", str(tmp_path / "b"), f"recipe={recipe}", *items]) == 1  # a's are elsewhere
+    said = capsys.readouterr().out
+    assert "vit_tiny_patch16_224 (weights " in said
+    assert "48x48 px, float32); 48 pictures of 32x32 px, seed 0, engine torch; " in said
+    assert "norm:class (32, int8): 2 view(s), 100% filled, 0.0 MB, off by 0." in said
+    assert "model.teachers.b: norm:class: fits\n" in said
+    assert "model.teachers.a: logits: does not fit: " in said
+    assert "model.teachers.a.checkpoint: weights is " in said
+    both = ["--describe", str(tmp_path), f"recipe={recipe}", *items]
+    assert cache_main(both) == 0
+    assert cache_main([*both, "seed=1", "data.augment.hflip=0"]) == 1
+    said = capsys.readouterr().out
+    assert (
+        "model.teachers.b: norm:class: does not fit: seed: seed is 0 there, 1 here; data.augment.hflip: hflip is"
+        in said
+    )
+    for wrong, message in (
+        ([], "--describe: needs one folder, got none"),
+        ([str(tmp_path / "nothing")], "holds no answers of a teacher"),
+    ):
+        assert cache_main(["--describe", *wrong]) == 2
+        assert message in capsys.readouterr().err
     others = [f"model.teachers.{name}.cache_dir={tmp_path / 'x' / name}" for name in "ab"]
     assert cache_main([f"recipe={recipe}", *others, "trainer.precision=32-true"]) == 0
     said = capsys.readouterr().out

@@ -1,38 +1,82 @@
 """``kd-cache``: computes the teacher's answers ahead."""
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from kd.config.request import Request
 from kd.errors import UserError
+
+if TYPE_CHECKING:
+    from kd.config.parser import KDCLI
 
 HELP = """\
 kd-cache: computes the teacher's answers to a recipe's training pictures ahead, for model.teacher.cache=on or only.
 
   kd-cache recipe=NAME [config=OVERLAY ...] [key=value ...]
+  kd-cache --describe FOLDER [recipe=NAME ...]
 
   The same line as for kd-train: data, augmentation, seed, teacher and precision must be those of the run to come.
   model.teacher.cache_views=N   views of a picture (default 4)
   model.teacher.cache_topk=K    keep the K largest logits and the mass of the rest, instead of all
+  model.teacher.cache_precision=int8   features in a byte a value, with a scale for each channel, instead of two
   model.teacher.cache_dir=DIR   where; default: a folder of its own in the user's cache folder
+  of several teachers           model.teachers.NAME.cache_views=N ..., for each
+  --describe FOLDER             what a cache holds; with a recipe: does it fit (else status 1, and what differs)
 
 What is there already is kept: a filling that was stopped goes on. config=ddp_8gpu shares the work.
 """
 
 
 def run(request: Request) -> int:
-    """Fills the cache."""
-    if "help" in request.flags or not request.recipe:
+    """Fills the cache, or describes one."""
+    describing = "describe" in request.flags
+    if "help" in request.flags or not (request.recipe or describing):
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
-    if request.rest:
+    if describing and len(request.rest) != 1:
+        raise UserError(f"--describe: needs one folder, got {', '.join(request.rest) or 'none'}")
+    if request.rest and not describing:
         raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, recipes recipe=NAME")
+    return _describe(request) if describing else _fill(request)
+
+
+def _fill(request: Request) -> int:
+    cli = _built(request)
+    from kd.fill import fill
+
+    return fill(cli.model, cli.datamodule, cli.trainer)
+
+
+def _describe(request: Request) -> int:
+    import torch
+
+    from kd.teachers import dtype_for
+    from kd.teachers.inspect_cache import fit, held_in, told
+
+    found = held_in(Path(request.rest[0]).expanduser())
+    print(told(found), flush=True)
+    if not request.recipe:
+        return 0
+    cli = _built(request)
+    teacher = cli.model.teacher
+    if teacher is None:
+        raise UserError("model.teacher: the recipe has no teacher")
+    cli.datamodule.prepare_data()
+    teacher.to(torch.device("cpu"), dtype_for(str(cli.trainer.precision)))
+    fits, lines = fit(found, teacher, cli.datamodule, cli.model.students.wanted)
+    print(lines)
+    return 0 if fits else 1
+
+
+def _built(request: Request) -> "KDCLI":
+    """The recipe's model, data and trainer."""
     args = request.parser_args()
     from kd.config.parser import KDCLI
     from kd.config.quiet import quiet_libraries
     from kd.config.train_first import teacher_checkpoint
-    from kd.fill import fill
 
     quiet_libraries()
     teacher = teacher_checkpoint(KDCLI(args, instantiate=False).as_dict())
     if teacher:
         args.append(f"--model.teacher.checkpoint={teacher}")
-    cli = KDCLI(args)
-    return fill(cli.model, cli.datamodule, cli.trainer)
+    return KDCLI(args)

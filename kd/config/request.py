@@ -29,8 +29,8 @@ GROUPS = (
     "monitor",
 )
 FLAGS = (
-    "-h", "--dashboard", "--dry-run", "--help", "--json", "--keys", "--list", "--live", "--open", "--print_config",
-    "--traces", "--trust", "--tune", "--version", "--what-if",
+    "-h", "--dashboard", "--describe", "--dry-run", "--help", "--json", "--keys", "--list", "--live", "--open",
+    "--print_config", "--traces", "--trust", "--tune", "--version", "--what-if",
 )  # fmt: skip
 ABOUT = ("-h", "--help", "--keys", "--list")  # these may be followed by what to say more of
 ENTRIES = ("taps", "teachers")  # named entries whose fields the parser takes only once the entry is there

@@ -234,13 +234,14 @@ def compare(text: str, fingerprint: dict[str, dict[str, Any]], folder: str, key:
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{key}.cache_dir: {folder}/{FINGERPRINT} is damaged ({type(error).__name__})") from error
     for name, here in json.loads(json.dumps(fingerprint)).items():
-        difference = _difference(parts[name], here)
-        if difference:
-            raise UserError(f"{key}.cache_dir: {folder} was filled with other {NAMED.get(name, name)}: {difference}")
+        differing = difference(parts[name], here)
+        if differing:
+            raise UserError(f"{key}.cache_dir: {folder} was filled with other {NAMED.get(name, name)}: {differing}")
     return dict(found)
 
 
-def _difference(there: dict[str, Any], here: dict[str, Any]) -> str:
+def difference(there: dict[str, Any], here: dict[str, Any]) -> str:
+    """The first thing that differs between a part of a cache's fingerprint and the run's; nothing where none does."""
     for key in [*here, *(k for k in there if k not in here)]:
         if there.get(key) != here.get(key):
             return f"{key} is {there.get(key)} there, {here.get(key)} here"

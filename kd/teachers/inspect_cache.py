@@ -1,0 +1,163 @@
+"""What a folder of answers holds, and whether a recipe can use it."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kd.data.datamodule import DistillationDataModule
+from kd.errors import UserError
+from kd.teachers.answer import Wanted
+from kd.teachers.answer_codec import CRC_BYTES, FEATURES_ALONE
+from kd.teachers.answer_store import FINGERPRINT, difference
+from kd.teachers.base import Teacher
+from kd.teachers.cache_layout import Kind, Layout
+
+DEPTH = 3  # below the folder that is asked about: all caches, one of them, a kind of answer in it
+PARTS = ("teacher", "transform", "data", "answers")
+
+
+@dataclass
+class Held:
+    """One kind of answers on disk.
+
+    Attributes:
+        folder: where.
+        parts: what they depend on, see :class:`kd.teachers.cache_layout.Kind`.
+        measured: what was noted when it was begun.
+        views: of each picture.
+        size: in bytes.
+        filled: the share that is there, 0 to 1.
+    """
+
+    folder: Path
+    parts: dict[str, dict[str, Any]]
+    measured: dict[str, Any]
+    views: int
+    size: int
+    filled: float
+
+    @property
+    def pictures(self) -> int:
+        """How many have answers."""
+        return int(self.parts["data"].get("pictures", 0))
+
+    def teacher(self) -> str:
+        """Whose answers, to which pictures and views."""
+        who, views = self.parts["teacher"], self.parts["transform"]
+        known = ("img_size", "seed", "engine", "torch", "torchvision")
+        augment = ", ".join(f"{key} {value}" for key, value in views.items() if key not in known and value)
+        return (
+            f"{who.get('arch')} (weights {who.get('weights')}, {_size(who)}, {who.get('dtype')}); {self.pictures} "
+            f"pictures of {_size(views)}, seed {views.get('seed')}, engine {views.get('engine')}; {augment or 'plain'}"
+        )
+
+    def answers(self) -> str:
+        """Which answers, how many, how large and how far off."""
+        kept = self.parts["answers"]
+        logits = kept["format"] != FEATURES_ALONE
+        what = [f"logits ({kept['format']}, {kept['classes']} classes)"] if logits else []
+        for name, shape in kept.get("features", {}).items():
+            what.append(f"{name} ({'x'.join(map(str, shape))}, {kept.get('precision', 'half')})")
+        errors = self.measured.get("error", {})
+        said = ", ".join(f"{error:.3%}" for error in errors.values())
+        off = f", off by {said} on {self.measured.get('pictures')} pictures" if errors else ""
+        return f"{' and '.join(what)}: {self.views} view(s), {self.filled:.0%} filled, {self.size / 1e6:,.1f} MB{off}"
+
+
+def held_in(folder: Path) -> list[Held]:
+    """All answers in a folder or below it.
+
+    Raises:
+        UserError: there are none.
+    """
+    files = [file for depth in range(DEPTH) for file in sorted(folder.glob("*/" * depth + FINGERPRINT))]
+    found = [one for one in map(_held, files) if one is not None]
+    if not found:
+        raise UserError(f"describe: {folder} holds no answers of a teacher (there is no {FINGERPRINT} in it)")
+    return found
+
+
+def _held(file: Path) -> Held | None:
+    try:
+        noted = json.loads(file.read_text())
+        parts = {name: dict(noted[name]) for name in PARTS}
+        pictures = int(parts["data"]["pictures"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    files = sorted(file.parent.glob("view-*.bin"))
+    begun = [_begun(view, pictures) for view in files]
+    size = sum(view.stat().st_size for view in files)
+    filled = sum(begun) / max(1, pictures * len(files))
+    return Held(file.parent, parts, dict(noted.get("measured") or {}), len(files), size, filled)
+
+
+def _begun(file: Path, pictures: int) -> int:
+    """How many records of a view have a checksum."""
+    size = file.stat().st_size // max(pictures, 1)
+    if size < CRC_BYTES:
+        return 0
+    records = np.memmap(file, np.uint8, "r", shape=(pictures, size))
+    return int(records[:, :CRC_BYTES].any(1).sum())
+
+
+def told(found: Iterable[Held]) -> str:
+    """Lines about all of them, each teacher and its views once."""
+    lines: dict[str, list[str]] = {}
+    for one in found:
+        lines.setdefault(one.teacher(), []).append(f"  {one.answers()}; {one.folder}")
+    return "\n".join(line for teacher, kinds in lines.items() for line in [teacher, *kinds])
+
+
+def fit(found: list[Held], teacher: Teacher, data: DistillationDataModule, wanted: Wanted) -> tuple[bool, str]:
+    """Whether a recipe finds all its answers there, and a line for each kind that it wants.
+
+    Args:
+        found: what there is.
+        teacher: the recipe's, in its precision.
+        data: its pictures.
+        wanted: what its losses look at.
+    """
+    layout, lines, fits = Layout(data), [], True
+    for name, member in teacher.members.items():
+        for kind in layout.kinds(member, wanted.of(name)) if wanted.of(name) else []:
+            differing = [_differences(one, kind, member.key) for one in found]
+            nearest = min(differing, key=lambda said: (len(said), said))
+            fits &= not nearest
+            what = ", ".join(kind.codec.describe().get("features", {"logits": None}))
+            lines.append(f"{member.key}: {what}: {'fits' if not nearest else 'does not fit: ' + '; '.join(nearest)}")
+    return fits, "\n".join(lines)
+
+
+def _differences(one: Held, kind: Kind, key: str) -> list[str]:
+    """What differs, each with the key that sets it; other kinds of answers last."""
+    found = []
+    for part in PARTS:
+        there, here = one.parts[part], json.loads(json.dumps(kind.parts[part]))
+        for name in [*here, *(k for k in there if k not in here)]:
+            said = difference({name: there.get(name)}, {name: here.get(name)})
+            if said:
+                found.append(f"{_key(part, name, key)}: {said}")
+    return found
+
+
+def _key(part: str, name: str, teacher: str) -> str:
+    """The key of a recipe that decides a part of what answers depend on."""
+    if part == "teacher":
+        return {"dtype": "trainer.precision", "weights": f"{teacher}.checkpoint"}.get(name, f"{teacher}.{name}")
+    if part == "transform":
+        known = {"seed": "seed", "torch": "torch's version", "torchvision": "torchvision's version"}
+        plain = ("img_size", "engine", "unlabeled_ratio")
+        return known.get(name, f"data.{name}" if name in plain else f"data.augment.{name}")
+    if part == "data":
+        return "data.source"
+    keys = {"precision": "cache_precision", "format": "cache_topk", "temperatures": "cache_topk"}
+    return f"{teacher}.{keys[name]}" if name in keys else "model.taps" if name == "features" else "data.source"
+
+
+def _size(part: dict[str, Any]) -> str:
+    height, width = part.get("img_size", (0, 0))
+    return f"{width}x{height} px"
