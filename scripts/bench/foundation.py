@@ -2,12 +2,12 @@
 
     python scripts/bench/foundation.py --part 1 --seeds 0 1 2 --epochs 30 --write
 
-KD_SHARED names a folder with ``data/grocery/{train,val}/<class>`` and ``models/`` (DINOv2's ViT-S/14 without a classifier,
-and the same fine-tuned on the groceries). Every arm is a run of ``kd-train``: a finished one is read again, one that was
-stopped resumes. Parts:
+KD_SHARED names a folder with ``data/grocery/{train,val}/<class>`` and ``models/`` (DINOv2's ViT-S/14 without a
+classifier, and the same fine-tuned on the groceries). Every arm is a run of ``kd-train``: a finished one is read again,
+one that was stopped resumes. Parts:
 
-1. k-NN and ridge probe of the features: teacher; student from scratch; inherited and untrained; inherited and distilled;
-   with a teacher that looks at 224 px.
+1. k-NN and ridge probe of the features: teacher; student from scratch; inherited and untrained; inherited and
+   distilled; with a teacher that looks at 224 px.
 2. Labels on 10 % and on all of the pictures, from scratch and from the student distilled without labels (by part 1, for
    each seed), with and without a fine-tuned teacher.
 3. Two teachers against each alone: k-NN, and agreement with the fine-tuned teacher's classifier.
@@ -94,9 +94,9 @@ def about(found: dict[str, list[Summary]], chosen: argparse.Namespace) -> list[s
     """Settings that all arms share."""
     first = next(iter(found.values()))[0]
     return [
-        f"Seeds {chosen.seeds}, {chosen.epochs} epochs, batch {first['batch_size']}, {first['data']['train']} training and "
-        f"{first['data']['val']} validation pictures, {first['precision']}, {first['world_size']} process(es); last epoch, "
-        "no selection; ± is the standard error over seeds.",
+        f"Seeds {chosen.seeds}, {chosen.epochs} epochs, batch {first['batch_size']}, {first['data']['train']} training "
+        f"and {first['data']['val']} validation pictures, {first['precision']}, {first['world_size']} process(es); "
+        "last epoch, no selection; ± is the standard error over seeds.",
         "",
     ]
 
@@ -179,7 +179,8 @@ def part2(chosen: argparse.Namespace) -> tuple[str, list[str]]:
     found = each(arms, chosen)
     rows = [[*name.split("-"), mean(val(s, "acc1"))] for name, s in found.items()]
     return "Labels after distillation without labels: ViT-Ti/16 at 112 px", [
-        *about(found, chosen), f"Learning rate {SCRATCH_LR} from scratch, {TRAINED_LR} from the distilled student; not tuned.",
+        *about(found, chosen),
+        f"Learning rate {SCRATCH_LR} from scratch, {TRAINED_LR} from the distilled student; not tuned.",
         "", *table(["start", "learns from", "% of the labels", "val acc1 %"], rows),
     ]  # fmt: skip
 
@@ -293,7 +294,8 @@ def part5(chosen: argparse.Namespace) -> tuple[str, list[str]]:
                      mean([s["images_per_s"] for s in summaries], 0, 1), "" if kept is None else f"{kept:.1f}",
                      mean(val(summaries, "knn1")), mean(val(summaries, "probe1"))])  # fmt: skip
     return "Live and cached features: DINOv2 ViT-S/14 to ViT-Ti/16 at 112 px", [
-        *about(found, chosen), "Four views of each picture are cached, filled before training; live ones never come again.",
+        *about(found, chosen),
+        "Four views of each picture are cached, filled before training; live ones never come again.",
         "", *table(["", "images/s", "kB a picture and view", "k-NN %", "ridge probe %"], rows),
     ]  # fmt: skip
 
