@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pytorch_lightning import LightningModule
+from pytorch_lightning.core.optimizer import LightningOptimizer
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -239,9 +240,15 @@ class DistillationModule(LightningModule):
         """Clips each student's gradients by their own norm."""
         clip(self, optimizer, gradient_clip_val, gradient_clip_algorithm)
 
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+    def optimizer_step(
+        self,
+        epoch: int,
+        batch_idx: int,
+        optimizer: Optimizer | LightningOptimizer,
+        optimizer_closure: Callable[[], Any] | None = None,
+    ) -> None:
         """Steps, then moves the averages."""
-        super().optimizer_step(*args, **kwargs)
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         self.students.move_averages(self.trainer.global_step + 1)  # this step is not counted yet
 
     def on_validation_start(self) -> None:

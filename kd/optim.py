@@ -191,7 +191,7 @@ class Together(Optimizer):
         self.optimizers = list(optimizers)
         super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Evaluates the closure once and steps all."""
         loss = None
         if closure is not None:

@@ -1,12 +1,13 @@
 """Records what the data tier does (``data.engine=ray``)."""
 
 import time
-from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities.types import STEP_OUTPUT
 
 from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import RunFolder
+from kd.data.batch import Batch
 from kd.report.records import Writer
 
 EVERY_S = 2.0
@@ -35,7 +36,7 @@ class TierRecord(Callback):
         self._write(trainer)
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
         """Writes a line every few seconds."""
         if self._writer is not None and time.monotonic() > self._last + EVERY_S:

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -17,6 +17,9 @@ from kd.errors import NO_SHARED_MEMORY, RunError
 # The training process alone answers these: it needs its workers until the checkpoint is written. Python on macOS can't
 # say who sent a signal, so a worker there could not be ended by its own process: nothing is held back there.
 HELD_BACK = {signal.SIGTERM, signal.SIGINT} if hasattr(signal, "sigwaitinfo") else set[signal.Signals]()
+
+Made = TypeVar("Made")
+"""A batch."""
 
 
 class Loader(DataLoader):
@@ -58,7 +61,7 @@ class Loader(DataLoader):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class Shared:
+class Shared(Generic[Made]):
     """Collates in a worker, into shared memory.
 
     The worker's queue would move the batch there as well, but in a thread of its own: where no memory is left the
@@ -68,10 +71,10 @@ class Shared:
         collate: samples -> a batch.
     """
 
-    def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
+    def __init__(self, collate: Callable[[Sequence[Any]], Made]) -> None:
         self.collate = collate
 
-    def __call__(self, samples: Sequence[Any]) -> Any:
+    def __call__(self, samples: Sequence[Any]) -> Made:
         """The batch."""
         batch = self.collate(samples)
         if get_worker_info() is None:

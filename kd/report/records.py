@@ -200,9 +200,9 @@ def _metrics(file: Path, notes: list[str]) -> list[dict[str, float]]:
     return rows
 
 
-def _number(text: Any) -> float | None:
+def _number(text: str | float | None) -> float | None:
     try:
-        return float(text)
+        return None if text is None else float(text)
     except (TypeError, ValueError):
         return None
 

@@ -124,7 +124,7 @@ class _Rules:
     def __init__(self, thresholds: Thresholds) -> None:
         self.thresholds = by_rule(thresholds)
 
-    def __call__(self, rule: str, *readings: Any, **more: Any) -> Finding | None:
+    def __call__(self, rule: str, *readings: object, **more: object) -> Finding | None:
         return RULES[rule](*readings, **{**more, **self.thresholds.get(rule, {})})
 
 

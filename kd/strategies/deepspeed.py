@@ -148,7 +148,7 @@ class DeepSpeed(DDPStrategy):
         finally:
             self.engine.set_gradient_accumulation_boundary(True)
 
-    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: object, **kwargs: object) -> Tensor:
         """The engine's backward pass, between Lightning's hooks."""
         module = self.lightning_module
         assert module is not None
@@ -161,8 +161,8 @@ class DeepSpeed(DDPStrategy):
         optimizer: Optimizer,
         closure: Callable[[], Any],
         model: LightningModule | nn.Module | None = None,
-        **kwargs: Any,
-    ) -> Any:
+        **kwargs: object,
+    ) -> object:
         """Forward and backward pass by the closure, then the engine's step (it clips).
 
         Raises:
@@ -223,7 +223,7 @@ class DeepSpeed(DDPStrategy):
                     _set_state(parameter, value.to(self.root_device), key)
 
 
-def _whole(tensor: Any) -> Tensor:
+def _whole(tensor: Tensor) -> Tensor:
     """A tensor of stage 3 from its shards, without disturbing what the engine fetches ahead; else itself."""
     import deepspeed
 

@@ -261,7 +261,7 @@ def _jobs(given: dict[str, Any]) -> int | Share:
     return jobs
 
 
-def _hours(value: Any) -> float | None:
+def _hours(value: str | float | None) -> float | None:
     if value is None:
         return None
     try:

@@ -192,7 +192,7 @@ class RayCluster:
         )
         return kind.remote()
 
-    def end(self, maker: Any) -> None:
+    def end(self, maker: object) -> None:
         """Ends a maker."""
         if self.ray.is_initialized():  # else Ray would start a cluster for the call
             with suppress(Exception):
