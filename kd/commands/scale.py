@@ -53,6 +53,7 @@ def run(request: Request) -> int:
     quiet_libraries()
     config = KDCLI(args, instantiate=False).as_dict()
     batch = _batch(config, processes)
+    _check_gpus(config, processes[-1])
     teacher = teacher_checkpoint(config)
     items = [f"recipe={request.recipe}", *(f"config={c}" for c in request.overlays), *request.overrides]
     items += [f"model.teacher.checkpoint={teacher}"] if teacher else []
@@ -130,6 +131,14 @@ def _batch(config: dict[str, Any], processes: list[int]) -> int:
     if odd:
         raise UserError(f"processes: {odd} must divide data.batch_size={batch}, which strong scaling shares out")
     return int(batch)
+
+
+def _check_gpus(config: dict[str, Any], processes: int) -> None:
+    import torch
+
+    gpus = 0 if config["trainer"].get("accelerator") == "cpu" else torch.cuda.device_count()
+    if 0 < gpus < processes:
+        raise UserError(f"processes: {processes}, but there are {gpus} GPUs (trainer.accelerator=cpu measures on CPUs)")
 
 
 def _claim(parent: Path) -> Path:

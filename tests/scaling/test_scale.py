@@ -109,6 +109,14 @@ def test_wrong_use_is_one_line_and_writes_nothing(
     assert not (recipe.parent / "runs").exists()
 
 
+def test_more_processes_than_gpus(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert main("scale", [f"recipe={recipe}", "processes=1,4", "trainer.accelerator=gpu"]) == 2
+    assert "kd-scale: processes: 4, but there are 2 GPUs" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_recipe_is_measured_with_every_strategy(recipe: Path) -> None:
