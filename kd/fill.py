@@ -1,6 +1,7 @@
 """Fills the caches of a recipe's teachers ahead of training: what ``kd-cache`` does."""
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.launch.loopback import meet_on_loopback
 from kd.module import DistillationModule
-from kd.teachers import CachedTeacher, Teacher, caches_of, dtype_for, open_cache
+from kd.teachers import AnsweringCollate, CachedTeacher, Teacher, caches_of, dtype_for, open_cache
 from kd.teachers.answer import Wanted
 
 
@@ -48,12 +49,18 @@ class Fill(LightningModule):
     def val_dataloader(self) -> DataLoader:
         """Batches with missing answers, of this process and view."""
         loader = self.pictures.fill_dataloader(
-            self.view, self._present, self.trainer.global_rank, self.trainer.world_size
+            self.view, self._present, self.trainer.global_rank, self.trainer.world_size, self._answering()
         )
         label = f"view {self.view + 1}/{next(iter(self.caches.values())).views}"
         total = len(loader) * self.pictures.batch_size * self.trainer.world_size
         self._bar = bar(label=label, total=total, disable=not self.trainer.is_global_zero)
         return loader
+
+    def _answering(self) -> Callable[[Callable[..., Batch]], AnsweringCollate] | None:
+        """On a machine without a GPU a data tier computes the answers too; for a GPU it makes the pictures."""
+        if self.pictures.tier is None or self.trainer.strategy.root_device.type != "cpu":
+            return None
+        return lambda collate: AnsweringCollate(collate, self.caches)
 
     def _present(self, view: int, index: np.ndarray) -> np.ndarray:
         return np.logical_and.reduce([cache.present(view, index) for cache in self.caches.values()])
@@ -90,6 +97,7 @@ def fill(model: DistillationModule, data: DistillationDataModule, trainer: Train
         module.view = view
         trainer.validate(module, verbose=False)
     seconds = time.monotonic() - start
+    data.teardown("fit")
     for name, cache in module.caches.items():
         computed = int(trainer.strategy.reduce(torch.tensor(cache.computed), reduce_op="sum"))
         if trainer.is_global_zero:

@@ -26,6 +26,7 @@ class Batch(TypedDict, total=False):
         index: ``(N,)`` the samples' numbers, -1 for padding.
         view: which view of its pictures it shows; views come again where a teacher's answers are cached.
         records: what caches know of the teachers' answers, by teacher.
+        made: the teachers' answers as records, where a data tier has computed them.
     """
 
     image: Tensor
@@ -33,6 +34,7 @@ class Batch(TypedDict, total=False):
     index: Tensor
     view: int
     records: dict[str, Tensor]
+    made: dict[str, Tensor]
 
 
 def as_batch(given: object) -> Batch:

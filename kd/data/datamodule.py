@@ -215,14 +215,25 @@ class DistillationDataModule(LightningDataModule):
         return self._finish(batch) if self._finish is not None and "plan" in batch else batch
 
     def fill_dataloader(
-        self, view: int, present: Callable[[int, np.ndarray], np.ndarray], rank: int, world_size: int
+        self,
+        view: int,
+        present: Callable[[int, np.ndarray], np.ndarray],
+        rank: int,
+        world_size: int,
+        answering: Callable[[Callable[..., Batch]], Callable[..., Batch]] | None = None,
     ) -> DataLoader:
-        """Training batches of one view without those whose samples are all ``present(view, index)``."""
+        """Training batches of one view without those whose samples are all ``present(view, index)``.
+
+        ``answering`` changes what is made of samples: their teachers' answers, in a data tier.
+        """
         split = self.split("train")
         order = self._batches(0, 1).order(view) if self.augment.mixes else np.arange(len(split.targets))
         batches = ViewBatches(order, self.batch_size, view, rank, world_size)
         batches.leave_out(lambda index: bool(present(view, index).all()))
-        return self._train_loader(split, batches)
+        if answering is None:
+            return self._train_loader(split, batches)
+        pictures, collate, _ = self._views().training(split)
+        return self._loader(pictures, batches, answering(collate))
 
     def val_dataloader(self) -> DataLoader:
         """Validation batches of this process, in order."""

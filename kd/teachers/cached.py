@@ -1,7 +1,7 @@
 """A teacher that answers from a cache where it can, and fills it where it can't."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,7 +144,7 @@ class CachedTeacher:
         if _entry(name, 0) in batch.get("records", {}):
             self.read += len(batch["index"])
             return [batch["records"][_entry(name, i)] for i in range(len(self.kept))]
-        images, view, numbers = batch["image"], batch["view"], batch["index"].cpu().numpy()
+        view, numbers, device = batch["view"], batch["index"].cpu().numpy(), batch["index"].device
         found = [kept.store.read(view, numbers) for kept in self.kept]
         missing = ~np.logical_and.reduce([there for _, there in found])
         if self.only:
@@ -154,27 +154,20 @@ class CachedTeacher:
             )
         self.computed += int(missing.sum())
         self.read += int((~missing).sum())
-        places = torch.from_numpy(np.flatnonzero(missing)).to(images.device)
-        encoded = self._ask(images if missing.all() else images[places], numbers[missing])
-        whole = [torch.from_numpy(stored).to(images.device) for stored, _ in found]
+        places = torch.from_numpy(np.flatnonzero(missing)).to(device)
+        if "made" in batch:
+            encoded = [batch["made"][_entry(name, i)][places] for i in range(len(self.kept))]
+        else:
+            images = batch["image"]
+            encoded = self.ask(images if missing.all() else images[places], numbers[missing])
+        whole = [torch.from_numpy(stored).to(device) for stored, _ in found]
         for kept, records, fresh in zip(self.kept, whole, encoded, strict=True):
             records[places] = self._kept(kept.store, view, numbers[missing], fresh)
         return whole
 
-    def _ask(self, images: Images, numbers: np.ndarray) -> list[Tensor]:
+    def ask(self, images: Images, numbers: np.ndarray) -> list[Tensor]:
         """The model's answers as records, a kind each."""
-        logits, found = self.live.look(images, [(ALL, *key) for kept in self.kept for key in kept.codec.features])
-        if logits.ndim != 2:
-            raise UserError(
-                f"{self.live.key}.cache: holds one answer a picture, the teacher gives {tuple(logits.shape)}"
-            )
-        features = {(path, tokens): x for (_, path, tokens), x in found.items()}
-        finite = torch.stack([x.flatten(1).isfinite().all(1) for x in (logits, *features.values())]).all(0).cpu()
-        if not finite.all():
-            raise UserError(
-                f"{self.live.key}: its answer to training picture {numbers[~finite.numpy()][0]} is not finite"
-            )
-        return [kept.codec.encode(logits, features) for kept in self.kept]
+        return records_of(self.live, [kept.codec for kept in self.kept], images, numbers)
 
     def _kept(self, store: AnswerStore, view: int, numbers: np.ndarray, encoded: Tensor) -> Tensor:
         """Stores; gives what is stored now, which for some samples may be another process's answer."""
@@ -209,6 +202,53 @@ def caches_of(teacher: Teacher | None) -> dict[str, CachedTeacher]:
         return {ALL: teacher}
     members = teacher.members if teacher is not None else {}
     return {name: member for name, member in members.items() if isinstance(member, CachedTeacher)}
+
+
+def records_of(live: FrozenTeacher, codecs: Sequence[AnswerCodec], images: Images, numbers: np.ndarray) -> list[Tensor]:
+    """A model's answers to pictures as records.
+
+    Args:
+        live: the model.
+        codecs: of each kind of answer.
+        images: as the model takes them, ``(N, 3, H, W)``.
+        numbers: of the pictures, ``(N,)``, named in errors.
+
+    Returns:
+        uint8 ``(N, record_bytes)`` of each kind.
+
+    Raises:
+        UserError: an answer that is not finite, or not one a picture.
+    """
+    logits, found = live.look(images, [(ALL, *key) for codec in codecs for key in codec.features])
+    if logits.ndim != 2:
+        raise UserError(f"{live.key}.cache: holds one answer a picture, the teacher gives {tuple(logits.shape)}")
+    features = {(path, tokens): x for (_, path, tokens), x in found.items()}
+    finite = torch.stack([x.flatten(1).isfinite().all(1) for x in (logits, *features.values())]).all(0).cpu()
+    if not finite.all():
+        raise UserError(f"{live.key}: its answer to training picture {numbers[~finite.numpy()][0]} is not finite")
+    return [codec.encode(logits, features) for codec in codecs]
+
+
+class AnsweringCollate:
+    """Samples -> their numbers and the teachers' records: what a data tier makes where it fills caches.
+
+    Args:
+        collate: samples -> a batch of pictures.
+        caches: to be filled, by teacher.
+    """
+
+    def __init__(self, collate: Callable[..., Batch], caches: Mapping[str, CachedTeacher]) -> None:
+        self.collate = collate
+        self.asked = {name: (cache.live, [kept.codec for kept in cache.kept]) for name, cache in caches.items()}
+
+    def __call__(self, samples: Sequence[Any]) -> Batch:
+        """The batch without its pictures."""
+        batch = self.collate(samples)
+        made: dict[str, Tensor] = {}
+        for name, (live, codecs) in self.asked.items():
+            found = records_of(live, codecs, batch["image"], batch["index"].numpy())
+            made |= {_entry(name, i): records for i, records in enumerate(found)}
+        return {"index": batch["index"], "view": batch["view"], "made": made}
 
 
 def _entry(name: str, kind: int) -> str:

@@ -51,6 +51,22 @@ def test_a_run_over_the_tier_is_the_run_without(recipe: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
+@pytest.mark.slow
+def test_a_cache_filled_by_the_tier_is_the_cache_filled_here(recipe: Path, capsys: Any) -> None:
+    """Record by record; what is there already is not computed again."""
+    folders = {name: recipe.parent / name for name in ("here", "tier")}
+    for name, folder in folders.items():
+        over = ["config=remote_data"] if name == "tier" else []
+        items = [f"recipe={recipe}", *over, f"model.teacher.cache_dir={folder}", "model.teacher.cache_views=2"]
+        assert main("cache", items) == 0
+        assert "96 answers computed" in capsys.readouterr().out
+    assert main("cache", items) == 0
+    assert " 0 answers computed" in capsys.readouterr().out
+    files = {name: sorted(f for f in folder.rglob("*") if f.is_file()) for name, folder in folders.items()}
+    binary = [(a, b) for a, b in zip(*files.values(), strict=True) if a.suffix != ".json"]
+    assert binary and all(a.read_bytes() == b.read_bytes() for a, b in binary)
+
+
 # -- a cluster of several machines -----------------------------------------------------------------------------------
 
 
