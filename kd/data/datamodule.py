@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -28,6 +28,10 @@ from kd.machine import cores
 
 if TYPE_CHECKING:
     from kd.data.engines.remote import Tier
+
+
+Present: TypeAlias = Callable[[int, np.ndarray], np.ndarray]
+Answering: TypeAlias = Callable[[Callable[..., Batch]], Callable[..., Batch]]
 
 
 class DistillationDataModule(LightningDataModule):
@@ -98,9 +102,7 @@ class DistillationDataModule(LightningDataModule):
         self.splits = Splits(self.source, unlabeled, val_fraction, on_bad_image, check, max_pixels, seed, self.probe)
         self.position = Position()
         self._views().check()
-        if tier is not None and engine != "ray":
-            raise UserError(f"data.tier: is for data.engine=ray, got {engine}")
-        self.tier = _tier(tier or TierSpec(), num_workers, self._rank) if engine == "ray" else None
+        self.tier = _tier(tier, engine, num_workers, self._rank)
         if self.tier is not None:
             self.auto.discard("num_workers")  # all cores of the tier: nothing is to be tried
             self.num_workers = 0  # no process of this machine loads any
@@ -125,9 +127,8 @@ class DistillationDataModule(LightningDataModule):
             self.tier.close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Ends the data tier with the training."""
-        if self.tier is not None:
-            self.tier.close()
+        """Ends the data tier too."""
+        self.teardown("fit")
 
     @property
     def info(self) -> DataInfo:
@@ -215,12 +216,7 @@ class DistillationDataModule(LightningDataModule):
         return self._finish(batch) if self._finish is not None and "plan" in batch else batch
 
     def fill_dataloader(
-        self,
-        view: int,
-        present: Callable[[int, np.ndarray], np.ndarray],
-        rank: int,
-        world_size: int,
-        answering: Callable[[Callable[..., Batch]], Callable[..., Batch]] | None = None,
+        self, view: int, present: Present, rank: int, world_size: int, answering: Answering | None = None
     ) -> DataLoader:
         """Training batches of one view without those whose samples are all ``present(view, index)``.
 
@@ -230,10 +226,8 @@ class DistillationDataModule(LightningDataModule):
         order = self._batches(0, 1).order(view) if self.augment.mixes else np.arange(len(split.targets))
         batches = ViewBatches(order, self.batch_size, view, rank, world_size)
         batches.leave_out(lambda index: bool(present(view, index).all()))
-        if answering is None:
-            return self._train_loader(split, batches)
-        pictures, collate, _ = self._views().training(split)
-        return self._loader(pictures, batches, answering(collate))
+        pictures, collate, self._finish = self._views().training(split)
+        return self._loader(pictures, batches, answering(collate) if answering else collate)
 
     def val_dataloader(self) -> DataLoader:
         """Validation batches of this process, in order."""
@@ -290,13 +284,17 @@ class DistillationDataModule(LightningDataModule):
         return self._identity
 
 
-def _tier(spec: TierSpec, makers: int | str, rank: Callable[[], tuple[int, int]]) -> "Tier":
-    """The machines that make the batches."""
+def _tier(spec: TierSpec | None, engine: str, makers: int | str, rank: Callable[[], tuple[int, int]]) -> "Tier | None":
+    """The machines that make the batches, where others do."""
+    if engine != "ray":
+        if spec is not None:
+            raise UserError(f"data.tier: is for data.engine=ray, got {engine}")
+        return None
     from kd.data.engines.remote import Tier
 
     if makers == 0:
         raise ValueError("num_workers must be auto or >= 1 with engine=ray, got 0")
-    return Tier(spec, None if isinstance(makers, str) else makers, rank)
+    return Tier(spec or TierSpec(), None if isinstance(makers, str) else makers, rank)
 
 
 def _check(
