@@ -3,15 +3,16 @@
 import io
 import json
 import tarfile
+import zlib
 from collections.abc import Sequence
 from typing import IO
 
 from torchvision.transforms.v2 import functional as tvf
 
 from kd._bar import bar
+from kd.data.object_store import file_system
 from kd.data.pictures import decode, encode_jpeg
 from kd.data.sources import Split
-from kd.data.sources.shards import file_system
 from kd.errors import UserError, first_line
 
 HEADER = 512  # bytes of a tar member's header in the USTAR format
@@ -37,9 +38,10 @@ def pack(
     Raises:
         UserError: a picture can't be decoded, or ``out`` can't be written.
     """
-    files, path = file_system(out)
+    files, path = file_system(out, "out")
     shards: list[str] = []
     samples: list[list[int]] = []
+    sums: list[int] = []  # of the pictures in each shard
     written, tar, stream = 0, None, None
     try:
         files.makedirs(path, exist_ok=True)
@@ -48,8 +50,10 @@ def pack(
             if tar is None or tar.offset > shard_mb * 10**6:
                 _close(tar, stream)
                 shards.append(f"{name}-{len(shards):05d}.tar")
+                sums.append(0)
                 stream = files.open(f"{path}/{shards[-1]}", "wb")
                 tar = tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115 - _close
+            sums[-1] = zlib.crc32(data, sums[-1])
             samples.append([len(shards) - 1, tar.offset + HEADER, len(data)])
             label = [("cls", str(split.targets[i]).encode())] if classes else []
             for ending, content in [(suffix, data), *label]:
@@ -58,7 +62,8 @@ def pack(
                 tar.addfile(member, io.BytesIO(content))
             written += len(data)
         _close(tar, stream)
-        index = {"classes": list(classes), "shards": shards, "targets": list(split.targets), "samples": samples}
+        index = {"classes": list(classes), "shards": shards, "targets": list(split.targets), "samples": samples,
+                 "checksums": sums}  # fmt: skip
         files.pipe_file(f"{path}/{name}.json", json.dumps(index).encode())
     except UserError:
         raise

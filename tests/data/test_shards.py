@@ -1,6 +1,7 @@
 """Packs of tar shards: the run over a pack is the run over its folder, on a disk and from an S3 server."""
 
 import json
+import multiprocessing
 import os
 import re
 import socket
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,12 @@ import pytest
 import torch
 
 from kd.cli import pack_main, train_main
+from kd.data.object_store import file_system, tried
 from kd.data.pack import pack
 from kd.data.pictures import decode
 from kd.data.sources import ImageFolder, Shards, fingerprint
 from kd.errors import UserError
+from tests._faults import Faults, before
 from tests._helpers import draw_folder
 from tests.test_train import assert_same, losses, run, run_folders, student_of
 
@@ -192,6 +196,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 break
         time.sleep(0.2)
+    s3fs.S3FileSystem.clear_instance_cache()  # of the server of another test
     s3fs.S3FileSystem().mkdir("food")
     yield "s3://food"
     server.kill()
@@ -205,9 +210,60 @@ def test_from_an_object_store(
     source = packed(recipe, f"{s3}/mini")
     folder, remote = run(recipe), run(recipe, *source, "data.num_workers=2")
     assert losses(folder) == losses(remote)
-    kept = sorted(p.name for p in (tmp_path / "cache" / "shards").rglob("*.tar"))
-    assert kept == ["train-00000.tar", "val-00000.tar"]
+    kept = sorted(p.relative_to(p.parents[2]).as_posix() for p in (tmp_path / "cache" / "shards").rglob("0*"))
+    assert kept == [f"blocks-{2**23}/{split}-00000.tar/00000000" for split in ("train", "val")]
     assert train_main([f"recipe={recipe}", "data.source=Shards", f"data.source.root={s3}/nothing"]) == 2
     assert "has no train.json" in capsys.readouterr().err
     with pytest.raises(UserError, match="data.source.root: "):
         Shards("s3://no-such-bucket/x").load("train")
+
+
+def read_all(url: str, backwards: bool, out: Any) -> None:
+    split = Shards(url, cache_gb=0.001).load("train")
+    out.put(sorted(zlib.crc32(split.read(i)) for i in (reversed(range(48)) if backwards else range(48))))
+
+
+def test_ranges_come_whole_through_faults_and_the_kept_stay_bounded(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors, cut connections and slow answers; two processes share 1 MB of blocks of a pack three times as large."""
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    source = ImageFolder(str(draw_folder(tmp_path / "data", size=400)))
+    monkeypatch.setattr("kd.data.object_store.PAUSE_S", 0.01)
+    split = source.load("train")
+    size = pack(split, source.classes, f"{s3}/large", "train", shard_mb=2)
+    assert size > 3e6
+    faults = Faults()
+    with before(int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2]), faults) as port:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        file_system(s3)[0].clear_instance_cache()
+        remote = Shards(f"{s3}/large", cache_gb=0.001).load("train")
+        assert remote.read(47) == split.read(47)
+        assert len(faults.seen) <= 3  # the first picture is there after one range or two, not after a shard
+        faults.often = 8
+        processes = multiprocessing.get_context("fork")
+        out = processes.Queue()
+        for backwards in (False, True):
+            processes.Process(target=read_all, args=(f"{s3}/large", backwards, out)).start()
+        read = [out.get(timeout=300) for _ in range(2)]
+    assert read[0] == read[1] == sorted(zlib.crc32(split.read(i)) for i in range(48))
+    assert all(faults.failed.values()), faults.failed
+    blocks = list((tmp_path / "cache").rglob("blocks-*/*.tar/*"))
+    assert {block.parents[1].name for block in blocks} == {f"blocks-{2**18}"}
+    assert 0 < sum(block.stat().st_size for block in blocks) <= 1e6
+
+
+def test_a_store_that_stays_away_ends_in_a_line(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("kd.data.object_store.PAUSE_S", 0.0)
+    source = ImageFolder(str(draw_folder(tmp_path / "data", train=1, val=1)))
+    pack(source.load("train"), source.classes, f"{s3}/gone", "train")
+    split = Shards(f"{s3}/gone").load("train")
+    files, path = file_system(f"{s3}/gone")
+    files.rm(f"{path}/train-00000.tar")
+    with pytest.raises(FileNotFoundError):
+        split.read(0)
+    with pytest.raises(OSError, match="food can't be read, 6 times: no way"):
+        tried(lambda: (_ for _ in ()).throw(RuntimeError("no way")), "food can't be read")
+    with pytest.raises(ValueError, match="cache_gb must be > 0, got 0"):
+        Shards(s3, cache_gb=0)

@@ -2,8 +2,8 @@
 
 A pack is a folder, or any URL that fsspec knows (``s3://bucket/food``), with ``train-00000.tar``, ... and one index a
 split, ``train.json``, written last. The index says where in which shard a picture's bytes are, so pictures are read in
-any order: order, views and resume are those of every other source. A shard of a remote pack is fetched whole, once,
-when its first picture is wanted, and kept in the user's cache folder.
+any order: order, views and resume are those of every other source. Of a remote pack nothing is fetched but the ranges
+that pictures lie in, when they are wanted; they are kept in the user's cache folder (``cache_gb``).
 """
 
 import hashlib
@@ -14,9 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from kd.data.batch import Target
+from kd.data.object_store import Ranged, file_system, is_url
 from kd.data.pictures import MAX_BYTES
 from kd.data.sources.base import Source, Split, cache_dir
 from kd.data.sources.files import UNLABELLED
@@ -25,27 +24,20 @@ from kd.errors import UserError, first_line
 INDEX_LISTS = ("classes", "shards", "samples", "targets")
 
 
-def file_system(url: str) -> tuple[Any, str]:
-    """The fsspec file system of ``url``, and the path in it. Made anew in each process: it does not survive a fork."""
-    try:
-        import fsspec
-    except ImportError as error:
-        raise UserError("data.source: Shards needs the extra stream: pip install 'kd-train[stream]'") from error
-    try:
-        return fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise UserError(f"data.source.root: {url}: {error}; pip install 'kd-train[stream]' has s3") from error
-
-
 class Shards(Source):
     """A pack made by ``kd-pack``, on a disk or in an object store (extra ``stream``).
 
     Args:
         root: its folder or URL. An S3 endpoint and credentials are taken from the usual ``AWS_*`` variables.
+        cache_gb: of a remote pack at most so much is kept on the local disk, of all processes together; what was used
+            longest ago goes. Default: all that was read.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, cache_gb: float | None = None) -> None:
+        if cache_gb is not None and not cache_gb > 0:
+            raise ValueError(f"cache_gb must be > 0, got {cache_gb}")
         self.root = root.rstrip("/")
+        self.cache_bytes = None if cache_gb is None else int(cache_gb * 1e9)
 
     def load(self, split: str) -> Split:
         """See :meth:`Source.load`."""
@@ -63,8 +55,8 @@ class Shards(Source):
         except Exception as error:  # the object stores' clients raise many kinds
             raise UserError(f"data.source.root: {self.root}: {first_line(error)}") from error
         self.classes = list(index["classes"])
-        found = ShardSplit(self.root, index, hashlib.sha256(text).hexdigest()[:16])
-        for shard, end in found.ends().items() if "://" not in self.root else ():
+        found = ShardSplit(self.root, index, hashlib.sha256(text).hexdigest()[:16], self.cache_bytes)
+        for shard, end in found.ends().items() if not is_url(self.root) else ():
             size = Path(self.root, shard).stat().st_size if Path(self.root, shard).is_file() else 0
             if size < end:
                 raise UserError(f"data.source.root: {self.root}/{shard} has {size} bytes, its index says {end} or more")
@@ -117,30 +109,44 @@ class ShardSplit:
         root: folder or URL of the pack.
         index: the content of the split's index.
         digest: a hash of it.
+        cache_bytes: see :class:`Shards`.
 
     Attributes:
         check: how the pictures are looked at before training. ``kd-pack`` has decoded them; what lies in an object
             store would have to be fetched.
     """
 
-    def __init__(self, root: str, index: dict[str, Any], digest: str) -> None:
+    def __init__(self, root: str, index: dict[str, Any], digest: str, cache_bytes: int | None = None) -> None:
         self.root, self.digest = root, digest
-        self.check: str | None = "off" if "://" in root else "headers"
+        self.check: str | None = "off" if is_url(root) else "headers"
+        self.sums: list[int] = index.get("checksums", [])
         self.shards: list[str] = index["shards"]
         self.samples: list[list[int]] = index["samples"]  # shard, offset, size
         self.targets: list[int] = index["targets"]
         self._open: dict[tuple[int, int], int] = {}  # (process, shard) -> descriptor
+        self._kept = cache_dir() / "shards" / f"{Path(root).name}-{digest}"
+        self._remote = Ranged(root, self._kept, sum(self.ends().values()), cache_bytes) if is_url(root) else None
 
     def read(self, i: int) -> bytes:
         """The encoded picture ``i``."""
         shard, offset, size = self.samples[i]
-        key = (os.getpid(), shard)
-        if key not in self._open:
-            self._open[key] = os.open(self._local(self.shards[shard]), os.O_RDONLY)
-        data = os.pread(self._open[key], size, offset)
+        whole = self._whole(shard)
+        if whole is None:
+            assert self._remote is not None
+            return self._remote.read(self.shards[shard], offset, size)
+        data = os.pread(whole, size, offset)
         if len(data) != size:
             raise OSError("the shard is truncated")
         return data
+
+    def _whole(self, shard: int) -> int | None:
+        """An open shard on a disk: the pack's, or a remote one that was once fetched as a whole."""
+        key = (os.getpid(), shard)
+        if key not in self._open:
+            file = (self._kept if self._remote else Path(self.root)) / self.shards[shard]
+            there = self._remote is None or file.is_file()
+            self._open[key] = os.open(file, os.O_RDONLY) if there else -1
+        return None if self._open[key] < 0 else self._open[key]
 
     def target(self, i: int) -> Target:
         """The target of the picture ``i``."""
@@ -150,6 +156,13 @@ class ShardSplit:
         """Shard and place; differs between packs."""
         shard, offset, size = self.samples[i]
         return f"{self.root}/{self.shards[shard]}@{offset}+{size} ({self.digest})"
+
+    def key(self, i: int) -> str:
+        """Where it lies in the pack, and the pack's content: the same for every copy of the pack."""
+        shard, offset, size = self.samples[i]
+        if not self.sums:  # packed before there were checksums
+            return f"{self.name(i)}\0{self.stamp(i)}"
+        return f"{self.shards[shard]}@{offset}+{size} ({self.digest})"
 
     def stamp(self, i: int) -> str:
         """Size and time of change of its shard on a disk; nothing of one fetched, whose copy is kept as it is."""
@@ -164,7 +177,7 @@ class ShardSplit:
         return max((stat.st_mtime for stat in self._stats() if stat), default=0.0)
 
     def _stats(self) -> list[os.stat_result | None]:
-        return [None if "://" in self.root else Path(self.root, shard).stat() for shard in self.shards]
+        return [None if is_url(self.root) else Path(self.root, shard).stat() for shard in self.shards]
 
     def ends(self) -> dict[str, int]:
         """Where the last picture of each shard ends, in bytes."""
@@ -172,20 +185,3 @@ class ShardSplit:
         for shard, offset, size in self.samples:
             ends[self.shards[shard]] = max(offset + size, ends.get(self.shards[shard], 0))
         return ends
-
-    def _local(self, shard: str) -> Path:
-        if "://" not in self.root:
-            return Path(self.root, shard)
-        folder = cache_dir() / "shards" / f"{Path(self.root).name}-{self.digest}"
-        file = folder / shard
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / f"{shard}.lock"):  # one of all processes fetches it
-            if not file.is_file():
-                files, path = file_system(self.root)
-                part = file.with_suffix(".part")
-                try:
-                    files.get_file(f"{path}/{shard}", str(part))
-                except Exception as error:  # the object stores' clients raise many kinds
-                    raise OSError(f"{self.root}/{shard} can't be fetched to {folder}: {error}") from error
-                part.replace(file)
-        return file

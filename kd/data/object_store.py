@@ -1,0 +1,176 @@
+"""Files in an object store: read by ranges, through a bounded cache on the local disk.
+
+The only file that imports fsspec. Whatever fails on the way (an error, a cut connection, an answer that is too short)
+is tried again with growing pauses before the run ends.
+"""
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from filelock import FileLock, Timeout
+
+from kd.errors import UserError, first_line
+
+TRIES = 6
+PAUSE_S = 0.2  # before the second try; doubled before each further one
+LARGE, SMALL = 8 * 2**20, 2**18  # bytes of a block: where all is kept, and where blocks come and go
+STRIPES = 64  # locks: that many blocks are fetched at the same time, by all processes of a machine
+TOUCH_S = 60.0  # how exact the order of use is that eviction goes by
+
+Given = TypeVar("Given")
+
+
+def is_url(place: str) -> bool:
+    """Whether it is no path of this machine.
+
+    >>> is_url("s3://bucket/food"), is_url("/data/food")
+    (True, False)
+    """
+    return "://" in place
+
+
+def file_system(url: str, key: str = "data.source.root") -> tuple[Any, str]:
+    """The fsspec file system of ``url``, and the path in it. Made anew in each process: it does not survive a fork.
+
+    Raises:
+        UserError: fsspec is not installed, or knows no such kind of URL.
+    """
+    try:
+        import fsspec
+    except ImportError as error:
+        raise UserError(f"{key}: {url} needs the extra stream: pip install 'kd-train[stream]'") from error
+    try:
+        return fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"{key}: {url}: {error}; pip install 'kd-train[stream]' has s3") from error
+
+
+def tried(attempt: Callable[[], Given], what: str) -> Given:
+    """The result of an attempt that may fail on the way, after some more of them.
+
+    Raises:
+        FileNotFoundError: there is no such file: another try would change nothing.
+        OSError: all have failed; the message says of ``what``, and the last reason.
+    """
+    for number in range(TRIES):
+        try:
+            return attempt()
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # the object stores' clients raise many kinds
+            if number == TRIES - 1:
+                raise OSError(f"{what}, {TRIES} times: {first_line(error)}") from error
+            time.sleep(PAUSE_S * 2**number)
+    raise AssertionError
+
+
+class Ranged:
+    """The files below a URL, read by ranges.
+
+    What is read is kept in blocks on the local disk, shared by all processes of a machine; where they would take more
+    than ``limit``, those that were used longest ago go. The blocks are small then, as a picture's neighbours would be
+    gone again before their turn comes. A disk without room keeps nothing, and the run goes on.
+
+    Args:
+        url: of the folder.
+        folder: where blocks are kept; one for each content of the files.
+        whole: size of all files in bytes.
+        limit: most bytes of blocks; None: all may be kept.
+    """
+
+    def __init__(self, url: str, folder: Path, whole: int, limit: int | None = None) -> None:
+        self.url, self.limit = url, limit
+        self.block = LARGE if limit is None or whole <= limit else SMALL
+        self.folder = folder / f"blocks-{self.block}"
+        self._written: int | None = None  # since eviction was last thought of
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        """``size`` bytes of a file from ``offset`` on.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            OSError: it can't be fetched, or ends before.
+        """
+        first, last = offset // self.block, (offset + size - 1) // self.block
+        data = b"".join(self._block(name, number) for number in range(first, last + 1))
+        start = offset - first * self.block
+        if len(data) < start + size:
+            raise OSError(f"{self.url}/{name} is truncated")
+        return data[start : start + size]
+
+    def _block(self, name: str, number: int) -> bytes:
+        file = self.folder / name / f"{number:08d}"
+        with suppress(OSError):
+            return _used(file)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder / f"lock-{hash_of(name, number) % STRIPES}"):  # one of all processes fetches it
+            with suppress(OSError):
+                return _used(file)
+            data = self._fetched(name, number)
+            self._keep(file, data)
+            return data
+
+    def _fetched(self, name: str, number: int) -> bytes:
+        start = number * self.block
+
+        def fetch() -> bytes:
+            files, path = file_system(self.url)
+            data: bytes = files.cat_file(f"{path}/{name}", start=start, end=start + self.block)
+            if len(data) < self.block:  # the end of the file, or of a connection
+                end = int(files.info(f"{path}/{name}")["size"])
+                if start + len(data) < end:
+                    raise OSError(f"{len(data)} bytes came, {min(end - start, self.block)} were asked for")
+            return data
+
+        return tried(fetch, f"{self.url}/{name} can't be fetched")
+
+    def _keep(self, file: Path, data: bytes) -> None:
+        part = file.with_suffix(f".{os.getpid()}.part")
+        try:
+            file.parent.mkdir(exist_ok=True)
+            part.write_bytes(data)
+            part.replace(file)  # whole or not at all
+        except OSError as error:
+            with suppress(OSError):
+                part.unlink()
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+        if self.limit is not None:
+            self._bound(len(data))
+
+    def _bound(self, more: int) -> None:
+        """Now and then: lets the blocks go that were used longest ago."""
+        assert self.limit is not None
+        due = self._written is None or self._written + more > self.limit // 50
+        self._written = 0 if due else (self._written or 0) + more
+        if not due:
+            return
+        with suppress(Timeout), FileLock(self.folder / "lock-evict", timeout=0):  # else another process does it
+            found = []
+            for entry in (e for folder in os.scandir(self.folder) if folder.is_dir() for e in os.scandir(folder)):
+                with suppress(OSError):
+                    found.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
+            size = sum(bytes_ for _, bytes_, _ in found)
+            for _, bytes_, path in sorted(found):
+                if size <= self.limit * 9 // 10:
+                    break
+                with suppress(OSError):
+                    Path(path).unlink()
+                size -= bytes_
+
+
+def hash_of(name: str, number: int) -> int:
+    """The same in all processes, unlike Python's own."""
+    return sum(name.encode()) + number
+
+
+def _used(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        if time.time() - os.fstat(stream.fileno()).st_mtime > TOUCH_S:
+            os.utime(stream.fileno())
+        return stream.read()

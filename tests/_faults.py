@@ -1,0 +1,80 @@
+"""An S3 server that fails now and then, in front of one that does not."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Faults:
+    """What goes wrong, and what went through.
+
+    Attributes:
+        often: of the requests for tar files every such many fails, in turn by an error 500, a cut and a slow answer; 0:
+            none.
+        seen: ranges of tar files that were asked for.
+    """
+
+    def __init__(self) -> None:
+        self.often = 0
+        self.seen: list[str] = []
+        self.failed = {"error": 0, "cut": 0, "slow": 0}
+        self._lock = threading.Lock()
+
+    def next(self, method: str, path: str, asked: str) -> str:
+        """What happens to a request: nothing, or one of the faults."""
+        if method != "GET" or ".tar" not in path:
+            return ""
+        with self._lock:
+            self.seen.append(asked)
+            if not self.often or len(self.seen) % self.often:
+                return ""
+            kind = list(self.failed)[len(self.seen) // self.often % 3]
+            self.failed[kind] += 1
+            return kind
+
+
+@contextmanager
+def before(port: int, faults: Faults) -> Iterator[int]:
+    """The port of a server that passes on to ``port`` what does not fail."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def _pass(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            fault = faults.next(self.command, self.path, self.headers.get("Range", ""))
+            if fault == "error":
+                self.send_response(500)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            if fault == "slow":
+                threading.Event().wait(0.2)
+            behind = HTTPConnection("127.0.0.1", port, timeout=60)
+            behind.request(self.command, self.path, body, dict(self.headers))
+            answer = behind.getresponse()
+            content = answer.read()
+            self.send_response(answer.status)
+            for name, value in answer.getheaders():
+                if name.lower() not in ("transfer-encoding", "connection", "content-length", "server", "date"):
+                    self.send_header(name, value)
+            length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(content))
+            self.send_header("Content-Length", length or "0")
+            self.end_headers()
+            if fault == "cut":
+                self.wfile.write(content[: len(content) // 2])
+                self.close_connection = True
+                return
+            self.wfile.write(content)
+
+        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _pass
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_address[1]
+    server.shutdown()
+    server.server_close()
