@@ -142,7 +142,7 @@ def _measure(
     return rows
 
 
-def _start(load: Callable[[], Callable[[np.ndarray], object]], threads: int, key: tuple[str, str]) -> "Stopwatch":
+def _start(load: "Callable[[], Callable[[np.ndarray], object]]", threads: int, key: tuple[str, str]) -> "Stopwatch":
     from kd.export.stopwatch import Stopwatch
 
     try:
