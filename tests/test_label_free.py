@@ -10,9 +10,17 @@ import timm
 import torch
 from safetensors.torch import load_file
 
+import kd
 from kd.cli import main
+from kd.config.parser import KDCLI
+from kd.config.request import translate
+from kd.errors import UserError
+from kd.losses import CosineLoss, RADIOLoss
+from kd.models.taps import TapSpec
+from kd.tasks import Features
+from kd.tuning.plan import _objectives
 from tests._forks import start_ranks, status_of
-from tests._helpers import ARCH, CLASSES, TINY, draw_folder, save_teacher, write_recipe
+from tests._helpers import ARCH, CLASSES, TINY, draw_folder, save_teacher, tiny_vit, write_recipe
 
 HEADLESS = {"arch": ARCH, "img_size": 32, "kwargs": {**TINY, "depth": 1}, "head": False}
 
@@ -248,3 +256,25 @@ def test_cached_features_teach_as_live_ones(made: Path) -> None:
     assert summary["cache"]["answers_read"] > 0
     live = json.loads((runs / "000" / "summary.json").read_text())
     assert summary["student"]["val"]["feature_loss"] == pytest.approx(live["student"]["val"]["feature_loss"], rel=0.2)
+
+
+def test_in_a_loop_of_ones_own() -> None:
+    """Any two models, no labels, no settings."""
+    student, teacher = timm.create_model("resnet10t", num_classes=0), tiny_vit(0, seed=1)
+    taps = {"maps": TapSpec("layer4", "norm"), "pooled": TapSpec("prelogits", "prelogits")}
+    inputs = {"prepare": kd.Preprocess(64, [0.5] * 3, [0.5] * 3),
+              "teacher_prepare": kd.Preprocess(32, [0.5] * 3, [0.5] * 3)}  # fmt: skip
+    losses = {"pooled": CosineLoss(), "maps": RADIOLoss()}
+    step = kd.Distillation(student, teacher, task=Features(), losses=losses, taps=taps, **inputs)
+    terms = step(torch.randint(256, (4, 3, 64, 64), dtype=torch.uint8), torch.full((4,), -1))
+    assert set(terms.named) == {"pooled_loss", "maps_loss", "loss"}
+    terms.total.backward()
+    assert student.conv1[0].weight.grad.abs().sum() > 0
+
+
+def test_a_search_knows_what_is_measured(made: Path) -> None:
+    config = KDCLI(translate([f"recipe={made / 'tiny.yaml'}"]).parser_args(), instantiate=False).as_dict()
+    assert [(o.name, o.maximize) for o in _objectives(None, config)] == [("val/feature_loss", False)]
+    assert _objectives("val/dino_summary_loss", config)[0].name == "val/dino_summary_loss"
+    with pytest.raises(UserError, match="objective: no run reports 'val/knn1'"):
+        _objectives("val/knn1", config)

@@ -279,7 +279,7 @@ def _agreement(student: Tensor, teacher: Tensor, multi_label: bool) -> Tensor:
 
 
 def _loss_shares(objective: Objective, terms: Mapping[str, Tensor]) -> dict[str, float]:
-    weights = {name: float(loss.weight) for name, loss in objective.losses.items()}  # type: ignore[arg-type]
+    weights = {name: float(objective.weight_of(name)) for name in objective.losses}
     weights["task"] = float(objective.task_loss_weight)
     values = {n: w * abs(float(terms[f"{n}_loss"])) for n, w in weights.items() if f"{n}_loss" in terms}
     total = sum(values.values())

@@ -65,6 +65,7 @@ class Objective(nn.Module):
             raise ValueError(f"teacher_drop must be >= 0 and <= 1, got {teacher_drop}")
         if not task_loss_weight >= 0:
             raise ValueError(f"task_loss_weight must be >= 0, got {task_loss_weight}")
+        task_loss_weight = task_loss_weight if task.labels else 0.0
         if task_loss_weight == 0 and not any(loss.weight for loss in (losses or {}).values()):
             raise UserError("model.task_loss_weight: all loss weights are 0, there is nothing to learn from")
         for name in losses or {}:

@@ -125,6 +125,8 @@ def info_of(task: Task) -> DataInfo:
     Raises:
         UserError: it does not know the number of classes.
     """
+    if not task.labels:
+        return DataInfo([], labels=False)
     if not task.num_classes:
         name = type(task).__name__
         raise UserError(f"task: how many classes has the data? task={name}(num_classes) or data=kd.DataInfo(classes)")

@@ -1,6 +1,6 @@
 """No labels: a student that is its features, and how it is measured without any."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -9,6 +9,19 @@ from torchmetrics import Metric
 from kd.report.metric import PROBE
 from kd.tasks.base import Task
 from kd.tasks.features import rank_of_gram
+
+
+def label_free_metrics(losses: Iterable[str], probed: bool) -> list[str]:
+    """What is measured of a student that is its features, the main metric first.
+
+    Args:
+        losses: names of the distillation losses.
+        probed: whether there are labelled pictures to look at.
+
+    >>> label_free_metrics(["dino"], True)
+    ['feature_loss', 'dino_loss', 'rankme', 'knn1', 'probe1']
+    """
+    return ["feature_loss", *(f"{name}_loss" for name in losses), "rankme", *(PROBE if probed else ())]
 
 
 class HeldOut(Metric):
@@ -77,7 +90,8 @@ class Features(Task):
 
     def metric_names(self, teacher: bool) -> list[str]:
         """See :meth:`Task.metric_names`."""
-        return [*self.held_out.names, "rankme", *(PROBE if self.probed else ())]
+        losses = [name.removesuffix("_loss") for name in self.held_out.names if name != "feature_loss"]
+        return label_free_metrics(losses, self.probed)
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """None: there are no labels."""

@@ -15,6 +15,8 @@ from kd.config.parser import KDCLI, build_task
 from kd.config.request import Request
 from kd.config.values import flatten
 from kd.errors import UserError
+from kd.report.metric import less_is_better
+from kd.tasks.label_free import label_free_metrics
 from kd.tuning.places import Share
 from kd.tuning.space import SearchSpace, Space, item, parse
 
@@ -199,12 +201,10 @@ def flatten_spaces(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _objectives(text: str | None, config: dict[str, Any]) -> tuple[Objective, ...]:
-    task = build_task(config["model"]["task"])
-    teacher = bool(config["model"]["teacher"] or config["model"].get("teachers"))
-    known = [f"val/{name}" for name in task.metric_names(teacher)]
+    known = [f"val/{name}" for name in _metrics(config)]
     if text is None:
-        monitor, mode = config["checkpoint"]["monitor"], config["checkpoint"]["mode"]
-        text = f"{'-' if mode == 'min' else ''}{monitor or f'val/{task.primary}'}"
+        monitor, mode = config["checkpoint"]["monitor"] or known[0], config["checkpoint"]["mode"]
+        text = f"{'-' if mode == 'min' or (mode is None and less_is_better(monitor)) else ''}{monitor}"
     found = tuple(
         Objective(part.strip().lstrip("-"), not part.strip().startswith("-")) for part in str(text).split(",")
     )
@@ -218,6 +218,17 @@ def _objectives(text: str | None, config: dict[str, Any]) -> tuple[Objective, ..
     if len({o.name for o in found}) < len(found):
         raise UserError(f"objective: '{text}' names one twice")
     return found
+
+
+def _metrics(config: dict[str, Any]) -> list[str]:
+    """What validation will measure, the main metric first."""
+    model = config["model"]
+    if not model["student"].get("head", True):
+        probed = bool((config["data"].get("probe") or {}).get("root"))
+        return label_free_metrics(model["distill_losses"] or {}, probed)
+    task = build_task(model["task"])
+    names = task.metric_names(bool(model["teacher"] or model.get("teachers")))
+    return [task.primary, *(name for name in names if name != task.primary)]
 
 
 def _check_pruner(pruner: str, objectives: Sequence[Objective]) -> None:
