@@ -16,6 +16,9 @@ from kd.launch.loopback import meet_on_loopback
 from kd.module import DistillationModule
 from kd.teachers import AnsweringCollate, CachedTeacher, Teacher, caches_of, dtype_for, open_cache
 from kd.teachers.answer import Wanted
+from kd.teachers.answer_store import AnswerStore
+from kd.teachers.cache_layout import PUBLISHED, Layout
+from kd.teachers.published import publish
 
 
 class Fill(LightningModule):
@@ -77,8 +80,14 @@ class Fill(LightningModule):
         self._bar.close()
 
 
-def fill(model: DistillationModule, data: DistillationDataModule, trainer: Trainer) -> int:
+def fill(model: DistillationModule, data: DistillationDataModule, trainer: Trainer, out: str | None = None) -> int:
     """Fills all views, on as many processes as the trainer has; returns the exit status.
+
+    Args:
+        model: teachers, and losses that say what of their answers is kept.
+        data: the training pictures.
+        trainer: on which processes.
+        out: folder or URL beside which the answers are published as well; that of a pack.
 
     Raises:
         UserError: the recipe has no teacher, or nothing that learns from its answers.
@@ -102,9 +111,23 @@ def fill(model: DistillationModule, data: DistillationDataModule, trainer: Train
         computed = int(trainer.strategy.reduce(torch.tensor(cache.computed), reduce_op="sum"))
         if trainer.is_global_zero:
             _say(name, cache, computed, seconds)
+    if trainer.is_global_zero and out:
+        return _publish(module, data, out)
     if trainer.is_global_zero:
         key = next(iter(module.caches.values())).live.key if len(module.caches) == 1 else "model.teachers.NAME"
         print(f"       use them with {key}.cache=on (or only)", flush=True)
+    return 0
+
+
+def _publish(module: Fill, data: DistillationDataModule, out: str) -> int:
+    layout = Layout(data)
+    for cache in module.caches.values():
+        for kept in cache.kept:
+            assert isinstance(kept.store, AnswerStore)
+            place = f"{out}/{PUBLISHED}/{layout.name(cache.live)}/{kept.store.folder.name}"
+            size = publish(kept.store, data.split("train"), place)
+            print(f"       {size / 1e6:,.1f} MB in {place}")
+        print(f"       read them with {cache.live.key}.cache=only {cache.live.key}.cache_dir={out}", flush=True)
     return 0
 
 

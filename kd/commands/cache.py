@@ -1,6 +1,5 @@
 """``kd-cache``: computes the teacher's answers ahead."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kd.config.request import Request
@@ -13,7 +12,7 @@ HELP = """\
 kd-cache: computes the teacher's answers to a recipe's training pictures ahead, for model.teacher.cache=on or only.
 
   kd-cache recipe=NAME [config=OVERLAY ...] [key=value ...]
-  kd-cache --describe FOLDER [recipe=NAME ...]
+  kd-cache --describe FOLDER_OR_URL [recipe=NAME ...]
 
   The same line as for kd-train: data, augmentation, seed, teacher and precision must be those of the run to come.
   model.teacher.cache_views=N   views of a picture (default 4)
@@ -21,6 +20,7 @@ kd-cache: computes the teacher's answers to a recipe's training pictures ahead, 
   model.teacher.cache_precision=int8   features in a byte a value, with a scale for each channel, instead of two
   model.teacher.cache_dir=DIR   where; default: a folder of its own in the user's cache folder
   of several teachers           model.teachers.NAME.cache_views=N ..., for each
+  out=FOLDER_OR_URL             writes them beside a pack as well (kd-pack), for any number of machines
   --describe FOLDER             what a cache holds; with a recipe: does it fit (else status 1, and what differs)
 
 What is there already is kept: a filling that was stopped goes on. config=ddp_8gpu shares the work.
@@ -41,10 +41,15 @@ def run(request: Request) -> int:
 
 
 def _fill(request: Request) -> int:
+    own = [item for item in request.overrides if item.startswith("out=")]
+    request.overrides = [item for item in request.overrides if item not in own]
+    out = own[-1].removeprefix("out=").rstrip("/") if own else None
+    if out == "":
+        raise UserError("out: must name a folder or a URL, got nothing")
     cli = _built(request)
     from kd.fill import fill
 
-    return fill(cli.model, cli.datamodule, cli.trainer)
+    return fill(cli.model, cli.datamodule, cli.trainer, out)
 
 
 def _describe(request: Request) -> int:
@@ -53,7 +58,7 @@ def _describe(request: Request) -> int:
     from kd.teachers import dtype_for
     from kd.teachers.inspect_cache import fit, held_in, told
 
-    found = held_in(Path(request.rest[0]).expanduser())
+    found = held_in(request.rest[0])
     print(told(found), flush=True)
     if not request.recipe:
         return 0

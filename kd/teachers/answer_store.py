@@ -142,7 +142,7 @@ class AnswerStore:
         sums = records[:, :CRC_BYTES].copy().view("<u4")[:, 0]
         there = (sums != 0) & (sums == self._sums[view, index])
         unknown = np.flatnonzero(~there & (sums != 0))
-        whole = unknown[[_checksum(records[i]) == sums[i] for i in unknown]] if len(unknown) else unknown
+        whole = unknown[[checksum(records[i]) == sums[i] for i in unknown]] if len(unknown) else unknown
         if len(whole):
             whole = whole[self._usable(records[whole])]
         self._sums[view, index[whole]] = sums[whole]
@@ -167,7 +167,7 @@ class AnswerStore:
             self._grow(view)
             missing = ~self.present(view, index)
             for i, record in zip(index[missing], records[missing], strict=True):
-                whole = _checksum(record).to_bytes(CRC_BYTES, "little") + record[CRC_BYTES:].tobytes()
+                whole = checksum(record).to_bytes(CRC_BYTES, "little") + record[CRC_BYTES:].tobytes()
                 _write_all(self._write[view], whole, int(i) * self.record_bytes)
 
     def filled(self) -> float:
@@ -248,7 +248,8 @@ def difference(there: dict[str, Any], here: dict[str, Any]) -> str:
     return ""
 
 
-def _checksum(record: np.ndarray) -> int:
+def checksum(record: np.ndarray) -> int:
+    """Of a record, behind the place where it is kept."""
     return zlib.crc32(record[CRC_BYTES:].tobytes()) or 1  # 0 marks a record that was never written
 
 

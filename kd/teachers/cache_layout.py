@@ -18,6 +18,7 @@ import torch
 import torchvision
 
 from kd.data.datamodule import DistillationDataModule
+from kd.data.object_store import is_url
 from kd.data.sources import FileSplit, Split, cache_dir, changed, content, fingerprint
 from kd.errors import UserError
 from kd.losses import LogitLoss
@@ -26,6 +27,9 @@ from kd.teachers.answer import Wanted
 from kd.teachers.answer_codec import AnswerCodec, DenseCodec, TopKCodec
 from kd.teachers.answer_store import FINGERPRINT
 from kd.teachers.frozen import FrozenTeacher
+
+PUBLISHED = "answers"
+"""The folder of answers beside a pack's shards."""
 
 Parts = dict[str, dict[str, Any]]
 
@@ -38,11 +42,18 @@ class Kind:
         codec: how a record is written.
         parts: what the answers depend on: ``teacher``, ``transform``, ``data``, ``answers``.
         folder: where they are.
+        url: where they are published (:mod:`kd.teachers.published`), instead.
     """
 
     codec: AnswerCodec
     parts: Parts
     folder: Path
+    url: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where they are, for people."""
+        return self.url or str(self.folder)
 
 
 class Layout:
@@ -74,12 +85,14 @@ class Layout:
         Raises:
             UserError: the folder is one of something else.
         """
-        whole = self._in_one(teacher, wanted)
+        beside = self.beside(teacher)
+        whole = None if beside else self._in_one(teacher, wanted)
         if whole is not None:
             return [whole]
         shared: Parts = {"teacher": _identity(teacher), "transform": self.views, "data": self.pictures}
         base = self.base(teacher)
-        _refuse_strangers(base, teacher.key)
+        if not beside:
+            _refuse_strangers(base, teacher.key)
         found = []
         for label, codec in self._codecs(teacher, wanted):
             own: Parts = {"answers": codec.describe()}
@@ -88,8 +101,15 @@ class Layout:
                 own["data"] = {"classes": _hash("\0".join(self.classes))}
             name = re.sub(r"[^\w.]+", "_", label) + "-" + _digest(own)[:8]
             parts = {part: {**shared.get(part, {}), **own.get(part, {})} for part in (*shared, "answers")}
-            found.append(Kind(codec, parts, base / name))
+            found.append(Kind(codec, parts, base / name, f"{beside}/{name}" if beside else ""))
         return found
+
+    def beside(self, teacher: FrozenTeacher) -> str:
+        """Where its answers are published beside a pack; nothing where ``cache_dir`` is a cache of this machine."""
+        place = (teacher.spec.cache_dir or "").rstrip("/")
+        if is_url(place) or (place and Path(place, PUBLISHED).is_dir()):
+            return f"{place}/{PUBLISHED}/{self.name(teacher)}"
+        return ""
 
     def base(self, teacher: FrozenTeacher) -> Path:
         """The folder of all answers of one teacher to these views."""

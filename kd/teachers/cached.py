@@ -17,13 +17,16 @@ from kd.teachers.answer_codec import AnswerCodec, described
 from kd.teachers.answer_store import AnswerStore
 from kd.teachers.base import Teacher
 from kd.teachers.frozen import FrozenTeacher
+from kd.teachers.published import PublishedStore
+
+Store = AnswerStore | PublishedStore
 
 
 @dataclass
 class Kept:
     """Records of answers, and how they are written and read."""
 
-    store: AnswerStore
+    store: Store
     codec: AnswerCodec
 
 
@@ -87,8 +90,8 @@ class CachedTeacher:
     @property
     def place(self) -> str:
         """Where the answers are, for people."""
-        folders = [kept.store.folder for kept in self.kept]
-        return str(folders[0] if len(folders) == 1 else folders[0].parent)
+        folders = [str(kept.store.folder) for kept in self.kept]
+        return folders[0] if len(folders) == 1 else folders[0].rpartition("/")[0]
 
     @property
     def record_bytes(self) -> int:
@@ -169,7 +172,7 @@ class CachedTeacher:
         """The model's answers as records, a kind each."""
         return records_of(self.live, [kept.codec for kept in self.kept], images, numbers)
 
-    def _kept(self, store: AnswerStore, view: int, numbers: np.ndarray, encoded: Tensor) -> Tensor:
+    def _kept(self, store: Store, view: int, numbers: np.ndarray, encoded: Tensor) -> Tensor:
         """Stores; gives what is stored now, which for some samples may be another process's answer."""
         if self._full:
             return encoded

@@ -1,22 +1,25 @@
 """What a folder of answers holds, and whether a recipe can use it."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kd.data.datamodule import DistillationDataModule
-from kd.errors import UserError
+from kd.data.object_store import file_system, is_url
+from kd.errors import UserError, first_line
 from kd.teachers.answer import Wanted
 from kd.teachers.answer_codec import CRC_BYTES, FEATURES_ALONE
 from kd.teachers.answer_store import FINGERPRINT, difference
 from kd.teachers.base import Teacher
 from kd.teachers.cache_layout import Kind, Layout
 
-DEPTH = 3  # below the folder that is asked about: all caches, one of them, a kind of answer in it
+DEPTH = 4  # below the folder that is asked about: a pack, all caches, one of them, a kind of answer in it
 PARTS = ("teacher", "transform", "data", "answers")
 
 
@@ -33,7 +36,7 @@ class Held:
         filled: the share that is there, 0 to 1.
     """
 
-    folder: Path
+    folder: str
     parts: dict[str, dict[str, Any]]
     measured: dict[str, Any]
     views: int
@@ -68,31 +71,49 @@ class Held:
         return f"{' and '.join(what)}: {self.views} view(s), {self.filled:.0%} filled, {self.size / 1e6:,.1f} MB{off}"
 
 
-def held_in(folder: Path) -> list[Held]:
-    """All answers in a folder or below it.
+def held_in(place: str) -> list[Held]:
+    """All answers in a folder or URL, or below it.
 
     Raises:
         UserError: there are none.
     """
-    files = [file for depth in range(DEPTH) for file in sorted(folder.glob("*/" * depth + FINGERPRINT))]
-    found = [one for one in map(_held, files) if one is not None]
+    found = [one for one in starmap(_held, _fingerprints(place)) if one is not None]
     if not found:
-        raise UserError(f"describe: {folder} holds no answers of a teacher (there is no {FINGERPRINT} in it)")
+        raise UserError(f"describe: {place} holds no answers of a teacher (there is no {FINGERPRINT} in it)")
     return found
 
 
-def _held(file: Path) -> Held | None:
+def _fingerprints(place: str) -> Iterator[tuple[str, str]]:
+    """Folders, and what their fingerprints say."""
+    if not is_url(place):
+        for depth in range(DEPTH):
+            for file in sorted(Path(place).expanduser().glob("*/" * depth + FINGERPRINT)):
+                with suppress(OSError, ValueError):
+                    yield str(file.parent), file.read_text()
+        return
+    files, path = file_system(place, "describe")
     try:
-        noted = json.loads(file.read_text())
+        for depth in range(DEPTH):
+            for name in sorted(files.glob(f"{path}/{'*/' * depth}{FINGERPRINT}")):
+                yield files.unstrip_protocol(name).rpartition("/")[0], files.cat_file(name).decode()
+    except Exception as error:  # the object stores' clients raise many kinds
+        raise UserError(f"describe: {place}: {first_line(error)}") from error
+
+
+def _held(folder: str, text: str) -> Held | None:
+    try:
+        noted = json.loads(text)
         parts = {name: dict(noted[name]) for name in PARTS}
-        pictures = int(parts["data"]["pictures"])
-    except (OSError, ValueError, KeyError, TypeError):
+        pictures, measured = int(parts["data"]["pictures"]), dict(noted.get("measured") or {})
+        if "shards" in noted:  # published: whole before it had a fingerprint
+            views = int(noted["views"])
+            return Held(folder, parts, measured, views, views * pictures * int(noted["record_bytes"]), 1.0)
+    except (ValueError, KeyError, TypeError):
         return None
-    files = sorted(file.parent.glob("view-*.bin"))
+    files = sorted(Path(folder).glob("view-*.bin"))
     begun = [_begun(view, pictures) for view in files]
     size = sum(view.stat().st_size for view in files)
-    filled = sum(begun) / max(1, pictures * len(files))
-    return Held(file.parent, parts, dict(noted.get("measured") or {}), len(files), size, filled)
+    return Held(folder, parts, measured, len(files), size, sum(begun) / max(1, pictures * len(files)))
 
 
 def _begun(file: Path, pictures: int) -> int:

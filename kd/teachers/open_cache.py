@@ -12,9 +12,10 @@ from kd.teachers.answer_codec import described
 from kd.teachers.answer_store import FINGERPRINT, AnswerStore, check_room, compare
 from kd.teachers.base import Teacher
 from kd.teachers.cache_layout import Kind, Layout, looking, topk_temperature
-from kd.teachers.cached import CachedTeacher, Kept
+from kd.teachers.cached import CachedTeacher, Kept, Store
 from kd.teachers.ensemble import Ensemble
 from kd.teachers.frozen import FrozenTeacher
+from kd.teachers.published import PublishedStore
 
 MEASURED_ON = 64  # pictures, for the units of int8 and the error that a cache states
 
@@ -56,6 +57,8 @@ def _asking(teacher: Teacher, wanted: Wanted, filling: bool = False) -> dict[str
 
 def _check(teacher: FrozenTeacher, kinds: list[Kind], layout: Layout) -> None:
     """All kinds before the first is made."""
+    if any(kind.url for kind in kinds):
+        return
     for kind in kinds:
         if (kind.folder / FINGERPRINT).is_file():
             compare((kind.folder / FINGERPRINT).read_text(), kind.parts, str(kind.folder), teacher.key)
@@ -67,7 +70,7 @@ def _check(teacher: FrozenTeacher, kinds: list[Kind], layout: Layout) -> None:
 def _announce(teacher: FrozenTeacher, name: str, kinds: list[Kind], layout: Layout) -> None:
     views, size = teacher.spec.cache_views, sum(kind.codec.record_bytes for kind in kinds)
     kept = ", ".join(f"{key} {value}" for key, value in described([kind.codec for kind in kinds]).items())
-    place = kinds[0].folder if len(kinds) == 1 else kinds[0].folder.parent
+    place = kinds[0].place if len(kinds) == 1 else kinds[0].place.rpartition("/")[0]
     print(f"cache{f' of {name}' if name else ''}: {size:,} bytes an answer ({kept}), "
           f"{size * layout.samples * views / 1e6:,.1f} MB for {views} view(s) of {layout.samples} pictures in {place}",
           flush=True)  # fmt: skip
@@ -76,16 +79,28 @@ def _announce(teacher: FrozenTeacher, name: str, kinds: list[Kind], layout: Layo
 def _open(teacher: FrozenTeacher, kinds: list[Kind], layout: Layout, filling: bool) -> CachedTeacher:
     found = []
     for kind in kinds:
-        store = AnswerStore(
-            kind.folder, kind.parts, layout.samples, teacher.spec.cache_views, kind.codec.record_bytes,
-            kind.codec.usable, partial(_measured, teacher, kind, layout.data), teacher.key,
-        )  # fmt: skip
+        store = _store(teacher, kind, layout, filling)
         try:
             kind.codec.as_measured(store.measured)
         except ValueError as error:
-            raise UserError(f"{teacher.key}.cache_dir: {kind.folder / FINGERPRINT} is damaged: {error}") from error
+            raise UserError(f"{teacher.key}.cache_dir: {kind.place}/{FINGERPRINT} is damaged: {error}") from error
         found.append(Kept(store, kind.codec))
     return CachedTeacher(teacher, found, teacher.spec.cache == "only" and not filling)
+
+
+def _store(teacher: FrozenTeacher, kind: Kind, layout: Layout, filling: bool) -> Store:
+    samples, views, codec = layout.samples, teacher.spec.cache_views, kind.codec
+    if kind.url and filling:
+        raise UserError(
+            f"{teacher.key}.cache_dir: {teacher.spec.cache_dir} is only read; kd-cache writes there by out="
+        )
+    if kind.url:
+        limit = getattr(layout.data.source, "cache_bytes", None)
+        return PublishedStore(
+            kind.url, kind.parts, samples, views, codec.record_bytes, codec.usable, teacher.key, limit
+        )
+    measure = partial(_measured, teacher, kind, layout.data)
+    return AnswerStore(kind.folder, kind.parts, samples, views, codec.record_bytes, codec.usable, measure, teacher.key)
 
 
 def _measured(teacher: FrozenTeacher, kind: Kind, data: DistillationDataModule) -> dict[str, Any]:
@@ -151,7 +166,9 @@ def cached_share(teacher: Teacher, data: DistillationDataModule, wanted: Wanted)
         for kind in layout.kinds(member, wanted.of(name)):
             whole = kind.codec.record_bytes * layout.samples * member.spec.cache_views
             size += whole
-            if (kind.folder / FINGERPRINT).is_file():
+            if kind.url:
+                filled += whole
+            elif (kind.folder / FINGERPRINT).is_file():
                 store = AnswerStore(
                     kind.folder, kind.parts, layout.samples, member.spec.cache_views, kind.codec.record_bytes,
                     key=member.key,

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from kd.cli import pack_main, train_main
+from kd.cli import cache_main, pack_main, train_main
 from kd.data.object_store import file_system, tried
 from kd.data.pack import pack
 from kd.data.pictures import decode
@@ -267,3 +267,42 @@ def test_a_store_that_stays_away_ends_in_a_line(s3: str, tmp_path: Path, monkeyp
         tried(lambda: (_ for _ in ()).throw(RuntimeError("no way")), "food can't be read")
     with pytest.raises(ValueError, match="cache_gb must be > 0, got 0"):
         Shards(s3, cache_gb=0)
+
+
+def test_answers_beside_a_pack_are_read_by_whoever_has_it(
+    recipe: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Written once; read from the store and from a copy on a disk, to the bit of the cache that they are of."""
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "one"))
+    views = ["model.teacher.cache_views=2", "trainer.precision=32-true"]
+    items = [*packed(recipe, f"{s3}/mini"), *views]
+    assert cache_main([f"recipe={recipe}", *items, f"out={s3}/mini"]) == 0
+    assert f"read them with model.teacher.cache=only model.teacher.cache_dir={s3}/mini" in capsys.readouterr().out
+    own = run(recipe, *items, "model.teacher.cache=on")
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "other machine"))
+    only = ["model.teacher.cache=only", f"model.teacher.cache_dir={s3}/mini"]
+    streamed = run(recipe, *items, *only)
+    files, path = file_system(f"{s3}/mini")
+    files.get(path, str(tmp_path / "copy"), recursive=True)
+    names = [p.name for p in (tmp_path / "copy").rglob("*.bin")]
+    assert sorted(names) == ["train-00000.view-0000.bin", "train-00000.view-0001.bin"]
+    local = ["data.source=Shards", f"data.source.root={tmp_path / 'copy'}", *views]
+    copied = run(recipe, *local, only[0], f"model.teacher.cache_dir={tmp_path / 'copy'}")
+    assert losses(own) == losses(streamed) == losses(copied)
+    for folder in (streamed, copied):
+        found = json.loads((folder / "summary.json").read_text())["cache"]
+        assert (found["answers_read"], found["answers_computed"]) == (96, 0)
+    capsys.readouterr()
+    assert cache_main(["--describe", f"{s3}/mini", f"recipe={recipe}", *items, *only]) == 0
+    said = capsys.readouterr().out
+    assert "logits (dense, 4 classes): 2 view(s), 100% filled" in said
+    assert "model.teacher: logits: fits" in said
+    for bad, message in (
+        ([*items, *only, "seed=3"], "kd-cache --describe PLACE recipe=NAME says what differs"),
+        ([*items, *only, "model.teacher.cache_views=3"], "holds 2 view(s), got 3"),
+        ([*local, only[0], f"model.teacher.cache_dir={tmp_path / 'copy'}", "seed=3"], "says what differs"),
+    ):
+        assert train_main([f"recipe={recipe}", *bad]) == 2
+        assert message in capsys.readouterr().err
+    assert cache_main([f"recipe={recipe}", *items, *only]) == 2
+    assert "is only read; kd-cache writes there by out=" in capsys.readouterr().err

@@ -1,0 +1,192 @@
+"""Answers beside a packed data set: written once, read by many machines, from a folder or an object store.
+
+Below ``OUT/answers/<teacher>-<digest>/<kind of answer>/`` each shard of the pack has one file a view,
+``train-00000.view-0003.bin``: the records of its pictures, in its order. ``fingerprint.json``, written last, says what
+they depend on, and how many records each shard has. Nothing is ever written there again.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kd._bar import bar
+from kd.data.object_store import Ranged, file_system, is_url, tried
+from kd.data.sources import Split, cache_dir
+from kd.data.sources.shards import ShardSplit
+from kd.errors import UserError, first_line
+from kd.teachers.answer_codec import CRC_BYTES
+from kd.teachers.answer_store import FINGERPRINT, AnswerStore, checksum, compare
+
+PART_BYTES = 256 * 10**6  # where the pictures are in no shards, so much goes into a file
+
+
+def publish(store: AnswerStore, split: Split, out: str) -> int:
+    """Writes a cache's answers of one kind beside a pack.
+
+    Args:
+        store: complete.
+        split: the pictures.
+        out: the folder or URL of this kind of answer; made where it is missing.
+
+    Returns:
+        Bytes written.
+
+    Raises:
+        UserError: answers are missing, or ``out`` can't be written.
+    """
+    shards = _shards(split, store.samples, store.record_bytes)
+    files, path = file_system(out, "out")
+    written = 0
+    try:
+        files.makedirs(path, exist_ok=True)
+        for view in bar(range(store.views), label=f"writing {Path(out).name}"):
+            first = 0
+            for name, count in shards:
+                index = np.arange(first, first + count)
+                records, there = store.read(view, index)
+                if not there.all():
+                    raise UserError(f"out: {int((~there).sum())} answers of view {view} are missing in {store.folder}")
+                written += _put(f"{out}/{name}.view-{view:04d}.bin", records.tobytes())
+                first += count
+        noted = json.loads((store.folder / FINGERPRINT).read_text())
+        whole = {**noted, "views": store.views, "record_bytes": store.record_bytes, "shards": shards}
+        _put(f"{out}/{FINGERPRINT}", json.dumps(whole, indent=1).encode())
+    except UserError:
+        raise
+    except Exception as error:  # the object stores' clients raise many kinds
+        raise UserError(f"out: {out} can't be written: {first_line(error)}") from error
+    return written
+
+
+def _put(place: str, data: bytes) -> int:
+    """Whole, and looked at afterwards."""
+
+    def put() -> int:
+        files, path = file_system(place, "out")
+        files.pipe_file(path, data)
+        files.invalidate_cache()
+        if files.info(path)["size"] != len(data):
+            raise OSError(f"{path} has not the {len(data)} bytes that were written")
+        return len(data)
+
+    return tried(put, f"{place} can't be written")
+
+
+def _shards(split: Split, samples: int, record_bytes: int) -> list[tuple[str, int]]:
+    """Names and sizes: the pack's shards, or parts of equal size."""
+    if isinstance(split, ShardSplit) and split.shards and len(split.samples) == samples:
+        numbers = [shard for shard, _, _ in split.samples]
+        names = [Path(name).stem for name in split.shards]
+        if numbers == sorted(numbers) and len(set(names)) == len(names):
+            return [(name, numbers.count(i)) for i, name in enumerate(names) if i in set(numbers)]
+    step = max(1, PART_BYTES // record_bytes)
+    return [(f"part-{i:05d}", min(step, samples - first)) for i, first in enumerate(range(0, samples, step))]
+
+
+class PublishedStore:
+    """Reads what :func:`publish` has written; as :class:`kd.teachers.answer_store.AnswerStore` otherwise.
+
+    Args:
+        url: folder or URL of one kind of answer.
+        fingerprint: what the answers must depend on.
+        samples: pictures in the training set.
+        views: views a picture that are wanted.
+        record_bytes: size of a record.
+        usable: which whole records ``(N, record_bytes)`` hold an answer.
+        key: the teacher's configuration key, named in errors.
+        limit: most bytes of remote answers that are kept on the local disk.
+
+    Raises:
+        UserError: nothing there, something else, or fewer views.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        fingerprint: dict[str, dict[str, Any]],
+        samples: int,
+        views: int,
+        record_bytes: int,
+        usable: Callable[[np.ndarray], np.ndarray],
+        key: str,
+        limit: int | None = None,
+    ) -> None:
+        self.folder, self.samples, self.views, self.record_bytes = url, samples, views, record_bytes
+        self._usable = usable
+        text = _text(url, key)
+        noted = compare(text, fingerprint, url, key)
+        self.measured: dict[str, Any] = noted.get("measured") or {}
+        self._shards = _checked(noted, url, samples, record_bytes, key)
+        if noted.get("views", 0) < views:
+            raise UserError(f"{key}.cache_views: {url} holds {noted.get('views')} view(s), got {views}")
+        self._starts = np.cumsum([0, *(count for _, count in self._shards)])
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        kept = cache_dir() / "shards" / f"answers-{digest}"
+        self._remote = Ranged(url, kept, samples * views * record_bytes, limit) if is_url(url) else None
+        self._sums = np.zeros((views, samples), dtype="<u4")  # of records that were found whole
+
+    def read(self, view: int, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As :meth:`kd.teachers.answer_store.AnswerStore.read`."""
+        records = np.zeros((len(index), self.record_bytes), dtype=np.uint8)
+        for row, i in zip(records, index, strict=True):
+            row[:] = np.frombuffer(self._record(view, int(i)), np.uint8)
+        sums = records[:, :CRC_BYTES].copy().view("<u4")[:, 0]
+        there = (sums != 0) & (sums == self._sums[view, index])
+        unknown = np.flatnonzero(~there & (sums != 0))
+        whole = unknown[[checksum(records[i]) == sums[i] for i in unknown]] if len(unknown) else unknown
+        if len(whole):
+            whole = whole[self._usable(records[whole])]
+        self._sums[view, index[whole]] = sums[whole]
+        there[whole] = True
+        return records, there
+
+    def _record(self, view: int, i: int) -> bytes:
+        shard = int(np.searchsorted(self._starts, i, "right")) - 1
+        name = f"{self._shards[shard][0]}.view-{view:04d}.bin"
+        offset = (i - int(self._starts[shard])) * self.record_bytes
+        if self._remote is not None:
+            return self._remote.read(name, offset, self.record_bytes)
+        with Path(self.folder, name).open("rb") as file:
+            data = os.pread(file.fileno(), self.record_bytes, offset)
+        return data.ljust(self.record_bytes, b"\0")  # one that was cut counts as missing
+
+    def present(self, view: int, index: np.ndarray) -> np.ndarray:
+        """All of them, by the fingerprint; those that are damaged are found when they are read."""
+        return np.ones(index.shape, dtype=bool)
+
+    def put(self, view: int, index: np.ndarray, records: np.ndarray) -> None:
+        """Raises an OSError: nothing is written here."""
+        raise OSError(errno.EROFS, "published answers are only read")
+
+
+def _text(url: str, key: str) -> str:
+    files, path = file_system(url, f"{key}.cache_dir")
+    try:
+        return tried(lambda: bytes(files.cat_file(f"{path}/{FINGERPRINT}")).decode(), f"{url} can't be read")
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{key}.cache_dir: there is no {url}: no such answers of this teacher to these pictures and views; "
+            "kd-cache --describe PLACE recipe=NAME says what differs"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{key}.cache_dir: {first_line(error)}") from error
+
+
+def _checked(noted: dict[str, Any], url: str, samples: int, record_bytes: int, key: str) -> Sequence[tuple[str, int]]:
+    """The shards; a fingerprint may come from anywhere, and names files."""
+    shards = noted.get("shards")
+    fits = isinstance(shards, list) and all(
+        isinstance(s, list) and len(s) == 2 and re.fullmatch(r"[\w.-]+", str(s[0])) and type(s[1]) is int and s[1] > 0
+        for s in shards
+    )
+    if not fits or noted.get("record_bytes") != record_bytes or sum(s[1] for s in shards or []) != samples:
+        raise UserError(f"{key}.cache_dir: {url}/{FINGERPRINT} is damaged: its shards are not {samples} records of "
+                        f"{record_bytes} bytes")  # fmt: skip
+    return [(str(name), int(count)) for name, count in shards or []]
