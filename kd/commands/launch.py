@@ -113,6 +113,7 @@ def _write(folder: Path, files: dict[str, str], record: dict[str, Any]) -> None:
     except FileExistsError as error:
         raise UserError(f"job: there is a job {folder} already; without a recipe, job= follows it") from error
     for name, text in files.items():
+        (folder / name).touch(0o600)  # it may hold the secret of the job's machines
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "job.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 

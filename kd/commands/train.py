@@ -16,6 +16,7 @@ from kd.errors import UserError
 from kd.launch import sagemaker
 from kd.launch.cluster import Cluster, is_rank_zero, recognise
 from kd.launch.cluster import marker as job_marker
+from kd.launch.ray_nodes import check_secret, nodes_of, prepare_data
 
 if TYPE_CHECKING:
     from kd.config.parser import KDCLI
@@ -83,10 +84,15 @@ def run(request: Request) -> int:
         quiet_libraries()
         print(KDCLI(args, instantiate=False).as_yaml(), end="")
         return 0
+    cluster = recognise()
+    check_secret(cluster)
+    if cluster and cluster.role == "data":
+        return prepare_data(cluster)
     cli, resume_from = prepare(request)
     from kd.commands._fit import fit
 
-    status = fit(cli, resume_from)
+    with nodes_of(cli.cluster, cli.config.data.engine):
+        status = fit(cli, resume_from)
     if container and status == 0 and cli.trainer.is_global_zero:
         assert cli.folder.path is not None
         container.deliver(cli.folder.path)

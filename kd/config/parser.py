@@ -119,7 +119,7 @@ class KDCLI(LightningCLI):
     def __init__(
         self, args: list[str], instantiate: bool = True, cluster: Cluster | None = None, marker: Path | None = None
     ) -> None:
-        self._instantiate, self._cluster, self._marker = instantiate, cluster, marker
+        self._instantiate, self.cluster, self._marker = instantiate, cluster, marker
         self._args = args
         self.student_configs: dict[str, str] = {}
         with warnings.catch_warnings():
@@ -290,7 +290,7 @@ class KDCLI(LightningCLI):
         self.summary = Summary(self.folder, preflight, config.recipe, config.seed, monitor, mode)
         loggers = Loggers(self.folder, self.loggers, build_loggers, flatten(yaml.safe_load(self._yaml)))
         ours: list[Callback] = [
-            Nodes(self._cluster.launcher if self._cluster else None),
+            Nodes(self.cluster.launcher if self.cluster else None),
             preflight,
             FeatureProbe(preflight),
             self.folder,
@@ -322,7 +322,7 @@ class KDCLI(LightningCLI):
         """The recipe's own plugins, and how the processes find each other where Lightning would mistake the job."""
         own = self.config_init.trainer.plugins
         asked = [*own] if isinstance(own, list | tuple) else [own] if own else []
-        environment = self._cluster.environment() if self._cluster else None
+        environment = self.cluster.environment() if self.cluster else None
         if environment and not any(isinstance(plugin, ClusterEnvironment) for plugin in asked):
             asked.append(environment)
         return asked or None

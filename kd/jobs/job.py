@@ -1,6 +1,7 @@
 """A job as it is asked for, checked as a whole before anything is sent."""
 
 import re
+import secrets
 import shlex
 import time
 from collections.abc import Callable
@@ -88,6 +89,7 @@ class Job:
         runs_dir: of the runs on this machine.
         own: the place's own keys.
         prices: of an hour of all machines of a group.
+        secret: by which the machines of a data tier know each other.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Job:
     runs_dir: Path
     own: dict[str, str]
     prices: dict[str, float]
+    secret: str = ""
 
     @property
     def channels(self) -> list[str]:
@@ -180,6 +183,7 @@ def read_job(request: Request, own: dict[str, str]) -> Job:
         runs_dir=Path(runs_dir[-1] if runs_dir else config["runs_dir"]),
         own={key: value for key, value in own.items() if key not in KEYS},
         prices=prices,
+        secret=secrets.token_hex(32) if data else "",
     )
 
 

@@ -31,12 +31,18 @@ class Kubernetes:
             raise UserError("spot: a cluster's own node pools decide it; spot=true is for sagemaker and sky")
         if job.channels:
             raise UserError(f"channel:{job.channels[0]}: give the folder below {RUNS} in the claim itself")
-        documents = [_train_job(job)]
+        documents: list[dict[str, object]] = [_train_job(job)]
         if job.files:
             content = {name: path.read_text(encoding="utf-8") for name, path in job.files.items()}
             documents.insert(0, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(job), "data": content})
         if job.data_machines:
-            documents.append(_data_job(job, job.data_machines))
+            secret: dict[str, object] = {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": _metadata(job),
+                "stringData": {"token": job.secret},
+            }
+            documents = [secret, *documents, _data_job(job, job.data_machines)]
         return {"trainjob.yaml": yaml.safe_dump_all(documents, sort_keys=False, width=1000)}
 
     def check(self, job: Job) -> None:
@@ -106,6 +112,11 @@ def _train_job(job: Job) -> dict[str, object]:
         "env": [  # the job's name, by which a restarted one finds its run again
             {"name": "PET_RDZV_ID", "value": job.name},
             {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"},
+            *(
+                [{"name": "KD_DATA_NODES", "value": str(job.data_machines.count)}, _token(job)]
+                if job.data_machines
+                else []
+            ),
         ],
         "resourcesPerNode": _resources("instances", job.machines),
     }
@@ -128,6 +139,10 @@ def _train_job(job: Job) -> dict[str, object]:
     }
 
 
+def _token(job: Job) -> dict[str, object]:
+    return {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": {"name": job.name, "key": "token"}}}
+
+
 def _data_job(job: Job, machines: Machines) -> dict[str, object]:
     """Its containers join the first training machine, by the name that the TrainJob gives it."""
     container = {
@@ -137,6 +152,7 @@ def _data_job(job: Job, machines: Machines) -> dict[str, object]:
         "env": [
             {"name": "KD_ROLE", "value": "data"},
             {"name": "MASTER_ADDR", "value": f"{job.name}-node-0-0.{job.name}"},
+            _token(job),
         ],
         "resources": _resources("data_instances", machines),
         "volumeMounts": _mounts(job.files),

@@ -162,7 +162,7 @@ def common(job: Job) -> dict[str, Any]:
             **_machines(job),
             "VolumeSizeInGB": int(positive("volume_gb", job.own.get("volume_gb", "100"))),
         },
-        "Environment": {"PYTHONUNBUFFERED": "1"},
+        "Environment": {"PYTHONUNBUFFERED": "1", **({"RAY_AUTH_TOKEN": job.secret} if job.secret else {})},
     }
 
 

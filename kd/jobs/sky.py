@@ -66,12 +66,15 @@ def _task(job: Job, role: str, machines: Machines) -> dict[str, object]:
     environment = {f"SM_CHANNEL_{name.upper()}": f"{CHANNELS}/{name}" for name in job.channels}
     if role == "data":
         environment |= {"KD_ROLE": "data", "MASTER_ADDR": f"train-0.{job.name}"}
+    elif job.data_machines:
+        environment["KD_DATA_NODES"] = str(job.data_machines.count)
     return {
         "name": role,
         "num_nodes": machines.count,
         "resources": _resources(job, role, machines),
         "file_mounts": _mounts(job),
         **({"envs": environment} if environment else {}),
+        **({"secrets": {"RAY_AUTH_TOKEN": job.secret}} if job.secret else {}),
         "run": f"kd-train {shlex.join(arguments)}\n",
     }
 

@@ -37,9 +37,11 @@ fi
 exit "$status"
 """
 START_DATA = """\
+export RAY_AUTH_TOKEN=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n')
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST_HET_GROUP_0" | head -n 1)
 KD_ROLE=data MASTER_ADDR=$head srun --het-group=1 {srun}{program} {command} &
 data=$!
+export KD_DATA_NODES={count} MASTER_ADDR=$head
 """
 END_DATA = 'kill "$data" 2>/dev/null\nwait "$data"\n'
 
@@ -66,7 +68,7 @@ class Slurm:
             minutes=max(1, round(60 * job.hours)), log=job.runs_dir.absolute() / job.recipe / "jobs" / job.name / "log",
             here=shlex.quote(str(Path.cwd())),
             data=f"#SBATCH hetjob\n{_resources(job, 'data_instances', data, 1)}\n" if data else "",
-            start_data=START_DATA.format(**shared) if data else "", end_data=END_DATA if data else "",
+            start_data=START_DATA.format(**shared, count=data.count) if data else "", end_data=END_DATA if data else "",
         )  # fmt: skip
         return {"train.sbatch": text}
 

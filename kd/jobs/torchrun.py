@@ -19,7 +19,7 @@ SCRIPT = """\
 #!/usr/bin/env bash
 # {name}: {what}
 cd {here} || exit 1
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1{data_nodes}
 exec timeout --foreground --signal=TERM --kill-after=300 {seconds} \\
   {python} -m torch.distributed.run --nnodes={nodes} --nproc-per-node={processes} --max-restarts=3 \\
   --rdzv-id={name} --rdzv-backend=c10d --rdzv-endpoint={endpoint} -m kd.cli {command}
@@ -28,7 +28,7 @@ DATA_SCRIPT = """\
 #!/usr/bin/env bash
 # {name}: on each machine that prepares data
 cd {here} || exit 1
-export KD_ROLE=data MASTER_ADDR={head}
+export KD_ROLE=data MASTER_ADDR={head} RAY_AUTH_TOKEN={secret}
 exec {python} -m kd.cli {command}
 """
 
@@ -51,12 +51,13 @@ class Torchrun:
                   "command": command(job)}  # fmt: skip
         where = f"on each of {', '.join(hosts)}" if hosts else "on this machine"
         port = job.own.get("port", "29500") if hosts else "0"
+        tier = f" KD_DATA_NODES={len(data_hosts)} RAY_AUTH_TOKEN={job.secret}" if data_hosts else ""
         files = {"train.sh": SCRIPT.format(
             **shared, what=where, nodes=job.machines.count, processes=job.processes or "gpu",
-            endpoint=f"{head}:{port}", seconds=round(3600 * job.hours),
+            endpoint=f"{head}:{port}", data_nodes=tier, seconds=round(3600 * job.hours),
         )}  # fmt: skip
         if data_hosts:
-            files["data.sh"] = DATA_SCRIPT.format(**shared, head=head)
+            files["data.sh"] = DATA_SCRIPT.format(**shared, head=head, secret=job.secret)
         return files
 
     def check(self, job: Job) -> None:

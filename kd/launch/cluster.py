@@ -4,7 +4,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -40,7 +40,9 @@ class Cluster:
     data_nodes: int = 0
 
     def arguments(self) -> list[str]:
-        """For the parser."""
+        """For the parser; nothing where one machine trains by itself."""
+        if self.launcher == "KD_DATA_NODES":
+            return []
         devices = [] if self.devices is None else [f"--trainer.devices={self.devices}"]
         return [f"--trainer.num_nodes={self.num_nodes}", *devices]
 
@@ -88,7 +90,12 @@ def recognise(env: Mapping[str, str] = os.environ, resource_file: Path | None = 
     found = next((cluster for starter in starters if (cluster := starter())), None)
     if found and found.starts_each_process and env.get("KD_ROLE") == "data":
         raise UserError(f"KD_ROLE: data, but {found.launcher} starts processes that train; start kd-train without it")
-    return found
+    if "KD_DATA_NODES" not in env or (found and found.role == "data"):
+        return found
+    count = _number(env, "KD_DATA_NODES", 1)
+    if found and found.data_nodes not in (0, count):
+        raise UserError(f"KD_DATA_NODES: {count}, but {found.launcher}'s job has {found.data_nodes} that prepare data")
+    return replace(found or Cluster("KD_DATA_NODES", 1, None), data_nodes=count)
 
 
 def _torchrun(env: Mapping[str, str]) -> Cluster | None:

@@ -65,7 +65,9 @@ def test_sky_with_machines_that_prepare_data(tiny: Path, capsys: pytest.CaptureF
         "name": "food-1", "execution": "parallel", "primary_tasks": ["train"], "termination_delay": "60s",
     }  # fmt: skip
     assert (train["name"], data["name"], data["num_nodes"]) == ("train", "data", 4)
+    assert train["envs"] == {"KD_DATA_NODES": "4"}
     assert data["envs"] == {"KD_ROLE": "data", "MASTER_ADDR": "train-0.food-1"}
+    assert train["secrets"] == data["secrets"]
     assert data["resources"]["cpus"] == "32+"
     _check_by_skypilot([train, data])
     if importlib.util.find_spec("sky"):
@@ -98,14 +100,15 @@ def test_slurm(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     )
     assert "#SBATCH hetjob\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --cpus-per-task=32\n" in text
     assert "KD_ROLE=data MASTER_ADDR=$head srun --het-group=1 " in text
-    assert "srun --kill-on-bad-exit=1 --het-group=0 " in text
+    assert "export KD_DATA_NODES=2 MASTER_ADDR=$head\nsrun --kill-on-bad-exit=1 --het-group=0 " in text
     check_script(text)
 
 
 def test_kubernetes(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "kubernetes", f"recipe={tiny}", "config=remote_data", "instances=2xgpu:8", "claim=runs",
                  "hours=1", "data_instances=4xcpu:32", "namespace=vision", *CLOUD)  # fmt: skip
-    config, train, data = yaml.safe_load_all(text)
+    secret, config, train, data = yaml.safe_load_all(text)
+    assert len(secret["stringData"]["token"]) == 64
     assert yaml.safe_load(config["data"]["tiny.yaml"])["recipe"] == "tiny"
     spec = train["spec"]
     assert (train["kind"], train["metadata"]) == ("TrainJob", {"name": "food-1", "namespace": "vision"})
@@ -117,8 +120,8 @@ def test_kubernetes(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert spec["activeDeadlineSeconds"] == 3600
     assert data["spec"]["parallelism"] == 4
     (container,) = data["spec"]["template"]["spec"]["containers"]
-    assert {e["name"]: e["value"] for e in container["env"]} == {
-        "KD_ROLE": "data", "MASTER_ADDR": "food-1-node-0-0.food-1",
+    assert {e["name"]: e.get("value") for e in container["env"]} == {
+        "KD_ROLE": "data", "MASTER_ADDR": "food-1-node-0-0.food-1", "RAY_AUTH_TOKEN": None,
     }  # fmt: skip
     if importlib.util.find_spec("kubeflow_trainer_api"):
         from kubeflow_trainer_api.models import IoK8sApiBatchV1Job, TrainerV1alpha1TrainJob

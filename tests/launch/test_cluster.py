@@ -1,6 +1,9 @@
 """Which job this is, from what launchers leave behind."""
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ import pytest
 
 from kd.errors import UserError
 from kd.launch.cluster import Cluster, marker, recognise
+from tests._forks import start, status_of
 
 NOWHERE = Path("/nonexistent")
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "night", "WORLD_SIZE": "32", "LOCAL_WORLD_SIZE": "8"}
@@ -56,6 +60,9 @@ FOOD = of_groups(
          Cluster("SkyPilot", 2, None, OF_HOST_2 | {"MASTER_ADDR": "10.0.0.1"}, "sky-7")),
         (TRAIN_JOB, Cluster("TrainJob", 2, None, {"MASTER_ADDR": "food-node-0-0.food", "MASTER_PORT": "29400",
                                                   "NODE_RANK": "1"})),
+        (SKY | {"KD_DATA_NODES": "3"},
+         Cluster("SkyPilot", 2, 4, OF_HOST_2 | {"MASTER_ADDR": "10.0.0.1"}, "sky-7", data_nodes=3)),
+        ({"KD_DATA_NODES": "1"}, Cluster("KD_DATA_NODES", 1, None, data_nodes=1)),
         ({"KD_ROLE": "data", "MASTER_ADDR": "gpu-0"} | SKY,
          Cluster("KD_ROLE", 1, None, {"MASTER_ADDR": "gpu-0"}, role="data", data_nodes=1)),
     ],
@@ -82,6 +89,7 @@ def test_each_launcher_is_recognised(env: dict[str, str], found: Cluster | None)
         (SKY | {"SKYPILOT_NODE_RANK": "2"}, "SKYPILOT_NODE_RANK: machine 2 of a job of 2"),
         (TRAIN_JOB | {"PET_MASTER_ADDR": ""}, "PET_NODE_RANK: machine 1 of 2, but nothing says where the first one is"),
         (TRAIN_JOB | {"PET_NNODES": "1:4"}, "PET_NNODES: must be a whole number >= 1, got '1:4'"),
+        ({"KD_DATA_NODES": "some"}, "KD_DATA_NODES: must be a whole number >= 1, got 'some'"),
         ({"KD_ROLE": "gpu"}, "KD_ROLE: must be train or data, got 'gpu'"),
         ({"KD_ROLE": "data"}, "KD_ROLE: a data machine needs MASTER_ADDR"),
     ],
@@ -165,6 +173,20 @@ def test_a_group_that_is_told_wrong(tmp_path: Path) -> None:
         UserError, match="instance_groups: their hosts are algo-1, algo-2, algo-3, algo-4, the job's algo-1"
     ):
         recognise({}, file)
+
+
+def test_a_data_machine_is_stopped_while_it_waits(tmp_path: Path) -> None:
+    """Nobody answers at the port, and it says for whom it waits."""
+    log = tmp_path / "log"
+    env = {"KD_ROLE": "data", "MASTER_ADDR": "127.0.0.1", "KD_RAY_PORT": "1"}
+    assert status_of(start(["recipe=foodtag_vit"], log, **env)) == 2
+    assert "RAY_AUTH_TOKEN: must be a secret that all machines of the job share" in log.read_text()
+    pid = start(["recipe=foodtag_vit"], log, **env, RAY_AUTH_TOKEN="ab" * 32)
+    deadline = time.monotonic() + 120
+    while not (log.exists() and "waits for 127.0.0.1:1" in log.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGTERM)
+    assert status_of(pid) == 143, log.read_text()
 
 
 def test_a_job_finds_its_run_by_its_name_and_its_command(tmp_path: Path) -> None:

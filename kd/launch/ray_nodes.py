@@ -1,0 +1,243 @@
+"""The Ray cluster of a job with a data tier: a node on every machine, labelled with what the machine is for.
+
+Ray is started as a program of its own (extra ``ray``), which ends with the process that started it.
+"""
+
+import ctypes
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import FrameType
+from typing import IO
+
+from kd.errors import RunError, Stopped, UserError
+from kd.launch.cluster import Cluster
+
+WAIT_S = 1800.0  # for machines of the job that come up later
+ANSWER_S = 5.0
+SEEN_DOWN = 5  # times in a row that the first machine does not answer before it counts as gone
+READY = """
+import ray, sys, time
+ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
+until = time.monotonic() + float(sys.argv[3])
+while sum(n["Alive"] and n["Labels"].get("kd-role") == "data" for n in ray.nodes()) < int(sys.argv[2]):
+    if time.monotonic() > until:
+        sys.exit(1)
+    time.sleep(1)
+"""
+
+
+def _port() -> int:
+    return int(os.environ.get("KD_RAY_PORT", "6379"))
+
+
+def _address(cluster: Cluster) -> tuple[str, int]:
+    """Of the first machine that trains."""
+    return cluster.variables.get("MASTER_ADDR") or os.environ.get("MASTER_ADDR") or socket.gethostname(), _port()
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, timeout=ANSWER_S).close()
+    except OSError:
+        return False
+    return True
+
+
+@dataclass
+class _Node:
+    """Ray on this machine: its process, and what it says."""
+
+    process: subprocess.Popen
+    log: IO[bytes]
+
+    def check(self) -> None:
+        """Raises a RunError where it has ended by itself."""
+        if self.process.poll() is not None:
+            self.log.seek(0)
+            words = self.log.read().decode(errors="replace").strip().splitlines() or [""]
+            raise RunError(f"Ray has ended on this machine with status {self.process.returncode}: {words[-1][:300]}")
+
+    def end(self) -> None:
+        """Ends it with all its processes."""
+        for number, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 5)):
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(patience)
+                break
+        with suppress(ProcessLookupError):  # what it leaves when it is killed
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.log.close()
+
+
+def _start(*arguments: str, role: str) -> _Node:
+    if importlib.util.find_spec("ray") is None:
+        raise UserError("machines that prepare data need the extra ray: pip install 'kd-train[ray]'")
+    log = tempfile.TemporaryFile()  # noqa: SIM115 (closed at the node's end)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats",
+         f"--labels=kd-role={role}", *arguments],
+        stdout=log, stderr=log, start_new_session=True, preexec_fn=_end_with_parent,
+    )  # fmt: skip
+    return _Node(process, log)
+
+
+def check_secret(cluster: Cluster | None) -> None:
+    """Who may join a Ray cluster may run any code there: the machines of a job know each other by a secret.
+
+    To be called before Ray is imported, which looks once at how machines know each other.
+
+    Args:
+        cluster: the job.
+
+    Raises:
+        UserError: the job has machines that prepare data, and no secret.
+    """
+    if cluster is None or not cluster.data_nodes or os.environ.get("RAY_ADDRESS"):
+        return
+    if os.environ.get("RAY_AUTH_MODE") == "disabled" or os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        return
+    if not os.environ.get("RAY_AUTH_TOKEN"):
+        raise UserError("RAY_AUTH_TOKEN: must be a secret that all machines of the job share; kd-launch gives them one "
+                        "(RAY_AUTH_MODE=disabled does without, where nobody else reaches them)")  # fmt: skip
+    os.environ["RAY_AUTH_MODE"] = "token"
+
+
+def _end_with_parent() -> None:
+    with suppress(OSError, AttributeError):  # Linux
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+@contextmanager
+def nodes_of(cluster: Cluster | None, engine: str) -> Iterator[None]:
+    """On a machine that trains, while it trains: Ray beside it, and the machines that prepare data have come.
+
+    Does nothing for a job without such machines.
+
+    Args:
+        cluster: the job.
+        engine: ``data.engine`` of the run.
+
+    Raises:
+        UserError: the job has such machines, and the run does not use them; or they have not come.
+    """
+    if cluster is None or not cluster.data_nodes or os.environ.get("RAY_ADDRESS"):
+        yield
+        return
+    if engine != "ray":
+        raise UserError(
+            f"data.engine: {engine}, but {cluster.data_nodes} machine(s) of the job prepare data; config=remote_data"
+        )
+    host, port = address = _address(cluster)
+    os.environ["RAY_ADDRESS"] = f"{host}:{port}"
+    if any(os.environ.get(name, "0") != "0" for name in ("LOCAL_RANK", "SLURM_LOCALID")):
+        _wait_for(address)  # the machine's first process starts it
+        _wait_for_data(f"{host}:{port}", cluster.data_nodes)
+        yield
+        return
+    first = not any(os.environ.get(name, "0") != "0" for name in ("NODE_RANK", "GROUP_RANK", "SLURM_NODEID"))
+    where = ["--head", f"--port={port}", "--include-dashboard=false"] if first else [f"--address={host}:{port}"]
+    if not first:
+        _wait_for(address)
+    node = _start(*where, "--num-cpus=0", role="train")
+    try:
+        _wait_for(address, node)
+        _wait_for_data(f"{host}:{port}", cluster.data_nodes, node)
+        yield
+    finally:
+        os.environ.pop("RAY_ADDRESS", None)
+        node.end()
+
+
+def _wait_for(address: tuple[str, int], node: _Node | None = None) -> None:
+    until = time.monotonic() + WAIT_S
+    while not _answers(address):
+        if node:
+            node.check()
+        if time.monotonic() > until:
+            where = f"{address[0]}:{address[1]}"
+            raise UserError(f"data.engine: ray: the first machine has not answered at {where} within half an hour")
+        time.sleep(1)
+
+
+def _wait_for_data(address: str, count: int, node: _Node | None = None) -> None:
+    """Until this machine's own node is there, and those of all machines that prepare data."""
+    until = time.monotonic() + WAIT_S
+    while True:
+        ask = [sys.executable, "-c", READY, address, str(count), str(max(0.0, until - time.monotonic()))]
+        done = subprocess.run(ask, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return
+        if node:
+            node.check()
+        if time.monotonic() > until:
+            told = (done.stderr.strip().splitlines() or ["they have not come"])[-1]
+            raise UserError(f"data.engine: ray: {count} machine(s) should prepare data: {told[:300]}")
+        time.sleep(1)
+
+
+def prepare_data(cluster: Cluster) -> int:
+    """On a machine that prepares data: gives its cores to those that train, until they are done.
+
+    Args:
+        cluster: the job.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        UserError: no machine that trains has come, or there is no secret between them.
+        RunError: Ray has failed here.
+        Stopped: by a signal.
+    """
+    address = _address(cluster)
+    received: list[int] = []
+    if threading.current_thread() is threading.main_thread():
+
+        def note(number: int, frame: FrameType | None) -> None:
+            received.append(number)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, note)
+    print(f"kd-train: waits for {address[0]}:{address[1]}, to prepare data for it", flush=True)
+    _wait(address, received)
+    print(f"kd-train: prepares data for {address[0]}:{address[1]}", flush=True)
+    node = _start(f"--address={address[0]}:{address[1]}", role="data")
+    try:
+        _until_gone(address, received, node)
+    finally:
+        node.end()
+    print("kd-train: training has ended", flush=True)
+    return 0
+
+
+def _wait(address: tuple[str, int], received: Sequence[int]) -> None:
+    until = time.monotonic() + WAIT_S
+    while not _answers(address):
+        if received:
+            raise Stopped(received[0])
+        if time.monotonic() > until:
+            raise UserError(f"KD_ROLE: no machine that trains has answered at {address[0]}:{address[1]} within "
+                            f"{WAIT_S / 60:.0f} minutes (it starts Ray with config=remote_data)")  # fmt: skip
+        time.sleep(1)
+
+
+def _until_gone(address: tuple[str, int], received: Sequence[int], node: _Node) -> None:
+    down = 0
+    while down < SEEN_DOWN:
+        if received:
+            raise Stopped(received[0])
+        time.sleep(1)
+        down = 0 if _answers(address) else down + 1
+        if not down:
+            node.check()
