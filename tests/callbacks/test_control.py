@@ -91,6 +91,7 @@ def test_phases_and_named_parts_are_ranges_for_nsight(
     assert not seen  # where it is asked for, only
 
 
+@pytest.mark.slow
 def test_a_window_of_an_earlier_start_is_not_asked_for_again(recipe: Path) -> None:
     """The words stay in the folder: readings go on at their pace, the window is not made twice."""
     assert train_main([f"recipe={recipe}", asking("kernels=1 health=3"), "trainer.max_epochs=1"]) == 0
