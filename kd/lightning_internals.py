@@ -1,5 +1,6 @@
 """Private names of Lightning: nowhere else. Each function says what it leans on and has a test of its own."""
 
+from contextlib import nullcontext
 from typing import Any
 
 from lightning_fabric.loggers.csv_logs import _ExperimentWriter
@@ -7,6 +8,7 @@ from lightning_fabric.utilities.distributed import _init_dist_connection
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
+from pytorch_lightning.trainer.connectors import data_connector
 
 CSVWriter = _ExperimentWriter
 """Writes a CSVLogger's file."""
@@ -35,6 +37,14 @@ def log_this_step(trainer: Trainer) -> None:
 def make_loader_again(trainer: Trainer) -> None:
     """The training loader is asked for anew before the epoch begins."""
     trainer.fit_loop._combined_loader = None
+
+
+def prepare_data_without_groups() -> None:
+    """Data are prepared without the barrier that Lightning makes a gloo group for: not every backend allows another.
+
+    Nothing is lost: the commands have each process prepare its data before the trainer begins, one a machine at a time.
+    """
+    data_connector._InfiniteBarrier = nullcontext  # type: ignore[assignment,misc]
 
 
 class HookedDDP(DDPStrategy):

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from kd.errors import UserError
+from kd.lightning_internals import prepare_data_without_groups
 from kd.strategies.ddp import DDP
 
 HOOK = "smdistributed.dataparallel.torch.torch_smddp"  # importing it registers the backend with torch.distributed
@@ -15,8 +14,9 @@ HOOK = "smdistributed.dataparallel.torch.torch_smddp"  # importing it registers 
 class SMDDPStrategy(DDP):
     """DDP over the ``smddp`` process-group backend.
 
-    The library exists only inside SageMaker's training images; it has no ``new_group`` and can't share a job with
-    nccl or gloo groups, so ``optim.zero``, compressed gradients and sharded strategies don't go with it.
+    The library exists only inside SageMaker's training images, for torch 2.4.1 and earlier. It has no ``new_group``
+    and can't share a job with nccl or gloo groups, so compressed gradients and sharded strategies don't go with it;
+    ``optim.zero`` does: torch's ZeroRedundancyOptimizer broadcasts and gathers in the group that is there.
 
     Args:
         **kwargs: as for Lightning's ``DDPStrategy``.
@@ -46,16 +46,5 @@ class SMDDPStrategy(DDP):
             raise UserError(
                 f"trainer.strategy: smddp can't share a job with {torch.distributed.get_backend()}: start it alone"
             )
+        prepare_data_without_groups()
         super().setup_distributed()
-
-    def setup_optimizers(self, trainer: "pl.Trainer") -> None:
-        """Builds the optimizers.
-
-        Raises:
-            UserError: a sharded one, which needs what smddp lacks.
-        """
-        super().setup_optimizers(trainer)
-        if any(isinstance(optimizer, ZeroRedundancyOptimizer) for optimizer in trainer.optimizers):
-            raise UserError(
-                "optim.zero: smddp can't shard the optimizer; leave config=zero out, or use config=nodes_4x8"
-            )
