@@ -34,15 +34,13 @@ def run(request: Request) -> int:
 
     quiet_libraries()
     source = build_data(KDCLI(args, instantiate=False).as_dict()["data"]).source
-    if source.masks:
-        raise UserError("data.source: kd-pack packs pictures with labels, not with masks")
     if source.multi_label:
         raise UserError("data.source.multi_label: kd-pack packs pictures with one label each")
     for name in ("train", "val"):
         if name == "val" and not source.has(name):
             continue  # held out of train where the pack is trained on
         split = source.load(name)
-        size = pack(split, source.classes, own["out"].rstrip("/"), name, int(side) if side else None)
+        size = pack(split, source.classes, own["out"].rstrip("/"), name, int(side) if side else None, source=source)
         print(f"{name}: {len(split.targets)} pictures, {size / 1e6:,.1f} MB in {own['out']}", flush=True)
     print(f"train with data.source=Shards data.source.root={own['out']}")
     return 0

@@ -7,22 +7,31 @@ import zlib
 from collections.abc import Sequence
 from typing import IO
 
+import torch
+from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as tvf
 
 from kd._bar import bar
 from kd.data.object_store import file_system
-from kd.data.pictures import decode, encode_jpeg
-from kd.data.sources import Split
+from kd.data.pictures import decode, encode_grey, encode_jpeg
+from kd.data.sources import Source, Split
 from kd.errors import UserError, first_line
 
 HEADER = 512  # bytes of a tar member's header in the USTAR format
+BLOCK = 512  # a member's content is filled up to a multiple of it
 JPEG_QUALITY = 95
 
 
 def pack(
-    split: Split, classes: Sequence[str], out: str, name: str, short_side: int | None = None, shard_mb: int = 256
+    split: Split,
+    classes: Sequence[str],
+    out: str,
+    name: str,
+    short_side: int | None = None,
+    shard_mb: int = 256,
+    source: Source | None = None,
 ) -> int:
-    """Writes a split as tar shards and their index.
+    """Writes a split as tar shards and their index; masks as PNG files beside their pictures.
 
     Args:
         split: the pictures.
@@ -31,6 +40,7 @@ def pack(
         name: the split's name (``train``, ``val``).
         short_side: pictures whose shorter side is larger are resized to it, in pixels; all others are kept as they are.
         shard_mb: a new shard is begun behind this many megabytes.
+        source: of the split; says whether its targets are masks.
 
     Returns:
         Bytes written.
@@ -42,11 +52,14 @@ def pack(
     shards: list[str] = []
     samples: list[list[int]] = []
     sums: list[int] = []  # of the pictures in each shard
+    masks: list[list[int]] = []  # offset, size: in the shard of the picture
+    dense = bool(source is not None and source.masks)
     written, tar, stream = 0, None, None
     try:
         files.makedirs(path, exist_ok=True)
         for i in bar(range(len(split.targets)), label=f"packing {name}"):
             data, suffix = _resized(split, i, short_side)
+            mask = _mask(split, i, data) if dense else b""
             if tar is None or tar.offset > shard_mb * 10**6:
                 _close(tar, stream)
                 shards.append(f"{name}-{len(shards):05d}.tar")
@@ -55,7 +68,11 @@ def pack(
                 tar = tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115 - _close
             sums[-1] = zlib.crc32(data, sums[-1])
             samples.append([len(shards) - 1, tar.offset + HEADER, len(data)])
-            label = [("cls", str(split.targets[i]).encode())] if classes else []
+            label = [("cls", str(split.targets[i]).encode())] if classes and not dense else []
+            if dense:
+                label = [("mask.png", mask)]
+                masks.append([samples[-1][1] + -(-len(data) // BLOCK) * BLOCK + HEADER, len(mask)])
+                sums[-1] = zlib.crc32(mask, sums[-1])
             for ending, content in [(suffix, data), *label]:
                 member = tarfile.TarInfo(f"{i:08d}.{ending}")
                 member.size = len(content)
@@ -64,6 +81,8 @@ def pack(
         _close(tar, stream)
         index = {"classes": list(classes), "shards": shards, "targets": list(split.targets), "samples": samples,
                  "checksums": sums}  # fmt: skip
+        if dense and source is not None:
+            index |= {"masks": masks, "ignore_index": source.ignore_index}
         files.pipe_file(f"{path}/{name}.json", json.dumps(index).encode())
     except UserError:
         raise
@@ -76,6 +95,18 @@ def _close(tar: tarfile.TarFile | None, stream: IO[bytes] | None) -> None:
     if tar is not None and stream is not None:
         tar.close()
         stream.close()
+
+
+def _mask(split: Split, i: int, packed: bytes) -> bytes:
+    """A PNG of class ids, of the packed picture's size."""
+    try:
+        picture, mask = decode(split.read(i)), torch.as_tensor(split.target(i))
+    except (RuntimeError, OSError) as error:
+        raise UserError(f"data.source: {split.name(i)} can't be read: {error}") from error
+    if mask.shape[1:] != picture.shape[1:]:
+        raise UserError(f"data.source: {split.name(i)} and its mask differ in size")
+    size = list(decode(packed).shape[1:])
+    return encode_grey(tvf.resize(tv_tensors.Mask(mask), size) if list(mask.shape[1:]) != size else mask)
 
 
 def _resized(split: Split, i: int, short_side: int | None) -> tuple[bytes, str]:

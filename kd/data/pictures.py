@@ -105,6 +105,28 @@ def encode_png(picture: Tensor) -> bytes:
     return _encoded(picture, "PNG", compress_level=0)
 
 
+def encode_grey(mask: Tensor) -> bytes:
+    """uint8 ``(1, H, W)`` -> a PNG file's bytes, one byte a pixel."""
+    stream = BytesIO()
+    Image.fromarray(mask[0].contiguous().numpy()).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def decode_grey(data: bytes) -> Tensor:
+    """What :func:`encode_grey` has made -> uint8 ``(1, H, W)``.
+
+    Raises:
+        RuntimeError: it is none; the message is one line.
+    """
+    with open_picture(BytesIO(data)) as image:
+        if image.mode != "L":
+            raise RuntimeError("its mask must hold one byte a pixel")
+        try:
+            return torch.from_numpy(np.array(image))[None]
+        except Exception as error:  # Pillow's readers raise many kinds
+            raise RuntimeError("its mask is damaged") from error
+
+
 def _encoded(picture: Tensor, kind: str, **options: int) -> bytes:
     stream = BytesIO()
     Image.fromarray(picture.permute(1, 2, 0).contiguous().numpy()).save(stream, kind, **options)

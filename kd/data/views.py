@@ -44,8 +44,8 @@ class Views:
         collate = Collate(mix, self._labels)
         if self._engine is None:
             return self._pictures(split, train_transform(self.size, self.augment)), collate, None
-        cuts = self._engine.CutSet(split, self.size, self.augment, self.seed, self.max_pixels)
-        finish = self._engine.DeviceViews(self.size, self.augment, mix)
+        cuts = self._engine.CutSet(split, self.size, self.augment, self.seed, self.max_pixels, self.source)
+        finish = self._engine.DeviceViews(self.size, self.augment, mix, self.source.masks)
         return cuts, partial(self._engine.pack, collate.targets), finish
 
     def evaluation(self, split: Split, of_source: bool = True) -> tuple[PictureSet, Collate]:

@@ -9,9 +9,10 @@ import torch
 import yaml
 from PIL import Image
 
-from kd.cli import eval_main, train_main
+from kd.cli import eval_main, pack_main, train_main
 from kd.data.datamodule import DistillationDataModule
-from kd.data.sources import SegmentationFolder
+from kd.data.pictures import decode
+from kd.data.sources import SegmentationFolder, Shards
 from kd.data.transforms import Augment
 from kd.distill.inherit import inherit_dense
 from kd.errors import UserError
@@ -268,3 +269,33 @@ def test_mistakes_end_in_one_line(
     recipe = recipe_of(tmp_path, root, teacher=teacher)
     assert train_main([f"recipe={recipe}", "preflight=warn", *items]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_pack_of_scenes_and_views_of_the_device_learn_the_same(root: Path, tmp_path: Path) -> None:
+    """Masks beside their pictures in the shards; cut, scaled and flipped where the pictures are."""
+    recipe = recipe_of(tmp_path, root)
+    assert pack_main([f"recipe={recipe}", f"out={tmp_path / 'pack'}"]) == 0
+    packed, folder = Shards(str(tmp_path / "pack")), SegmentationFolder(str(root), NAMES, 9)
+    assert (packed.masks, packed.ignore_index) == (True, 9)
+    there, here = packed.load("train"), folder.load("train")
+    assert packed.classes == NAMES
+    for i in range(8):
+        assert there.read(i) == here.read(i)
+        assert torch.equal(torch.as_tensor(there.target(i)), torch.as_tensor(here.target(i)))
+    augment = Augment(scale=0.3, color_jitter=0.4)
+    found = []
+    for source, engine in ((folder, "torch"), (packed, "device")):
+        data = DistillationDataModule(source, (24, 32), 4, 0, engine=engine, augment=augment)
+        found.append([data.on_after_batch_transfer(batch, 0) for batch in data.train_dataloader()])
+    for a, b in zip(*found, strict=True):
+        for key in ("image", "target", "index"):
+            assert torch.equal(a[key], b[key]), key
+    items = [f"recipe={recipe}", "trainer.max_epochs=1"]
+    assert train_main(items) == 0
+    source = "{class_path: Shards, init_args: {root: %s}}" % (tmp_path / "pack")
+    assert train_main([*items, f"data.source={source}", "data.engine=device"]) == 0
+    one, other = (json.loads((f / "summary.json").read_text())["student"]["val"] for f in run_folders(recipe)[-2:])
+    assert one == other
+    assert pack_main([f"recipe={recipe}", f"out={tmp_path / 'small'}", "short_side=15"]) == 0
+    small = Shards(str(tmp_path / "small")).load("val")
+    assert decode(small.read(0)).shape[1:] == torch.as_tensor(small.target(0)).shape[1:] == (15, 20)

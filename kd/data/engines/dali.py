@@ -26,7 +26,9 @@ from kd.machine import cores
 
 def check(augment: Augment, source: Source) -> None:
     """Raises a UserError where DALI is missing, or the engine can't make these views."""
-    check_views(augment, source, "dali")
+    if source.masks:
+        raise UserError("data.engine: dali makes views of pictures alone, data.source has masks; engine=device")
+    check_views(augment, "dali")
     try:
         import nvidia.dali  # noqa: F401
     except ImportError as error:

@@ -4,18 +4,20 @@ What is random is drawn in the loader, from the same numbers and in the same ord
 applied by the same torchvision transforms: the two engines give the same views, up to the device's rounding.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tvf
 
 from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sampler import Key
 from kd.data.sources import Source, Split, printable
+from kd.data.sources.unlabelled import unlabelled_mask
 from kd.data.transforms import Augment, MixPairs, seeded, train_transform
 from kd.errors import UserError
 
@@ -51,13 +53,11 @@ class Plan:
 
 def check(augment: Augment, source: Source) -> None:
     """Raises a UserError where the engine can't make these views."""
-    check_views(augment, source, "device")
+    check_views(augment, "device")
 
 
-def check_views(augment: Augment, source: Source, engine: str) -> None:
+def check_views(augment: Augment, engine: str) -> None:
     """Raises a UserError: RandAugment draws while it computes, so its chance can't be told from its arithmetic."""
-    if source.masks:
-        raise UserError(f"data.engine: {engine} makes views of pictures alone, data.source has masks; engine=torch")
     if augment.rand_augment:
         raise UserError(f"data.augment.rand_augment: needs data.engine=torch, got {engine}")
 
@@ -86,11 +86,20 @@ class CutSet(torch.utils.data.Dataset[tuple[Any, Recipe, Any, Key]]):
         augment: the views.
         seed: of the run.
         max_pixels: a picture that claims more is not decoded.
+        source: of the split; where it has masks, they are cut as their pictures are.
     """
 
     def __init__(
-        self, split: Split, size: tuple[int, int], augment: Augment, seed: int, max_pixels: int = MAX_PIXELS
+        self,
+        split: Split,
+        size: tuple[int, int],
+        augment: Augment,
+        seed: int,
+        max_pixels: int = MAX_PIXELS,
+        source: Source | None = None,
     ) -> None:
+        self.masks = source is not None and source.masks
+        self.ignore_index = source.ignore_index if source else None
         self.split, self.size, self.seed, self.max_pixels = split, size, seed, max_pixels
         self.chain = chain_of(size, augment)
 
@@ -101,11 +110,15 @@ class CutSet(torch.utils.data.Dataset[tuple[Any, Recipe, Any, Key]]):
         index, view = key
         try:
             picture, height, width = self.opened(self.split.read(index))
+            target = self.split.target(index)
         except (RuntimeError, OSError) as error:
             raise RuntimeError(f"{printable(self.split.name(index))} can't be read: {error}") from error
         with seeded(self.seed, index, view):
             recipe = draw(self.chain, height, width, self.size)
-        return self.cut(picture, recipe.box), recipe, self.split.target(index), key
+        if self.masks:
+            whole = target if isinstance(target, Tensor) else unlabelled_mask(height, width, self.ignore_index)
+            target = CutSet.cut(self, whole.as_subclass(Tensor), recipe.box)
+        return self.cut(picture, recipe.box), recipe, target, key
 
     def opened(self, data: bytes) -> tuple[Any, int, int]:
         """An encoded picture -> what :meth:`cut` takes, its height and its width."""
@@ -126,10 +139,11 @@ def chain_of(size: tuple[int, int], augment: Augment) -> list[v2.Transform]:
 def pack(stack: Callable[..., Tensor], samples: Sequence[tuple[Tensor, Recipe, Any, Key]]) -> dict[str, Any]:
     """Samples -> a batch with all cuts behind each other in one tensor: one transfer. ``stack`` makes its targets."""
     cuts, recipes, targets, keys = zip(*samples, strict=True)
+    masks = isinstance(targets[0], Tensor)
     return {
         "pixels": torch.cat([cut.reshape(-1) for cut in cuts]),
         "plan": Plan(list(recipes), list(keys)),
-        "target": stack(targets),
+        "target": torch.cat([mask.reshape(-1) for mask in targets]) if masks else stack(targets),
         "index": torch.tensor([index for index, _ in keys]),
         "view": keys[0][1],
     }
@@ -142,24 +156,34 @@ class DeviceViews:
         size: height and width of a view in pixels.
         augment: the views.
         mix: pairs of them.
+        masks: targets are masks.
     """
 
-    def __init__(self, size: tuple[int, int], augment: Augment, mix: MixPairs) -> None:
-        self.size, self.mix = size, mix
+    def __init__(self, size: tuple[int, int], augment: Augment, mix: MixPairs, masks: bool = False) -> None:
+        self.size, self.mix, self.masks = size, mix, masks
         self.chain = chain_of(size, augment)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """A batch of :func:`pack` -> a batch with ``image``."""
-        plan = batch["plan"]
-        images = torch.empty(len(plan.recipes), 3, *self.size, dtype=torch.uint8, device=batch["pixels"].device)
-        start = 0
-        for image, recipe in zip(images, plan.recipes, strict=True):
-            _, _, height, width = recipe.box
-            cut = batch["pixels"][start : start + 3 * height * width].view(3, height, width)
+        plan, device = batch["plan"], batch["pixels"].device
+        images = torch.empty(len(plan.recipes), 3, *self.size, dtype=torch.uint8, device=device)
+        for image, cut in zip(images, self._cuts(batch["pixels"], plan, 3), strict=True):
             image.copy_(tvf.resize(cut, list(self.size), antialias=True))
-            start += 3 * height * width
+        target = batch["target"]
+        if self.masks:
+            cuts = [tv_tensors.Mask(cut) for cut in self._cuts(target, plan, 1)]
+            target = torch.cat([tvf.resize(cut, list(self.size)).as_subclass(Tensor) for cut in cuts])
         rest = {k: v for k, v in batch.items() if k not in ("pixels", "plan")}
-        return {**rest, **self.finish(images, batch["target"], plan)}
+        return {**rest, **self.finish(images, target, plan)}
+
+    @staticmethod
+    def _cuts(pixels: Tensor, plan: Plan, channels: int) -> Iterator[Tensor]:
+        """What :func:`pack` has put behind each other, uint8 ``(channels, height, width)`` each."""
+        start = 0
+        for recipe in plan.recipes:
+            _, _, height, width = recipe.box
+            yield pixels[start : start + channels * height * width].view(channels, height, width)
+            start += channels * height * width
 
     def finish(self, images: Tensor, target: Tensor, plan: Plan) -> dict[str, Tensor]:
         """Resized crops uint8 ``(N, 3, *size)`` -> ``image`` and ``target``: all that follows the crop."""
@@ -168,6 +192,8 @@ class DeviceViews:
             if isinstance(transform, v2.RandomHorizontalFlip):
                 chosen = torch.tensor([i for i, _ in mine], dtype=torch.long).to(images.device)
                 images[chosen] = images[chosen].flip(-1)
+                if self.masks:
+                    target[chosen] = target[chosen].flip(-1)
                 continue
             for i, parameters in mine:
                 images[i] = transform.transform(images[i], parameters)

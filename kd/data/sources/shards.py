@@ -14,9 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from torchvision import tv_tensors
+
 from kd.data.batch import Target
-from kd.data.object_store import Ranged, file_system, is_url
-from kd.data.pictures import MAX_BYTES
+from kd.data.object_store import Ranged, file_system, is_url, tried
+from kd.data.pictures import MAX_BYTES, decode_grey
 from kd.data.sources.base import Source, Split, cache_dir
 from kd.data.sources.files import UNLABELLED
 from kd.errors import UserError, first_line
@@ -37,15 +39,44 @@ class Shards(Source):
         if cache_gb is not None and not cache_gb > 0:
             raise ValueError(f"cache_gb must be > 0, got {cache_gb}")
         self.root = root.rstrip("/")
+        self._indices: dict[str, tuple[dict[str, Any], str]] = {}
         self.cache_bytes = None if cache_gb is None else int(cache_gb * 1e9)
 
     def load(self, split: str) -> Split:
         """See :meth:`Source.load`."""
+        index, digest = self._index(split)
+        self.classes = list(index["classes"])
+        found = ShardSplit(self.root, index, digest, self.cache_bytes)
+        for shard, end in found.ends().items() if not is_url(self.root) else ():
+            size = Path(self.root, shard).stat().st_size if Path(self.root, shard).is_file() else 0
+            if size < end:
+                raise UserError(f"data.source.root: {self.root}/{shard} has {size} bytes, its index says {end} or more")
+        return found
+
+    @property
+    def masks(self) -> bool:  # type: ignore[override]
+        """Whether the pack's pictures have masks."""
+        return "masks" in self._index("train")[0]
+
+    @property
+    def ignore_index(self) -> int | None:  # type: ignore[override]
+        """The value of a mask's pixels that take no part."""
+        found: int | None = self._index("train")[0].get("ignore_index")
+        return found
+
+    def _index(self, split: str) -> tuple[dict[str, Any], str]:
+        """What the pack says of a split, and a hash of it."""
+        if split not in self._indices:
+            self._indices[split] = self._read(split)
+        return self._indices[split]
+
+    def _read(self, split: str) -> tuple[dict[str, Any], str]:
         files, path = file_system(self.root)
         try:
-            text = files.cat_file(f"{path}/{split}.json")
+            text = tried(lambda: bytes(files.cat_file(f"{path}/{split}.json")), f"{self.root} can't be read")
             index = json.loads(text)
             check_index(index)
+            return index, hashlib.sha256(text).hexdigest()[:16]
         except FileNotFoundError as error:
             raise UserError(
                 f"data.source.root: {self.root} has no {split}.json: no pack, or an unfinished one"
@@ -54,13 +85,6 @@ class Shards(Source):
             raise UserError(f"data.source.root: {self.root}/{split}.json is damaged: {str(error)[:160]}") from error
         except Exception as error:  # the object stores' clients raise many kinds
             raise UserError(f"data.source.root: {self.root}: {first_line(error)}") from error
-        self.classes = list(index["classes"])
-        found = ShardSplit(self.root, index, hashlib.sha256(text).hexdigest()[:16], self.cache_bytes)
-        for shard, end in found.ends().items() if not is_url(self.root) else ():
-            size = Path(self.root, shard).stat().st_size if Path(self.root, shard).is_file() else 0
-            if size < end:
-                raise UserError(f"data.source.root: {self.root}/{shard} has {size} bytes, its index says {end} or more")
-        return found
 
     def has(self, split: str) -> bool:
         """See :meth:`Source.has`."""
@@ -91,6 +115,14 @@ def check_index(index: object) -> None:
             raise ValueError(f"a shard is a file's plain name (NAME.tar), got {shard!r}")
     if not samples or len(samples) != len(targets):
         raise ValueError(f"{len(samples)} samples, {len(targets)} targets; as many of both, and at least one")
+    masks = index.get("masks")
+    if masks is not None and not (
+        isinstance(masks, list) and len(masks) == len(samples) and all(map(_is_place, masks))
+    ):
+        raise ValueError(f"masks must be a place for each of {len(samples)} samples")
+    ignored = index.get("ignore_index")
+    if ignored is not None and not (type(ignored) is int and 0 <= ignored <= 255):
+        raise ValueError(f"ignore_index must be a value of a mask, 0 to 255, got {ignored!r}")
     for i, (sample, target) in enumerate(zip(samples, targets, strict=True)):
         if not (isinstance(sample, list) and len(sample) == 3 and all(type(n) is int for n in sample)):
             raise ValueError(f"sample {i} must be three whole numbers, got {sample!r}")
@@ -100,6 +132,12 @@ def check_index(index: object) -> None:
         known = range(len(classes)) if classes else range(UNLABELLED, UNLABELLED + 1)
         if type(target) is not int or target not in known:
             raise ValueError(f"target {i} must be a class id, {known[0]} to {known[-1]}, got {target!r}")
+
+
+def _is_place(given: object) -> bool:
+    """Offset and size of a mask."""
+    whole = isinstance(given, list) and len(given) == 2 and all(type(n) is int for n in given)
+    return whole and 0 <= given[0] < 2**60 and 0 < given[1] <= MAX_BYTES  # type: ignore[index]
 
 
 class ShardSplit:
@@ -123,13 +161,16 @@ class ShardSplit:
         self.shards: list[str] = index["shards"]
         self.samples: list[list[int]] = index["samples"]  # shard, offset, size
         self.targets: list[int] = index["targets"]
+        self.masks: list[list[int]] | None = index.get("masks")  # offset, size: in the shard of the picture
         self._open: dict[tuple[int, int], int] = {}  # (process, shard) -> descriptor
         self._kept = cache_dir() / "shards" / f"{Path(root).name}-{digest}"
         self._remote = Ranged(root, self._kept, sum(self.ends().values()), cache_bytes) if is_url(root) else None
 
     def read(self, i: int) -> bytes:
         """The encoded picture ``i``."""
-        shard, offset, size = self.samples[i]
+        return self._read(*self.samples[i])
+
+    def _read(self, shard: int, offset: int, size: int) -> bytes:
         whole = self._whole(shard)
         if whole is None:
             assert self._remote is not None
@@ -149,8 +190,10 @@ class ShardSplit:
         return None if self._open[key] < 0 else self._open[key]
 
     def target(self, i: int) -> Target:
-        """The target of the picture ``i``."""
-        return self.targets[i]
+        """The target of the picture ``i``; where the pack has masks its mask, uint8 ``(1, H, W)``."""
+        if self.masks is None:
+            return self.targets[i]
+        return tv_tensors.Mask(decode_grey(self._read(self.samples[i][0], *self.masks[i])))
 
     def name(self, i: int) -> str:
         """Shard and place; differs between packs."""
@@ -184,4 +227,6 @@ class ShardSplit:
         ends: dict[str, int] = {}
         for shard, offset, size in self.samples:
             ends[self.shards[shard]] = max(offset + size, ends.get(self.shards[shard], 0))
+        for (shard, _, _), (offset, size) in zip(self.samples, self.masks or [], strict=False):
+            ends[self.shards[shard]] = max(offset + size, ends[self.shards[shard]])
         return ends
