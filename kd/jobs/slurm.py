@@ -1,5 +1,6 @@
 """SLURM: one batch script, whose job goes back into the queue when it is pre-empted."""
 
+import re
 import shlex
 import shutil
 import sys
@@ -117,12 +118,23 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
 
 
 def _state(job_id: str) -> tuple[str, float | None]:
-    """The job's state and, where the accounts know it, the hours that it ran."""
+    """The job's state and the hours that it has run; the controller forgets a job soon, where accounts are kept those
+    know it."""
     try:
-        waiting = ask(["squeue", "--noheader", "--jobs", job_id, "--format=%T"])
-    except UserError:  # it has left the queue
-        waiting = ""
-    if waiting:
-        return waiting.split()[0], None
-    told = ask(["sacct", "--noheader", "--allocations", "--jobs", job_id, "--format=State,ElapsedRaw"]).split()
-    return (told[0].rstrip("+"), int(told[-1]) / 3600) if len(told) > 1 else ("UNKNOWN", None)
+        told = ask(["scontrol", "--oneliner", "show", "job", job_id])
+    except UserError:
+        rows = ask(["sacct", "--noheader", "--allocations", "--jobs", job_id, "--format=State,ElapsedRaw"]).split()
+        return (rows[0].rstrip("+"), int(rows[-1]) / 3600) if len(rows) > 1 else ("UNKNOWN", None)
+    fields = dict(item.split("=", 1) for item in told.splitlines()[0].split() if "=" in item)
+    return fields.get("JobState", "UNKNOWN"), _hours(fields.get("RunTime", ""))
+
+
+def _hours(text: str) -> float | None:
+    """Of SLURM's ``[DAYS-]HH:MM:SS``.
+
+    >>> _hours("1-12:30:00")
+    36.5
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
+    return 24 * days + hours + minutes / 60 + seconds / 3600 if match else None

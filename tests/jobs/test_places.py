@@ -166,6 +166,12 @@ def test_a_program_that_is_not_here(tiny: Path, tmp_path: Path, capsys: pytest.C
     assert list(tmp_path.iterdir()) == [tiny]
 
 
+def test_kd_train_does_not_take_the_options_of_kd_launch(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("train", [f"recipe={tiny}", "--dry-run"]) == 2
+    assert capsys.readouterr().err == "kd-train: no option --dry-run (kd-train --help)\n"
+    assert list(Path().iterdir()) == [Path("tiny.yaml")]
+
+
 @pytest.mark.slow
 def test_torchrun_on_this_machine(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     items = ["torchrun", f"recipe={tiny}", "config=ddp_2cpu", "instances=1xcpu:2", "job=two", "trainer.max_epochs=1"]

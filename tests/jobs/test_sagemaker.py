@@ -68,6 +68,16 @@ def test_the_request(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
     assert request["AlgorithmSpecification"]["ContainerEntrypoint"] == ["kd-train"]
     found = {i["ChannelName"]: i["DataSource"]["S3DataSource"]["S3Uri"] for i in request["InputDataConfig"]}
     assert found == {"photos": "s3://kd-test/food", "teacher": "s3://kd-test/teacher"}
+    request = request_of(
+        capsys, "recipe=foodtag_vit", "config=remote_data", "instances=1xml.p4d.24xlarge",
+        "data_instances=4xml.c5.18xlarge",
+    )  # fmt: skip
+    assert request["ResourceConfig"]["InstanceGroups"] == [
+        {"InstanceGroupName": "train", "InstanceType": "ml.p4d.24xlarge", "InstanceCount": 1},
+        {"InstanceGroupName": "data", "InstanceType": "ml.c5.18xlarge", "InstanceCount": 4},
+    ]
+    assert "InstanceType" not in request["ResourceConfig"]
+    assert len(request["Environment"]["RAY_AUTH_TOKEN"]) == 64
     assert list(tmp_path.iterdir()) == []
 
 
