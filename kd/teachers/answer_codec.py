@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from kd.losses.topk import TopKLogits
-from kd.teachers.answer_features import HalfFeature, Int8Feature, as_measured, half, relative_error
+from kd.teachers.answer_features import FeatureCodec, HalfFeature, Int8Feature, as_measured, half, relative_error
+from kd.teachers.answer_maps import MapCodec
 
 CRC_BYTES = 4
 """At the start of every record: the checksum of the rest (:mod:`kd.teachers.answer_store`)."""
@@ -75,7 +76,7 @@ class TopKCodec:
         return TopKLogits(values.float(), indices.long(), dict(zip(self.temperatures, tails.unbind(1), strict=True)))
 
 
-Codec = DenseCodec | TopKCodec
+Codec = DenseCodec | TopKCodec | MapCodec
 
 FEATURES_ALONE = "features alone"
 
@@ -123,11 +124,9 @@ class AnswerCodec:
         Returns:
             ``units`` by feature, and ``error``: the relative error of each kind of answer on these pictures.
         """
-        units = {
-            ":".join(name): codec.measure(features[name])
-            for name, codec in self.features.items()
-            if isinstance(codec, Int8Feature)
-        }
+        given = {"logits": logits} | {":".join(name): x for name, x in features.items()}
+        units = {name: codec.measure(given[name]) for name, codec in self._named().items()
+                 if isinstance(codec, Int8Feature)}  # fmt: skip
         back, found = self.decode(self.encode(logits, features).cpu())
         error = {":".join(name): relative_error(found[name], features[name].float().cpu()) for name in self.features}
         if isinstance(back, Tensor):
@@ -140,7 +139,12 @@ class AnswerCodec:
         Raises:
             ValueError: it is not there, or damaged.
         """
-        as_measured({":".join(name): codec for name, codec in self.features.items()}, measured)
+        as_measured(self._named(), measured)
+
+    def _named(self) -> dict[str, FeatureCodec]:
+        named = {":".join(name): codec for name, codec in self.features.items()}
+        whole = isinstance(self.logits, MapCodec) and self.logits.topk is None
+        return {"logits": self.logits.whole, **named} if whole else named  # type: ignore[union-attr]
 
     def encode(self, logits: Tensor, features: Mapping[Feature, Tensor] | None = None) -> Tensor:
         """Logits ``(N, C)`` and features ``(N, ...)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""

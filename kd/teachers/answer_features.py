@@ -38,7 +38,7 @@ class Int8Feature:
 
     Channels of a vision transformer differ by orders of magnitude, so one scale for all would leave the small ones
     nothing. The channels' units are measured once (:meth:`measure`); as each token has a scale of its own beside them
-    (4 bytes), nothing is ever cut off. A value is off by at most 1 / 254 of its token's largest, in its channel's unit.
+    (2 bytes), nothing is ever cut off. A value is off by at most 1 / 254 of its token's largest, in its channel's unit.
 
     Args:
         shape: of one picture's: a vector ``(D,)``, tokens ``(T, D)`` or a map ``(D, H, W)``.
@@ -48,7 +48,8 @@ class Int8Feature:
         self.shape = shape
         self.channel = 1 if len(shape) == 2 else 0
         self.tokens = math.prod(shape) // shape[self.channel]
-        self.bytes = 4 * self.tokens + math.prod(shape) + -math.prod(shape) % 4  # so that what follows is aligned
+        size = 2 * self.tokens + math.prod(shape)
+        self.bytes = size + -size % 4  # so that what follows is aligned
         self.units: Tensor | None = None
 
     def measure(self, x: Tensor) -> list[float]:
@@ -73,16 +74,16 @@ class Int8Feature:
     def encode(self, x: Tensor) -> Tensor:
         """``(N, *shape)`` -> uint8 ``(N, bytes)``."""
         rows = self._rows(x) / self._units(x)
-        scale = (rows.abs().amax(2, keepdim=True) / 127).clamp_min(torch.finfo(torch.float32).tiny)
-        values = (rows / scale).round().to(torch.int8)
+        scale = half((rows.abs().amax(2, keepdim=True) / 127).clamp_min(torch.finfo(torch.float16).tiny))
+        values = (rows / scale.float()).round().clamp(-127, 127).to(torch.int8)
         body = torch.cat([part.flatten(1).contiguous().view(torch.uint8) for part in (scale, values)], 1)
         return torch.nn.functional.pad(body, (0, self.bytes - body.shape[1]))
 
     def decode(self, columns: Tensor) -> Tensor:
         """uint8 ``(N, bytes)`` -> float32 ``(N, *shape)``."""
-        scale = columns[:, : 4 * self.tokens].view(torch.float32).unsqueeze(2)
-        end = 4 * self.tokens + math.prod(self.shape)
-        values = columns[:, 4 * self.tokens : end].contiguous().view(torch.int8).unflatten(1, (self.tokens, -1))
+        scale = columns[:, : 2 * self.tokens].view(torch.float16).float().unsqueeze(2)
+        end = 2 * self.tokens + math.prod(self.shape)
+        values = columns[:, 2 * self.tokens : end].contiguous().view(torch.int8).unflatten(1, (self.tokens, -1))
         rows = values.float() * scale * self._units(columns)
         if self.channel:
             return rows

@@ -24,7 +24,8 @@ from kd.errors import UserError
 from kd.losses import LogitLoss
 from kd.models import Preprocess
 from kd.teachers.answer import Wanted
-from kd.teachers.answer_codec import AnswerCodec, DenseCodec, TopKCodec
+from kd.teachers.answer_codec import CRC_BYTES, AnswerCodec, Codec, DenseCodec, TopKCodec
+from kd.teachers.answer_maps import MapCodec
 from kd.teachers.answer_store import FINGERPRINT
 from kd.teachers.frozen import FrozenTeacher
 
@@ -129,10 +130,14 @@ class Layout:
             found.append((f"{path}.{tokens}", AnswerCodec(None, {(path, tokens): shape[1:]}, precision)))
         return found
 
-    def _logits(self, teacher: FrozenTeacher, wanted: Wanted) -> DenseCodec | TopKCodec | None:
+    def _logits(self, teacher: FrozenTeacher, wanted: Wanted) -> Codec | None:
         if not wanted.logits:
             return None
         topk, count = teacher.spec.cache_topk, len(self.classes)
+        if self.data.source.masks:
+            trial = teacher(torch.zeros(1, 3, *teacher.prepare.size, dtype=torch.uint8))
+            _, classes, height, width = trial.shape
+            return MapCodec((classes, height, width), topk, teacher.spec.cache_precision, CRC_BYTES)
         return TopKCodec(count, topk, temperatures(looking(wanted))) if topk else DenseCodec(count)
 
     # -- caches from before each kind of answer had a folder ---------------------------------------------------------

@@ -14,6 +14,7 @@ from kd.errors import UserError
 from kd.models import Images
 from kd.teachers.answer import ALL, Answer, Wanted
 from kd.teachers.answer_codec import AnswerCodec, described
+from kd.teachers.answer_maps import MapCodec
 from kd.teachers.answer_store import AnswerStore
 from kd.teachers.base import Teacher
 from kd.teachers.frozen import FrozenTeacher
@@ -223,7 +224,7 @@ def records_of(live: FrozenTeacher, codecs: Sequence[AnswerCodec], images: Image
         UserError: an answer that is not finite, or not one a picture.
     """
     logits, found = live.look(images, [(ALL, *key) for codec in codecs for key in codec.features])
-    if logits.ndim != 2:
+    if logits.ndim != 2 and any(codec.logits and not isinstance(codec.logits, MapCodec) for codec in codecs):
         raise UserError(f"{live.key}.cache: holds one answer a picture, the teacher gives {tuple(logits.shape)}")
     features = {(path, tokens): x for (_, path, tokens), x in found.items()}
     finite = torch.stack([x.flatten(1).isfinite().all(1) for x in (logits, *features.values())]).all(0).cpu()

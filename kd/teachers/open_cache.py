@@ -5,6 +5,7 @@ from typing import Any
 
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
+from kd.losses import PixelKDLoss
 from kd.models import Preprocess
 from kd.models.taps import TRIAL
 from kd.teachers.answer import ALL, Wanted
@@ -120,8 +121,6 @@ def check_cacheable(teacher: Teacher, data: DistillationDataModule, wanted: Want
         listed = ", ".join(f"{name} {count}" for name, count in views.items())
         raise UserError(f"model.teachers: cache_views must be the same for all that are cached, got {listed}")
     key = next((member.key for member in asking.values()), "model.teacher")
-    if data.source.masks:
-        raise UserError(f"{key}.cache: keeps one answer a picture, not one a pixel (data.source has masks)")
     if data.augment.mixes and data.balance_classes:
         raise UserError(
             f"{key}.cache: keeps one mixture of a picture and view, and data.balance_classes shows a picture in "
@@ -151,7 +150,8 @@ def _check_teacher(teacher: FrozenTeacher, data: DistillationDataModule, wanted:
     if several:
         raise UserError(f"{key}: the mean of several teachers needs all logits; without cache_topk all are kept")
     for loss in looking(wanted):
-        if topk_temperature(loss) is None:
+        enough = isinstance(loss, PixelKDLoss) if data.source.masks else topk_temperature(loss) is not None
+        if not enough:
             raise UserError(f"{key}: {type(loss).__name__} needs all logits; without cache_topk all are kept")
 
 

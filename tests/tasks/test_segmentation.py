@@ -21,8 +21,9 @@ from kd.models import ModelSpec, build_model, preprocess_for
 from kd.models.segmenter import DenseModel
 from kd.tasks import Segmentation
 from kd.tasks.base import TargetCounts
+from kd.teachers.answer_maps import MapCodec
 from tests._helpers import ARCH, TINY, save_teacher
-from tests.test_train import run_folders
+from tests.test_train import losses, run_folders
 
 NAMES = ["left", "right", "never"]
 
@@ -299,3 +300,48 @@ def test_a_pack_of_scenes_and_views_of_the_device_learn_the_same(root: Path, tmp
     assert pack_main([f"recipe={recipe}", f"out={tmp_path / 'small'}", "short_side=15"]) == 0
     small = Shards(str(tmp_path / "small")).load("val")
     assert decode(small.read(0)).shape[1:] == torch.as_tensor(small.target(0)).shape[1:] == (15, 20)
+
+
+def test_answers_for_every_pixel_are_cached(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All logits in half precision and int8, and the two largest of three (the third's mass says the rest)."""
+    recipe = recipe_of(tmp_path, root)
+    assert train_main([f"recipe={recipe}", "trainer.max_epochs=1"]) == 0
+    teacher = {"arch": ARCH, "img_size": [24, 32], "kwargs": {**TINY, "depth": 4},
+               "checkpoint": str(run_folders(recipe)[0]), "cache_views": 2}  # fmt: skip
+    recipe = recipe_of(tmp_path, root, teacher=teacher, distill_losses={"pixel": {"class_path": "PixelKDLoss"}})
+    items = [f"recipe={recipe}", "trainer.max_epochs=2", "trainer.precision=32-true", "preflight=warn"]
+    assert train_main(items) == 0
+    live = losses(run_folders(recipe)[-1])
+    kinds = {"half": ([], 1e-3), "int8": (["model.teacher.cache_precision=int8"], 2e-2),
+             "topk": (["model.teacher.cache_topk=2"], 2e-3)}  # fmt: skip
+    sizes = {}
+    for name, (settings, tolerance) in kinds.items():
+        cache = [*settings, f"model.teacher.cache_dir={tmp_path / name}"]
+        capsys.readouterr()
+        found = []
+        for mode in ("on", "only"):
+            assert train_main([*items, *cache, f"model.teacher.cache={mode}"]) == 0
+            found.append(losses(run_folders(recipe)[-1]))
+        assert "bytes an answer (format " in capsys.readouterr().out
+        assert found[0] == found[1]
+        for step, value in live.items():
+            assert found[0][step] == pytest.approx(value, abs=tolerance, rel=tolerance), name
+        kept = json.loads((run_folders(recipe)[-1] / "summary.json").read_text())["cache"]
+        assert (kept["answers_read"], kept["answers_computed"]) == (16, 0)
+        sizes[name] = next((tmp_path / name).glob("*/view-0000.bin")).stat().st_size
+    assert sizes["int8"] < sizes["half"]
+    cwd = ["model.distill_losses.cwd=CWDLoss", "model.teacher.cache=on", "model.teacher.cache_topk=2"]
+    assert train_main([*items, *cwd]) == 2
+    assert "model.teacher.cache_topk: CWDLoss needs all logits" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("k", [1, 5, 299])
+def test_the_largest_at_each_pixel_are_exact_and_the_mass_of_the_others_too(k: int) -> None:
+    z = 4 * torch.randn(2, 300, 3, 5, generator=torch.Generator().manual_seed(0))
+    codec = MapCodec((300, 3, 5), k, "half", 4)
+    back = codec.decode(codec.encode(z))
+    values, places = z.topk(k, dim=1)
+    assert (back.gather(1, places) - values).abs().max() < 0.02
+    mass = torch.ones_like(z).scatter(1, places, 0) * z.softmax(1)
+    there = torch.ones_like(z).scatter(1, places, 0) * back.softmax(1)
+    torch.testing.assert_close(there.sum(1), mass.sum(1), rtol=2e-2, atol=1e-4)
