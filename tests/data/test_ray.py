@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +21,8 @@ from kd.data.engines.tier import TierSpec
 from kd.data.sources import FileSplit, ImageFolder, Source
 from kd.data.transforms import Augment
 from kd.errors import RunError
-from tests._helpers import draw_folder
+from tests._forks import start, status_of, survivors
+from tests._helpers import ROOT, draw_folder
 
 pytest.importorskip("ray")
 
@@ -65,6 +68,33 @@ def test_a_cache_filled_by_the_tier_is_the_cache_filled_here(recipe: Path, capsy
     files = {name: sorted(f for f in folder.rglob("*") if f.is_file()) for name, folder in folders.items()}
     binary = [(a, b) for a, b in zip(*files.values(), strict=True) if a.suffix != ".json"]
     assert binary and all(a.read_bytes() == b.read_bytes() for a, b in binary)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_over_the_tier_that_is_killed_resumes_to_the_last_bit(recipe: Path) -> None:
+    """SIGKILL at any step, twice; no process is left over."""
+    items = ["config=remote_data", "trainer.max_epochs=4", "checkpoint.every_n_steps=1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests._kills", str(recipe), "2", "0", *items], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "processes left over: 0" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_signal_to_the_whole_job_leaves_a_checkpoint(recipe: Path) -> None:
+    """Ray's own processes die of it at once; the step is finished and saved all the same."""
+    log, folder = recipe.parent / "log.txt", recipe.parent / "runs" / "tiny" / "000"
+    items = ["config=audit", "config=remote_data", "trainer.max_epochs=100000", "trainer.enable_progress_bar=false"]
+    pid = start([f"recipe={recipe}", *items], log)
+    record = folder / "records" / "samples.rank0.jsonl"
+    wait_for(lambda: record.exists() and record.read_bytes().count(b"\n") > 8)
+    os.killpg(pid, signal.SIGTERM)
+    assert status_of(pid) == 143, log.read_text()
+    assert "stopped by SIGTERM" in log.read_text() and (folder / "checkpoints" / "last.ckpt").is_file()
+    wait_for(lambda: not survivors(pid))
 
 
 # -- a cluster of several machines -----------------------------------------------------------------------------------
