@@ -1,4 +1,4 @@
-"""What of the machine's processors this process may use."""
+"""What of the machine this process may use: processors, and the folder for what is kept between runs."""
 
 import os
 from pathlib import Path
@@ -16,3 +16,10 @@ def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         allowed, period = quota.read_text().split()
         given = min(given, max(1, int(allowed) // int(period)))
     return given
+
+
+def cache_dir() -> Path:
+    """Where data and teachers made by kd are kept: ``KD_CACHE``, else the user's cache folder."""
+    if "KD_CACHE" in os.environ:
+        return Path(os.environ["KD_CACHE"]).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kd"

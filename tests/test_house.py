@@ -18,6 +18,7 @@ LAYERS = [
         "kd.checkpoints",
         "kd.decoding",
         "kd.lock",
+        "kd.object_store",
         "kd.losses.functional",
         "kd.report",
         "kd.machine",

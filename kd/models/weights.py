@@ -19,6 +19,8 @@ from torch import Tensor
 
 from kd.checkpoints import models_in, run_folder
 from kd.errors import UserError
+from kd.machine import cache_dir
+from kd.object_store import fetched
 
 STATES = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict")  # where trainers keep the weights
 NAMES = ("class_names", "classes", "label_names", "labels", "categories", "id2label", "idx_to_class", "class_to_idx")
@@ -97,11 +99,14 @@ def read_weights(path: Path, key: str) -> Weights:
 
 
 def weights_file(path: Path, key: str) -> Path:
-    """The file to read where ``path`` is a file, a run's folder, or timm's own.
+    """The file to read where ``path`` is a file, a run's folder, timm's own, or the URL of a file.
 
     Raises:
         UserError: there is none.
     """
+    url = re.match(r"([a-z][a-z0-9+]+):/+(.+)", str(path))  # a Path has one slash of the two
+    if url and not path.exists():
+        return fetched(f"{url[1]}://{url[2]}", cache_dir() / "fetched", key or "checkpoint")
     path = run_folder(path)
     candidates = [path / name for name in ("student.safetensors", *TIMM_FILES)] if path.is_dir() else [path]
     for file in candidates:

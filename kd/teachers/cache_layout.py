@@ -18,11 +18,11 @@ import torch
 import torchvision
 
 from kd.data.datamodule import DistillationDataModule
-from kd.data.object_store import is_url
 from kd.data.sources import FileSplit, Split, cache_dir, changed, content, fingerprint
 from kd.errors import UserError
 from kd.losses import LogitLoss
 from kd.models import Preprocess
+from kd.object_store import is_url
 from kd.teachers.answer import Wanted
 from kd.teachers.answer_codec import CRC_BYTES, AnswerCodec, Codec, DenseCodec, TopKCodec
 from kd.teachers.answer_maps import MapCodec

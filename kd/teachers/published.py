@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from kd._bar import bar
-from kd.data.object_store import Ranged, file_system, is_url, tried
 from kd.data.sources import Split, cache_dir
 from kd.data.sources.shards import ShardSplit
 from kd.errors import UserError, first_line
+from kd.object_store import Ranged, file_system, is_url, tried
 from kd.teachers.answer_codec import CRC_BYTES
 from kd.teachers.answer_store import FINGERPRINT, AnswerStore, checksum, compare
 

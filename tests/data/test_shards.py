@@ -18,11 +18,11 @@ import pytest
 import torch
 
 from kd.cli import cache_main, pack_main, train_main
-from kd.data.object_store import file_system, tried
 from kd.data.pack import pack
 from kd.data.pictures import decode
 from kd.data.sources import ImageFolder, Shards, fingerprint
 from kd.errors import UserError
+from kd.object_store import file_system, tried
 from tests._faults import Faults, before
 from tests._helpers import draw_folder
 from tests.test_train import assert_same, losses, run, run_folders, student_of
@@ -229,7 +229,7 @@ def test_ranges_come_whole_through_faults_and_the_kept_stay_bounded(
     """Errors, cut connections and slow answers; two processes share 1 MB of blocks of a pack three times as large."""
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     source = ImageFolder(str(draw_folder(tmp_path / "data", size=400)))
-    monkeypatch.setattr("kd.data.object_store.PAUSE_S", 0.01)
+    monkeypatch.setattr("kd.object_store.PAUSE_S", 0.01)
     split = source.load("train")
     size = pack(split, source.classes, f"{s3}/large", "train", shard_mb=2)
     assert size > 3e6
@@ -255,7 +255,7 @@ def test_ranges_come_whole_through_faults_and_the_kept_stay_bounded(
 
 def test_a_store_that_stays_away_ends_in_a_line(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("kd.data.object_store.PAUSE_S", 0.0)
+    monkeypatch.setattr("kd.object_store.PAUSE_S", 0.0)
     source = ImageFolder(str(draw_folder(tmp_path / "data", train=1, val=1)))
     pack(source.load("train"), source.classes, f"{s3}/gone", "train")
     split = Shards(f"{s3}/gone").load("train")
@@ -306,3 +306,18 @@ def test_answers_beside_a_pack_are_read_by_whoever_has_it(
         assert message in capsys.readouterr().err
     assert cache_main([f"recipe={recipe}", *items, *only]) == 2
     assert "is only read; kd-cache writes there by out=" in capsys.readouterr().err
+
+
+def test_a_teachers_checkpoint_from_an_object_store(
+    recipe: Path, teacher: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    files, path = file_system(f"{s3}/teacher.safetensors")
+    files.put_file(str(teacher), path)
+    here, there = run(recipe), run(recipe, f"model.teacher.checkpoint={s3}/teacher.safetensors")
+    assert losses(here) == losses(there)
+    (kept,) = (tmp_path / "cache" / "fetched").rglob("*.safetensors")
+    assert kept.read_bytes() == teacher.read_bytes()
+    assert train_main([f"recipe={recipe}", f"model.teacher.checkpoint={s3}/nothing.safetensors"]) == 2
+    assert f"model.teacher.checkpoint: there is no {s3}/nothing.safetensors" in capsys.readouterr().err

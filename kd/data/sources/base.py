@@ -1,7 +1,6 @@
 """What a source is, and a split of one; what tells two splits apart."""
 
 import hashlib
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
@@ -10,13 +9,7 @@ from typing import Protocol
 
 from kd.data.batch import Target
 from kd.data.sources.files import FileSplit
-
-
-def cache_dir() -> Path:
-    """Where data and teachers made by kd are kept: ``KD_CACHE``, else the user's cache folder."""
-    if "KD_CACHE" in os.environ:
-        return Path(os.environ["KD_CACHE"]).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kd"
+from kd.machine import cache_dir as cache_dir
 
 
 class Split(Protocol):

@@ -17,11 +17,11 @@ from typing import Any
 from torchvision import tv_tensors
 
 from kd.data.batch import Target
-from kd.data.object_store import Ranged, file_system, is_url, tried
 from kd.data.pictures import MAX_BYTES, decode_grey
 from kd.data.sources.base import Source, Split, cache_dir
 from kd.data.sources.files import UNLABELLED
 from kd.errors import UserError, first_line
+from kd.object_store import Ranged, file_system, is_url, tried
 
 INDEX_LISTS = ("classes", "shards", "samples", "targets")
 

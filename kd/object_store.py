@@ -5,6 +5,7 @@ is tried again with growing pauses before the run ends.
 """
 
 import errno
+import hashlib
 import os
 import time
 from collections.abc import Callable
@@ -67,6 +68,44 @@ def tried(attempt: Callable[[], Given], what: str) -> Given:
                 raise OSError(f"{what}, {TRIES} times: {first_line(error)}") from error
             time.sleep(PAUSE_S * 2**number)
     raise AssertionError
+
+
+def fetched(url: str, folder: Path, key: str) -> Path:
+    """A copy of a whole file on the local disk, made once for each content that it has had.
+
+    Args:
+        url: of the file.
+        folder: where copies are kept.
+        key: the configuration key that named it.
+
+    Raises:
+        UserError: it is not there, or can't be fetched.
+    """
+    files, path = file_system(url, key)
+    try:
+        found = tried(lambda: files.info(path), f"{url} can't be read")
+        size = int(found["size"])
+        state = [str(found.get(name)) for name in ("ETag", "LastModified", "mtime", "created")]
+        digest = hashlib.sha256("\0".join([url, str(size), *state]).encode()).hexdigest()[:16]
+        file = folder / digest / url.rpartition("/")[2]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(file.parent / ".lock"):  # one of all processes fetches it
+            if not file.is_file():
+                tried(lambda: _fetch(url, key, file, size), f"{url} can't be fetched to {folder}")
+        return file
+    except FileNotFoundError as error:
+        raise UserError(f"{key}: there is no {url}") from error
+    except OSError as error:
+        raise UserError(f"{key}: {first_line(error)}") from error
+
+
+def _fetch(url: str, key: str, file: Path, size: int) -> None:
+    files, path = file_system(url, key)
+    part = file.with_name(f"{file.name}.part")
+    files.get_file(path, str(part))
+    if part.stat().st_size != size:
+        raise OSError(f"{part.stat().st_size} bytes came, it has {size}")
+    part.replace(file)
 
 
 class Ranged:
