@@ -18,6 +18,8 @@ from kd.errors import UserError
 from kd.losses import CosineLoss, RADIOLoss
 from kd.models.taps import TapSpec
 from kd.tasks import Features
+from kd.tasks.features import rank_me
+from kd.tasks.label_free import HeldOut
 from kd.tuning.plan import _objectives
 from tests._forks import start_ranks, status_of
 from tests._helpers import ARCH, CLASSES, TINY, draw_folder, save_teacher, tiny_vit, write_recipe
@@ -204,6 +206,7 @@ def test_a_probe_that_can_not_be(made: Path, recipe: Path, capsys: pytest.Captur
         assert error.count("\n") == 1
 
 
+@pytest.mark.slow  # the guides' commands run two of them; this looks at what came out
 def test_the_recipes_run_without_data_or_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``config=debug`` has a part of its own for each of them."""
     monkeypatch.chdir(tmp_path)
@@ -278,3 +281,16 @@ def test_a_search_knows_what_is_measured(made: Path) -> None:
     assert _objectives("val/dino_summary_loss", config)[0].name == "val/dino_summary_loss"
     with pytest.raises(UserError, match="objective: no run reports 'val/knn1'"):
         _objectives("val/knn1", config)
+
+
+def test_what_is_held_out_adds_up_in_full_precision() -> None:
+    """Also in a run whose modules are in half precision."""
+    held = HeldOut(["feature_loss"], 8)
+    held.sums, held.gram = held.sums.bfloat16(), held.gram.bfloat16()
+    features = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+    for part, loss in zip(features.split(10), (1.0, 2.0, 3.0, 6.0), strict=True):
+        held.update(part, {"feature_loss": torch.tensor(loss)})
+    held.update(features[:0], {})
+    found = held.compute()
+    assert found["feature_loss"] == 3
+    assert float(found["rankme"]) == pytest.approx(rank_me(features), rel=1e-6)

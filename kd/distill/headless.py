@@ -10,6 +10,7 @@ from kd.distill.objective import Objective
 from kd.distill.student import Student
 from kd.models.own import logits_of
 from kd.models.taps import Taps
+from kd.tasks import Features
 from kd.teachers.answer import Answer
 
 
@@ -34,8 +35,12 @@ class HeadlessStudent(Student):
             width = logits_of(self._trial()).shape[1]
         self.model.train(training)
         losses = ["feature_loss", *(f"{name}_loss" for name in self.objective.measurable)]
-        task: Any = self.task
-        task.measure(losses, width, self.data.probed)
+        self._measures.measure(losses, width, self.data.probed)
+
+    @property
+    def _measures(self) -> Features:
+        assert isinstance(self.task, Features)
+        return self.task
 
     @property
     def classifies(self) -> bool:
@@ -53,14 +58,14 @@ class HeadlessStudent(Student):
             given = self.logits(batch["image"])
         real = batch["index"] >= 0 if "index" in batch else torch.ones(len(given), dtype=torch.bool)
         if not real.any():
+            self._measures.held_out.update(given[:0], {})
             return
         real = real.to(given.device)
         theirs = Answer(features={layer: _rows(x, real) for layer, x in answer.features.items()})
         losses = self.objective.held_out(
             lambda layers, form: [_rows(x, real) for x in self._taps_of_final.read(caught, layers, form)], theirs
         )
-        task: Any = self.task
-        task.held_out.update(given[real], losses)
+        self._measures.held_out.update(given[real], losses)
 
 
 def student_of(objective: Objective) -> type[Student]:

@@ -61,7 +61,8 @@ class TeacherSpec(ModelSpec):
         recipe: without a checkpoint and not pre-trained: this recipe's teacher, which ships with it or is trained first
             (``checkpoint=train`` trains it in any case).
         head: the teacher has a classifier; without one it teaches by its features alone.
-        weight: its share of the mean, among several teachers.
+        weight: its share of the mean, among several teachers; where they have no classifiers, the factor of the losses
+            that listen to it.
         classes: names of the classes it knows, in its order, or a file with one a line (or a JSON list), where they
             are not the data's; a checkpoint of ours and timm's ImageNet models bring their own.
         class_map: the teacher's name of a class of the data, where the two differ.

@@ -44,7 +44,11 @@ class HeldOut(Metric):
         self.add_state("pictures", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, features: Tensor, losses: Mapping[str, Tensor]) -> None:
-        """The student's features ``(N, D)``, and the mean losses of these N pictures by name."""
+        """The student's features ``(N, D)``, and the mean losses of these N pictures by name; N may be 0."""
+        for name in ("sums", "gram", "pictures"):  # a run in half precision throughout has made them so
+            setattr(self, name, getattr(self, name).double())
+        if not len(features):
+            return
         x = features.double()
         self.gram += x.T @ x
         self.sums += torch.stack([losses[name].double() for name in self.names]) * len(x)
