@@ -211,7 +211,7 @@ def _join_cluster(request: Request) -> Cluster | None:
 def _check_devices(cluster: Cluster, overrides: list[str]) -> None:
     """Where the launcher has started every process, the command line can't ask for others."""
     asked = next((item.split("=", 1)[1] for item in reversed(overrides) if item.startswith("trainer.devices=")), None)
-    if cluster.starts_each_process and asked not in (None, "auto", str(cluster.devices)):
+    if cluster.starts_each_process and cluster.devices and asked not in (None, "auto", str(cluster.devices)):
         raise UserError(
             f"trainer.devices: {asked}, but {cluster.launcher} has started {cluster.devices} on each machine"
         )

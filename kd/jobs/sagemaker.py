@@ -181,7 +181,9 @@ def hyperparameters(job: Job) -> dict[str, str]:
         key, _, value = item.partition("=")
         if key == "config":
             overlays.append(value)
-        elif key.endswith("+") and key in found:
+        elif key == "--trust":
+            raise UserError("--trust: SageMaker takes settings alone; name the module (trust=MODULE)")
+        elif (key.endswith("+") or key == "trust") and key in found:
             raise UserError(
                 f"{key}: is given twice, and SageMaker takes a key once; put it into an overlay of your own"
             )

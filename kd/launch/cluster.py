@@ -192,8 +192,11 @@ def _train_job(env: Mapping[str, str]) -> Cluster | None:
 
 
 def _slurm(env: Mapping[str, str]) -> Cluster | None:
-    if "SLURM_PROCID" not in env or _number(env, "SLURM_NTASKS", 1, default=1) < 2:
+    if "SLURM_PROCID" not in env:
         return None
+    if _number(env, "SLURM_NTASKS", 1, default=1) == 1:  # a shell within a job runs many things; a batch job is one
+        shell = "SLURM_STEP_ID" not in env or env.get("SLURM_JOB_NAME", "bash") in ("bash", "interactive")
+        return None if shell else Cluster("SLURM", 1, None, job=env.get("SLURM_JOB_ID"))
     if "SLURM_STEP_ID" not in env:  # set by srun: without it this process alone would wait for all others
         raise UserError(
             f"SLURM_NTASKS: the job has {env['SLURM_NTASKS']} tasks and this is one; start it with: srun kd-train ..."

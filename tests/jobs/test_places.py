@@ -89,11 +89,12 @@ def _check_by_skypilot(tasks: list[dict]) -> None:
 
 
 def test_slurm(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(capsys, "slurm", f"recipe={tiny}", "instances=4xa100:8", "hours=2", "partition=gpu", "optim.lr=0.1")
+    text = shown(capsys, "slurm", f"recipe={tiny}", "instances=4xa100:8", "hours=2", "partition=gpu", "optim.lr=0.1",
+                 "trust=tests")  # fmt: skip
     asked = {line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")}
     assert asked >= {"--nodes=4", "--gpus-per-node=a100:8", "--ntasks-per-node=8", "--cpus-per-task=8", "--time=120",
                      "--partition=gpu", "--signal=TERM@300", "--requeue"}  # fmt: skip
-    assert f"recipe={tiny} optim.lr=0.1 runs_dir={tmp_path}/runs name=food-1\n" in text
+    assert f"recipe={tiny} trust=tests optim.lr=0.1 runs_dir={tmp_path}/runs name=food-1\n" in text
     check_script(text)
     text = shown(
         capsys, "slurm", f"recipe={tiny}", "config=remote_data", "instances=1xgpu:4", "data_instances=2xcpu:32"

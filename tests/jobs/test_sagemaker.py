@@ -186,6 +186,7 @@ def test_a_run_from_launch_to_report(
         (["optim.lrr=1"], "no key 'optim.lrr'"),
         (["role="], "role: must be given"),
         (["hours=0"], "hours: must be a number > 0, got '0'"),
+        (["--trust"], "--trust: SageMaker takes settings alone; name the module (trust=MODULE)"),
         (["job=Food_1"], "job: must be lower-case letters"),
         (["data.source.root=channel:photos"], "channel.photos: must be given: a setting names channel:photos"),
         (["role=x"], "SageMaker would refuse the request: Invalid length for parameter RoleArn"),

@@ -51,6 +51,8 @@ FOOD = of_groups(
         ({**TORCHRUN, "SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, Cluster("torchrun", 4, 8, job="night")),
         (TRAIN_JOB | TORCHRUN | SKY | SAGEMAKER, Cluster("torchrun", 4, 8, job="night")),
         (SLURM, Cluster("SLURM", 4, 8, job="123")),
+        (SLURM | {"SLURM_NTASKS": "1", "SLURM_JOB_NAME": "food"}, Cluster("SLURM", 1, None, job="123")),
+        (SLURM | {"SLURM_NTASKS": "1", "SLURM_JOB_NAME": "bash"}, None),
         (MPI | {"MASTER_ADDR": "a"}, Cluster("mpirun", 2, 8, RANK_9 | {"MASTER_ADDR": "a"})),
         (SLURM | MPI | {"MASTER_ADDR": "a"}, Cluster("mpirun", 2, 8, RANK_9 | {"MASTER_ADDR": "a"}, "123")),
         (MPI | SAGEMAKER, Cluster("mpirun", 2, 8, RANK_9 | {"MASTER_ADDR": "algo-1"}, "food")),
