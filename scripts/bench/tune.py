@@ -63,6 +63,12 @@ def fold(root: Path, each: int, where: Path) -> Path:
     return where
 
 
+def names(root: Path, file: Path) -> Path:
+    """A file with the names of all classes, which the teacher knows."""
+    file.write_text("".join(f"{folder.name}\n" for folder in sorted((root / "train").iterdir())))
+    return file
+
+
 def told(found: dict[str, dict[str, Any]]) -> list[str]:
     """What the arms say, in a line each."""
     plain, cache, whole, random = (found[name] for name in (PLAIN, CACHE, WHOLE, RANDOM))
@@ -87,7 +93,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kd-bench-") as made:
         runs, given = Path(made), dict(item.split("=", 1) for item in asked.set)
         if asked.fold > 1:
-            given["data.source.root"] = str(fold(Path(given["data.source.root"]), asked.fold, runs / "fold"))
+            whole = Path(given["data.source.root"])
+            given["data.source.root"] = str(fold(whole, asked.fold, runs / "fold"))
+            given.setdefault("model.teacher.classes", str(names(whole, runs / "classes.txt")))
         items = [f"recipe={asked.recipe}", f"trials={asked.trials}", *(f"{k}={v}" for k, v in given.items())]
         found = {}
         for number, (arm, own) in enumerate(ARMS.items()):
