@@ -33,7 +33,8 @@ from kd.teachers.answer import ALL, Wanted
 from kd.teachers.answer_codec import AnswerCodec, DenseCodec
 from kd.teachers.answer_store import AnswerStore
 from kd.teachers.cached import Kept
-from tests._helpers import ROOT, draw_folder, run_cli, save_teacher, write_recipe
+from tests._forks import run_ranks
+from tests._helpers import ROOT, draw_folder, save_teacher, write_recipe
 from tests.test_train import assert_same, losses, run, run_folders, student_of
 
 MIX = ["data.augment.mixup=0.8", "data.augment.cutmix=1"]
@@ -199,8 +200,8 @@ def test_cached_features_resume_and_serve_any_number_of_processes(
     tmp_path: Path, pictures: Path, teacher: Path, cache: list[str]
 ) -> None:
     recipe = feature_recipe(tmp_path, pictures, teacher, "maps")
-    done = run_cli(f"recipe={recipe}", "config=ddp_2cpu", "data.batch_size=4", "trainer.limit_val_batches=0", *cache)
-    assert done.returncode == 0, done.stderr
+    two = ["config=ddp_2cpu", "data.batch_size=4", "trainer.limit_val_batches=0"]
+    run_ranks([f"recipe={recipe}", *two, *cache], tmp_path / "log")
     whole = run(recipe, *cache, "model.teacher.cache=only", "trainer.max_epochs=4")
     assert report(whole)["answers_read"] == 192
     view = view_file(tmp_path, 1, "norm")
@@ -362,8 +363,7 @@ def test_kd_cache_fills_what_training_reads(
 
 def test_two_processes_fill_what_one_reads(recipe: Path, cache: list[str]) -> None:
     two = ["config=ddp_2cpu", "data.batch_size=4", "trainer.limit_val_batches=0"]
-    done = run_cli(f"recipe={recipe}", *two, *cache, *MIX)
-    assert done.returncode == 0, done.stderr
+    run_ranks([f"recipe={recipe}", *two, *cache, *MIX], recipe.parent / "log")
     one = run(recipe, *cache, *MIX, "model.teacher.cache=only")
     assert report(one)["answers_read"] == 96
 

@@ -29,8 +29,8 @@ def test_class_ids_of_real_photographs(shared: Path) -> None:
 
 
 def test_a_short_run_of_the_grocery_recipe(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The preflight's 251 of 296, a student that inherits, a few steps, and its evaluation."""
-    items = ["trainer.limit_train_batches=4", "trainer.max_epochs=1", "trainer.accelerator=cpu", "data.batch_size=32"]
+    """The preflight's 251 of 296, a student that inherits, and a few steps."""
+    items = ["trainer.limit_train_batches=2", "trainer.max_epochs=1", "trainer.accelerator=cpu", "data.batch_size=32"]
     assert train_main(grocery(shared, tmp_path, *items)) == 0
     out = capsys.readouterr().out
     assert "right on 251 of 296 validation pictures (84.8%)" in out
@@ -40,6 +40,14 @@ def test_a_short_run_of_the_grocery_recipe(shared: Path, tmp_path: Path, capsys:
     assert summary["student"]["val"]["acc1"] > 0.5  # without its teacher's layers: near 1/81
     with (folder / "metrics.csv").open() as file:
         assert "val/agreement" in (csv.DictReader(file).fieldnames or [])
+
+
+@pytest.mark.slow
+def test_an_evaluation_of_the_grocery_recipe(shared: Path, tmp_path: Path) -> None:
+    items = ["trainer.limit_train_batches=4", "trainer.max_epochs=1", "trainer.accelerator=cpu", "data.batch_size=32"]
+    assert train_main(grocery(shared, tmp_path, *items)) == 0
+    folder = tmp_path / "grocery_vit" / "000"
+    summary = json.loads((folder / "summary.json").read_text())
     assert eval_main([str(folder)]) == 0
     found = json.loads((folder / "eval_val.json").read_text())
     assert found["teacher"]["acc1"] == pytest.approx(251 / 296, abs=1e-5)

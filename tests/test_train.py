@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from kd.cli import eval_main, train_main
 from kd.config.precision import cpu_has_bfloat16
+from tests._forks import run_ranks
 from tests._helpers import ROOT, run_cli, write_recipe
 
 MODEL = "students.student.model."  # the student's part of a checkpoint
@@ -307,19 +308,16 @@ def test_a_signal_leaves_a_checkpoint_to_go_on_from(recipe: Path, number: int, s
 
 def test_two_processes_and_a_sharded_optimizer(recipe: Path) -> None:
     """ZeRO over two gloo processes learns what AdamW over two learns, and its checkpoint resumes on one."""
-    folders = {}
-    for overlays in (["config=ddp_2cpu"], ["config=ddp_2cpu", "config=zero"]):
-        watch = json.dumps({"class_path": "tests._sockets.Listening"})
-        done = run_cli(
-            f"recipe={recipe}", *overlays, "data.batch_size=4", "trainer.precision=32-true",
-            f"trainer.callbacks+={watch}",
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert "listening: 127.0.0.1" in done.stdout
-        assert "listening: 0.0.0.0" not in done.stdout
-        assert "listening: ::" not in done.stdout
-        folders[overlays[-1]] = run_folders(recipe)[-1]
-    plain, sharded = folders["config=ddp_2cpu"], folders["config=zero"]
+    items = [f"recipe={recipe}", "config=ddp_2cpu", "data.batch_size=4", "trainer.precision=32-true"]
+    run_ranks(items, recipe.parent / "log")
+    plain = run_folders(recipe)[-1]
+    watch = json.dumps({"class_path": "tests._sockets.Listening"})
+    done = run_cli(*items, "config=zero", f"trainer.callbacks+={watch}")
+    assert done.returncode == 0, done.stderr
+    assert "listening: 127.0.0.1" in done.stdout
+    assert "listening: 0.0.0.0" not in done.stdout
+    assert "listening: ::" not in done.stdout
+    sharded = run_folders(recipe)[-1]
     assert json.loads((sharded / "summary.json").read_text())["world_size"] == 2
     assert losses(plain) == losses(sharded)
     assert_same(student_of(plain), student_of(sharded))
@@ -332,10 +330,8 @@ def test_two_processes_and_a_sharded_optimizer(recipe: Path) -> None:
 def test_two_processes_see_what_one_sees(recipe: Path) -> None:
     """The same global batches: after one epoch, one process and two agree up to the order of summation."""
     single = run(recipe, "trainer.max_epochs=1", "trainer.precision=32-true")
-    done = run_cli(
-        f"recipe={recipe}", "config=ddp_2cpu", "data.batch_size=4", "trainer.max_epochs=1", "trainer.precision=32-true"
-    )
-    assert done.returncode == 0, done.stderr
+    items = ["config=ddp_2cpu", "data.batch_size=4", "trainer.max_epochs=1", "trainer.precision=32-true"]
+    run_ranks([f"recipe={recipe}", *items], recipe.parent / "log")
     double = run_folders(recipe)[-1]
     for key, value in student_of(single).items():
         torch.testing.assert_close(student_of(double)[key], value, rtol=1e-3, atol=1e-4)

@@ -26,7 +26,7 @@ from scripts.bench.harness import options, write
 
 SMALL = "data.img_size=64 data.batch_size=16 data.num_workers=0 trainer.max_epochs=4"
 STUDENT = f"{SMALL} model.student.img_size=64"
-VIT = f"{STUDENT} model.student.arch=test_vit model.student.kwargs={{depth:3}}"
+VIT = f"{STUDENT} model.student.arch=test_vit model.student.kwargs.depth=3"
 GROCERY = "kd-train recipe=grocery_vit data.source.root=pics"
 OWN_MODEL = """
 import torch

@@ -9,6 +9,7 @@ again on fresh seeds. ``--fold N`` takes every Nth class of an image folder.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,9 +22,14 @@ from kd.tuning.study import Study
 from scripts.bench.harness import options, write
 
 PLAIN, CACHE, WHOLE, RANDOM = "tpe, asha", "tpe, asha, shared cache", "tpe, no stopping", "random, no stopping"
+SPACE = [  # nothing of the data: trials of one data setting share a cache
+    "search.optim.lr=log:1e-5..5e-4",
+    "search.model.distill_losses.kd.temperature=1.0..6.0",
+    "search.model.task_loss_weight=0.0..0.5",
+]
 ARMS = {
     PLAIN: ["sampler=tpe", "pruner=asha"],
-    CACHE: ["sampler=tpe", "pruner=asha", "model.teacher.cache=on", "model.teacher.cache_dir={runs}/answers"],
+    CACHE: ["sampler=tpe", "pruner=asha", "model.teacher.cache=on"],
     WHOLE: ["sampler=tpe", "pruner=none"],
     RANDOM: ["sampler=random", "pruner=none"],
 }
@@ -32,7 +38,8 @@ ARMS = {
 def tune(items: list[str]) -> tuple[float, str]:
     """Seconds and output of a ``kd-tune`` command."""
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-m", "kd.cli", "tune", *items], capture_output=True, text=True)
+    command = [sys.executable, "-m", "kd.cli", "tune", *items]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"kd-tune {' '.join(items)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return time.monotonic() - began, done.stdout
@@ -91,15 +98,15 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[])
     asked = options(parser)
     with tempfile.TemporaryDirectory(prefix="kd-bench-") as made:
+        os.environ["KD_CACHE"] = f"{made}/cache"  # no answers of an earlier call
         runs, given = Path(made), dict(item.split("=", 1) for item in asked.set)
         if asked.fold > 1:
             whole = Path(given["data.source.root"])
             given["data.source.root"] = str(fold(whole, asked.fold, runs / "fold"))
             given.setdefault("model.teacher.classes", str(names(whole, runs / "classes.txt")))
-        items = [f"recipe={asked.recipe}", f"trials={asked.trials}", *(f"{k}={v}" for k, v in given.items())]
+        items = [f"recipe={asked.recipe}", f"trials={asked.trials}", *SPACE, *(f"{k}={v}" for k, v in given.items())]
         found = {}
         for number, (arm, own) in enumerate(ARMS.items()):
-            own = [item.format(runs=runs) for item in own]
             found[arm] = search(f"bench-{number}", [*items, *own], runs)
             print(json.dumps({arm: found[arm]}), flush=True)
         # the trials are there: only the winner and the default run

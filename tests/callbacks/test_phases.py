@@ -18,7 +18,8 @@ from kd.callbacks.run_folder import RunFolder
 from kd.cli import train_main
 from kd.clock import Clock, annotate, process_start, run_clock
 from kd.report.records import PHASES, Run, percentile, read_run
-from tests._helpers import run_cli, write_recipe
+from tests._forks import run_ranks
+from tests._helpers import write_recipe
 
 
 class StepWatch(Callback):
@@ -131,8 +132,7 @@ def test_monitor_off_leaves_no_records_and_the_same_student(recipe: Path) -> Non
 def test_communication_of_two_processes_is_timed_and_a_late_rank_is_seen(pictures: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, None, data__batch_size=4, trainer__max_epochs=4)
     late = json.dumps({"class_path": "tests.callbacks.test_phases.LateRank"})
-    done = run_cli(f"recipe={recipe}", "config=ddp_2cpu", f"trainer.callbacks+={late}")
-    assert done.returncode == 0, done.stderr
+    run_ranks([f"recipe={recipe}", "config=ddp_2cpu", f"trainer.callbacks+={late}"], tmp_path / "log")
     run = newest(recipe)
     assert set(run.steps) == {0, 1}
     assert median_phase(run, "communication", 0) > 150  # waits for the late one
