@@ -47,6 +47,13 @@ class Net(nn.Module):
         return forms[self.form]
 
 
+class Bare:
+    """A builder without annotations."""
+
+    def build(self, num_classes, img_size):
+        return Net(num_classes, 8, "tensor")
+
+
 class Nets:
     """Builds them."""
 
@@ -106,6 +113,7 @@ def test_what_a_model_may_give(form: str) -> None:
         ),
         ([OURS[0], OURS[3]], "model.student.mean: Nets does not say what its model takes, so the settings must"),
         (["model.student.builder=collections.OrderedDict"], "model.student.builder"),
+        (["model.student.builder=tests.test_own_models.Bare"], "it needs the method build(self, num_classes: int, img"),
         ([*OURS, "model.student.inherit=true"], "model.student.inherit: the student must be a plain timm VisionTr"),
         ([*OURS, "model.student.grad_checkpointing=true"], "grad_checkpointing: Net has no set_grad_checkpointing"),
     ],

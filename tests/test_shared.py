@@ -28,21 +28,24 @@ def test_class_ids_of_real_photographs(shared: Path) -> None:
     assert len(set(data.split("val").targets)) == 60
 
 
+@pytest.mark.timeout(1500)
 def test_a_short_run_of_the_grocery_recipe(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The preflight's 251 of 296, a student that inherits, and a few steps."""
-    items = ["trainer.limit_train_batches=2", "trainer.max_epochs=1", "trainer.accelerator=cpu", "data.batch_size=32"]
+    items = ["trainer.limit_train_batches=2", "trainer.max_epochs=1", "trainer.accelerator=cpu", "data.batch_size=32",
+             "model.student.inherit_pictures=96"]  # fmt: skip
     assert train_main(grocery(shared, tmp_path, *items)) == 0
     out = capsys.readouterr().out
     assert "right on 251 of 296 validation pictures (84.8%)" in out
     folder = tmp_path / "grocery_vit" / "000"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["teacher"]["val"]["acc1"] == pytest.approx(251 / 296, abs=1e-5)
-    assert summary["student"]["val"]["acc1"] > 0.5  # without its teacher's layers: near 1/81
+    assert summary["student"]["val"]["acc1"] > 0.2  # without its teacher's layers: near 1/81
     with (folder / "metrics.csv").open() as file:
         assert "val/agreement" in (csv.DictReader(file).fieldnames or [])
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_an_evaluation_of_the_grocery_recipe(shared: Path, tmp_path: Path) -> None:
     items = ["trainer.limit_train_batches=4", "trainer.max_epochs=1", "trainer.accelerator=cpu", "data.batch_size=32"]
     assert train_main(grocery(shared, tmp_path, *items)) == 0

@@ -90,9 +90,11 @@ def _reason(key: str, given: str, reasons: list[str]) -> str:
     option = re.search(r"Option '([\w.]+)' is not accepted|Key '([\w.]+)' is not expected", last)
     if option:
         return f"{key}: no option '{option[1] or option[2]}'{_near(option[1] or option[2], _argument_names())}"
-    protocol = re.search(r"Import path ([\w.]+) does not implement protocol (\w+)", last)
+    protocol = re.search(r"Import path ([\w.]*) ?does not implement protocol (\w+)", last)
     if protocol:
-        return f"{key}: {protocol[1]} is no {protocol[2]}: {PROTOCOLS.get(protocol[2], 'it lacks its methods')}"
+        return (
+            f"{key}: {protocol[1] or given} is no {protocol[2]}: {PROTOCOLS.get(protocol[2], 'it lacks its methods')}"
+        )
     wanted = [name for name in (_wanted(part) for part in reasons) if name]
     if wanted and len(wanted) == len(reasons):
         return f"{key}: must be {' or '.join(dict.fromkeys(wanted))}, got '{given}'"
