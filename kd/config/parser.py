@@ -357,7 +357,9 @@ class KDCLI(LightningCLI):
 
 
 def build_data(config: dict[str, Any]) -> DistillationDataModule:
-    """The data module alone, from the ``data`` part of a resolved configuration."""
+    """The data module alone, from the ``data`` part of a resolved configuration; it needs no data tier."""
+    if config.get("engine") == "ray":
+        config = {**config, "engine": "torch", "tier": None, "num_workers": "auto"}
     parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False)
     parser.add_class_arguments(DistillationDataModule, "data")
     return parser.instantiate_classes(parser.parse_object({"data": config})).data

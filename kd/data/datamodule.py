@@ -288,7 +288,7 @@ def _tier(spec: TierSpec | None, engine: str, makers: int | str, rank: Callable[
     """The machines that make the batches, where others do."""
     if engine != "ray":
         if spec is not None:
-            raise UserError(f"data.tier: is for data.engine=ray, got {engine}")
+            raise UserError(f"data.tier: is for data.engine=ray, got {engine}; data.tier=null")
         return None
     from kd.data.engines.remote import Tier
 

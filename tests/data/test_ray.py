@@ -47,6 +47,7 @@ def test_a_run_over_the_tier_is_the_run_without(recipe: Path) -> None:
     assert main("train", [f"recipe={recipe}", *SHORT, "config=remote_data", "name=tier"]) == 0
     found = audited(runs, "tier")
     assert len(found) == 12 and found == audited(runs, "torch")
+    assert main("eval", [str(runs / "tiny" / "tier")]) == 0  # needs no tier
     page = (runs / "tiny" / "tier" / "report.html").read_text()
     assert "Data tier" in page and "cores at work" in page
     left = [c for c in psutil.Process().children(recursive=True) if c.status() != psutil.STATUS_ZOMBIE]
