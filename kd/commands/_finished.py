@@ -56,8 +56,8 @@ class FinishedRun:
 
     @property
     def arch(self) -> str:
-        """timm's name of the architecture, or of a builder's model the class."""
-        return self.config["model"]["student"]["arch"] or type(self.model).__name__
+        """timm's name of the architecture, or the builder's."""
+        return read_metadata(self.folder / "student.safetensors")["arch"]
 
     @property
     def size(self) -> tuple[int, int]:

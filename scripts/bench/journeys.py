@@ -121,7 +121,7 @@ def need(text: str, out: str) -> None:
 
 def vit(home: Home) -> None:
     home.run("kd-train recipe=finetune data.source.root=pics name=teacher model.student.arch=test_vit "
-             f"model.student.pretrained=false optim.lr=1e-3 {STUDENT}")  # fmt: skip
+             f"model.student.pretrained=false optim.lr=1e-3 {STUDENT} trainer.max_epochs=10")  # fmt: skip
     out = home.run(f"{GROCERY} model.teacher.checkpoint=runs/finetune/teacher name=vit {VIT}")
     need("preflight: teacher test_vit is right on", out)
 
@@ -140,7 +140,7 @@ def own_file(home: Home) -> None:
 
 def csv_labels(home: Home) -> None:
     out = home.run("kd-train recipe=grocery_vit data.source=Manifest data.source.train=train.csv "
-                   f"model.teacher.checkpoint=runs/finetune/teacher {VIT}")  # fmt: skip
+                   f"data.val_fraction=0.25 model.teacher.checkpoint=runs/finetune/teacher {VIT}")  # fmt: skip
     need("held out for validation", out)
 
 

@@ -87,7 +87,7 @@ class Manifest(Source):
 
     def describe(self) -> str:
         """One line."""
-        return f"Manifest {self.lists['train']}, {self.lists['val']}"
+        return f"Manifest {', '.join(str(file) for file in self.lists.values() if file is not None)}"
 
 
 def in_order(labels: Iterable[str]) -> list[str]:
