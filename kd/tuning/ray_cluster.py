@@ -24,11 +24,9 @@ from kd.launch.child import start_kd_train
 from kd.machine import cores
 from kd.tuning.places import LOST, RUNNER, Place, Share
 
-try:
+with suppress(ImportError):  # joined() says what is missing
     import ray
     import ray.exceptions
-except ImportError as error:
-    raise UserError(f"jobs: ray needs the extra ray: pip install 'kd-train[ray]' ({error})") from error
 
 LONGEST_FOLDER = 40  # characters: the system allows a socket's path 107, and Ray's own part is long
 
@@ -136,8 +134,10 @@ def joined(share: Share, accelerator: str) -> Iterator[list[Place]]:
     """Joins the cluster (``RAY_ADDRESS``, or the one of this machine), or starts Ray on this machine alone.
 
     Raises:
-        UserError: there is none at the address, or no machine of it has room for a trial.
+        UserError: Ray is missing, there is none at the address, or no machine of it has room for a trial.
     """
+    if "ray" not in globals():
+        raise UserError("jobs: ray needs the extra ray: pip install 'kd-train[ray]'")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     base = tempfile.gettempdir()
