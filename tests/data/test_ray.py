@@ -24,7 +24,7 @@ from kd.errors import RunError
 from tests._forks import start, status_of, survivors
 from tests._helpers import ROOT, draw_folder
 
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
 
 SHORT = ("config=audit", "trainer.max_epochs=2", "data.augment.mixup=0.8", "model.student.kwargs.drop_path_rate=0.3")
 MIXED = Augment(scale=0.3, color_jitter=0.4, random_erasing=0.5, mixup=0.8)
@@ -138,6 +138,7 @@ def cluster(head: Any) -> Iterator[Any]:
     """The same; machines that a test has added are gone after it."""
     before = set(head.list_all_nodes())
     yield head
+    ray.shutdown()  # a test that has failed may still be connected
     for node in set(head.list_all_nodes()) - before:
         head.remove_node(node, allow_graceful=False)
 
@@ -212,7 +213,8 @@ def test_makers_that_end_are_replaced_until_a_batch_or_a_machine_is_to_blame(clu
     batches = iter(data.train_dataloader())
     found = [next(batches) for _ in range(3)]
     crew = data.tier._crew
-    victims = [p for p in psutil.process_iter() if "BatchMaker" in p.name() or "BatchMaker" in " ".join(p.cmdline())]
+    running = psutil.process_iter(["cmdline"])
+    victims = [p for p in running if "BatchMaker" in " ".join(p.info["cmdline"] or [])]
     victims[0].kill()
     found += list(batches)
     assert same(found, list(module(many).train_dataloader()))
