@@ -90,6 +90,20 @@ def test_the_student_is_its_features_in_plain_timm(made: Path) -> None:
     assert timm.create_model(f"local-dir:{run / 'student'}", pretrained=True, num_classes=3).num_classes == 3
 
 
+def test_what_is_inherited_begins_beside_its_teacher(made: Path) -> None:
+    """Projections are fitted, targets settled, before the first step: a copy of the teacher has its features."""
+    weights = made / "dino.safetensors"
+    teachers = {"dino": {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(weights)}}
+    student = {**HEADLESS, "kwargs": TINY, "inherit": True, "inherit_pictures": 58}
+    (made / "copy").mkdir()
+    recipe = label_free_recipe(made / "copy" / "tiny.yaml", made / "pictures", teachers, model__student=student)
+    standard = [f"model.distill_losses.dino_{level}.init_args.standardize=phi_s" for level in ("summary", "patches")]
+    assert main("train", [f"recipe={recipe}", *standard, "optim.lr=1e-9", "trainer.max_epochs=1"]) == 0
+    val = json.loads((made / "copy" / "runs" / "tiny" / "000" / "summary.json").read_text())["student"]["val"]
+    assert val["dino_summary_loss"] < 0.1
+    assert val["dino_patches_loss"] < 0.1
+
+
 def test_labels_on_top(made: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fine-tuning and the linear probe: a new classifier on the distilled backbone."""
     recipe = write_recipe(made / "labels.yaml", pictures, None, model__student={"arch": ""}, model__ema_decay=0.5)

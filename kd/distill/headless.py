@@ -1,16 +1,20 @@
 """A student without a classifier: it is its features, and is measured by them."""
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kd.data.batch import Batch
+from kd.distill.inherit.layers import fit_projection
 from kd.distill.objective import Objective
 from kd.distill.student import Student
 from kd.models.own import logits_of
 from kd.models.taps import Taps
 from kd.tasks import Features
+from kd.teachers import Teacher
 from kd.teachers.answer import Answer
 
 
@@ -36,6 +40,39 @@ class HeadlessStudent(Student):
         self.model.train(training)
         losses = ["feature_loss", *(f"{name}_loss" for name in self.objective.measurable)]
         self._measures.measure(losses, width, self.data.probed)
+
+    def begin(self, teacher: Teacher | None, pictures: Callable[[int], Tensor] | None) -> str:
+        """See :meth:`Student.begin`. What was inherited is not spoilt by projections that were drawn."""
+        sample = cache(pictures) if pictures is not None else None
+        said = super().begin(teacher, sample)
+        if self.start == "inherited" and teacher is not None and sample is not None and self.spec is not None:
+            self._fit_projections(teacher, sample(self.spec.inherit_pictures))
+        return said
+
+    @torch.no_grad()
+    def _fit_projections(self, teacher: Teacher, pictures: Tensor) -> None:
+        """Linear projections to the teachers' features begin at the ridge regression of a sample."""
+        training = self.model.training
+        self.model.eval()
+        batches = [Batch(image=part) for part in pictures.split(64)]
+        given = [(self._caught(batch), teacher.answer(batch, self.objective.wanted)) for batch in batches]
+        self.model.train(training)
+        theirs = Answer(
+            features={layer: torch.cat([a.features[layer] for _, a in given]) for layer in given[0][1].features}
+        )
+
+        def own(layers: list[str], form: str) -> list[Tensor]:
+            return [
+                torch.cat(parts) for parts in zip(*(self.taps.read(c, layers, form) for c, _ in given), strict=True)
+            ]
+
+        for loss, ours, wanted in self.objective.regressions(own, theirs):
+            fit_projection(loss.projection.layers, *loss.settle(ours, wanted))
+
+    def _caught(self, batch: Batch) -> Any:
+        with self.taps as caught:
+            self.model(self.prepare(batch["image"]))
+        return caught
 
     @property
     def _measures(self) -> Features:

@@ -1,6 +1,6 @@
 """What a student learns: the task's loss on the labels and named distillation losses, each with a weight."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from kd.data.batch import DataInfo
 from kd.distill.fitting import among, check_dropping, check_listeners, check_loss, check_task
 from kd.distill.looks import Looks, Read
 from kd.errors import UserError
-from kd.losses import DistillLoss, FeatureLoss, LayersLoss, LogitLoss, SimKDLoss
+from kd.losses import DistillLoss, EachLayer, FeatureLoss, LayersLoss, LogitLoss, Regression, SimKDLoss
 from kd.losses.functional import teacher_shares
 from kd.losses.ranks import alone
 from kd.losses.topk import TopKLogits
@@ -247,6 +247,14 @@ class Objective(nn.Module):
                 found[f"{name}_loss"] = value
                 total = total.to(value.device) + self.weight_of(name) * value
         return found | {"feature_loss": total}
+
+    def regressions(self, features: Read, answer: Answer) -> Iterator[tuple[Regression, Tensor, Tensor]]:
+        """The active losses that regress a layer, each with what student and teacher gave there for a batch."""
+        for name, loss in self.active.items():
+            losses = list(loss.losses) if isinstance(loss, EachLayer) else [loss]
+            if isinstance(losses[0], Regression):
+                own, theirs = self._looks.read(name, features, answer)
+                yield from zip(losses, own, theirs, strict=True)  # type: ignore[misc]
 
     @property
     def measurable(self) -> list[str]:

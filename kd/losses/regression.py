@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from kd.losses.base import FeatureLoss, Shape
@@ -57,6 +58,23 @@ class Regression(FeatureLoss):
         if self.standardize != "none":
             teacher_features = self.targets(teacher_features)
         return self.compare(self.projection(student_features), teacher_features)
+
+    @torch.no_grad()
+    def settle(self, student_features: Tensor, teacher_features: Tensor) -> tuple[Tensor, Tensor]:
+        """Standardises from now on by a sample of the two models' features.
+
+        Returns:
+            What a linear projection maps from and what it should map to, ``(..., C)``, on one grid.
+        """
+        if student_features.ndim == teacher_features.ndim == 4:
+            teacher_features = resize(wide(teacher_features), student_features.shape[2:])
+        elif student_features.ndim == 4:
+            student_features = student_features.mean(dim=(2, 3))
+        if self.standardize != "none":
+            self.targets.settle(teacher_features)
+            teacher_features = self.targets(teacher_features)
+        pair = wide(student_features), wide(teacher_features)
+        return tuple(x.movedim(1, -1) if x.ndim == 4 else x for x in pair)  # type: ignore[return-value]
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """Two tensors of one shape -> ``(N,)``."""

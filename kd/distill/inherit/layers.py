@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from kd.distill.inherit.heads import head_map
 from kd.distill.inherit.pair import FIRST_LAYERS, ViT, centres, final_norm, kept_prefix
@@ -169,6 +170,23 @@ def fit(linear: nn.Linear, inputs: Tensor, outputs: Tensor, start: Tensor, ridge
     linear.weight.copy_(weight)
     if linear.bias is not None:
         linear.bias.copy_(mean_y - weight @ mean_x)
+
+
+def fit_projection(layer: nn.Module, inputs: Tensor, outputs: Tensor) -> None:
+    """Sets a linear layer, or a 1x1 convolution, to a ridge regression; of other kinds nothing changes.
+
+    Args:
+        layer: what maps the one to the other.
+        inputs: (..., D_in).
+        outputs: (..., D_out).
+    """
+    if not isinstance(layer, nn.Linear | nn.Conv2d) or (isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1)):
+        return
+    linear = skip_init(nn.Linear, inputs.shape[-1], outputs.shape[-1], bias=layer.bias is not None)  # draws nothing
+    fit(linear, inputs.cpu(), outputs.cpu(), torch.zeros(linear.weight.shape))
+    layer.weight.copy_(linear.weight.view_as(layer.weight))
+    if layer.bias is not None:
+        layer.bias.copy_(linear.bias)
 
 
 @contextmanager
