@@ -254,7 +254,7 @@ class Objective(nn.Module):
             losses = list(loss.losses) if isinstance(loss, EachLayer) else [loss]
             if isinstance(losses[0], Regression):
                 own, theirs = self._looks.read(name, features, answer)
-                yield from zip(losses, own, theirs, strict=True)  # type: ignore[misc]
+                yield from zip(losses, own, theirs, strict=True)
 
     @property
     def measurable(self) -> list[str]:
