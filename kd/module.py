@@ -59,7 +59,7 @@ class DistillationModule(LightningModule):
         ValueError: weights that leave nothing to learn from.
         UserError: models, losses and data that do not fit each other.
 
-    >>> import kd, timm
+    >>> import kd, timm, torch
     >>> student, teacher = timm.create_model("resnet10t", num_classes=10), torch.nn.Sequential(
     ...     torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(48, 10))
     >>> module = kd.DistillationModule(student, teacher, task=kd.Classification(10), losses={"kd": kd.KDLoss(4.0)})

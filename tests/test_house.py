@@ -17,6 +17,7 @@ LAYERS = [
         "kd._bar",
         "kd.checkpoints",
         "kd.decoding",
+        "kd.archives",
         "kd.lock",
         "kd.object_store",
         "kd.losses.functional",

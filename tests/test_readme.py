@@ -136,6 +136,8 @@ def shrunk(command: str, items: list[str], filled: dict[str, str]) -> list[str]:
         return [*SMALL, *TINY_SCENES, *(TINY_SCENE_TEACHER if "model.teacher" in command else [])]
     if "recipe=foundation" in command:
         return SMALL
+    if "recipe=finetune" in command:  # config=debug draws the pictures of this recipe
+        return [*(item for item in SMALL if item != "config=debug"), "data.img_size=32", "trainer.max_epochs=1"]
     if "data.source" not in command:
         return [*SMALL, *TINY_FOOD]
     return [*SMALL, *(TINY_TEACHER if "model.teacher." in command else [])]

@@ -223,7 +223,7 @@ def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> li
     found = list(dict.fromkeys(found)) or difflib.get_close_matches(key, known, 1, 0.75)
     context = {*given[:-1], *last.split("_")}
     shared = {name: len(context & set(name.split(".")[:-1])) for name in found}
-    return [name for name in found if shared[name] == max(shared.values())][:MOST]
+    return [name for name in found if shared[name] == max(shared.values()) and name != key][:MOST]
 
 
 def _runs(name: str) -> list[str]:
@@ -238,7 +238,13 @@ def _runs(name: str) -> list[str]:
 
 
 def hint(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> str:
-    """The suggestion as the end of a message."""
+    """The suggestion as the end of a message.
+
+    >>> hint("data.source.root", ["data.source.root"])
+    ': the data.source of this recipe has none; data.source=ImageFolder data.source.root=DIR reads a folder'
+    """
+    if key == "data.source.root":
+        return ": the data.source of this recipe has none; data.source=ImageFolder data.source.root=DIR reads a folder"
     found = [f"'{name}'" for name in suggest(key, accepted, losses)]
     if not found:
         return " (kd-train --keys)"

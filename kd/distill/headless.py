@@ -66,10 +66,10 @@ class HeadlessStudent(Student):
                 torch.cat(parts) for parts in zip(*(self.taps.read(c, layers, form) for c, _ in given), strict=True)
             ]
 
-        for loss, ours, wanted in self.objective.regressions(own, theirs):
+        for loss, ours, wanted in self.objective.looks.regressions(self.objective.active, own, theirs):
             fit_projection(loss.projection.layers, *loss.settle(ours, wanted))
 
-    def _caught(self, batch: Batch) -> Any:
+    def _caught(self, batch: Batch) -> dict[str, Tensor]:
         with self.taps as caught:
             self.model(self.prepare(batch["image"]))
         return caught

@@ -1,13 +1,13 @@
 """Which layers the losses over features look at: the student's, and those of one teacher."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from kd.distill.fitting import among
 from kd.errors import UserError
-from kd.losses import DistillLoss, EachLayer, FeatureLoss, LayersLoss
+from kd.losses import DistillLoss, EachLayer, FeatureLoss, LayersLoss, Regression
 from kd.models.taps import Taps, TapSpec, tap_shapes
 from kd.teachers import FrozenTeacher, Teacher
 from kd.teachers.answer import ALL, Answer, Layer
@@ -102,3 +102,13 @@ class Looks:
         """What the student's and the teacher's layers gave for a batch."""
         layers, keys = self._layers[name]
         return features(layers, self._taps[name].tokens), [answer.features[key] for key in keys]
+
+    def regressions(
+        self, losses: Mapping[str, DistillLoss], features: Read, answer: Answer
+    ) -> Iterator[tuple[Regression, Tensor, Tensor]]:
+        """Those of the losses that regress a layer, each with what student and teacher gave there for a batch."""
+        for name, loss in losses.items():
+            parts = list(loss.losses) if isinstance(loss, EachLayer) else [loss]
+            if isinstance(parts[0], Regression):
+                own, theirs = self.read(name, features, answer)
+                yield from zip(parts, own, theirs, strict=True)

@@ -1,6 +1,6 @@
 """What a student learns: the task's loss on the labels and named distillation losses, each with a weight."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from kd.data.batch import DataInfo
 from kd.distill.fitting import among, check_dropping, check_listeners, check_loss, check_task
 from kd.distill.looks import Looks, Read
 from kd.errors import UserError
-from kd.losses import DistillLoss, EachLayer, FeatureLoss, LayersLoss, LogitLoss, Regression, SimKDLoss
+from kd.losses import DistillLoss, FeatureLoss, LayersLoss, LogitLoss, SimKDLoss
 from kd.losses.functional import teacher_shares
 from kd.losses.ranks import alone
 from kd.losses.topk import TopKLogits
@@ -75,7 +75,7 @@ class Objective(nn.Module):
         self.task = task
         self.task_loss_weight = task_loss_weight
         self.teacher_drop = teacher_drop
-        self._looks, self._teacher_of = Looks(taps or {}, teacher_of or {}), dict(teacher_of or {})
+        self.looks, self._teacher_of = Looks(taps or {}, teacher_of or {}), dict(teacher_of or {})
         self._factors: dict[str, float] = {}  # of headless teachers, which have no mean, each one's weight
 
     # -- building ----------------------------------------------------------------------------------------------------
@@ -100,15 +100,15 @@ class Objective(nn.Module):
         for name, loss in self.losses.items():
             self._bind_loss(name, loss, data, teacher)  # type: ignore[arg-type]
         over_features = {n: x for n, x in self.losses.items() if isinstance(x, (FeatureLoss, LayersLoss))}
-        self._looks.complete(over_features)
+        self.looks.complete(over_features)
         if teacher is None:
             if over_features:
                 raise UserError(f"model.teacher: {', '.join(over_features)} look at its features, and there is none")
             return
         for name, loss in over_features.items():
-            self.losses[name] = self._looks.build(name, loss, teacher, student, taps, trial)
+            self.losses[name] = self.looks.build(name, loss, teacher, student, taps, trial)
             if not teacher.has_head and len(teacher.members) > 1:
-                self._factors[name] = self._looks.teacher_of(name, teacher).weight
+                self._factors[name] = self.looks.teacher_of(name, teacher).weight
 
     def _check(self, data: DataInfo, teacher: Teacher | None) -> None:
         check_task(self.task, data)
@@ -142,7 +142,7 @@ class Objective(nn.Module):
             if isinstance(loss, LogitLoss):
                 member = self._teacher_of.get(name, ALL)
                 looking[member] = (*looking.get(member, ()), loss)
-        return Wanted(looking, self._looks.shapes(self.active))
+        return Wanted(looking, self.looks.shapes(self.active))
 
     @property
     def trains_logits(self) -> bool:
@@ -163,7 +163,7 @@ class Objective(nn.Module):
     @property
     def layers_of_student(self) -> dict[str, tuple[list[str], str]]:
         """What each active loss over features looks at: the student's layers and their form."""
-        return self._looks.layers_of_student(self.active)
+        return self.looks.layers_of_student(self.active)
 
     def set_epoch(self, epoch: float, max_epochs: int) -> None:
         """Tells the losses where training is: warm-ups and moving temperatures follow it."""
@@ -216,7 +216,7 @@ class Objective(nn.Module):
         of_teacher: dict[str, Tensor] = {}
         named = {}
         for name, loss in self.active.items():
-            (own, *_), (theirs, *_) = self._looks.read(name, features, answer)
+            (own, *_), (theirs, *_) = self.looks.read(name, features, answer)
             values = loss.per_picture(own, theirs)  # type: ignore[operator]
             named[f"{name}_loss"] = values.detach().mean()
             member = self._teacher_of[name]
@@ -239,7 +239,7 @@ class Objective(nn.Module):
         found, total = {}, torch.zeros(())
         with alone():
             for name in self.measurable:
-                own, theirs = self._looks.read(name, features, answer)
+                own, theirs = self.looks.read(name, features, answer)
                 loss: Any = self.losses[name]
                 nothing = own[0].new_zeros(len(own[0]))
                 many = isinstance(loss, LayersLoss)
@@ -248,18 +248,10 @@ class Objective(nn.Module):
                 total = total.to(value.device) + self.weight_of(name) * value
         return found | {"feature_loss": total}
 
-    def regressions(self, features: Read, answer: Answer) -> Iterator[tuple[Regression, Tensor, Tensor]]:
-        """The active losses that regress a layer, each with what student and teacher gave there for a batch."""
-        for name, loss in self.active.items():
-            losses = list(loss.losses) if isinstance(loss, EachLayer) else [loss]
-            if isinstance(losses[0], Regression):
-                own, theirs = self._looks.read(name, features, answer)
-                yield from zip(losses, own, theirs, strict=True)
-
     @property
     def measurable(self) -> list[str]:
         """The active losses over features that held-out pictures have: not those that remember training pictures."""
-        return [name for name, loss in self.active.items() if name in self._looks and not loss.needs_index]
+        return [name for name, loss in self.active.items() if name in self.looks and not loss.needs_index]
 
     def _term(
         self,
@@ -281,7 +273,7 @@ class Objective(nn.Module):
             if isinstance(theirs, TopKLogits):
                 return loss.forward_topk(logits, theirs, target)  # type: ignore[operator]
             return loss(logits, self.task.fit(theirs, target) if logits.ndim > 2 else theirs, target, **extra)
-        student, teacher = self._looks.read(name, features, answer)
+        student, teacher = self.looks.read(name, features, answer)
         if isinstance(loss, LayersLoss):
             return loss(student, teacher, target, **extra)
         return loss(student[0], teacher[0], target, **extra)

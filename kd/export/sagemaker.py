@@ -4,6 +4,7 @@ import tarfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from kd.archives import unpack
 from kd.export.base import Format, Job, Runtime
 from kd.export.onnx import Onnx
 from kd.export.triton import NAME, Triton
@@ -26,8 +27,7 @@ class SageMaker(Format):
     def open(self, file: Path, threads: int = 0) -> Runtime:
         """See :meth:`kd.export.base.Format.open`: the archive."""
         with TemporaryDirectory() as part:
-            with tarfile.open(file) as archive:
-                archive.extractall(part, filter="data")
+            unpack(file, Path(part))
             return Triton().open(Path(part), threads)
 
 

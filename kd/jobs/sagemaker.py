@@ -3,7 +3,6 @@
 import difflib
 import json
 import re
-import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from kd.archives import unpack
 from kd.errors import UserError
 from kd.jobs.job import Job, Machines, positive
 from kd.jobs.target import Outcome
@@ -94,8 +94,7 @@ def unpacked(outcome: Outcome, into: Path) -> Path | None:
     with tempfile.TemporaryDirectory() as folder, told_in_a_line():
         archive = Path(folder) / "model.tar.gz"
         aws_session().client("s3").download_file(bucket, key, str(archive))
-        with tarfile.open(archive) as tar:
-            tar.extractall(part, filter="data")
+        unpack(archive, part)
     part.rename(into)
     return into
 

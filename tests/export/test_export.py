@@ -66,7 +66,7 @@ def test_tritons_repository_and_sagemakers_archive(finished: Path, tmp_path: Pat
     assert main("export", [str(finished), "to=sagemaker", f"out={tmp_path / 'out'}"]) == 0
     with tarfile.open(tmp_path / "out" / "model.tar.gz") as archive:
         names = {m.name for m in archive if m.isfile()}
-        archive.extractall(tmp_path / "repository", filter="data")
+        archive.extractall(tmp_path / "repository")
     assert names == {"student/config.pbtxt", "student/labels.txt", "student/1/model.onnx"}
     text = (tmp_path / "repository" / "student" / "config.pbtxt").read_text()
     assert 'backend: "onnxruntime"' in text and "dims: [40, 40, 3]" in text and "dims: [4]" in text
