@@ -45,11 +45,16 @@ NO_SHARED_MEMORY = (
 )
 
 
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and those that it was raised from or while handling."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 def run_error(error: BaseException | None) -> RunError | None:
     """The :class:`RunError` behind what libraries made of it; None where there is none."""
-    while error is not None and not isinstance(error, RunError):
-        error = error.__cause__ or error.__context__
-    return error
+    return next((cause for cause in causes(error) if isinstance(cause, RunError)), None)
 
 
 def first_line(error: BaseException) -> str:
@@ -75,25 +80,17 @@ def reason(error: BaseException) -> str:
         first = lines[-1].removeprefix("kd.errors.RunError: ")
     if isinstance(error, RunError):
         return first
-    worker = next((found for cause in _causes(error) if (found := KILLED_WORKER.search(str(cause)))), None)
+    worker = next((found for cause in causes(error) if (found := KILLED_WORKER.search(str(cause)))), None)
     if worker and "Bus error" in worker[1]:
         return NO_SHARED_MEMORY
     if worker:
         return f"a loader worker {worker[1].replace('is killed', 'was killed')} (out of memory? data.num_workers)"
-    if any(_of_a_worker_s_pipe(cause) for cause in _causes(error)):
+    if any(_of_a_worker_s_pipe(cause) for cause in causes(error)):
         return "a loader worker exited unexpectedly (out of memory? data.num_workers)"
     if isinstance(error, RuntimeError) and LOST.search(str(error)):
         detail = re.sub(r"^.*?(Read|Write) error |^\[\S*\.cc:\d+\] ", "", first).split(". ")[0]
         return f"lost the connection to another process (killed, or its machine is gone): {detail[:160]}"
     return f"{type(error).__name__}: {first}"
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and those that it was raised from or while handling."""
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__ or cause.__context__
 
 
 def _of_a_worker_s_pipe(error: BaseException) -> bool:

@@ -56,11 +56,11 @@ def start_ranks(items: list[str], log: Path, world_size: int = 2) -> list[int]:
 def run_ranks(items: list[str], log: Path, world_size: int = 2) -> None:
     """One run of several processes to its end; fails where one fails, with what it said."""
     pids = start_ranks(items, log, world_size)
-    statuses = [status_of(pid, timeout_s=280) for pid in pids]
+    statuses = [status_of(pid) for pid in pids]
     assert not any(statuses), "".join(log.with_suffix(f".{rank}").read_text() for rank in range(world_size))
 
 
-def status_of(pid: int, timeout_s: float = 120) -> int:
+def status_of(pid: int, timeout_s: float = 240) -> int:
     """Waits for the end of a process; its exit status, negative for a signal."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

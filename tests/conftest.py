@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests._clock import HandClock
 from tests._helpers import draw_folder, save_teacher, write_recipe
 
 
@@ -16,6 +17,12 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     # its parent hangs in GNU OpenMP.
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def hand_clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
+    """What the test measures is measured by a clock that only :meth:`HandClock.wait` moves."""
+    return HandClock(monkeypatch)
 
 
 @pytest.fixture(scope="session")

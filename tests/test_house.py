@@ -20,6 +20,7 @@ LAYERS = [
         "kd.archives",
         "kd.lock",
         "kd.object_store",
+        "kd.ray_session",
         "kd.losses.functional",
         "kd.report",
         "kd.machine",

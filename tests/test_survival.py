@@ -105,7 +105,7 @@ TWO = ["trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=4", "checkp
 def test_a_killed_rank_takes_the_other_down(recipe: Path, killed: int) -> None:
     log = recipe.parent / "log.txt"
     pids = start_ranks([f"recipe={recipe}", *TWO, disturb("KillAtStep", step=3, rank=killed)], log)
-    statuses = [status_of(pid, timeout_s=60) for pid in pids]
+    statuses = [status_of(pid) for pid in pids]
     assert statuses[killed] == -9
     assert statuses[1 - killed] == 1
     text = log.with_suffix(f".{1 - killed}").read_text()
@@ -117,7 +117,7 @@ def test_a_killed_rank_takes_the_other_down(recipe: Path, killed: int) -> None:
 def test_a_bad_loss_on_one_rank_stops_both(recipe: Path) -> None:
     log = recipe.parent / "log.txt"
     pids = start_ranks([f"recipe={recipe}", *TWO, disturb("BreakWeights", step=3, rank=1)], log)
-    assert [status_of(pid, timeout_s=60) for pid in pids] == [1, 1]
+    assert [status_of(pid) for pid in pids] == [1, 1]
     assert "the loss is nan in batch 3 of the run (step 3, epoch 1, rank 1)" in log.with_suffix(".1").read_text()
     assert_good(recipe.parent / "runs" / "tiny" / "000", 3)
 
@@ -129,7 +129,7 @@ def test_ranks_that_kd_train_started_itself_leave_no_orphan(recipe: Path) -> Non
         [sys.executable, "-m", "kd.cli", f"recipe={recipe}", *TWO, disturb("KillAtStep", step=3, rank=0)],
         cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == -9, err
     assert survivors(process.pid) == []
     assert "kd-train: rank 1: failed: lost the connection to another process" in err, out + err
@@ -139,8 +139,8 @@ def test_sigterm_waits_for_a_checkpoint_that_is_being_written(recipe: Path) -> N
     items = ["checkpoint.asynchronous=true", "data.batch_size=4", "trainer.devices=2", "trainer.strategy=ddp"]
     log = recipe.parent / "log.txt"
     pids = start_ranks([f"recipe={recipe}", *items, disturb("Terminate", step=2)], log)
-    assert status_of(pids[0], timeout_s=60) == 143
-    status_of(pids[1], timeout_s=60)
+    assert status_of(pids[0]) == 143
+    status_of(pids[1])
     assert "kd-train: stopped by SIGTERM" in log.with_suffix(".0").read_text()
     assert_good(recipe.parent / "runs" / "tiny" / "000", 6)  # ranks agree at the epoch's last batch here
 
@@ -159,7 +159,7 @@ def test_closed_pipes_and_an_early_sigusr2_end_no_run(recipe: Path) -> None:
     assert process.stdout.readline().startswith("data: ")
     process.send_signal(signal.SIGUSR2)
     process.stdout.close()
-    assert process.wait(timeout=120) == 0
+    assert process.wait(timeout=240) == 0
     assert (recipe.parent / "runs" / "tiny" / "000" / "student.safetensors").is_file()
 
 
@@ -171,7 +171,7 @@ def test_fewer_validation_pictures_than_processes(pictures: Path, teacher: Path,
     log = tmp_path / "log.txt"
     items = [*TWO, "trainer.max_epochs=1", "preflight=warn"]
     pids = start_ranks([f"recipe={write_recipe(tmp_path / 'tiny.yaml', few, teacher)}", *items], log)
-    assert [status_of(pid, timeout_s=60) for pid in pids] == [0, 0], log.with_suffix(".1").read_text()
+    assert [status_of(pid) for pid in pids] == [0, 0], log.with_suffix(".1").read_text()
     summary = json.loads((tmp_path / "runs" / "tiny" / "000" / "summary.json").read_text())
     assert summary["student"]["val"]["acc1"] in (0, 1)
     assert summary["student"]["val"]["agreement"] in (0, 1)

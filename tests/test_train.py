@@ -296,7 +296,7 @@ def test_a_signal_leaves_a_checkpoint_to_go_on_from(recipe: Path, number: int, s
         time.sleep(0.1)
     time.sleep(0.7)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == status, err
     assert f"kd-train resume={folder}" in out.splitlines()[-1]
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
@@ -380,7 +380,7 @@ def test_a_signal_to_one_of_two_processes_stops_both_with_a_checkpoint(recipe: P
         time.sleep(0.1)
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 143, err
     assert f"kd-train resume={folder}" in out
     assert train_main([

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from kd.checkpoints import run_folder
-from kd.commands._keys import refuse_foreign
+from kd.config.own_keys import refuse_foreign
 from kd.config.parser import KDCLI, build_data, build_task
 from kd.config.quiet import quiet_libraries
 from kd.config.request import Request, translate

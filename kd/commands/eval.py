@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kd.commands._keys import take, truth, whole_number
+from kd.config.own_keys import take, truth, whole_number
 from kd.config.request import Request
 from kd.errors import UserError
 from kd.report.metric import told

@@ -48,7 +48,7 @@ def run(request: Request) -> int:
     if "help" in request.flags or len(request.rest) != 1:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
-    from kd.commands._keys import take, truth, whole_number
+    from kd.config.own_keys import take, truth, whole_number
     from kd.config.quiet import quiet_libraries
     from kd.export.formats import find_format
 

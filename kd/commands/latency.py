@@ -44,7 +44,7 @@ def run(request: Request) -> int:
         return 0 if "help" in request.flags else 2
     from kd.checkpoints import write_whole
     from kd.commands._finished import open_run
-    from kd.commands._keys import take
+    from kd.config.own_keys import positive, take
     from kd.config.quiet import quiet_libraries
     from kd.machine import cores
 
@@ -52,7 +52,7 @@ def run(request: Request) -> int:
     own = take(request, "runtime", "batch", "threads", "seconds")
     batches = _numbers(own, "batch", [1, 8, 64])
     threads = _numbers(own, "threads", sorted({1, cores()}))
-    seconds = _seconds(own.get("seconds", "1"))
+    seconds = positive("seconds", own.get("seconds", "1"), 3600)
     opened = open_run(request, ("runtime", "batch", "threads", "seconds"))
     items = [request.rest[0], *request.overrides]
     runtimes = _runtimes(opened.folder, own.get("runtime"))
@@ -72,16 +72,6 @@ def _numbers(own: dict[str, str], key: str, default: list[int]) -> list[int]:
     if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
         raise UserError(f"{key}: must be whole numbers > 0 with commas between, got '{own[key]}'")
     return sorted({int(word) for word in words})  # ascending: memory's peak is that of the batches so far
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 3600:
-        raise UserError(f"seconds: must be a number > 0, got '{text}'")
-    return value
 
 
 def _runtimes(run: Path, asked: str | None) -> dict[str, dict[str, Any]]:

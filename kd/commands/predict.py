@@ -49,7 +49,7 @@ def run(request: Request) -> int:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
     from kd.commands._finished import choose_device, open_run
-    from kd.commands._keys import take, whole_number
+    from kd.config.own_keys import take, whole_number
     from kd.config.quiet import quiet_libraries
 
     quiet_libraries()

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kd.commands._keys import take, whole_number
+from kd.config.own_keys import take, whole_number
 from kd.config.request import Request
 from kd.errors import UserError
 

@@ -42,7 +42,7 @@ def run(request: Request) -> int:
     if "help" in request.flags or len(request.rest) != 1:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
-    from kd.commands._keys import refuse_foreign, take, truth
+    from kd.config.own_keys import refuse_foreign, take, truth
     from kd.export.base import need
 
     for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):

@@ -45,7 +45,7 @@ from kd.config.precision import choose_precision
 from kd.config.trust import remember
 from kd.config.values import flatten
 from kd.data.datamodule import DistillationDataModule
-from kd.errors import UserError
+from kd.errors import UserError, causes
 from kd.export import save_student
 from kd.launch.cluster import Cluster
 from kd.lightning_internals import runs_in_child_processes
@@ -226,11 +226,9 @@ class KDCLI(LightningCLI):
 
     def _told_by_key(self, error: Exception) -> Exception:
         """The user's mistake behind what jsonargparse wraps; any other error as it is."""
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, UserError):
-                return cause
-            cause = cause.__cause__ or cause.__context__
+        mistake = next((cause for cause in causes(error) if isinstance(cause, UserError)), None)
+        if mistake is not None:
+            return mistake
         culprit = find_culprit(self.as_dict())
         if culprit:
             return UserError(culprit)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kd.errors import UserError
+from kd.errors import UserError, causes
 from kd.export.base import INPUT, OUTPUT, Format, Job, Runtime, need
 from kd.export.nncf import quantized
 
@@ -87,14 +87,13 @@ def _program(job: Job) -> "torch.onnx.ONNXProgram":
 def why(error: BaseException | None) -> str:
     """The unsupported operator, or else the first line of what went wrong."""
     first = ""
-    while error is not None:
-        text = re.sub(r"\x1b\[[\d;]*m", "", str(error))
+    for cause in causes(error):
+        text = re.sub(r"\x1b\[[\d;]*m", "", str(cause))
         operator = re.search(r"No ONNX function found for <OpOverload\(op='([\w.:]+)'", text)
         operator = operator or re.search(r"(?:No decompositions? registered|not supported).*?(aten[.:]+\w+)", text)
         if operator:
             return f"the operator {operator[1]} is not supported"
         first = next((line.strip() for line in text.splitlines() if line.strip()), first)
-        error = error.__cause__ or error.__context__
     return first[:200]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from kd.config import files
 from kd.config.find import find
+from kd.config.own_keys import positive, truth
 from kd.config.request import Request
 from kd.errors import UserError
 from kd.launch.groups import has_gpus
@@ -177,7 +178,7 @@ def read_job(request: Request, own: dict[str, str]) -> Job:
         items=[*items, *request.overrides],
         machines=machines,
         data_machines=data,
-        spot=_yes(own, "spot"),
+        spot=truth(own, "spot"),
         hours=_hours(own, config),
         image=own.get("image"),
         processes=_processes(config, machines),
@@ -240,7 +241,7 @@ def _processes(config: dict[str, Any], machines: Machines) -> int | None:
 def _prices(own: dict[str, str], machines: Machines, data: Machines | None) -> dict[str, float]:
     if "prices" not in own:
         return {}
-    table, kind = read_prices(Path(own["prices"]).expanduser()), ":spot" if _yes(own, "spot") else ""
+    table, kind = read_prices(Path(own["prices"]).expanduser()), ":spot" if truth(own, "spot") else ""
     groups = {"train": machines, **({"data": data} if data else {})}
     return {name: price_of([f"{group.count}*{group.type}{kind}"], table) for name, group in groups.items()}
 
@@ -248,28 +249,6 @@ def _prices(own: dict[str, str], machines: Machines, data: Machines | None) -> d
 def _hours(own: dict[str, str], config: dict[str, Any]) -> float:
     asked = own.get("hours", str((config["monitor"]["max_hours"] or 23) + 1))
     return positive("hours", asked)
-
-
-def positive(key: str, text: str) -> float:
-    """A number > 0 of the command line.
-
-    Raises:
-        UserError: it is none.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise UserError(f"{key}: must be a number > 0, got '{text}'")
-    return value
-
-
-def _yes(own: dict[str, str], key: str) -> bool:
-    text = own.get(key, "false").lower()
-    if text not in ("true", "false"):
-        raise UserError(f"{key}: must be true or false, got '{own[key]}'")
-    return text == "true"
 
 
 def _job_name(own: dict[str, str], recipe: str, now: Callable[[], float] = time.time) -> str:

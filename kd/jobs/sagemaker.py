@@ -13,8 +13,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kd.archives import unpack
+from kd.config.own_keys import positive
 from kd.errors import UserError
-from kd.jobs.job import Job, Machines, positive
+from kd.jobs.job import Job, Machines
 from kd.jobs.target import Outcome
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import torch
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from kd.checkpoints import LAST, PREVIOUS, todays_names, write_whole
-from kd.errors import RunError
+from kd.errors import RunError, causes
 
 
 class CheckpointFiles(TorchCheckpointIO):
@@ -52,6 +52,4 @@ class CheckpointFiles(TorchCheckpointIO):
 
 def _by_the_disk(error: BaseException | None) -> OSError | None:
     """The system's error; torch's zip writer, closing the file it could not write, raises one of its own after it."""
-    while error is not None and not isinstance(error, OSError):
-        error = error.__cause__ or error.__context__
-    return error
+    return next((cause for cause in causes(error) if isinstance(cause, OSError)), None)

@@ -23,6 +23,32 @@ from kd.teachers.answer_codec import CRC_BYTES
 FINGERPRINT = "fingerprint.json"
 
 
+class WholeRecords:
+    """Which records are whole; the checksum of one that was found so is not computed again.
+
+    Args:
+        samples: pictures.
+        views: views a picture.
+        usable: which whole records ``(N, record_bytes)`` hold an answer; default: all.
+    """
+
+    def __init__(self, samples: int, views: int, usable: Callable[[np.ndarray], np.ndarray] | None = None) -> None:
+        self._usable = usable or (lambda records: np.ones(len(records), dtype=bool))
+        self._sums = np.zeros((views, samples), dtype="<u4")  # of records that were found whole; 0: not yet
+
+    def among(self, view: int, index: np.ndarray, records: np.ndarray) -> np.ndarray:
+        """Of the records of the samples ``index``, uint8 ``(N, record_bytes)``: bool ``(N,)``."""
+        sums = records[:, :CRC_BYTES].copy().view("<u4")[:, 0]
+        there = (sums != 0) & (sums == self._sums[view, index])
+        unknown = np.flatnonzero(~there & (sums != 0))
+        whole = unknown[[checksum(records[i]) == sums[i] for i in unknown]] if len(unknown) else unknown
+        if len(whole):
+            whole = whole[self._usable(records[whole])]
+        self._sums[view, index[whole]] = sums[whole]
+        there[whole] = True
+        return there
+
+
 class AnswerStore:
     """Records of one teacher's answers to ``samples`` pictures in ``views`` views each.
 
@@ -60,14 +86,13 @@ class AnswerStore:
         key: str = "model.teacher",
     ) -> None:
         self.folder, self.samples, self.views, self.record_bytes = folder, samples, views, record_bytes
-        self._usable = usable or (lambda records: np.ones(len(records), dtype=bool))
         self._write: dict[int, int] = {}
         self._key = key
         self.measured: dict[str, Any] = {}
         try:
             self._refuse_strangers()
             check_room({folder: self.disk_bytes}, f"{views} view(s) of {samples} pictures", key)
-            self._sums = np.zeros((views, samples), dtype="<u4")  # of records that were found whole; 0: not yet
+            self._whole = WholeRecords(samples, views, usable)
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(folder / ".lock")
             with self._lock:
@@ -139,15 +164,7 @@ class AnswerStore:
         for row, i in zip(records, index, strict=True):
             if os.preadv(self._write[view], [row.data], int(i) * self.record_bytes) < self.record_bytes:
                 row[:] = 0  # the file was cut
-        sums = records[:, :CRC_BYTES].copy().view("<u4")[:, 0]
-        there = (sums != 0) & (sums == self._sums[view, index])
-        unknown = np.flatnonzero(~there & (sums != 0))
-        whole = unknown[[checksum(records[i]) == sums[i] for i in unknown]] if len(unknown) else unknown
-        if len(whole):
-            whole = whole[self._usable(records[whole])]
-        self._sums[view, index[whole]] = sums[whole]
-        there[whole] = True
-        return records, there
+        return records, self._whole.among(view, index, records)
 
     def present(self, view: int, index: np.ndarray) -> np.ndarray:
         """Which of the samples ``index`` have a whole record: bool, the shape of ``index``."""

@@ -21,8 +21,7 @@ from kd.data.sources import Split, cache_dir
 from kd.data.sources.shards import ShardSplit
 from kd.errors import UserError, first_line
 from kd.object_store import Ranged, file_system, is_url, tried
-from kd.teachers.answer_codec import CRC_BYTES
-from kd.teachers.answer_store import FINGERPRINT, AnswerStore, checksum, compare
+from kd.teachers.answer_store import FINGERPRINT, AnswerStore, WholeRecords, compare
 
 PART_BYTES = 256 * 10**6  # where the pictures are in no shards, so much goes into a file
 
@@ -119,7 +118,6 @@ class PublishedStore:
         limit: int | None = None,
     ) -> None:
         self.folder, self.samples, self.views, self.record_bytes = url, samples, views, record_bytes
-        self._usable = usable
         text = _text(url, key)
         noted = compare(text, fingerprint, url, key)
         self.measured: dict[str, Any] = noted.get("measured") or {}
@@ -130,22 +128,14 @@ class PublishedStore:
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         kept = cache_dir() / "shards" / f"answers-{digest}"
         self._remote = Ranged(url, kept, samples * views * record_bytes, limit) if is_url(url) else None
-        self._sums = np.zeros((views, samples), dtype="<u4")  # of records that were found whole
+        self._whole = WholeRecords(samples, views, usable)
 
     def read(self, view: int, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """As :meth:`kd.teachers.answer_store.AnswerStore.read`."""
         records = np.zeros((len(index), self.record_bytes), dtype=np.uint8)
         for row, i in zip(records, index, strict=True):
             row[:] = np.frombuffer(self._record(view, int(i)), np.uint8)
-        sums = records[:, :CRC_BYTES].copy().view("<u4")[:, 0]
-        there = (sums != 0) & (sums == self._sums[view, index])
-        unknown = np.flatnonzero(~there & (sums != 0))
-        whole = unknown[[checksum(records[i]) == sums[i] for i in unknown]] if len(unknown) else unknown
-        if len(whole):
-            whole = whole[self._usable(records[whole])]
-        self._sums[view, index[whole]] = sums[whole]
-        there[whole] = True
-        return records, there
+        return records, self._whole.among(view, index, records)
 
     def _record(self, view: int, i: int) -> bytes:
         shard = int(np.searchsorted(self._starts, i, "right")) - 1

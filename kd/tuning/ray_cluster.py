@@ -7,10 +7,8 @@ machine and deals GPUs; what a trial is, and when it is stopped, is decided in `
 import fcntl
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,13 +20,12 @@ from kd.callbacks.shared_preflight import FOLDER
 from kd.errors import UserError, first_line
 from kd.launch.child import start_kd_train
 from kd.machine import cores
+from kd.ray_session import last_line, own_folder, signals_kept
 from kd.tuning.places import LOST, RUNNER, Place, Share
 
 with suppress(ImportError):  # joined() says what is missing
     import ray
     import ray.exceptions
-
-LONGEST_FOLDER = 40  # characters: the system allows a socket's path 107, and Ray's own part is long
 
 
 class Runner:
@@ -93,7 +90,7 @@ class RayRun:
             try:
                 self._status = ray.get(self._end)
             except ray.exceptions.RayTaskError as error:  # the folder can't be written there
-                raise UserError(f"jobs: a machine of the cluster can't run a trial: {_last_line(error)}") from error
+                raise UserError(f"jobs: a machine of the cluster can't run a trial: {last_line(error)}") from error
             except ray.exceptions.RayError:
                 self._status = LOST
             self._let_go()
@@ -139,27 +136,29 @@ def joined(share: Share, accelerator: str) -> Iterator[list[Place]]:
     if "ray" not in globals():
         raise UserError("jobs: ray needs the extra ray: pip install 'kd-train[ray]'")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    base = tempfile.gettempdir()
-    own = Path(tempfile.mkdtemp(prefix="kd-ray-", dir=base if len(base) <= LONGEST_FOLDER else "/tmp"))
+    own = own_folder()
     try:
-        try:
-            ray.init("auto", log_to_driver=False, logging_level="ERROR")
-        except ConnectionError as error:
-            if "RAY_ADDRESS" in os.environ:
-                told = f"no Ray cluster at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {first_line(error)}"
-                raise UserError(f"jobs: {told}") from error
-            ray.init(
-                "local", num_cpus=cores(), include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-                _temp_dir=str(own),
-            )  # fmt: skip
-        for number, handler in handlers.items():  # Ray has put its own in their place
-            signal.signal(number, handler)
+        with signals_kept():
+            _init(own)
         yield _room(share, accelerator)
     finally:
         with suppress(Exception):
             ray.shutdown()
         shutil.rmtree(own, ignore_errors=True)
+
+
+def _init(own: Path) -> None:
+    """Joins, or starts a Ray whose files lie in the folder ``own``."""
+    try:
+        ray.init("auto", log_to_driver=False, logging_level="ERROR")
+    except ConnectionError as error:
+        if "RAY_ADDRESS" in os.environ:
+            told = f"no Ray cluster at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {first_line(error)}"
+            raise UserError(f"jobs: {told}") from error
+        ray.init(
+            "local", num_cpus=cores(), include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+            _temp_dir=str(own),
+        )  # fmt: skip
 
 
 def _room(share: Share, accelerator: str) -> list[Place]:
@@ -175,7 +174,3 @@ def _room(share: Share, accelerator: str) -> list[Place]:
         has = ", ".join(f"{r.get('CPU', 0):.0f} cores and {r.get('GPU', 0):.0f} GPUs" for r in machines)
         raise UserError(f"jobs: no machine of the cluster has {each} core(s) and {gpus} GPU(s) for a trial ({has})")
     return [RayPlace(Share(each, gpus)) for _ in range(room)]
-
-
-def _last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()[:200]

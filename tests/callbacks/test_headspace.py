@@ -1,7 +1,6 @@
 """A headspace run finds what was planted: a slow input and a slow teacher."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from pytorch_lightning import Callback, Trainer
 from kd.cli import train_main
 from kd.data.sources import ImageFolder
 from kd.report.records import read_run
+from tests._clock import HandClock
 from tests._helpers import draw_folder, save_teacher, write_recipe
 
 
@@ -21,7 +21,7 @@ class SlowTeacher(Callback):
         whole = pl_module.teacher.model.forward
 
         def slow(images: Any) -> Any:
-            time.sleep(0.08)
+            HandClock.wait(0.08)
             return whole(images)
 
         pl_module.teacher.model.forward = slow
@@ -35,14 +35,16 @@ class SlowFolder(ImageFolder):
         read = found.read
 
         def slow(index: int) -> bytes:
-            time.sleep(0.01)
+            HandClock.wait(0.01)
             return read(index)
 
         found.read = slow  # type: ignore[method-assign]
         return found
 
 
-def test_a_slow_input_and_a_slow_teacher_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slow_input_and_a_slow_teacher_are_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], hand_clock: HandClock
+) -> None:
     pictures = draw_folder(tmp_path / "pictures", train=30)
     teacher = save_teacher(tmp_path / "teacher.safetensors", seed=1)
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher)
@@ -61,9 +63,8 @@ def test_a_slow_input_and_a_slow_teacher_are_measured(tmp_path: Path, capsys: py
     (folder,) = (tmp_path / "runs" / "tiny").glob("0*")
     found = read_run(folder).event("headspace")
     assert found is not None
-    # decoding and the teacher's own computing come on top of what was planted
-    assert 0.9 * 80 < found["now_ms"] - found["free_input_ms"] < 2 * 80
-    assert 0.9 * 80 < found["free_input_ms"] - found["free_input_and_teacher_ms"] < 2 * 80
+    assert found["now_ms"] - found["free_input_ms"] == pytest.approx(80, abs=1)
+    assert found["free_input_ms"] - found["free_input_and_teacher_ms"] == pytest.approx(80, abs=1)
     assert "headspace: a step takes" in capsys.readouterr().out
     assert "with a free teacher as well" in (folder / "report.html").read_text()
 

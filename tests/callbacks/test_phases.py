@@ -18,6 +18,7 @@ from kd.callbacks.run_folder import RunFolder
 from kd.cli import train_main
 from kd.clock import Clock, annotate, process_start, run_clock
 from kd.report.records import PHASES, Run, percentile, read_run
+from tests._clock import HandClock
 from tests._forks import run_ranks
 from tests._helpers import write_recipe
 
@@ -78,21 +79,21 @@ class Plant(Callback):
             "loss": pl_module.student_of_one.objective.losses.kd,
         }
         if self.part in modules:
-            modules[self.part].register_forward_pre_hook(lambda *_: time.sleep(self.seconds))
+            modules[self.part].register_forward_pre_hook(lambda *_: HandClock.wait(self.seconds))
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
         if self.part == "optimizer":
-            time.sleep(self.seconds)
+            HandClock.wait(self.seconds)
 
 
 @pytest.mark.parametrize("part", ["teacher", "student", "loss", "optimizer"])
-def test_a_planted_delay_shows_in_its_phase(recipe: Path, part: str) -> None:
+def test_a_planted_delay_shows_in_its_phase(recipe: Path, part: str, hand_clock: HandClock) -> None:
     plant = json.dumps({"class_path": "tests.callbacks.test_phases.Plant", "init_args": {"part": part}})
     assert train_main([f"recipe={recipe}", f"trainer.callbacks+={plant}", "trainer.max_epochs=1"]) == 0
     run = newest(recipe)
-    assert 100 <= median_phase(run, part) < 200
+    assert median_phase(run, part) == pytest.approx(100, abs=1)
     for other in {"teacher", "student", "loss", "optimizer", "backward", "data"} - {part}:
-        assert median_phase(run, other) < 80, other
+        assert median_phase(run, other) < 1, other
 
 
 def test_totals_hold_every_step_but_the_first(recipe: Path) -> None:
@@ -135,8 +136,8 @@ def test_communication_of_two_processes_is_timed_and_a_late_rank_is_seen(picture
     run_ranks([f"recipe={recipe}", "config=ddp_2cpu", f"trainer.callbacks+={late}"], tmp_path / "log")
     run = newest(recipe)
     assert set(run.steps) == {0, 1}
-    assert median_phase(run, "communication", 0) > 150  # waits for the late one
-    assert median_phase(run, "communication", 1) < 100
+    waited = [median_phase(run, "communication", rank) for rank in (0, 1)]
+    assert waited[0] > 150 and waited[0] > waited[1] + 100  # rank 0 waits for the late one
     ((_, samples),) = run.samples.items()
     assert not any(s["workers"] for s in samples)  # a rank is no loader
     verdict = run.summary["verdict"]
@@ -217,19 +218,19 @@ class Event:
         return self.at <= 1000 * time.perf_counter()
 
     def synchronize(self) -> None:
-        time.sleep(max(0.0, self.at / 1000 - time.perf_counter()))
+        HandClock.wait(max(0.0, self.at / 1000 - time.perf_counter()))
 
     def elapsed_time(self, later: "Event") -> float:
         return later.at - self.at
 
 
-def test_device_events_count_work_where_it_runs_and_only_exposed_waits() -> None:
+def test_device_events_count_work_where_it_runs_and_only_exposed_waits(hand_clock: HandClock) -> None:
     device = Device()
     clock = Clock(device.event)
     clock.restart()
     for step in range(4):
         clock.enter("data")
-        time.sleep(0.01 if step < 2 else 0.03)  # a wait of 10 ms hides behind the device's 20 ms, 30 ms do not
+        hand_clock.wait(0.01 if step < 2 else 0.03)  # a wait of 10 ms hides behind the device's 20 ms, 30 ms do not
         clock.leave()
         clock.enter("teacher")
         device.work(15)
@@ -241,12 +242,12 @@ def test_device_events_count_work_where_it_runs_and_only_exposed_waits() -> None
     steps = clock.take(wait=True)
     assert [s.tag for s in steps] == [0, 1, 2, 3]
     assert steps[1].phases["data"] < 1
-    assert 8 < steps[3].phases["data"] < 15
-    assert steps[1].phases["teacher"] == pytest.approx(15, abs=1)
-    assert steps[1].phases["student"] == pytest.approx(5, abs=1)
+    assert steps[3].phases["data"] == pytest.approx(10, abs=0.1)
+    assert steps[1].phases["teacher"] == pytest.approx(15, abs=0.1)
+    assert steps[1].phases["student"] == pytest.approx(5, abs=0.1)
 
 
-def test_steps_are_not_waited_for_until_asked() -> None:
+def test_steps_are_not_waited_for_until_asked(hand_clock: HandClock) -> None:
     device = Device()
     clock = Clock(device.event)
     clock.enter("teacher")
@@ -257,7 +258,7 @@ def test_steps_are_not_waited_for_until_asked() -> None:
     assert len(clock.take(wait=True)) == 1
 
 
-def test_annotate_is_free_without_a_clock_and_survives_errors() -> None:
+def test_annotate_is_free_without_a_clock_and_survives_errors(hand_clock: HandClock) -> None:
     @annotate("teacher")
     def fail() -> None:
         raise KeyError("planted")
@@ -268,12 +269,12 @@ def test_annotate_is_free_without_a_clock_and_survives_errors() -> None:
         with pytest.raises(KeyError):
             fail()
         with annotate("teacher"), annotate("my own part"):
-            time.sleep(0.01)
+            hand_clock.wait(0.01)
         clock.cut()
     finally:
         run_clock(None)
     (step,) = clock.take()
-    assert 9 < step.phases["teacher"] < 30
+    assert step.phases["teacher"] == pytest.approx(10, abs=0.1)
     assert set(step.phases) == {"teacher", "logging"}
 
 
@@ -285,4 +286,5 @@ def test_a_process_knows_when_it_started_by_the_clock_of_the_rest() -> None:
         os.write(writer, str(process_start()).encode())
         os._exit(0)
     os.waitpid(pid, 0)
-    assert abs(float(os.read(reader, 64)) - before) < 0.2
+    # to the clock's tick of 10 ms, and then whatever the machine took to fork
+    assert before - 0.05 < float(os.read(reader, 64)) < time.time() + 0.05

@@ -122,7 +122,7 @@ def test_damage_is_named_and_repaired(first: Path, damage: str, capsys: pytest.C
 
 def test_two_processes_at_once_give_one_set(first: Path, tmp_path: Path) -> None:
     both = [start(tmp_path) for _ in range(2)]
-    roots = {process.communicate(timeout=120)[0].strip() for process in both}
+    roots = {process.communicate(timeout=240)[0].strip() for process in both}
     assert [process.returncode for process in both] == [0, 0]
     assert roots == {str(tmp_path / first.name)}
     assert contents(tmp_path / first.name) == contents(first)
@@ -151,7 +151,7 @@ def test_interrupted_build_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_build_within_a_process_that_imported_torch(first: Path, tmp_path: Path) -> None:
     program = "import torch; torch.ones(64, 64) @ torch.ones(64, 64); " + PROGRAM
     command = [sys.executable, "-c", program, foodtag_mini.__file__, str(tmp_path), "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert contents(Path(done.stdout.strip())) == contents(first)
 

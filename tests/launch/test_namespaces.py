@@ -95,7 +95,7 @@ def test_a_machine_that_is_cut_off(recipe: Path, how: str) -> None:
     items = items_for(recipe, "trainer.max_epochs=50", slow)
     mine, other = (start_on(host, items, log.with_suffix(f".{host}")) for host in HOSTS)
     folder = recipe.parent / "runs" / "tiny" / "000"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not (folder / "checkpoints" / "previous.ckpt").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     cut = time.monotonic()
@@ -103,12 +103,13 @@ def test_a_machine_that_is_cut_off(recipe: Path, how: str) -> None:
         os.kill(other, 9)
     else:
         assert ip("-n", "kd-test-b", "link", "set", "kd-wire", "down")
-    assert status_of(mine, timeout_s=60) == 1
-    assert time.monotonic() - cut < 2 * TIMEOUT_S + 4  # the wait of the step under way, then that of the last words
+    assert status_of(mine) == 1
+    # the wait of the step under way, then that of the last words; a busy machine takes its time to end a process
+    assert time.monotonic() - cut < 2 * TIMEOUT_S + 30
     said = log.with_suffix(".kd-test-a").read_text()
     assert said.count("failed: lost the connection to another process (killed, or its machine is gone)") == 1, said
     assert f"kd-train resume={folder}" in said
-    assert status_of(other, timeout_s=60) == (-9 if how == "kill -9" else 1)
+    assert status_of(other) == (-9 if how == "kill -9" else 1)
     assert [survivors(pid) for pid in (mine, other)] == [[], []]
     checkpoint, damaged = newest_whole(folder / "checkpoints")
     assert checkpoint is not None

@@ -292,7 +292,7 @@ def test_the_page_in_a_browser(tmp_path: Path, dark: bool) -> None:
     with tempfile.TemporaryDirectory() as profile:
         command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", "--virtual-time-budget=10000", "--dump-dom"]
         command += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", wrapper.as_uri()]
-        dom = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+        dom = subprocess.run(command, capture_output=True, text=True, timeout=240).stdout
     found = json.loads(re.search(r'<pre id="result">(.*?)</pre>', dom, re.S).group(1).replace("&amp;", "&"))  # type: ignore[union-attr]
     assert set(found) == set(pages)
     for name, page in found.items():

@@ -90,7 +90,7 @@ def test_an_open_page_follows_the_run(live: Live, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(live, "content", and_the_run_goes_on)
     with tempfile.TemporaryDirectory() as profile:
         command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", "--virtual-time-budget=20000", "--dump-dom"]
-        dom = subprocess.run([*command, f"{live.address}demo/000"], capture_output=True, text=True, timeout=120).stdout
+        dom = subprocess.run([*command, f"{live.address}demo/000"], capture_output=True, text=True, timeout=240).stdout
     assert asked.count("demo/000") > 2
     assert "<span>step</span><b>778</b>" in dom
     assert len(re.findall("<svg", dom)) > 5

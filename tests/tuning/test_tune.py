@@ -73,7 +73,7 @@ def dom(page: Path) -> str:
     """A page as a browser has built it."""
     with tempfile.TemporaryDirectory() as profile:
         command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", "--virtual-time-budget=5000", "--dump-dom"]
-        return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120).stdout
+        return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=240).stdout
 
 
 def small_disk(where: Path) -> None:

@@ -7,10 +7,8 @@ them, a call to it, and what became of that call. Who makes which batch, and wha
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -31,9 +29,9 @@ from kd.data.engines.tier import MB, Made, MakerEnded, TierSpec, Work
 from kd.data.sampler import Key
 from kd.errors import RunError, UserError, first_line, plain
 from kd.machine import cores
+from kd.ray_session import last_line, own_folder, signals_kept
 
 KNOCK_S = 10.0  # for an answer of the cluster's head
-LONGEST_FOLDER = 40  # characters: the system allows a socket's path 107, and Ray's own part is long
 
 
 def _ray() -> ModuleType:
@@ -108,21 +106,18 @@ class RayCluster:
             UserError: there is no cluster, or none of its machines carries the label.
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         address = self.spec.address or os.environ.get("RAY_ADDRESS")
         self._mine = not self.ray.is_initialized()
         try:
-            if self._mine and address:
-                _knock(address)
-                self.ray.init(address, log_to_driver=False, logging_level="ERROR")
-            elif self._mine:
-                self._start_here()
+            with signals_kept():
+                if self._mine and address:
+                    _knock(address)
+                    self.ray.init(address, log_to_driver=False, logging_level="ERROR")
+                elif self._mine:
+                    self._start_here()
         except Exception as error:
             self.leave()
             raise UserError(f"data.tier.address: no Ray cluster at {address}: {plain(error)}") from error
-        finally:
-            for number, handler in handlers.items():  # Ray has put its own in their place
-                signal.signal(number, handler)
         self.joined = True
         if self._mine:
             self._keep_quiet()
@@ -141,8 +136,7 @@ class RayCluster:
 
     def _start_here(self) -> None:
         """A Ray of this process's own; a guard ends what Ray would leave behind where this process is killed."""
-        base = tempfile.gettempdir()
-        self._folder = Path(tempfile.mkdtemp(prefix="kd-ray-", dir=base if len(base) <= LONGEST_FOLDER else "/tmp"))
+        self._folder = own_folder()
         store = min(2 * self.spec.queue_mb * MB, psutil.virtual_memory().available // 8)
         self.ray.init(
             "local", num_cpus=cores(), labels=self.spec.selector, include_dashboard=False, log_to_driver=False,
@@ -217,10 +211,10 @@ class RayCluster:
         try:
             return self.ray.get(call)
         except failed.RayTaskError as error:
-            raise UserError(_last_line(error)) from error
+            raise UserError(last_line(error)) from error
         except failed.RayError as error:
             if "creation task" in str(error):
-                raise UserError(_last_line(error)) from error
+                raise UserError(last_line(error)) from error
             raise MakerEnded(memory=isinstance(error, failed.OutOfMemoryError)) from error
 
 
@@ -247,8 +241,3 @@ def unpacked(answer: tuple[Any, float]) -> Made:
         return own
 
     return Made(apply_to_collection(arrays, np.ndarray, tensor), size, seconds)
-
-
-def _last_line(error: Exception) -> str:
-    """A library's own reason stands at the end of what Ray tells."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()[:200]

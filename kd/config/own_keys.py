@@ -19,6 +19,17 @@ def whole_number(own: dict[str, str], key: str, default: int) -> int:
     return int(text)
 
 
+def positive(key: str, text: str, below: float = 1e6) -> float:
+    """A number > 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < below:
+        raise UserError(f"{key}: must be a number > 0, got '{text}'")
+    return value
+
+
 def truth(own: dict[str, str], key: str) -> bool:
     """A yes or no of a command's own keys; no where it is not given."""
     text = own.get(key, "false").lower()
