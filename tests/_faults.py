@@ -10,21 +10,24 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Faults:
     """What goes wrong, and what went through.
 
+    Args:
+        method: of the requests that may fail.
+        part: of their paths.
+
     Attributes:
-        often: of the requests for tar files every such many fails, in turn by an error 500, a cut and a slow answer; 0:
-            none.
-        seen: ranges of tar files that were asked for.
+        often: of these requests every such many fails, in turn by an error 500, a cut and a slow answer; 0: none.
+        seen: ranges that they asked for.
     """
 
-    def __init__(self) -> None:
-        self.often = 0
+    def __init__(self, method: str = "GET", part: str = ".tar") -> None:
+        self.method, self.part, self.often = method, part, 0
         self.seen: list[str] = []
         self.failed = {"error": 0, "cut": 0, "slow": 0}
         self._lock = threading.Lock()
 
     def next(self, method: str, path: str, asked: str) -> str:
         """What happens to a request: nothing, or one of the faults."""
-        if method != "GET" or ".tar" not in path:
+        if method != self.method or self.part not in path:
             return ""
         with self._lock:
             self.seen.append(asked)
@@ -40,6 +43,8 @@ def before(port: int, faults: Faults) -> Iterator[int]:
     """The port of a server that passes on to ``port`` what does not fail."""
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # answers those who ask before they send a body
+
         def _pass(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             fault = faults.next(self.command, self.path, self.headers.get("Range", ""))
@@ -51,7 +56,8 @@ def before(port: int, faults: Faults) -> Iterator[int]:
             if fault == "slow":
                 threading.Event().wait(0.2)
             behind = HTTPConnection("127.0.0.1", port, timeout=60)
-            behind.request(self.command, self.path, body, dict(self.headers))
+            headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
+            behind.request(self.command, self.path, body, headers)
             answer = behind.getresponse()
             content = answer.read()
             self.send_response(answer.status)

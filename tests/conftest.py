@@ -1,6 +1,11 @@
 """Fixtures. The tests' cache folder is their own, so that the user's is neither read nor written."""
 
 import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,3 +66,33 @@ def shared() -> Path:
     if "KD_SHARED" not in os.environ:
         pytest.skip("KD_SHARED is not set")
     return Path(os.environ["KD_SHARED"])
+
+
+@pytest.fixture()
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A bucket on an S3 server of this machine."""
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for name, value in (
+        ("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}"), ("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+    ):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    server = subprocess.Popen([sys.executable, "-m", "moto.server", "-p", str(port)], stderr=subprocess.DEVNULL,
+                              stdout=subprocess.DEVNULL, env=dict(os.environ))  # fmt: skip
+    import s3fs
+
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.2)
+    s3fs.S3FileSystem.clear_instance_cache()  # of the server of another test
+    s3fs.S3FileSystem().mkdir("food")
+    yield "s3://food"
+    server.kill()
+    server.wait()

@@ -26,7 +26,7 @@ LAYERS = [
         "kd.machine",
         "kd.lightning_internals",
     },
-    {"kd.clock", "kd.losses"},
+    {"kd.clock", "kd.losses", "kd.mirror"},
     {"kd.models", "kd.optim", "kd.tasks", "kd.data"},
     {"kd.teachers"},
     {"kd.distill"},

@@ -14,9 +14,10 @@ from pytorch_lightning.loggers.logger import rank_zero_experiment
 from kd.callbacks.context import RunContext
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.checkpoints import write_whole
-from kd.errors import UserError
+from kd.errors import UserError, first_line
 from kd.lightning_internals import CSVWriter
 from kd.lock import RunLock
+from kd.mirror import Mirror
 
 
 class MetricsCSV(CSVLogger):
@@ -97,6 +98,7 @@ class RunFolder(Callback):
         resume: the folder of the run to go on with.
         marker: a file to write the folder's name into.
         name: of the folder, in place of the next free number.
+        mirror: follows the folder with a copy in an object store.
 
     Attributes:
         path: the folder, once it is known.
@@ -112,8 +114,9 @@ class RunFolder(Callback):
         resume: Path | None = None,
         marker: Path | None = None,
         name: str | None = None,
+        mirror: Mirror | None = None,
     ) -> None:
-        self.name = name
+        self.name, self.mirror = name, mirror
         self.parent, self.config, self.checkpoints, self.resume = runs_dir / recipe, config, checkpoints, resume
         self.path: Path | None = None
         self.begun = False
@@ -145,7 +148,7 @@ class RunFolder(Callback):
                 if not self.resume:
                     self._sign()
             except OSError as error:
-                problem = f"runs_dir: {self.parent} can't be written: {error.strerror or error}"
+                problem = f"runs_dir: {self.parent} can't be written: {error.strerror or first_line(error)}"
         self.path, problem = trainer.strategy.broadcast((self.path, problem))
         if problem:
             raise UserError(problem)
@@ -161,6 +164,14 @@ class RunFolder(Callback):
         """The folder of one of several students; of a single one (no name) the run's own."""
         assert self.path is not None
         return self.path / "students" / name if name else self.path
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """The folder may have moved since, or come from another machine: its best epoch lies in it all the same."""
+        assert self.resume is not None
+        now = os.path.realpath(self.resume / "checkpoints")
+        states = checkpoint.get("callbacks", {})
+        for key in [key for key in states if key.startswith("ModelCheckpoint")]:
+            states[key] = _moved(states[key], states[key]["dirpath"], now)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A resumed run makes the folder its own; a killed one had written steps that its checkpoint lacks."""
@@ -181,21 +192,35 @@ class RunFolder(Callback):
         self._point_latest()
         if self.marker:
             self.marker.write_text(self.path.name + "\n")
+        if self.mirror:
+            self.mirror.follow(self.path, *([self.marker] if self.marker else []))
 
     def _claim(self) -> Path:
         """The next free number; ``mkdir`` decides between two runs that start at once."""
         self.parent.mkdir(parents=True, exist_ok=True)
-        number = max((int(p.name) for p in self.parent.iterdir() if p.name.isdigit()), default=-1) + 1
+        taken = [int(p.name) for p in self.parent.iterdir() if p.name.isdigit()]
+        taken += self.mirror.numbers(self.parent.name) if self.mirror else []
+        number = max(taken, default=-1) + 1
         while True:
             path = self.parent / (self.name or f"{number:03d}")
             try:
                 path.mkdir()
+                if self.mirror:
+                    self._claim_there(path)
                 self._lock = RunLock(path)
                 return path
             except FileExistsError as error:
                 if self.name:
                     raise UserError(f"name: there is a run {path} already") from error
                 number += 1
+
+    def _claim_there(self, path: Path) -> None:
+        assert self.mirror is not None
+        try:
+            self.mirror.claim(path.parent.name, path.name)
+        except OSError:
+            path.rmdir()
+            raise
 
     def _point_latest(self) -> None:
         """``latest`` names the newest run: a link, or a one-line file where links can't be made."""
@@ -207,3 +232,14 @@ class RunFolder(Callback):
             fresh.write_text(self.path.name + "\n")
         with suppress(OSError):
             fresh.replace(latest)
+
+
+def _moved(state: Any, before: str, now: str) -> Any:
+    """A state with the paths below ``before`` put below ``now``.
+
+    >>> _moved({"best": "/a/0/best.ckpt", "scores": {"/a/0/best.ckpt": 0.5}}, "/a/0", "/b/0")
+    {'best': '/b/0/best.ckpt', 'scores': {'/b/0/best.ckpt': 0.5}}
+    """
+    if isinstance(state, dict):
+        return {_moved(key, before, now): _moved(value, before, now) for key, value in state.items()}
+    return now + state.removeprefix(before) if isinstance(state, str) and state.startswith(before) else state

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from kd._bar import bar
-from kd.checkpoints import run_folder
 from kd.commands._finished import FinishedRun, feature_teachers, open_run
 from kd.commands._measure import Asked, is_run
 from kd.config.request import Request
@@ -17,6 +16,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.evaluation import bank_of, look_at
 from kd.export.student import read_metadata
+from kd.mirror import run_at
 from kd.models import count_parameters
 from kd.tasks.features import rank_of_gram
 
@@ -33,7 +33,7 @@ def gives_features(word: str) -> bool:
     """Whether a word of the command line names a run whose student has no classifier, or one that nothing trained."""
     if not is_run(word):
         return False
-    file = run_folder(Path(word)) / "student.safetensors"
+    file = run_at(word) / "student.safetensors"
     return file.is_file() and read_metadata(file).get("classifies") == "false"
 
 

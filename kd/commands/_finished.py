@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from kd.checkpoints import run_folder
 from kd.config.own_keys import refuse_foreign
 from kd.config.parser import KDCLI, build_data, build_task
 from kd.config.quiet import quiet_libraries
@@ -22,6 +21,7 @@ from kd.errors import UserError
 from kd.export.manifest import Layout, Manifest, TaskKind
 from kd.export.prepared import Prepared
 from kd.export.student import load_student, read_metadata
+from kd.mirror import run_at
 from kd.models import Preprocess, TeacherSpec
 from kd.tasks import Task
 from kd.teachers import Ensemble, FrozenTeacher, build_teacher, build_teachers
@@ -113,7 +113,7 @@ def open_run(request: Request, takes: tuple[str, ...] = ()) -> FinishedRun:
     Raises:
         UserError: no finished run, or a key that the command does not take.
     """
-    folder = run_folder(Path(request.rest[0]))
+    folder = run_at(request.rest[0])
     check_finished(folder)
     refuse_foreign(request, takes)
     request.recipe = str(folder / "config.yaml")

@@ -30,6 +30,16 @@ def fit(cli: "KDCLI", resume_from: Path | None) -> int:
         cli: the parsed configuration with its objects.
         resume_from: the checkpoint to go on from.
     """
+    status = 1
+    try:
+        status = _fit(cli, resume_from)
+    finally:
+        if cli.mirror is not None and not cli.mirror.close():
+            status = status or 1
+    return status
+
+
+def _fit(cli: "KDCLI", resume_from: Path | None) -> int:
     say = print if is_rank_zero() else lambda *_, **__: None
     cli.datamodule.prepare_data()  # in each process, before a trainer that would wait for the others
     info = cli.datamodule.info

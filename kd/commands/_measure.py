@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kd.callbacks.fidelity import start, write
-from kd.checkpoints import run_folder, write_whole
+from kd.checkpoints import write_whole
 from kd.commands._finished import check_finished, teacher_of_run
 from kd.config.parser import KDCLI, build_data, build_task
 from kd.config.request import Request
@@ -21,6 +21,7 @@ from kd.data.sources import class_folders, identity, printable
 from kd.errors import UserError
 from kd.evaluation import evaluate
 from kd.export.student import load_student, read_metadata
+from kd.mirror import run_at
 from kd.models import Prepare, TeacherSpec, count_parameters
 from kd.models.weights import about, weights_file
 from kd.tasks import Task
@@ -116,7 +117,7 @@ def _ids(labels: Tensor) -> list[list[int]]:
 
 def is_run(word: str) -> bool:
     """Whether a word of the command line names a run, and not a bare weights file or a folder of timm's."""
-    path = run_folder(Path(word))
+    path = run_at(word)
     return not (path.is_file() or (path / "config.json").is_file())
 
 
@@ -130,7 +131,7 @@ def subjects(request: Request, asked: Asked) -> list[Subject]:
     if first is not None and request.recipe is not None:
         raise UserError(f"recipe: {first} has settings of its own; data.key=value changes them")
     return [
-        _of_run(run_folder(Path(word)), request, asked) if is_run(word) else _of_file(word, first, request, asked)
+        _of_run(run_at(word), request, asked) if is_run(word) else _of_file(word, first, request, asked)
         for word in request.rest
     ]
 
@@ -163,7 +164,7 @@ def _of_file(word: str, run: str | None, request: Request, asked: Asked) -> Subj
     """A model without a run; beside one, on the run's pictures and compared with its teacher."""
     file = weights_file(Path(word), "weights")
     given = {item.split("=", 1)[0] for item in request.overrides}
-    recipe = str(run_folder(Path(run)) / "config.yaml") if run else request.recipe
+    recipe = str(run_at(run) / "config.yaml") if run else request.recipe
     if not (recipe or asked.folder or "data.source" in given):
         raise UserError(f"{word}: on which pictures? folder=DIR (DIR/<class>/*.jpg), recipe=NAME, or "
                         "data.source=ImageFolder data.source.root=DIR")  # fmt: skip

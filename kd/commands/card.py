@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from kd.checkpoints import run_folder, write_whole
+from kd.checkpoints import write_whole
 from kd.config.request import Request
 from kd.errors import UserError
+from kd.mirror import run_at
 
 HELP = """\
 kd-card: a model card: data, teacher, losses, accuracy by class, fidelity, speed, exports, limits, how to load.
@@ -30,7 +31,7 @@ def run(request: Request) -> int:
     foreign = [key for key in own if key not in ("license", "out")]
     if foreign:
         raise UserError(f"no key '{foreign[0]}' (it takes license=, out=)")
-    folder = run_folder(Path(request.rest[0]))
+    folder = run_at(request.rest[0])
     if not (folder / "summary.json").is_file() or not (folder / "student.safetensors").is_file():
         raise UserError(f"{folder} is no finished run: it has no summary.json and student.safetensors")
     hub = folder / "export" / "hub"

@@ -4,9 +4,9 @@ import json
 import sys
 from pathlib import Path
 
-from kd.checkpoints import run_folder
 from kd.config.request import Request
 from kd.errors import UserError
+from kd.mirror import run_at
 
 HELP = """\
 kd-report: what limits a run, as one page.
@@ -36,7 +36,7 @@ def run(request: Request) -> int:
             return command(request)
     if request.overrides:
         raise UserError("it takes one run's folder, or two and more to compare, and --open")
-    folders = [_seen_run(run_folder(Path(name))) for name in request.rest]
+    folders = [_seen_run(run_at(name)) for name in request.rest]
     if "traces" in request.flags:
         from kd.report.traces import write_rank_shares
 
@@ -83,7 +83,7 @@ def _what_if(request: Request) -> int:
     if len(request.rest) != 1 or not request.overrides:
         raise UserError(f"--what-if takes one run's folder, and what is to be different: {KEYS}")
     change = read_change(request.overrides)
-    print("\n".join(lines(Facts(read_run(_seen_run(run_folder(Path(request.rest[0]))))), change)))
+    print("\n".join(lines(Facts(read_run(_seen_run(run_at(request.rest[0])))), change)))
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from kd.config.own_keys import take, whole_number
 from kd.config.request import Request
 from kd.errors import UserError
+from kd.mirror import folder_of_runs
 
 HELP = """\
 kd-scale: how a recipe scales over processes here, and over more machines like this one.
@@ -70,7 +71,7 @@ def _measure(
     from kd.scaling.model import Network, fit, fit_ring
     from kd.scaling.page import content, sections
 
-    folder = _claim(Path(config["runs_dir"]) / config["recipe"] / "scale")
+    folder = _claim(folder_of_runs(config["runs_dir"], "kd-scale") / config["recipe"] / "scale")
     model, threads = config["model"], max(1, cores() // processes[-1])
     items += ["model.teacher.cache=off"] if model.get("teacher") else []
     items += ["model.student.inherit=false"] if (model.get("student") or {}).get("inherit") else []

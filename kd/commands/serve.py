@@ -5,9 +5,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kd.checkpoints import run_folder
 from kd.config.request import Request
 from kd.errors import UserError
+from kd.mirror import run_at
 
 if TYPE_CHECKING:
     from kd.export.base import Runtime
@@ -87,7 +87,7 @@ def _number(own: dict[str, str], key: str, kind: Any, default: int = 1) -> Any:
 
 def _model(request: Request, int8: bool) -> Path:
     """The ONNX file that the command line's first word means; a run is exported where it has none."""
-    place = run_folder(Path(request.rest[0]))
+    place = run_at(request.rest[0])
     if place.is_file() and place.suffix == ".onnx":
         return place
     if (place / "model.onnx").is_file():
@@ -114,7 +114,7 @@ def _opened(file: Path, threads: int) -> "tuple[Manifest, Runtime]":
 
 def _teacher(request: Request, manifest: "Manifest") -> "Runtime":
     """The run's teacher in torch, on the same uint8 views."""
-    if not (run_folder(Path(request.rest[0])) / "config.yaml").is_file():
+    if not (run_at(request.rest[0]) / "config.yaml").is_file():
         raise UserError("teacher: give the run's folder, an export does not know its teacher")
     import numpy as np
     import torch

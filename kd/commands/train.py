@@ -17,6 +17,8 @@ from kd.launch import sagemaker
 from kd.launch.cluster import Cluster, is_rank_zero, recognise
 from kd.launch.cluster import marker as job_marker
 from kd.launch.ray_nodes import check_secret, nodes_of, prepare_data
+from kd.mirror import Mirror, fetched_marker, fetched_run, on_disk
+from kd.object_store import is_url
 
 if TYPE_CHECKING:
     from kd.config.parser import KDCLI
@@ -139,12 +141,15 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
         request.resume = parsed.config.resume
         resume_from = _check_resume(request)
         args.append(f"--resume={request.resume}")
-    runs = Path(parsed.config.runs_dir) / parsed.config.recipe
+    place = parsed.config.runs_dir
+    runs = on_disk(place) / parsed.config.recipe
     name = parsed.config.name
     if name and resume_from is None and is_rank_zero() and cluster is None and (runs / name).exists():
         raise UserError(f"name: there is a run {runs / name} already")
     job = "checkpoints" if sagemaker.container() else cluster.job if cluster else None  # a later job may get its folder
     marker = job_marker(job, runs, request.overrides)
+    if marker and resume_from is None:
+        fetched_marker(place, marker)
     if marker and resume_from is None and _was_here_before(marker, request):
         resume_from = _check_resume(request)
         args.append(f"--resume={request.resume}")
@@ -153,7 +158,8 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
     teacher = teacher_checkpoint(parsed.as_dict())
     if teacher:
         args.append(f"--model.teacher.checkpoint={teacher}")
-    return KDCLI(args, cluster=cluster, marker=marker), resume_from
+    mirror = Mirror(place) if is_url(place) and is_rank_zero() else None
+    return KDCLI(args, cluster=cluster, marker=marker, mirror=mirror), resume_from
 
 
 def _said(request: Request) -> str:
@@ -249,6 +255,9 @@ def _check_resume(request: Request) -> Path | None:
     """The checkpoint to go on from; the run's own settings are the recipe unless one is given."""
     if request.resume is None:
         return None
+    if is_url(request.resume):
+        url, inside, rest = request.resume.partition("/checkpoints/")
+        request.resume = f"{fetched_run(url)}{inside}{rest}"
     run = run_folder(_run_of(Path(request.resume)))
     request.resume = str(run)
     if not run.is_dir():

@@ -16,6 +16,7 @@ from kd.config.own_keys import positive, truth
 from kd.config.request import Request
 from kd.errors import UserError
 from kd.launch.groups import has_gpus
+from kd.mirror import folder_of_runs
 from kd.report.prices import price_of, read_prices
 
 _SPECS = {"monitor": "kd.callbacks.monitor.MonitorSpec", "optim": "kd.optim.OptimSpec"}  # built nowhere but in a run
@@ -182,7 +183,7 @@ def read_job(request: Request, own: dict[str, str]) -> Job:
         hours=_hours(own, config),
         image=own.get("image"),
         processes=_processes(config, machines),
-        runs_dir=Path(runs_dir[-1] if runs_dir else config["runs_dir"]),
+        runs_dir=folder_of_runs(runs_dir[-1] if runs_dir else config["runs_dir"], "kd-launch"),
         own={key: value for key, value in own.items() if key not in KEYS},
         prices=prices,
         secret=secrets.token_hex(32) if data else "",

@@ -15,6 +15,7 @@ from kd.config.parser import KDCLI, build_task
 from kd.config.request import Request
 from kd.config.values import flatten
 from kd.errors import UserError
+from kd.mirror import folder_of_runs
 from kd.report.metric import less_is_better
 from kd.tasks.label_free import label_free_metrics
 from kd.tuning.places import Share
@@ -146,7 +147,7 @@ def plan(request: Request) -> Plan:
         hours=_hours(given.get("hours")),
         sampler=sampler,
         pruner=pruner,
-        folder=Path(config["runs_dir"]) / config["recipe"] / "tune" / name,
+        folder=folder_of_runs(config["runs_dir"], "kd-tune") / config["recipe"] / "tune" / name,
         confirm=_count("confirm", given.get("confirm", 0), least=0),
         revive=str(given["revive"]) if "revive" in given else None,
     )

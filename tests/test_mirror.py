@@ -1,0 +1,122 @@
+"""A run whose folder is in an object store: followed there while it trains, and gone on with from elsewhere."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kd.cli import main, train_main
+from kd.mirror import on_disk
+from kd.object_store import file_system
+from tests._faults import Faults, before
+from tests.test_train import losses
+
+STOP = json.dumps({"class_path": "tests._stop.StopAfterEpoch", "init_args": {"epoch": 0}})
+
+
+@pytest.fixture(autouse=True)
+def _own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "machine"))
+
+
+def names(url: str) -> set[str]:
+    files, path = file_system(url)
+    files.invalidate_cache()
+    return {name.removeprefix(f"{path}/") for name in files.find(path)}
+
+
+def test_a_run_goes_on_on_another_machine_from_its_url(
+    recipe: Path, s3: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = "checkpoint.mode=min"  # the first epoch is the best then, and is looked for after the move
+    assert train_main([f"recipe={recipe}", first]) == 0
+    whole = recipe.parent / "runs" / "tiny" / "000"
+    url = f"{s3}/runs"
+    assert train_main([f"recipe={recipe}", f"runs_dir={url}", first, f"trainer.callbacks+={STOP}"]) == 143
+    assert f"uploaded: {url}/tiny/000 (" in capsys.readouterr().out
+    assert {"tiny/latest", "tiny/000/config.yaml", "tiny/000/checkpoints/last.ckpt"} <= names(url)
+    assert not any(name.endswith((".part", "/.lock")) for name in names(url))
+    shutil.rmtree(tmp_path / "machine")
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "another"))
+    assert train_main([f"resume={url}/tiny/latest", "trainer.callbacks=null", "trust=tests._stop"]) == 0
+    assert {"tiny/000/student.safetensors", "tiny/000/report.html", "tiny/000/summary.json"} <= names(url)
+    here = on_disk(f"{url}/tiny/000")
+    assert here.is_relative_to(tmp_path / "another")
+    assert losses(here) == losses(whole)
+    files, path = file_system(url)
+    assert files.cat_file(f"{path}/tiny/000/student.safetensors") == (here / "student.safetensors").read_bytes()
+    a, b = (load_file(folder / "student.safetensors") for folder in (here, whole))
+    assert all(torch.equal(a[key], b[key]) for key in b)
+    # a third machine: the next number is free there, and the run can be looked at
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "third"))
+    assert main("report", [f"{url}/tiny/000"]) == 0
+    assert not (on_disk(f"{url}/tiny/000") / "checkpoints").exists()
+    assert train_main([f"recipe={recipe}", f"runs_dir={url}", "trainer.max_epochs=1"]) == 0
+    assert "tiny/001/student.safetensors" in names(url)
+    named = [f"recipe={recipe}", f"runs_dir={url}", "trainer.max_epochs=1", "name=mine"]
+    assert train_main(named) == 0
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "fourth"))
+    capsys.readouterr()
+    assert train_main(named) == 2
+    assert "there is a run" in capsys.readouterr().err
+
+
+def test_uploads_survive_faults_and_are_encrypted_by_fsspecs_options(
+    recipe: Path, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fsspec
+
+    monkeypatch.setattr("kd.object_store.PAUSE_S", 0.01)
+    monkeypatch.setattr("kd.mirror.EVERY_S", 0.05)
+    monkeypatch.setattr("kd.mirror.LARGE", 10_000)  # checkpoints go from the disk
+    monkeypatch.setitem(
+        fsspec.config.conf,
+        "s3",
+        {"s3_additional_kwargs": {"ServerSideEncryption": "AES256"}, "default_block_size": 2**20},
+    )
+    faults = Faults("PUT", "/runs/")
+    with before(int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2]), faults) as port:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        file_system(s3)[0].clear_instance_cache()
+        faults.often = 4
+        assert train_main([f"recipe={recipe}", f"runs_dir={s3}/runs", "checkpoint.every_n_steps=1"]) == 0
+        faults.often = 0
+        assert all(faults.failed.values()), faults.failed
+        files, path = file_system(f"{s3}/runs/tiny/000")
+        files.invalidate_cache()
+        here = on_disk(f"{s3}/runs/tiny/000")
+        for name in ("checkpoints/last.ckpt", "checkpoints/previous.ckpt", "student.safetensors", "metrics.csv"):
+            assert files.cat_file(f"{path}/{name}") == (here / name).read_bytes(), name
+        head = files.call_s3("head_object", Bucket="food", Key="runs/tiny/000/student.safetensors")
+        assert head["ServerSideEncryption"] == "AES256"
+
+
+def test_bad_places_take_one_line_and_leave_nothing(
+    recipe: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kd.object_store.PAUSE_S", 0.0)
+    cases = [
+        (
+            "train",
+            [f"recipe={recipe}", "runs_dir=s3://no-such-bucket/runs"],
+            "runs_dir: s3://no-such-bucket/runs can't be",
+        ),
+        ("train", [f"recipe={recipe}", "runs_dir=nothing://x"], "runs_dir: nothing://x"),
+        ("train", [f"resume={s3}/runs/tiny/007"], f"resume: there is no run {s3}/runs/tiny/007"),
+        ("report", [f"{s3}/runs/tiny/007"], f"run: there is no run {s3}/runs/tiny/007"),
+        (
+            "scale",
+            [f"recipe={recipe}", f"runs_dir={s3}/runs", "processes=1,2"],
+            "runs_dir: kd-scale writes to a folder of",
+        ),
+    ]
+    for command, items, message in cases:
+        assert main(command, items) == 2, command
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1, error
+    assert names(s3) == set()
+    assert not list((tmp_path / "machine").rglob("config.yaml"))
