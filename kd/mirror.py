@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -95,7 +96,7 @@ def fetched_run(url: str, key: str = "resume", checkpoints: bool = True) -> Path
             for name, found in ((full.removeprefix(f"{path}/"), found) for full, found in there.items()):
                 wanted = not Path(name).name.startswith(".") and (checkpoints or not name.startswith("checkpoints/"))
                 if wanted and copy.is_stale(name, found):
-                    _fetch(files, f"{path}/{name}", folder / name, int(found["size"]))
+                    _fetch(files.get_file, f"{path}/{name}", folder / name, int(found["size"]))
                     copy.note(name, _state(folder / name), found)
             copy.save()
         return folder
@@ -105,12 +106,12 @@ def fetched_run(url: str, key: str = "resume", checkpoints: bool = True) -> Path
         raise UserError(f"{key}: {url} can't be fetched: {first_line(error)}") from error
 
 
-def _fetch(files: Any, path: str, file: Path, size: int) -> None:
+def _fetch(get: Callable[[str, str], object], path: str, file: Path, size: int) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f"{file.name}.part")
 
     def attempt() -> None:
-        files.get_file(path, str(part))
+        get(path, str(part))
         if part.stat().st_size != size:
             raise OSError(f"{part.stat().st_size} bytes of {path} came, it has {size}")
 

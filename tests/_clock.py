@@ -1,26 +1,27 @@
 """A clock moved by hand, where a test is about what is measured and must not depend on how busy the machine is."""
 
 import itertools
+import threading
 import time
 
 import pytest
 
 
 class HandClock:
-    """Stands in for ``time.perf_counter``: time passes where a test says so, and a microsecond with each look.
+    """Stands in for ``time.perf_counter``: a sleep of the main thread moves it, and takes no time; a look takes a
+    microsecond, and all else nothing.
 
     Args:
-        monkeypatch: puts the real one back.
+        monkeypatch: puts the real ones back.
     """
 
-    passed_s = 0.0
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        HandClock.passed_s = 0.0
-        looks = itertools.count()
-        monkeypatch.setattr(time, "perf_counter", lambda: 1000 + HandClock.passed_s + 1e-6 * next(looks))
+        self.passed_s, self._looks, self._sleep = 0.0, itertools.count(), time.sleep
+        monkeypatch.setattr(time, "perf_counter", lambda: 1000 + self.passed_s + 1e-6 * next(self._looks))
+        monkeypatch.setattr(time, "sleep", self._wait)
 
-    @classmethod
-    def wait(cls, seconds: float) -> None:
-        """What ``time.sleep`` is to the real clock."""
-        cls.passed_s += seconds
+    def _wait(self, seconds: float) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self.passed_s += seconds
+        else:
+            self._sleep(seconds)

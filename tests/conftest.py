@@ -26,7 +26,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def hand_clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
-    """What the test measures is measured by a clock that only :meth:`HandClock.wait` moves."""
+    """What the test measures is measured by a clock that only ``time.sleep`` moves."""
     return HandClock(monkeypatch)
 
 

@@ -98,11 +98,11 @@ class RunFolder(Callback):
         resume: the folder of the run to go on with.
         marker: a file to write the folder's name into.
         name: of the folder, in place of the next free number.
-        mirror: follows the folder with a copy in an object store.
 
     Attributes:
         path: the folder, once it is known.
         begun: whether it is this run's to write to.
+        mirror: follows the folder with a copy in an object store.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class RunFolder(Callback):
         resume: Path | None = None,
         marker: Path | None = None,
         name: str | None = None,
-        mirror: Mirror | None = None,
     ) -> None:
-        self.name, self.mirror = name, mirror
+        self.name = name
+        self.mirror: Mirror | None = None
         self.parent, self.config, self.checkpoints, self.resume = runs_dir / recipe, config, checkpoints, resume
         self.path: Path | None = None
         self.begun = False
@@ -234,7 +234,7 @@ class RunFolder(Callback):
             fresh.replace(latest)
 
 
-def _moved(state: Any, before: str, now: str) -> Any:
+def _moved(state: object, before: str, now: str) -> object:
     """A state with the paths below ``before`` put below ``now``.
 
     >>> _moved({"best": "/a/0/best.ckpt", "scores": {"/a/0/best.ckpt": 0.5}}, "/a/0", "/b/0")

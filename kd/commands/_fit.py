@@ -34,7 +34,7 @@ def fit(cli: "KDCLI", resume_from: Path | None) -> int:
     try:
         status = _fit(cli, resume_from)
     finally:
-        if cli.mirror is not None and not cli.mirror.close():
+        if cli.folder.mirror is not None and not cli.folder.mirror.close():
             status = status or 1
     return status
 

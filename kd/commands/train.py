@@ -158,8 +158,9 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
     teacher = teacher_checkpoint(parsed.as_dict())
     if teacher:
         args.append(f"--model.teacher.checkpoint={teacher}")
-    mirror = Mirror(place) if is_url(place) and is_rank_zero() else None
-    return KDCLI(args, cluster=cluster, marker=marker, mirror=mirror), resume_from
+    cli = KDCLI(args, cluster=cluster, marker=marker)
+    cli.folder.mirror = Mirror(place) if is_url(place) and is_rank_zero() else None
+    return cli, resume_from
 
 
 def _said(request: Request) -> str:

@@ -49,7 +49,7 @@ from kd.errors import UserError, causes
 from kd.export import save_student
 from kd.launch.cluster import Cluster
 from kd.lightning_internals import runs_in_child_processes
-from kd.mirror import Mirror, on_disk
+from kd.mirror import on_disk
 from kd.module import DistillationModule
 from kd.optim import OptimSpec
 from kd.report.metric import PROBE, less_is_better
@@ -115,18 +115,12 @@ class KDCLI(LightningCLI):
         instantiate: build data, module and trainer; else only parse.
         cluster: the job that this process is part of.
         marker: the file by which a restarted job finds its run folder.
-        mirror: of the run's folder, where ``runs_dir`` is a URL.
     """
 
     def __init__(
-        self,
-        args: list[str],
-        instantiate: bool = True,
-        cluster: Cluster | None = None,
-        marker: Path | None = None,
-        mirror: Mirror | None = None,
+        self, args: list[str], instantiate: bool = True, cluster: Cluster | None = None, marker: Path | None = None
     ) -> None:
-        self._instantiate, self.cluster, self._marker, self.mirror = instantiate, cluster, marker, mirror
+        self._instantiate, self.cluster, self._marker = instantiate, cluster, marker
         self._args = args
         self.student_configs: dict[str, str] = {}
         with warnings.catch_warnings():
@@ -277,8 +271,7 @@ class KDCLI(LightningCLI):
             raise ValueError(f"monitor must be one of {', '.join(known)}, got '{monitor}'")
         mode = config.checkpoint.mode or ("min" if less_is_better(monitor) else "max")
         resume = Path(config.resume) if config.resume else None
-        runs = on_disk(config.runs_dir)
-        preflight = Preflight(config.preflight, runs / config.recipe)
+        preflight = Preflight(config.preflight, on_disk(config.runs_dir) / config.recipe)
         best: dict[str, Any] = {"monitor": monitor, "mode": mode}
         where = resume.resolve() / "checkpoints" if resume else None
         checkpoints: list[ModelCheckpoint | LastCheckpoint] = [
@@ -290,7 +283,7 @@ class KDCLI(LightningCLI):
             )
         remember(self._yaml)
         self.folder = RunFolder(
-            runs, config.recipe, self._yaml, checkpoints, resume, self._marker, config.name, self.mirror
+            on_disk(config.runs_dir), config.recipe, self._yaml, checkpoints, resume, self._marker, config.name
         )
         watching = monitors(MonitorSpec(**config.monitor), self.folder)
         self.summary = Summary(self.folder, preflight, config.recipe, config.seed, monitor, mode)

@@ -1,6 +1,7 @@
 """A headspace run finds what was planted: a slow input and a slow teacher."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ class SlowTeacher(Callback):
         whole = pl_module.teacher.model.forward
 
         def slow(images: Any) -> Any:
-            HandClock.wait(0.08)
+            time.sleep(0.08)
             return whole(images)
 
         pl_module.teacher.model.forward = slow
@@ -35,7 +36,7 @@ class SlowFolder(ImageFolder):
         read = found.read
 
         def slow(index: int) -> bytes:
-            HandClock.wait(0.01)
+            time.sleep(0.01)
             return read(index)
 
         found.read = slow  # type: ignore[method-assign]

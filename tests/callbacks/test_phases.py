@@ -79,11 +79,11 @@ class Plant(Callback):
             "loss": pl_module.student_of_one.objective.losses.kd,
         }
         if self.part in modules:
-            modules[self.part].register_forward_pre_hook(lambda *_: HandClock.wait(self.seconds))
+            modules[self.part].register_forward_pre_hook(lambda *_: time.sleep(self.seconds))
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
         if self.part == "optimizer":
-            HandClock.wait(self.seconds)
+            time.sleep(self.seconds)
 
 
 @pytest.mark.parametrize("part", ["teacher", "student", "loss", "optimizer"])
@@ -218,7 +218,7 @@ class Event:
         return self.at <= 1000 * time.perf_counter()
 
     def synchronize(self) -> None:
-        HandClock.wait(max(0.0, self.at / 1000 - time.perf_counter()))
+        time.sleep(max(0.0, self.at / 1000 - time.perf_counter()))
 
     def elapsed_time(self, later: "Event") -> float:
         return later.at - self.at
@@ -230,7 +230,7 @@ def test_device_events_count_work_where_it_runs_and_only_exposed_waits(hand_cloc
     clock.restart()
     for step in range(4):
         clock.enter("data")
-        hand_clock.wait(0.01 if step < 2 else 0.03)  # a wait of 10 ms hides behind the device's 20 ms, 30 ms do not
+        time.sleep(0.01 if step < 2 else 0.03)  # a wait of 10 ms hides behind the device's 20 ms, 30 ms do not
         clock.leave()
         clock.enter("teacher")
         device.work(15)
@@ -269,7 +269,7 @@ def test_annotate_is_free_without_a_clock_and_survives_errors(hand_clock: HandCl
         with pytest.raises(KeyError):
             fail()
         with annotate("teacher"), annotate("my own part"):
-            hand_clock.wait(0.01)
+            time.sleep(0.01)
         clock.cut()
     finally:
         run_clock(None)
