@@ -83,7 +83,7 @@ def evaluate(run: str | Path | RunResult, settings: Mapping[str, Any] | None = N
     """Measures a run's student, and its teacher, as ``kd-eval`` does; see :func:`train` for an example.
 
     Args:
-        run: its folder.
+        run: its folder, or the URL of it.
         settings: values by key: ``split``, ``folder``, ``robust``, ``data.*``, ``model.teacher.*``.
 
     Returns:
@@ -93,8 +93,8 @@ def evaluate(run: str | Path | RunResult, settings: Mapping[str, Any] | None = N
         UserError: no finished run, or a key that an evaluation does not take.
     """
     quiet_libraries()
-    folder = run.folder if isinstance(run, RunResult) else Path(run)
-    return evaluated(Request(overrides=_items(settings or {}), rest=[str(folder)]))[0]
+    folder = str(run.folder if isinstance(run, RunResult) else run)
+    return evaluated(Request(overrides=_items(settings or {}), rest=[folder]))[0]
 
 
 def _items(settings: Mapping[str, Any]) -> list[str]:

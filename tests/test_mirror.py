@@ -3,15 +3,19 @@
 import json
 import os
 import shutil
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from pytorch_lightning import Callback, Trainer
 from safetensors.torch import load_file
 
+import kd
 from kd.cli import main, train_main
-from kd.mirror import on_disk
 from kd.object_store import file_system
+from kd.run_urls import fetched_run, on_disk
 from tests._faults import Faults, before
 from tests.test_train import losses
 
@@ -51,6 +55,13 @@ def test_a_run_goes_on_on_another_machine_from_its_url(
     assert files.cat_file(f"{path}/tiny/000/student.safetensors") == (here / "student.safetensors").read_bytes()
     a, b = (load_file(folder / "student.safetensors") for folder in (here, whole))
     assert all(torch.equal(a[key], b[key]) for key in b)
+    # the same machine takes what it has, even where an upload was cut
+    (here / "metrics.csv").write_text("newer")
+    assert fetched_run(f"{url}/tiny/000") == here
+    assert (here / "metrics.csv").read_text() == "newer"
+    started = [f"model.student.checkpoint={url}/tiny/000", "trainer.max_epochs=1"]
+    assert train_main([f"recipe={recipe}", *started]) == 0
+    assert kd.evaluate(f"{url}/tiny/000")["pictures"] == 16
     # a third machine: the next number is free there, and the run can be looked at
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "third"))
     assert main("report", [f"{url}/tiny/000"]) == 0
@@ -63,6 +74,63 @@ def test_a_run_goes_on_on_another_machine_from_its_url(
     capsys.readouterr()
     assert train_main(named) == 2
     assert "there is a run" in capsys.readouterr().err
+
+
+class Intruder(Callback):
+    """After the first epoch another machine writes the run's last checkpoint."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        files, path = file_system(self.url)
+        while trainer.current_epoch == 0 and not files.exists(path):
+            time.sleep(0.05)
+            files.invalidate_cache()
+        if trainer.current_epoch == 0:
+            files.pipe_file(path, b"another")
+
+
+def test_machines_that_go_on_with_the_same_run_are_told(
+    recipe: Path, s3: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, mine = f"{s3}/runs", "trust=tests._stop"
+    assert train_main([f"recipe={recipe}", f"runs_dir={url}", f"trainer.callbacks+={STOP}"]) == 143
+    first = on_disk(f"{url}/tiny/000")
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "another"))
+    assert train_main([f"resume={url}/tiny/000", "trainer.callbacks=null", mine]) == 0
+    second = on_disk(f"{url}/tiny/000")
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "machine"))
+    # the way on that the first machine was told: it has less of the run than the store
+    assert train_main([f"resume={first}", "trainer.callbacks=null", mine]) == 0
+    assert (first / "metrics.csv").read_bytes() == (second / "metrics.csv").read_bytes()
+    files, path = file_system(f"{url}/tiny/000")
+    (first / "note.txt").write_text("mine")  # as if it had not been sent
+    assert train_main([f"resume={first}", "trainer.callbacks=null", mine]) == 0
+    assert files.cat_file(f"{path}/note.txt") == b"mine"
+    shutil.copy(first / "checkpoints" / "previous.ckpt", first / "checkpoints" / "last.ckpt")
+    files.pipe_file(f"{path}/checkpoints/last.ckpt", b"another")
+    capsys.readouterr()
+    assert train_main([f"resume={url}/tiny/000", "trainer.callbacks=null", mine]) == 2
+    assert "the run has gone on both in" in capsys.readouterr().err
+    assert train_main([f"resume={first}", "runs_dir=runs", "trainer.callbacks=null", mine]) == 0  # by itself
+    shutil.copytree(first, tmp_path / "alone", ignore=shutil.ignore_patterns(".*"))
+    assert train_main([f"resume={tmp_path / 'alone'}", f"runs_dir={url}", mine]) == 2
+    assert f"runs_dir: {url} has no run {tmp_path / 'alone'}" in capsys.readouterr().err
+
+
+def test_what_another_machine_writes_is_not_overwritten(
+    recipe: Path, s3: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kd.mirror.EVERY_S", 0.05)
+    last = f"{s3}/runs/tiny/000/checkpoints/last.ckpt"
+    intruder = json.dumps({"class_path": "tests.test_mirror.Intruder", "init_args": {"url": last}})
+    items = [f"recipe={recipe}", f"runs_dir={s3}/runs", "checkpoint.every_n_steps=1"]
+    assert train_main([*items, f"trainer.callbacks+={intruder}"]) == 1
+    files, path = file_system(last)
+    assert files.cat_file(path) == b"another"
+    assert "another machine trains there; nothing more is sent from" in capsys.readouterr().err
+    assert (on_disk(f"{s3}/runs/tiny/000") / "student.safetensors").is_file()
 
 
 def test_uploads_survive_faults_and_are_encrypted_by_fsspecs_options(

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from pytorch_lightning import Callback, LightningModule, Trainer
 from tqdm import tqdm
 
-from kd.callbacks.numbers import GAUGES, Numbers
+from kd.callbacks.numbers import GAUGES, Numbers, Outlet
 from kd.callbacks.run_folder import RunFolder
 from kd.errors import UserError
 from kd.report.step_facts import mean
@@ -20,7 +19,7 @@ AT_ONCE = 1000  # metrics in one request, at most
 UNITS = {"s": "Seconds", "%": "Percent", "By": "Bytes", "By/s": "Bytes/Second", "1/s": "Count/Second"}
 
 
-class CloudWatch(Callback):
+class CloudWatch(Outlet):
     """Metrics below one namespace, with the dimensions ``Recipe``, ``Run`` and ``Host``, and a gauge's own.
 
     Names are those of :data:`kd.callbacks.numbers.GAUGES`; of the cores their mean is sent: every metric is paid for.
@@ -38,16 +37,15 @@ class CloudWatch(Callback):
     """
 
     def __init__(self, folder: RunFolder, numbers: Numbers, namespace: str, every_s: float = 60.0) -> None:
-        self.folder, self.numbers, self.namespace, self.every_s = folder, numbers, namespace, every_s
+        super().__init__(numbers)
+        self.folder, self.namespace, self.every_s = folder, namespace, every_s
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
         self._client: Any = None
         self._told = False
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def open(self) -> None:
         """Starts the thread."""
-        if trainer.local_rank != 0:
-            return
         try:
             import boto3
             from botocore.config import Config
@@ -59,7 +57,6 @@ class CloudWatch(Callback):
             self._client = boto3.client("cloudwatch", config=config)
         except BotoCoreError as error:
             raise UserError(f"monitor.cloudwatch: {error}") from error
-        self.numbers.trainer = trainer
         self._end.clear()
         self._thread = threading.Thread(target=self._run, name="kd-cloudwatch", daemon=True)
         self._thread.start()
@@ -95,15 +92,8 @@ class CloudWatch(Callback):
                         "MetricName": name, "Dimensions": dimensions, "Timestamp": now, "Value": value, "Unit": unit,
                     }  # fmt: skip
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def close(self) -> None:
         """Sends the last values."""
-        self._close()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Sends the last values."""
-        self._close()
-
-    def _close(self) -> None:
         if self._thread is not None:
             self._end.set()
             self._thread.join(timeout=30)

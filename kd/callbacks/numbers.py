@@ -1,9 +1,10 @@
 """A run's numbers at this moment, by name, for whoever serves or sends them. Nothing is worked out unasked."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pytorch_lightning import Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kd.callbacks.health import Health
 from kd.callbacks.phases import Phases
@@ -167,3 +168,36 @@ GAUGES: dict[str, Gauge] = {
     "gpu_memory_percent": Gauge("Of each GPU", "%", lambda n: n.of_gpus("mem"), ("gpu",)),
     "gpu_watts": Gauge("Of each GPU", "W", lambda n: n.of_gpus("w"), ("gpu",)),
 }
+
+
+class Outlet(Callback, ABC):
+    """Where the numbers go: open in the first process of each node while it trains, however training ends.
+
+    Args:
+        numbers: to serve or send.
+    """
+
+    def __init__(self, numbers: Numbers) -> None:
+        self.numbers = numbers
+
+    @abstractmethod
+    def open(self) -> None:
+        """Begins."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends; nothing where nothing was begun."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begins, in the first process of the node."""
+        if trainer.local_rank == 0:
+            self.numbers.trainer = trainer
+            self.open()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Ends."""
+        self.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Ends."""
+        self.close()

@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from pytorch_lightning import Callback, LightningModule, Trainer
 from tqdm import tqdm
 
-from kd.callbacks.numbers import GAUGES, Gauge, Numbers
+from kd.callbacks.numbers import GAUGES, Gauge, Numbers, Outlet
 from kd.callbacks.run_folder import RunFolder
 from kd.errors import UserError
 
 TIMEOUT_S = 5  # of one sending; a collector that is gone holds the run's end up for no longer
 
 
-class Otlp(Callback):
+class Otlp(Outlet):
     """Gauges ``kd.<name>`` (:data:`kd.callbacks.numbers.GAUGES`), sent by a thread of the first process of each node.
 
     A collector that does not take them is told once. Headers, for a token, are taken from
@@ -35,15 +34,14 @@ class Otlp(Callback):
 
     def __init__(self, folder: RunFolder, numbers: Numbers, endpoint: str, every_s: float = 60.0) -> None:
         path = "" if urlsplit(endpoint).path.strip("/") else "/v1/metrics"
-        self.folder, self.numbers, self.every_s = folder, numbers, every_s
+        super().__init__(numbers)
+        self.folder, self.every_s = folder, every_s
         self.endpoint = endpoint.rstrip("/") + path
         self._provider: Any = None
         self._told = False
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def open(self) -> None:
         """Makes the gauges and starts the thread."""
-        if trainer.local_rank != 0:
-            return
         try:
             from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
             from opentelemetry.sdk.metrics import MeterProvider
@@ -51,7 +49,6 @@ class Otlp(Callback):
             from opentelemetry.sdk.resources import Resource
         except ImportError as error:
             raise UserError("monitor.otlp: needs the extra otel (opentelemetry-sdk and its OTLP exporter)") from error
-        self.numbers.trainer = trainer
         assert self.folder.path is not None
         run, host = self.folder.path, socket.gethostname()
         of = {"service.name": "kd", "kd.recipe": run.parent.name, "kd.run": run.name, "host.name": host}
@@ -81,15 +78,8 @@ class Otlp(Callback):
         for labels, value in gauge.read(self.numbers).items():
             yield Observation(value, dict(zip(gauge.labels, labels, strict=True)))
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def close(self) -> None:
         """Sends the last values."""
-        self._close()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Sends the last values."""
-        self._close()
-
-    def _close(self) -> None:
         if self._provider is not None:
             self._provider.shutdown(timeout_millis=1000 * TIMEOUT_S)
             self._provider = None

@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pytorch_lightning import Callback, LightningModule, Trainer
-
-from kd.callbacks.numbers import GAUGES, Numbers
+from kd.callbacks.numbers import GAUGES, Numbers, Outlet
 from kd.errors import UserError
 
 
-class Prometheus(Callback):
+class Prometheus(Outlet):
     """An HTTP endpoint on the first process of each node. Values are read when Prometheus asks: a step pays nothing.
 
     Names: ``kd_`` before those of :data:`kd.callbacks.numbers.GAUGES`.
@@ -24,18 +22,16 @@ class Prometheus(Callback):
     """
 
     def __init__(self, numbers: Numbers, port: int, address: str = "127.0.0.1") -> None:
-        self.numbers, self.port, self.address = numbers, port, address
+        super().__init__(numbers)
+        self.port, self.address = port, address
         self._server: Any = None
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def open(self) -> None:
         """Opens the port."""
-        if trainer.local_rank != 0:
-            return
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError as error:
             raise UserError("monitor.prometheus_port: needs the extra prometheus (prometheus-client)") from error
-        self.numbers.trainer = trainer
         registry = CollectorRegistry()
         registry.register(self)
         try:
@@ -58,15 +54,8 @@ class Prometheus(Callback):
                 family.add_metric(labels, value)
             yield family
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def close(self) -> None:
         """Closes the port."""
-        self._close()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Closes the port."""
-        self._close()
-
-    def _close(self) -> None:
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

@@ -147,12 +147,14 @@ class RunFolder(Callback):
                 self.path = self.resume or self._claim()
                 if not self.resume:
                     self._sign()
+            except UserError as error:
+                problem = str(error)
             except OSError as error:
                 problem = f"runs_dir: {self.parent} can't be written: {error.strerror or first_line(error)}"
-        self.path, problem = trainer.strategy.broadcast((self.path, problem))
+        name, problem = trainer.strategy.broadcast((self.path.name if self.path else "", problem))
         if problem:
             raise UserError(problem)
-        assert self.path is not None
+        self.path = self.resume or self.parent / name  # each machine has a cache of its own
         self.begun = not self.resume
         for checkpoint in self.checkpoints:  # their own setup has taken Lightning's default folder
             checkpoint.dirpath = os.path.realpath(self.path / "checkpoints")
@@ -184,6 +186,8 @@ class RunFolder(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A resumed run that had nothing left to train has ended well, too."""
         self.begun = True
+        if trainer.is_global_zero:
+            self._follow()
 
     def _sign(self) -> None:
         """Writes what the run is, and points to it."""
@@ -192,7 +196,10 @@ class RunFolder(Callback):
         self._point_latest()
         if self.marker:
             self.marker.write_text(self.path.name + "\n")
-        if self.mirror:
+        self._follow()
+
+    def _follow(self) -> None:
+        if self.mirror and self.path:
             self.mirror.follow(self.path, *([self.marker] if self.marker else []))
 
     def _claim(self) -> Path:

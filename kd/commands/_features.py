@@ -16,8 +16,8 @@ from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.evaluation import bank_of, look_at
 from kd.export.student import read_metadata
-from kd.mirror import run_at
 from kd.models import count_parameters
+from kd.run_urls import run_at
 from kd.tasks.features import rank_of_gram
 
 

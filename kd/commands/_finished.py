@@ -21,8 +21,9 @@ from kd.errors import UserError
 from kd.export.manifest import Layout, Manifest, TaskKind
 from kd.export.prepared import Prepared
 from kd.export.student import load_student, read_metadata
-from kd.mirror import run_at
 from kd.models import Preprocess, TeacherSpec
+from kd.object_store import is_url
+from kd.run_urls import run_at
 from kd.tasks import Task
 from kd.teachers import Ensemble, FrozenTeacher, build_teacher, build_teachers
 
@@ -129,7 +130,7 @@ def open_run(request: Request, takes: tuple[str, ...] = ()) -> FinishedRun:
 def teacher_of_run(model: dict[str, Any], classes: list[str], dense: bool) -> FrozenTeacher | Ensemble | None:
     """The run's teacher or teachers, if their checkpoints are still there."""
     specs = _specs(model)
-    gone = [s["checkpoint"] for s in specs.values() if not (s["checkpoint"] and Path(s["checkpoint"]).exists())]
+    gone = [s["checkpoint"] for s in specs.values() if not _is_there(s)]
     if not model["student"].get("head", True):
         return None
     if gone:
@@ -144,12 +145,18 @@ def feature_teachers(model: dict[str, Any]) -> dict[str, FrozenTeacher]:
     """The teachers of a run without labels, by name; those whose checkpoint is gone are left out."""
     found: dict[str, FrozenTeacher] = {}
     for name, spec in _specs(model).items():
-        if not spec["pretrained"] and not (spec["checkpoint"] and Path(spec["checkpoint"]).exists()):
+        if not spec["pretrained"] and not _is_there(spec):
             print(f"the teacher's checkpoint {spec['checkpoint']} is gone: {name or 'it'} is left out", file=sys.stderr)
             continue
         own = TeacherSpec(**{**spec, "placement": "same", "head": False})
         found[name] = build_teacher(own, 0, [], f"model.teachers.{name}" if name else "model.teacher")
     return found
+
+
+def _is_there(spec: dict[str, Any]) -> bool:
+    """Whether a teacher has a checkpoint; that a URL leads to one shows when it is fetched."""
+    place = spec["checkpoint"]
+    return bool(place) and (is_url(str(place)) or Path(place).exists())
 
 
 def _specs(model: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -21,9 +21,9 @@ from kd.data.sources import class_folders, identity, printable
 from kd.errors import UserError
 from kd.evaluation import evaluate
 from kd.export.student import load_student, read_metadata
-from kd.mirror import run_at
 from kd.models import Prepare, TeacherSpec, count_parameters
 from kd.models.weights import about, weights_file
+from kd.run_urls import run_at
 from kd.tasks import Task
 from kd.tasks.fidelity import Fidelity
 from kd.teachers import Teacher, build_teacher

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kd.config.request import Request
 from kd.errors import UserError
-from kd.mirror import run_at
+from kd.run_urls import run_at
 
 HELP = """\
 kd-report: what limits a run, as one page.

@@ -8,7 +8,7 @@ from typing import Any
 from kd.config.own_keys import take, whole_number
 from kd.config.request import Request
 from kd.errors import UserError
-from kd.mirror import folder_of_runs
+from kd.run_urls import folder_of_runs
 
 HELP = """\
 kd-scale: how a recipe scales over processes here, and over more machines like this one.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kd.config.request import Request
 from kd.errors import UserError
-from kd.mirror import run_at
+from kd.run_urls import run_at
 
 if TYPE_CHECKING:
     from kd.export.base import Runtime

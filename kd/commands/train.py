@@ -17,8 +17,9 @@ from kd.launch import sagemaker
 from kd.launch.cluster import Cluster, is_rank_zero, recognise
 from kd.launch.cluster import marker as job_marker
 from kd.launch.ray_nodes import check_secret, nodes_of, prepare_data
-from kd.mirror import Mirror, fetched_marker, fetched_run, on_disk
+from kd.mirror import Mirror
 from kd.object_store import is_url
+from kd.run_urls import fetched_marker, fetched_run, on_disk, url_of
 
 if TYPE_CHECKING:
     from kd.config.parser import KDCLI
@@ -127,7 +128,9 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # it switches the monitor; before that listens it must not kill
     cluster = _join_cluster(request)
-    resume_from = _check_resume(request)
+    together = cluster is not None and cluster.num_nodes > 1
+    by_url = is_url(request.resume or "")
+    resume_from = _check_resume(request, together)
     args = request.parser_args()  # a wrong recipe's name is told before anything heavy is imported
     from kd.config.parser import KDCLI
     from kd.config.quiet import quiet_libraries
@@ -141,15 +144,20 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
         request.resume = parsed.config.resume
         resume_from = _check_resume(request)
         args.append(f"--resume={request.resume}")
-    place = parsed.config.runs_dir
+    place = _place(request, parsed.config.runs_dir, by_url)
+    if is_url(place) and resume_from and not by_url:  # the store may have more of it than this disk
+        request.resume = url_of(Path(request.resume or ""))
+        resume_from = _check_resume(request, together)
+        args.append(f"--resume={request.resume}")
     runs = on_disk(place) / parsed.config.recipe
     name = parsed.config.name
     if name and resume_from is None and is_rank_zero() and cluster is None and (runs / name).exists():
         raise UserError(f"name: there is a run {runs / name} already")
-    job = "checkpoints" if sagemaker.container() else cluster.job if cluster else None  # a later job may get its folder
+    # a later job of SageMaker's may get its folder
+    job = "checkpoints" if sagemaker.container() and not is_url(place) else cluster.job if cluster else None
     marker = job_marker(job, runs, request.overrides)
     if marker and resume_from is None:
-        fetched_marker(place, marker)
+        fetched_marker(place, marker, together)
     if marker and resume_from is None and _was_here_before(marker, request):
         resume_from = _check_resume(request)
         args.append(f"--resume={request.resume}")
@@ -158,9 +166,24 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
     teacher = teacher_checkpoint(parsed.as_dict())
     if teacher:
         args.append(f"--model.teacher.checkpoint={teacher}")
+    mirror = Mirror(place) if is_url(place) else None
     cli = KDCLI(args, cluster=cluster, marker=marker)
-    cli.folder.mirror = Mirror(place) if is_url(place) and is_rank_zero() else None
+    cli.folder.mirror = mirror
     return cli, resume_from
+
+
+def _place(request: Request, runs_dir: str, by_url: bool) -> str:
+    """Where the run's folder is kept: a resumed run stays where it was.
+
+    Raises:
+        UserError: it would go to an object store where it is not.
+    """
+    if request.resume is None or not (by_url or is_url(runs_dir)):
+        return runs_dir
+    url = url_of(Path(request.resume))
+    if not url:
+        raise UserError(f"runs_dir: {runs_dir} has no run {request.resume}; give its URL (resume=), or runs_dir=FOLDER")
+    return url.rsplit("/", 2)[0]
 
 
 def _said(request: Request) -> str:
@@ -252,13 +275,15 @@ def _run_of(path: Path) -> Path:
     )
 
 
-def _check_resume(request: Request) -> Path | None:
+def _check_resume(request: Request, together: bool = False) -> Path | None:
     """The checkpoint to go on from; the run's own settings are the recipe unless one is given."""
     if request.resume is None:
         return None
     if is_url(request.resume):
-        url, inside, rest = request.resume.partition("/checkpoints/")
-        request.resume = f"{fetched_run(url)}{inside}{rest}"
+        url, inside, file = request.resume.rpartition("/checkpoints/")
+        named = bool(inside) and file.endswith(".ckpt")
+        found = fetched_run(url if named else request.resume, together=together)
+        request.resume = str(found / "checkpoints" / file if named else found)
     run = run_folder(_run_of(Path(request.resume)))
     request.resume = str(run)
     if not run.is_dir():

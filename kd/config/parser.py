@@ -49,10 +49,10 @@ from kd.errors import UserError, causes
 from kd.export import save_student
 from kd.launch.cluster import Cluster
 from kd.lightning_internals import runs_in_child_processes
-from kd.mirror import on_disk
 from kd.module import DistillationModule
 from kd.optim import OptimSpec
 from kd.report.metric import PROBE, less_is_better
+from kd.run_urls import on_disk
 from kd.strategies.checkpoint_files import CheckpointFiles
 from kd.tasks import Classification, Task
 from kd.teachers import shared_teachers

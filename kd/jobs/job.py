@@ -16,8 +16,8 @@ from kd.config.own_keys import positive, truth
 from kd.config.request import Request
 from kd.errors import UserError
 from kd.launch.groups import has_gpus
-from kd.mirror import folder_of_runs
 from kd.report.prices import price_of, read_prices
+from kd.run_urls import folder_of_runs
 
 _SPECS = {"monitor": "kd.callbacks.monitor.MonitorSpec", "optim": "kd.optim.OptimSpec"}  # built nowhere but in a run
 KEYS = ("instances", "data_instances", "spot", "image", "hours", "prices", "job", "wait")

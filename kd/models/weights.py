@@ -99,14 +99,15 @@ def read_weights(path: Path, key: str) -> Weights:
 
 
 def weights_file(path: Path, key: str) -> Path:
-    """The file to read where ``path`` is a file, a run's folder, timm's own, or the URL of a file.
+    """The file to read where ``path`` is a file, a run's folder, timm's own, or the URL of a file or of a run.
 
     Raises:
         UserError: there is none.
     """
     url = re.match(r"([a-z][a-z0-9+]+):/+(.+)", str(path))  # a Path has one slash of the two
     if url and not path.exists():
-        return fetched(f"{url[1]}://{url[2]}", cache_dir() / "fetched", key or "checkpoint")
+        place = f"{url[1]}://{url[2]}" + ("" if path.suffix else "/student.safetensors")
+        return fetched(place, cache_dir() / "fetched", key or "checkpoint")
     path = run_folder(path)
     candidates = [path / name for name in ("student.safetensors", *TIMM_FILES)] if path.is_dir() else [path]
     for file in candidates:

@@ -15,8 +15,8 @@ from kd.config.parser import KDCLI, build_task
 from kd.config.request import Request
 from kd.config.values import flatten
 from kd.errors import UserError
-from kd.mirror import folder_of_runs
 from kd.report.metric import less_is_better
+from kd.run_urls import folder_of_runs
 from kd.tasks.label_free import label_free_metrics
 from kd.tuning.places import Share
 from kd.tuning.space import SearchSpace, Space, item, parse

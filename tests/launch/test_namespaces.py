@@ -2,6 +2,7 @@
 variables without a flag."""
 
 import ctypes
+import importlib.util
 import os
 import subprocess
 import time
@@ -119,3 +120,24 @@ def test_a_machine_that_is_cut_off(recipe: Path, how: str) -> None:
          "trainer.callbacks=null", "trainer.num_nodes=1"], log,
     )  # fmt: skip
     assert status_of(alone) == 0, log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("wire")
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra ray")
+def test_a_machine_prepares_data_for_another(recipe: Path) -> None:
+    """The README's two commands; the batches come over the wire, and teach what this machine's own would."""
+    logs = {host: recipe.parent / f"log.{host}" for host in HOSTS}
+    shared = {"RAY_AUTH_TOKEN": "ab" * 32, "MASTER_ADDR": HOSTS["kd-test-a"], "RAY_TMPDIR": "/tmp"}
+    own = {"kd-test-a": {"KD_DATA_NODES": "1"}, "kd-test-b": {"KD_ROLE": "data"}}
+    items = [f"recipe={recipe}", "config=remote_data", "config=audit"]
+    pids = {host: start(items, logs[host], enter, host, **shared, **own[host]) for host in HOSTS}
+    assert status_of(pids["kd-test-a"], timeout_s=280) == 0, [log.read_text() for log in logs.values()]
+    assert status_of(pids["kd-test-b"]) == 0, logs["kd-test-b"].read_text()
+    assert "prepares data for 10.77.0.1" in logs["kd-test-b"].read_text()
+    assert status_of(start([f"recipe={recipe}", "config=audit"], logs["kd-test-a"])) == 0
+    tier, here = (recipe.parent / "runs" / "tiny" / number for number in ("000", "001"))
+    assert '"10.77.0.2"' in (tier / "records" / "tier.rank0.jsonl").read_text()
+    a, b = (load_file(folder / "student.safetensors") for folder in (tier, here))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+    assert [survivors(pid) for pid in pids.values()] == [[], []]

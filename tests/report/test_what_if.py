@@ -62,7 +62,7 @@ def test_the_command_says_how_far_it_can_be_wrong(tmp_path: Path, capsys: pytest
     assert report_main([str(folder), "--what-if", "cache=on", "gpus=8", "price=32.8"]) == 0
     out = capsys.readouterr().out
     assert "as it is" in out
-    assert "give or take 19%" in out
+    assert "give or take 23%" in out
     assert "says nothing of communication" in out
     assert not (folder / "report.html").exists()
 
