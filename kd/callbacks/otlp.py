@@ -52,7 +52,7 @@ class Otlp(Outlet):
         assert self.folder.path is not None
         run, host = self.folder.path, socket.gethostname()
         of = {"service.name": "kd", "kd.recipe": run.parent.name, "kd.run": run.name, "host.name": host}
-        exporter = OTLPMetricExporter(endpoint=self.endpoint, timeout=TIMEOUT_S)
+        exporter: Any = OTLPMetricExporter(endpoint=self.endpoint, timeout=TIMEOUT_S)
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # several lines a failed sending
         exporter.export = self._told_once(exporter.export)
         reader = PeriodicExportingMetricReader(exporter, 1000 * self.every_s, 1000 * TIMEOUT_S)

@@ -45,6 +45,14 @@ def _address(cluster: Cluster) -> tuple[str, int]:
     return cluster.variables.get("MASTER_ADDR") or os.environ.get("MASTER_ADDR") or socket.gethostname(), _port()
 
 
+def _own_address(host: str) -> list[str]:
+    """The first machine's address as the others know it: Ray would take that of the way to the internet."""
+    with suppress(OSError):
+        address = socket.gethostbyname(host)
+        return [] if address.startswith("127.") else [f"--node-ip-address={address}"]
+    return []
+
+
 def _answers(address: tuple[str, int]) -> bool:
     try:
         socket.create_connection(address, timeout=ANSWER_S).close()
@@ -146,7 +154,8 @@ def nodes_of(cluster: Cluster | None, engine: str) -> Iterator[None]:
         yield
         return
     first = not any(os.environ.get(name, "0") != "0" for name in ("NODE_RANK", "GROUP_RANK", "SLURM_NODEID"))
-    where = ["--head", f"--port={port}", "--include-dashboard=false"] if first else [f"--address={host}:{port}"]
+    head = ["--head", f"--port={port}", "--include-dashboard=false", *_own_address(host)]
+    where = head if first else [f"--address={host}:{port}"]
     if not first:
         _wait_for(address)
     node = _start(*where, "--num-cpus=0", role="train")

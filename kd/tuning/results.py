@@ -131,4 +131,4 @@ class Confirmation:
         verdict = (
             "survives" if survives else "does not survive" if better else "is none: the default is as good or better"
         )
-        return f"{means}. The difference, {mean:+.4g} ± {half:.2g} (95 %, paired by seed), {verdict}."
+        return f"{means}. The difference, {mean:+.4g} ± {round(half, 6):.2g} (95 %, paired by seed), {verdict}."
