@@ -12,7 +12,7 @@ from typing import Any
 
 from kd.errors import UserError, first_line
 from kd.object_store import file_system, tried
-from kd.run_urls import LATEST, Copies, state_of, tag_of
+from kd.run_urls import LATEST, Copies, state_of
 
 EVERY_S = 5.0  # between two looks for a new checkpoint
 WHOLE_S = 300.0  # between two uploads of what grows: records, metrics
@@ -102,7 +102,8 @@ class Mirror:
             self._send(self._files())
         except Exception as error:  # the object stores' clients raise many kinds
             left = f"{self._copies.url} lacks the last files: {first_line(error)}"
-            print(f"runs_dir: {left}; kd-train resume={self.folder} sends them", file=sys.stderr)
+            more = "" if self._lost else f"; kd-train resume={self.folder} sends them"
+            print(f"runs_dir: {left}{more}", file=sys.stderr)
             return False
         sent = f"{self.sent_files} files, {self.sent_bytes / 1e6:.1f} MB"
         print(f"uploaded: {self._copies.url} ({sent}); kd-train resume={self._copies.url}", flush=True)
@@ -145,7 +146,10 @@ class Mirror:
             for file in (file for file in self.beside if file.is_file()):
                 self._write(f"{self.folder.parent.name}/{file.name}", file.read_bytes())
             self._pointed = True
-        for name in self._changed(found):
+        changed = self._changed(found)
+        if changed:
+            self._check_ours()
+        for name in changed:
             self._upload(found[name], name)
 
     def _write(self, name: str, data: bytes) -> None:
@@ -155,16 +159,18 @@ class Mirror:
         """One file, whole; one that changes meanwhile is left for the next time."""
         path = f"{self.root}/{self.place}/{name}"
         try:
+            if name == LATEST:
+                self._check_ours()
             state = state_of(file)
-            self._check_ours(name, path)
             twin = self._twin(name, state)
             if twin:
                 tried(lambda: self.files.cp_file(twin, path), f"{self.url}: {name} can't be written")
             elif state[0] > LARGE:
-                self._put(file, path, name)
+                state = self._put(file, path, name)
             else:
                 data = file.read_bytes()
                 state[0] = len(data)
+                self._copies.sending(name, state)
                 self._write(f"{self.place}/{name}", data)
         except FileNotFoundError:  # gone from this disk, or the bucket is
             if file.exists():
@@ -177,13 +183,12 @@ class Mirror:
         elif not self._copies.folder.joinpath(name).is_file() or state_of(file) == state:
             raise OSError(f"{self.url}: {name} has {there and there['size']} bytes there, {state[0]} here")
 
-    def _check_ours(self, name: str, path: str) -> None:
+    def _check_ours(self) -> None:
         """Raises an OSError, now and at each later try, where another machine has written the last checkpoint."""
-        known = self._copies.known.get(name)
-        if name != LATEST or known is None:
+        if LATEST not in self._copies.known:
             return
-        there = self._info(path, name)
-        if there is not None and tag_of(there) != known["there"]:
+        there = self._info(f"{self.root}/{self.place}/{LATEST}", LATEST)
+        if there is not None and not self._copies.is_ours(LATEST, there):
             self._lost = f"{self._copies.url}: another machine trains there; nothing more is sent from {self.folder}"
             raise OSError(self._lost)
 
@@ -194,8 +199,8 @@ class Mirror:
             return found
         return None
 
-    def _put(self, file: Path, path: str, name: str) -> None:
-        """A large file, by a second name: the first may come to mean another file meanwhile."""
+    def _put(self, file: Path, path: str, name: str) -> list[int]:
+        """A large file, by a second name: the first may come to mean another file meanwhile. Returns its state."""
         kept = self.folder / ".uploading"
         kept.unlink(missing_ok=True)
         try:
@@ -205,10 +210,13 @@ class Mirror:
         except OSError:  # a file system without links
             kept = file
         try:
+            state = state_of(kept)
+            self._copies.sending(name, state)
             tried(lambda: self.files.put_file(str(kept), path), f"{self.url}: {name} can't be written")
         finally:
             if kept != file:
                 kept.unlink(missing_ok=True)
+        return state
 
     def _twin(self, name: str, state: list[int]) -> str:
         """What the store has already, under another name: the checkpoint that was the last one is the previous now."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from kd.checkpoints import LAST, run_folder, write_whole
+from kd.checkpoints import LAST, PREVIOUS, run_folder, write_whole
 from kd.errors import UserError, first_line
 from kd.lock import is_held
 from kd.machine import cache_dir
@@ -121,8 +121,11 @@ def _fetch_all(
     get: Callable[[str, str], object], path: str, there: Mapping[str, Mapping[str, Any]], copies: "Copies", key: str,
     checkpoints: bool, together: bool,
 ) -> None:  # fmt: skip
+    if together and checkpoints:
+        for name in {LATEST, f"checkpoints/{PREVIOUS}"} - there.keys():
+            (copies.folder / name).unlink(missing_ok=True)
     stays = checkpoints and not together and copies.changed_here(LATEST)
-    if stays and LATEST in there and copies.differ(LATEST, there[LATEST]):
+    if stays and LATEST in there and not copies.is_ours(LATEST, there[LATEST]):
         raise UserError(
             f"{key}: the run has gone on both in {copies.folder} and, from another machine, in {copies.url}; "
             f"remove the folder to go on from there"
@@ -131,7 +134,11 @@ def _fetch_all(
         inside = ".." not in Path(name).parts and not Path(name).name.startswith(".")
         wanted = inside and (checkpoints or not name.startswith("checkpoints/"))
         changed = copies.changed_here(name)
-        if wanted and not (stays and changed) and (copies.differ(name, found) or (together and changed)):
+        if (
+            wanted
+            and not (stays and (changed or name == LATEST))
+            and (copies.differ(name, found) or (together and changed))
+        ):
             _fetch(get, f"{path}/{name}", copies.folder / name, int(found["size"]))
             copies.note(name, state_of(copies.folder / name), found)
 
@@ -178,6 +185,16 @@ class Copies:
             kept = json.loads((folder / KEPT).read_text(encoding="utf-8"))
             if url in ("", kept["url"]):
                 self.url, self.known = kept["url"], kept["files"]
+
+    def sending(self, name: str, state: list[int]) -> None:
+        """A file is on its way: a kill before its end is known must not make it another machine's."""
+        self.known[name] = {**self.known.get(name, {"here": None, "there": ""}), "sending": state[0]}
+        self.save()
+
+    def is_ours(self, name: str, found: Mapping[str, Any]) -> bool:
+        """Whether this machine has sent what the store has."""
+        known = self.known.get(name, {})
+        return known.get("there") == tag_of(found) or known.get("sending") == int(found["size"])
 
     def differ(self, name: str, found: Mapping[str, Any]) -> bool:
         """Whether the store has another file than the one that was last seen there, or there is none here."""

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import kd
 from kd.cli import main, train_main
 from kd.object_store import file_system
-from kd.run_urls import fetched_run, on_disk
+from kd.run_urls import Copies, fetched_run, on_disk, state_of
 from tests._faults import Faults, before
 from tests.test_train import losses
 
@@ -129,8 +129,31 @@ def test_what_another_machine_writes_is_not_overwritten(
     assert train_main([*items, f"trainer.callbacks+={intruder}"]) == 1
     files, path = file_system(last)
     assert files.cat_file(path) == b"another"
+    best = f"{path.removesuffix('last.ckpt')}best.ckpt"
+    if files.exists(best):  # of the first epoch, or none
+        assert files.cat_file(best) != (on_disk(f"{s3}/runs/tiny/000") / "checkpoints/best.ckpt").read_bytes()
     assert "another machine trains there; nothing more is sent from" in capsys.readouterr().err
     assert (on_disk(f"{s3}/runs/tiny/000") / "student.safetensors").is_file()
+
+
+def test_an_upload_whose_end_is_not_known_is_no_other_machines(
+    recipe: Path, s3: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed between the store's yes and the note of it: the newer checkpoint here stays, and the run goes on."""
+    url = f"{s3}/runs/tiny/000"
+    assert train_main([f"recipe={recipe}", f"runs_dir={s3}/runs", f"trainer.callbacks+={STOP}"]) == 143
+    here, last = on_disk(url), "checkpoints/last.ckpt"
+    copies = Copies(here)
+    for noted in ({}, copies.known[last]):  # the first upload, or a later one
+        copies.known = {**copies.known, last: noted} if noted else {k: v for k, v in copies.known.items() if k != last}
+        copies.sending(last, state_of(here / last))
+        newer = (here / last).read_bytes()
+        (here / last).write_bytes(newer)  # another time of change
+        assert fetched_run(url) == here
+        assert (here / last).read_bytes() == newer and Copies(here).changed_here(last)
+    assert train_main([f"resume={url}", "trainer.callbacks=null", "trust=tests._stop"]) == 0
+    files, path = file_system(url)
+    assert files.cat_file(f"{path}/{last}") == (here / last).read_bytes()
 
 
 def test_uploads_survive_faults_and_are_encrypted_by_fsspecs_options(

@@ -169,11 +169,11 @@ class RunFolder(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """The folder may have moved since, or come from another machine: its best epoch lies in it all the same."""
-        assert self.resume is not None
-        now = os.path.realpath(self.resume / "checkpoints")
         states = checkpoint.get("callbacks", {})
-        for key in [key for key in states if key.startswith("ModelCheckpoint")]:
-            states[key] = _moved(states[key], states[key]["dirpath"], now)
+        for own in self.checkpoints:
+            if isinstance(own, ModelCheckpoint) and own.state_key in states and own.dirpath is not None:
+                state = states[own.state_key]
+                states[own.state_key] = _moved(state, state["dirpath"], str(own.dirpath))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A resumed run makes the folder its own; a killed one had written steps that its checkpoint lacks."""

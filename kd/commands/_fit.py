@@ -34,8 +34,11 @@ def fit(cli: "KDCLI", resume_from: Path | None) -> int:
     try:
         status = _fit(cli, resume_from)
     finally:
-        if cli.folder.mirror is not None and not cli.folder.mirror.close():
-            status = status or 1
+        try:
+            if cli.folder.mirror is not None and not cli.folder.mirror.close():
+                status = status or 1
+        finally:
+            cli.folder.release()
     return status
 
 
@@ -73,8 +76,6 @@ def _fit(cli: "KDCLI", resume_from: Path | None) -> int:
         raise
     except Exception as error:
         return _ended_by(cli, error, resume_from, say)
-    finally:
-        cli.folder.release()
     if cli.trainer.is_global_zero and cli.folder.path is not None:
         _print_table(cli.summary.content, cli.folder.path)
     return 0

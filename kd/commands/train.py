@@ -128,7 +128,7 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # it switches the monitor; before that listens it must not kill
     cluster = _join_cluster(request)
-    together = cluster is not None and cluster.num_nodes > 1
+    together = _machines(cluster, request) > 1
     by_url = is_url(request.resume or "")
     resume_from = _check_resume(request, together)
     args = request.parser_args()  # a wrong recipe's name is told before anything heavy is imported
@@ -141,8 +141,8 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
         args.append(f"--resume={request.resume}")
     parsed = KDCLI(args, instantiate=False)
     if resume_from is None and parsed.config.resume:  # a key of the recipe or of an overlay
-        request.resume = parsed.config.resume
-        resume_from = _check_resume(request)
+        request.resume, by_url = parsed.config.resume, is_url(parsed.config.resume)
+        resume_from = _check_resume(request, together)
         args.append(f"--resume={request.resume}")
     place = _place(request, parsed.config.runs_dir, by_url)
     if is_url(place) and resume_from and not by_url:  # the store may have more of it than this disk
@@ -172,6 +172,13 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
     return cli, resume_from
 
 
+def _machines(cluster: Cluster | None, request: Request) -> int:
+    """That train together."""
+    asked = [item.split("=", 1)[1] for item in request.overrides if item.startswith("trainer.num_nodes=")]
+    told = asked[-1] if asked and asked[-1].isdigit() else "1"
+    return max(int(told), cluster.num_nodes if cluster else 1)
+
+
 def _place(request: Request, runs_dir: str, by_url: bool) -> str:
     """Where the run's folder is kept: a resumed run stays where it was.
 
@@ -180,8 +187,9 @@ def _place(request: Request, runs_dir: str, by_url: bool) -> str:
     """
     if request.resume is None or not (by_url or is_url(runs_dir)):
         return runs_dir
-    url = url_of(Path(request.resume))
-    if not url:
+    folder = Path(request.resume)
+    url = url_of(folder)
+    if not url or on_disk(url).resolve() != folder.resolve():
         raise UserError(f"runs_dir: {runs_dir} has no run {request.resume}; give its URL (resume=), or runs_dir=FOLDER")
     return url.rsplit("/", 2)[0]
 

@@ -24,6 +24,7 @@ from kd.object_store import fetched
 
 STATES = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict")  # where trainers keep the weights
 NAMES = ("class_names", "classes", "label_names", "labels", "categories", "id2label", "idx_to_class", "class_to_idx")
+FILES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar", ".npz", ".pkl")
 TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
 NOT_PASSED_ON = (
     "num_classes", "img_size", "pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay",
@@ -106,7 +107,7 @@ def weights_file(path: Path, key: str) -> Path:
     """
     url = re.match(r"([a-z][a-z0-9+]+):/+(.+)", str(path))  # a Path has one slash of the two
     if url and not path.exists():
-        place = f"{url[1]}://{url[2]}" + ("" if path.suffix else "/student.safetensors")
+        place = f"{url[1]}://{url[2]}" + ("" if path.suffix in FILES else "/student.safetensors")
         return fetched(place, cache_dir() / "fetched", key or "checkpoint")
     path = run_folder(path)
     candidates = [path / name for name in ("student.safetensors", *TIMM_FILES)] if path.is_dir() else [path]
