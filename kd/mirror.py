@@ -180,7 +180,7 @@ class Mirror:
         if there is not None and int(there["size"]) == state[0]:
             self._copies.note(name, state, there)
             self.sent_bytes, self.sent_files = self.sent_bytes + state[0], self.sent_files + 1
-        elif not self._copies.folder.joinpath(name).is_file() or state_of(file) == state:
+        elif not file.is_file() or state_of(file) == state:
             raise OSError(f"{self.url}: {name} has {there and there['size']} bytes there, {state[0]} here")
 
     def _check_ours(self) -> None:

@@ -91,7 +91,7 @@ def fetched(url: str, folder: Path, key: str) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.parent / ".lock"):  # one of all processes fetches it
             if not file.is_file():
-                tried(lambda: _fetch(url, key, file, size), f"{url} can't be fetched to {folder}")
+                fetch_whole(files.get_file, path, file, size)
         return file
     except FileNotFoundError as error:
         raise UserError(f"{key}: there is no {url}") from error
@@ -99,12 +99,26 @@ def fetched(url: str, folder: Path, key: str) -> Path:
         raise UserError(f"{key}: {first_line(error)}") from error
 
 
-def _fetch(url: str, key: str, file: Path, size: int) -> None:
-    files, path = file_system(url, key)
+def fetch_whole(get: Callable[[str, str], object], path: str, file: Path, size: int) -> None:
+    """Copies a file of a store to the local disk; it is there whole or not at all.
+
+    Args:
+        get: the store's own way, ``get_file`` of its file system.
+        path: of the file there.
+        file: its name here, in a folder that is there.
+        size: that it has there, in bytes.
+
+    Raises:
+        OSError: all tries have failed.
+    """
     part = file.with_name(f"{file.name}.part")
-    files.get_file(path, str(part))
-    if part.stat().st_size != size:
-        raise OSError(f"{part.stat().st_size} bytes came, it has {size}")
+
+    def attempt() -> None:
+        get(path, str(part))
+        if part.stat().st_size != size:
+            raise OSError(f"{part.stat().st_size} bytes came, it has {size}")
+
+    tried(attempt, f"{path} can't be fetched to {file.parent}")
     part.replace(file)
 
 

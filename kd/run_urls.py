@@ -12,7 +12,7 @@ from kd.checkpoints import LAST, PREVIOUS, run_folder, write_whole
 from kd.errors import UserError, first_line
 from kd.lock import is_held
 from kd.machine import cache_dir
-from kd.object_store import file_system, is_url, tried
+from kd.object_store import fetch_whole, file_system, is_url, tried
 
 KEPT, LATEST = ".uploaded.json", f"checkpoints/{LAST}"
 TAGS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "created")
@@ -133,27 +133,11 @@ def _fetch_all(
     for name, found in there.items():
         inside = ".." not in Path(name).parts and not Path(name).name.startswith(".")
         wanted = inside and (checkpoints or not name.startswith("checkpoints/"))
-        changed = copies.changed_here(name)
-        if (
-            wanted
-            and not (stays and (changed or name == LATEST))
-            and (copies.differ(name, found) or (together and changed))
-        ):
-            _fetch(get, f"{path}/{name}", copies.folder / name, int(found["size"]))
-            copies.note(name, state_of(copies.folder / name), found)
-
-
-def _fetch(get: Callable[[str, str], object], path: str, file: Path, size: int) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f"{file.name}.part")
-
-    def attempt() -> None:
-        get(path, str(part))
-        if part.stat().st_size != size:
-            raise OSError(f"{part.stat().st_size} bytes of {path} came, it has {size}")
-
-    tried(attempt, f"{path} can't be fetched")
-    part.replace(file)
+        changed, file = copies.changed_here(name), copies.folder / name
+        if wanted and not (stays and changed) and (copies.differ(name, found) or (together and changed)):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            fetch_whole(get, f"{path}/{name}", file, int(found["size"]))
+            copies.note(name, state_of(file), found)
 
 
 def state_of(file: Path) -> list[int]:

@@ -23,6 +23,7 @@ from kd.evaluation import evaluate
 from kd.export.student import load_student, read_metadata
 from kd.models import Prepare, TeacherSpec, count_parameters
 from kd.models.weights import about, weights_file
+from kd.object_store import is_url
 from kd.run_urls import run_at
 from kd.tasks import Task
 from kd.tasks.fidelity import Fidelity
@@ -127,12 +128,13 @@ def subjects(request: Request, asked: Asked) -> list[Subject]:
     Raises:
         UserError: no finished run, no weights file, or no pictures to measure one on.
     """
-    first = next((word for word in request.rest if is_run(word)), None)
+    words = [str(run_at(word)) if is_url(word) else word for word in request.rest]  # fetched once
+    first = next((word for word in words if is_run(word)), None)
     if first is not None and request.recipe is not None:
         raise UserError(f"recipe: {first} has settings of its own; data.key=value changes them")
     return [
         _of_run(run_at(word), request, asked) if is_run(word) else _of_file(word, first, request, asked)
-        for word in request.rest
+        for word in words
     ]
 
 

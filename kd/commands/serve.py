@@ -55,6 +55,7 @@ def run(request: Request) -> int:
     refuse_foreign(request, keys)
     limits = Limits(**{f.name: _number(own, f.name, f.type) for f in fields(Limits) if f.name in own})
     threads, port = _number(own, "threads", int, 0), _number(own, "port", int, 8000)
+    request.rest = [str(run_at(request.rest[0]))]  # fetched once
     file = _model(request, truth(own, "int8"))
     listening = bind(own.get("host", "127.0.0.1"), port)
     try:
@@ -87,7 +88,7 @@ def _number(own: dict[str, str], key: str, kind: Any, default: int = 1) -> Any:
 
 def _model(request: Request, int8: bool) -> Path:
     """The ONNX file that the command line's first word means; a run is exported where it has none."""
-    place = run_at(request.rest[0])
+    place = Path(request.rest[0])
     if place.is_file() and place.suffix == ".onnx":
         return place
     if (place / "model.onnx").is_file():
@@ -114,7 +115,7 @@ def _opened(file: Path, threads: int) -> "tuple[Manifest, Runtime]":
 
 def _teacher(request: Request, manifest: "Manifest") -> "Runtime":
     """The run's teacher in torch, on the same uint8 views."""
-    if not (run_at(request.rest[0]) / "config.yaml").is_file():
+    if not (Path(request.rest[0]) / "config.yaml").is_file():
         raise UserError("teacher: give the run's folder, an export does not know its teacher")
     import numpy as np
     import torch
