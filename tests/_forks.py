@@ -42,12 +42,16 @@ def start(items: list[str], log: Path, *first: Any, program: str = "train", **en
         os._exit(status)
 
 
-def start_ranks(items: list[str], log: Path, world_size: int = 2) -> list[int]:
-    """One run of several processes on this machine, as a launcher would start them; rank ``r`` logs to ``log.r``."""
+def free_port() -> str:
+    """That nothing listens at."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world_size), "NODE_RANK": "0"}
+        return str(free.getsockname()[1])
+
+
+def start_ranks(items: list[str], log: Path, world_size: int = 2) -> list[int]:
+    """One run of several processes on this machine, as a launcher would start them; rank ``r`` logs to ``log.r``."""
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(world_size), "NODE_RANK": "0"}
     return [
         start(items, log.with_suffix(f".{rank}"), LOCAL_RANK=str(rank), **job) for rank in range(world_size)
     ]  # fmt: skip

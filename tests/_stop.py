@@ -23,6 +23,14 @@ class StopAfterEpoch(Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+class StopAfterEachEpoch(Callback):
+    """Sends SIGTERM to its own process in the last step of each epoch but the last one."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.current_epoch < trainer.max_epochs - 1 and batch_idx == trainer.num_training_batches - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
 class FailAtStep(Callback):
     """Raises at a step."""
 

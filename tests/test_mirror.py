@@ -17,6 +17,7 @@ from kd.cli import main, train_main
 from kd.object_store import file_system
 from kd.run_urls import Copies, fetched_run, on_disk, state_of
 from tests._faults import Faults, before
+from tests._forks import free_port, run_ranks, start, status_of
 from tests.test_train import losses
 
 STOP = json.dumps({"class_path": "tests._stop.StopAfterEpoch", "init_args": {"epoch": 0}})
@@ -89,6 +90,42 @@ class Intruder(Callback):
             files.invalidate_cache()
         if trainer.current_epoch == 0:
             files.pipe_file(path, b"another")
+
+
+def on_two_machines(items: list[str], disks: list[Path], port: str, log: Path) -> list[int]:
+    """Exit statuses of one job of two machines, a process and a disk each, as torchrun would start it."""
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "job",
+           "TORCHELASTIC_RESTART_COUNT": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0",
+           "GROUP_WORLD_SIZE": "2", "LOCAL_ADDR": "127.0.0.1"}  # fmt: skip
+    pids = [
+        start(items, log.with_suffix(f".{disk.name}"), KD_CACHE=str(disk), RANK=str(i), GROUP_RANK=str(i), **job)
+        for i, disk in enumerate(disks)
+    ]
+    return [status_of(pid) for pid in pids]
+
+
+@pytest.mark.slow
+def test_machines_without_a_common_disk_go_on_with_their_run(recipe: Path, s3: str, tmp_path: Path) -> None:
+    """Twice on other machines: both new, then one that has an older state of the run and one that knows nothing."""
+    log, url = tmp_path / "log", f"{s3}/runs"
+    both = [f"recipe={recipe}", "data.batch_size=4", "trainer.strategy=kd.strategies.ddp.DDP", "trainer.max_epochs=3"]
+    run_ranks([*both, "trainer.devices=2"], log)
+    whole = recipe.parent / "runs" / "tiny" / "000"
+    items = [*both, f"runs_dir={url}", 'trainer.callbacks+={"class_path": "tests._stop.StopAfterEachEpoch"}']
+    a, b, c, d = (tmp_path / name for name in "abcd")
+    for number, disks in enumerate(([a, b], [c, d], [b, a])):
+        statuses = on_two_machines(items, disks, free_port(), log)
+        said = [log.with_suffix(f".{disk.name}").read_text() for disk in disks]
+        assert statuses == ([143, 143] if number < 2 else [0, 0]), said
+        assert ("this job was here before: going on with" in said[0]) == (number > 0), said[0]
+    here = b / "runs" / url.replace("://", "/") / "tiny" / "000"
+    assert losses(here) == losses(whole)
+    files, path = file_system(f"{url}/tiny/000/student.safetensors")
+    files.invalidate_cache()
+    files.get_file(path, str(tmp_path / "student.safetensors"))
+    mine, wanted = (load_file(folder / "student.safetensors") for folder in (tmp_path, whole))
+    assert all(torch.equal(mine[key], wanted[key]) for key in wanted)
+    assert not [name for name in names(url) if name.startswith("tiny/001")]
 
 
 def test_machines_that_go_on_with_the_same_run_are_told(
