@@ -14,6 +14,9 @@ kd-report: what limits a run, as one page.
   kd-report RUN_FOLDER [--open]           writes RUN_FOLDER/report.html; also while the run goes on, or after it failed
   kd-report RUN_FOLDER --what-if cache=on workers=4 gpus=8 epochs=100 price=32.8
                                           what a changed run would take and cost, from the records of this one
+  kd-report RUN_FOLDER --what-if data_machines=2 data_instance=c5.18xlarge
+                                          the same with a data tier (or another one, or 0), and whether it pays; an
+                                          instance is one of the run's monitor.prices; data_cores=N asks without prices
   kd-report --live RUNS_DIR [port=8765]   pages of all runs below it (or of one), that follow while they train
   kd-report RUN_FOLDER --traces           also compares the GPUs in the profiled window (extra traces)
   kd-report --dashboard [FILE]            a Grafana dashboard over monitor.prometheus_port (grafana.json)
@@ -76,14 +79,17 @@ def _dashboard(request: Request) -> int:
 
 
 def _what_if(request: Request) -> int:
+    from kd.report.change import KEYS, read_change
     from kd.report.facts import Facts
     from kd.report.records import read_run
-    from kd.report.what_if import KEYS, lines, read_change
+    from kd.report.tier_pays import tier_pays
+    from kd.report.what_if import lines
 
     if len(request.rest) != 1 or not request.overrides:
         raise UserError(f"--what-if takes one run's folder, and what is to be different: {KEYS}")
     change = read_change(request.overrides)
-    print("\n".join(lines(Facts(read_run(_seen_run(run_at(request.rest[0])))), change)))
+    facts = Facts(read_run(_seen_run(run_at(request.rest[0]))))
+    print("\n".join(lines(facts, change) + tier_pays(facts, change)))
     return 0
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from kd.report.machine_facts import MachineFacts
 from kd.report.metric import less_is_better
+from kd.report.tier_facts import TierFacts, tier_of
 
 CACHE_VIEWS = 4  # of each picture, that a teacher's cache keeps unless told otherwise
 OWN = ("student", "loss", "backward", "optimizer")  # phases of the student's own training
@@ -13,6 +14,11 @@ OWN = ("student", "loss", "backward", "optimizer")  # phases of the student's ow
 
 class Facts(MachineFacts):
     """What a run's records say of its steps, its machines, its length and what it learnt."""
+
+    @cached_property
+    def tier(self) -> TierFacts | None:
+        """The machines that made the batches; None where this machine did, or too little of them is recorded."""
+        return tier_of(self.run)
 
     # -- the run's length ----------------------------------------------------------------------------------------------
 

@@ -1,11 +1,11 @@
 """What another input would cost and save, of a run whose GPUs wait for batches that the CPUs can't make in time."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from kd.report.facts import Facts
 from kd.report.limits import cores_needed
+from kd.report.loading import machines_needed
 from kd.report.step_facts import part
 
 AT = 0.1  # of the step waits for data
@@ -41,15 +41,14 @@ def cores_wanted(facts: Facts) -> tuple[int, float] | None:
 
 
 def ways(facts: Facts) -> list[Way]:
-    """As it is; views on the device; machines beside that make batches, as many as the missing cores take."""
+    """As it is; views on the device; machines beside, as many as make all batches (a tier makes them all)."""
     wanted = cores_wanted(facts)
     if wanted is None:
         return []
     rest, price = facts.step_ms - facts.phases["data"], facts.price
     found = [Way("as it is", facts.step_ms, price), Way("data.engine=device, or dali", rest, price)]
-    missing = (wanted[0] - wanted[1]) * facts.devices
     for name, machine in (facts.header.get("input_machines") or {}).items():
-        count = math.ceil(missing / machine["vcpus"])
+        count = machines_needed(facts, rest, machine["vcpus"])
         dearer = None if price is None else price + count * machine["price"]
         found.append(Way(f"data.engine=ray on {count} {name} beside", rest, dearer))
     return found

@@ -35,7 +35,7 @@ def report(facts: Facts) -> list[dict[str, Any]]:
         *(speed if done else []),
         _headspace(run),
         input_costs(facts),
-        tier_table(facts.run),
+        tier_table(facts),
         phase_chart(facts),
         heat(run),
         *machine_lines(run),

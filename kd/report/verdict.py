@@ -19,7 +19,7 @@ from kd.report.limits import (
 )
 from kd.report.records import PHASES, Run
 from kd.report.step_facts import part
-from kd.report.tier import tier_bound, tier_of
+from kd.report.tier import tier_bound
 
 NAMES = {
     "data": "data-bound",
@@ -82,7 +82,7 @@ def _candidates(facts: Facts) -> list[Limit | None]:
     launching = launch_bound(phases, facts.per_step("launch_ms"), facts.gpu_busy, larger=facts.larger_batch)
     return [
         host or launching,  # a host that gets no core launches slowly
-        tier_bound(phases, tier_of(facts.run)) if facts.run.tier else data_bound(
+        tier_bound(phases, facts.tier) if facts.run.tier else data_bound(
             phases, facts.workers, facts.cores, facts.threads, facts.loading_busy, facts.batches_per_epoch,
             processes=processes, ready_ms=facts.ready_ms, gpu=not facts.cpu,
         ),

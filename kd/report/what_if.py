@@ -2,33 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from kd.errors import UserError
+from kd.report.change import Change
 from kd.report.facts import Facts
+from kd.report.loading import local_step, present, tier_step, wanted
 from kd.report.records import PHASES
 
 ERROR = 0.23  # the worst of followed advice against prediction in scripts/bench/truth_cpu_2026-11-22.md
-KEYS = "cache=on|off, workers=N, gpus=N, epochs=N, price=PER_HOUR"
-
-
-@dataclass(frozen=True)
-class Change:
-    """What is to be different; ``None`` stays as it was.
-
-    Attributes:
-        cache: the teacher's answers are kept (True) or computed each time.
-        workers: loader processes of each training process.
-        gpus: training processes.
-        epochs: of the run.
-        price: of an hour of the whole changed job.
-    """
-
-    cache: bool | None = None
-    workers: int | None = None
-    gpus: int | None = None
-    epochs: float | None = None
-    price: float | None = None
 
 
 @dataclass(frozen=True)
@@ -48,45 +29,14 @@ class Outlook:
     cost: float | None
 
 
-def read_change(items: list[str]) -> Change:
-    """``["cache=on", "gpus=8"]`` -> what is to be different.
-
-    Raises:
-        UserError: another key, or a value that it does not take.
-    """
-    found: dict[str, Any] = {}
-    for item in items:
-        key, _, value = item.partition("=")
-        if key == "cache":
-            if value not in ("on", "off"):
-                raise UserError(f"cache: must be on or off, got '{value}'")
-            found[key] = value == "on"
-        elif key in ("workers", "gpus", "epochs", "price"):
-            found[key] = _number(key, value)
-        else:
-            raise UserError(f"--what-if: no key '{key}'; known: {KEYS}")
-    return Change(**found)
-
-
-def _number(key: str, value: str) -> float:
-    low = 0 if key in ("workers", "price") else 1
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    whole = key == "price" or number == int(number if math.isfinite(number) else 0)
-    if not (number >= low and whole and math.isfinite(number)):
-        raise UserError(f"{key}: must be a {'number' if key == 'price' else 'whole number'} >= {low}, got '{value}'")
-    return number
-
-
 def what_if(facts: Facts, change: Change) -> Outlook:
     """Time and cost of the run with ``change``; with none, of the run as it is.
 
     A step is the sum of its phases. A cache takes the teacher out of all but the first epochs (Amdahl). Loaders: a
-    batch costs a process what it takes to make it; a step waits for the slower of both. More processes share an epoch's
-    batches; the part of an all-reduce that is not hidden grows as a ring's, ``(n - 1) / n``; every process brings as
-    many cores as now.
+    batch costs a process what it takes to make it; a step waits for the slower of both. A data tier makes all batches
+    in the loaders' place (:func:`kd.report.loading.tier_step`). More processes share an epoch's batches; the part of an
+    all-reduce that is not hidden grows as a ring's, ``(n - 1) / n``; every process brings as many cores as now, and a
+    data tier stays as it is.
 
     Raises:
         UserError: a run without enough records.
@@ -98,7 +48,7 @@ def what_if(facts: Facts, change: Change) -> Outlook:
     processes = int(change.gpus or facts.devices)
     phases["communication"] = phases.get("communication", 0.0) * _ring(processes) / (_ring(facts.devices) or 1.0)
     cached = facts.cached if change.cache is None else change.cache
-    live, read = _step(facts, phases, change.workers), _step(facts, {**phases, "teacher": 0.0}, change.workers)
+    live, read = _step(facts, phases, change), _step(facts, {**phases, "teacher": 0.0}, change)
     computed = min(float(facts.views), epochs) if cached and not facts.cached else 0.0 if cached else epochs
     if cached and facts.cached and change.cache is None:
         computed, read = epochs, live  # as it was
@@ -107,9 +57,7 @@ def what_if(facts: Facts, change: Change) -> Outlook:
     validation = facts.phases.get("validation", 0.0) * facts.batches_per_epoch * epochs * facts.devices / processes
     hours = (facts.startup["s"] + (training + validation) / 1000) / 3600
     step = training / (steps * epochs)
-    price = facts.price if change.price is None else change.price
-    if change.price is None and price is not None:
-        price *= processes / facts.devices
+    price = _price(facts, change)
     images = 1000 * facts.header["batch_size"] * processes / step
     return Outlook(step, images, hours, None if price is None else price * hours)
 
@@ -118,27 +66,35 @@ def _ring(processes: int) -> float:
     return (processes - 1) / processes
 
 
-def _step(facts: Facts, phases: dict[str, float], workers: int | None) -> float:
-    """Length of a step with other loader processes."""
-    rest = sum(ms for name, ms in phases.items() if name != "data")
-    if workers is None and facts.workers == 0:
-        return rest + phases.get("data", 0.0)
-    cost, count = _batch_cost(facts), facts.workers if workers is None else int(workers)
-    if count == 0:
-        return rest + cost
-    cores = facts.cores / facts.processes
-    floor = (facts.loading_busy * cost + facts.threads * rest) / cores if facts.cpu or count > cores else 0.0
-    return max(rest, cost / count, floor)
+def _step(facts: Facts, phases: dict[str, float], change: Change) -> float:
+    """Length of a step, with those who make its batches."""
+    processes = int(change.gpus or facts.devices)
+    machines = wanted(facts, change)
+    if machines is None:
+        return local_step(facts, phases, change.workers)
+    if change.workers == 0:
+        raise UserError("workers: must be >= 1 with a data tier, got 0 (data_machines=0 is without one)")
+    return tier_step(facts, phases, machines, processes, change.workers)
 
 
-def _batch_cost(facts: Facts) -> float:
-    """Ms that one process takes to make a batch."""
-    wait = facts.phases.get("data", 0.0)
-    if facts.workers == 0:
-        return wait
-    if wait >= 0.05 * facts.step_ms or not facts.loading_cores:
-        return facts.workers * facts.step_ms if wait >= 0.05 * facts.step_ms else facts.step_ms - wait
-    return facts.loading_cores / facts.processes * facts.step_ms / max(0.05, facts.loading_busy)
+def _price(facts: Facts, change: Change) -> float | None:
+    """Of an hour of the whole job: training machines as many times as there are processes, data machines by number.
+
+    ``monitor.price_per_hour`` is of the whole job, a tier's machines too. What these cost is known from the job, from
+    ``monitor.instances``, or from a ``data_instance`` with as many cores as they have, which then counts as theirs.
+    """
+    if change.price is not None or facts.price is None:
+        return change.price
+    now, then, more = present(facts), wanted(facts, change), (change.gpus or facts.devices) / facts.devices
+    hourly = now.hourly if now else 0.0
+    if now is not None and then is not None and hourly is None and then.cores == now.cores and then.price is not None:
+        hourly = now.count * then.price
+    if then is not None and then.hourly is not None and hourly is not None:
+        return (facts.price - hourly) * more + then.hourly
+    if then is None and hourly is not None:
+        return (facts.price - hourly) * more
+    as_it_is = now and then and (now.count, now.cores) == (then.count, then.cores)
+    return facts.price * more if as_it_is or not change.of_the_tier else None
 
 
 def lines(facts: Facts, change: Change) -> list[str]:

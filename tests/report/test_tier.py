@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from kd.report.facts import Facts
 from kd.report.records import Run, read_run
-from kd.report.tier import tier_bound, tier_of, tier_table
+from kd.report.tier import tier_bound, tier_table
+from kd.report.tier_facts import tier_of
 from kd.report.verdict import limits
 
 
@@ -53,7 +55,7 @@ def test_a_tier_that_keeps_up_is_no_limit() -> None:
 
 def test_the_table_and_a_resumed_run(tmp_path: Path) -> None:
     """Counts begin again with each start: what stands before the newest header is left aside."""
-    table = tier_table(run(busy_s=400))
+    table = tier_table(Facts(run(busy_s=400)))
     assert table is not None
     assert table["rows"][0] == ["a (a)", 4, 4, 200, 2.0, 20.0, 4.0] and table["rows"][2][0] == "c (c) gone"
     file = tmp_path / "records" / "tier.rank0.jsonl"

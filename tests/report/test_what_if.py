@@ -7,10 +7,13 @@ import pytest
 
 from kd.cli import report_main
 from kd.errors import UserError
+from kd.report.change import Change, read_change
 from kd.report.facts import Facts
-from kd.report.records import Run
-from kd.report.what_if import Change, read_change, what_if
+from kd.report.records import Run, read_run
+from kd.report.tier_pays import tier_pays
+from kd.report.what_if import lines, what_if
 from tests.report.test_html import write_run
+from tests.report.test_tier import run as tier_run
 
 
 def facts(phases: dict[str, float], **header: Any) -> Facts:
@@ -75,14 +78,25 @@ def test_the_command_says_how_far_it_can_be_wrong(tmp_path: Path, capsys: pytest
         ("gpus=many", "gpus: must be a whole number >= 1, got 'many'"),
         ("workers=1.5", "workers: must be a whole number >= 0, got '1.5'"),
         ("price=-1", "price: must be a number >= 0, got '-1'"),
+        ("data_machines=-1", "data_machines: must be a whole number >= 0, got '-1'"),
+        ("data_machines=two", "data_machines: must be a whole number >= 0, got 'two'"),
+        ("data_machines=2", "data_machines: of how many cores each? data_cores=N, or data_instance=NAME"),
+        ("data_cores=0", "data_cores: must be a whole number >= 1, got '0'"),
+        ("data_cores=8", "data_machines: how many? The run had no tier: data_machines=N"),
+        ("data_machines=0 data_cores=8", "data_machines: 0 is no tier; leave data_cores and data_instance out"),
+        ("data_cores=8 data_instance=cpu", "data_instance: says how many cores a data machine has; leave data_cores"),
+        ("data_machines=1 data_instance=cpu", "data_instance: the run knows no prices of machines that make batches"),
+        ("data_machines=1 data_cores=8 workers=0", "workers: must be >= 1 with a data tier, got 0"),
         ("batch=3", "--what-if: no key 'batch'; known: cache=on|off, workers=N"),
     ],
 )
 def test_wrong_changes_are_told(tmp_path: Path, item: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "run")
     with pytest.raises(UserError):
-        read_change([item])
-    assert report_main([str(write_run(tmp_path / "run")), "--what-if", item]) == 2
-    assert told in capsys.readouterr().err
+        lines(Facts(read_run(folder)), read_change(item.split()))
+    assert report_main([str(folder), "--what-if", *item.split()]) == 2
+    said = capsys.readouterr()
+    assert told in said.err and len(said.err.strip().splitlines()) == 1 and not said.out
 
 
 def test_too_few_records_predict_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,3 +104,120 @@ def test_too_few_records_predict_nothing(tmp_path: Path, capsys: pytest.CaptureF
     assert report_main([str(tmp_path), "--what-if", "cache=on"]) == 2
     assert "too few records to predict from" in capsys.readouterr().err
     assert report_main([str(tmp_path), "--what-if"]) == 2
+
+
+# -- a data tier -----------------------------------------------------------------------------------------------------
+
+MACHINES = {"small": {"price": 0.5, "vcpus": 4}, "big:spot": {"price": 6.0, "vcpus": 16}}
+
+
+def starving(**header: Any) -> Facts:
+    """Four GPUs that could train a step in 80 ms and wait 160 more: a loader process takes 480 ms for a batch."""
+    told = {"num_workers": 2, "world_size": 4, "processes": 4, "input_machines": MACHINES, "price_per_hour": 8.0}
+    found = facts({"data": 160.0, "student": 80.0}, **{**told, **header})
+    found.run.config = {"data": {"img_size": 100}}
+    return found
+
+
+def test_data_machines_make_all_batches() -> None:
+    """480 ms for each of four processes: 480, 240, ... ms with 1, 2, ... makers for each, and never below the 80."""
+    cores = [what_if(starving(), Change(data_machines=n, data_cores=4)).step_ms for n in (1, 2, 3, 6, 100)]
+    assert cores == pytest.approx([480, 240, 160, 80, 80])
+    uneven = what_if(starving(), Change(data_machines=1, data_cores=11))  # 3, 3, 3 and 2: all wait for the last
+    assert uneven.step_ms == pytest.approx(240)
+    few = what_if(starving(), Change(data_machines=1, data_cores=2))  # half a maker each
+    assert few.step_ms == pytest.approx(960)
+    bound = what_if(starving(), Change(data_machines=100, data_cores=4, workers=3))  # data.num_workers of the tier
+    assert bound.step_ms == pytest.approx(160)
+    crowded = starving()  # a third of a loader's time was a wait for a core, which a machine of its own does not have
+    crowded.run.samples["0"] = [{"t": 0, "cpu": [99.0] * 16, "workers": [60.0] * 8, "loader_wait": [100 / 3] * 8}]
+    assert what_if(crowded, Change(data_machines=1, data_cores=16)).step_ms == pytest.approx(80)
+    shared = what_if(starving(), Change(data_machines=6, data_cores=4, gpus=8))
+    assert (shared.step_ms, shared.images_per_s) == (pytest.approx(160), pytest.approx(1000 * 64 * 8 / 160))
+
+
+def test_whether_data_machines_pay_and_at_which_price() -> None:
+    """A run of (36 + 240) s at 8 an hour; six small machines make it (36 + 80) s at 8 + 3."""
+    now, six = what_if(starving(), Change()), Change(data_machines=6, data_instance="small")
+    then = what_if(starving(), six)
+    assert now.cost == pytest.approx(8 * 276 / 3600)
+    assert then.cost == pytest.approx(11 * 116 / 3600)
+    told = tier_pays(starving(), six)
+    assert told[0] == "with 6 data machines (small) a step would take 80 ms instead of 240 ms; 6 would do"
+    assert told[1] == f"it pays: the run costs {1 - 11 * 116 / (8 * 276):.0%} less"
+    assert told[2] == "it pays from 3 data machines on; 6 cost least"  # 2 as fast as now, 3 at 9.5 for 196 s
+    assert told[3] == f"it pays while a machine costs less than {8 * (276 / 116 - 1) / 6:.3g} an hour"
+    assert told[4].startswith("a training machine would receive 96 MB/s")  # 4 x 64 x 3 x 100 x 100 in 80 ms
+    dear = tier_pays(starving(price_per_hour=1.0), Change(data_machines=2, data_instance="big:spot"))
+    assert dear[0].endswith("a step would take 80 ms instead of 240 ms; 2 would do")
+    assert dear[1:3] == [
+        f"it does not pay: the run costs {13 * 116 / 276 - 1:.0%} more, and is 3x as fast",
+        "no number of these machines pays, at 6 an hour each",
+    ]
+    assert tier_pays(starving(), Change(data_machines=3, data_cores=4))[:2] == [
+        "with 3 data machines (4 cores each) a step would take 160 ms instead of 240 ms, "
+        "and still wait for batches up to 6 machines",
+        f"it pays while a machine costs less than {8 * (276 / 196 - 1) / 3:.3g} an hour",
+    ]
+    unknown = tier_pays(starving(price_per_hour=None), Change(data_machines=6, data_cores=4))
+    assert (
+        unknown[1] == f"it pays while they cost less than {276 / 116 - 1:.0%} of what the whole job costs now "
+        "(together, an hour)"
+    )
+    with pytest.raises(UserError, match="no price and vcpus of 'tiny'; known: small, big:spot"):
+        what_if(starving(), Change(data_machines=1, data_instance="tiny"))
+
+
+def test_a_run_that_is_fed_gains_nothing() -> None:
+    fed = facts({"data": 1.0, "student": 99.0}, num_workers=4)
+    fed.run.samples["0"] = [{"t": 0, "cpu": [50.0] * 16, "workers": [20.0] * 4}]  # 80 ms of computing a batch
+    assert what_if(fed, Change(data_machines=1, data_cores=1)).step_ms == pytest.approx(100)
+    assert tier_pays(fed, Change(data_machines=1, data_cores=8)) == [
+        "a data tier would bring nothing: 1% of the step waits for data, and loading keeps up"
+    ]
+    assert tier_pays(fed, Change(data_machines=0)) == ["the run has no data tier: nothing is different"]
+    assert tier_pays(fed, Change(cache=True)) == []
+
+
+def with_tier(step_ms: float, wait_ms: float, busy_s: float, **more: Any) -> Facts:
+    """Two ranks and two machines of four cores; see ``test_tier.run``."""
+    found = Facts(tier_run(busy_s=busy_s, step_ms=step_ms, wait_ms=wait_ms, **more))
+    found.run.headers[0] |= {"world_size": 2, "processes": 2, "batch_size": 64, "batches_per_epoch": 100,
+                             "max_epochs": 10, "price_per_hour": 8.0, "input_machines": MACHINES}  # fmt: skip
+    return found
+
+
+def test_more_fewer_and_no_machines_of_a_tier() -> None:
+    """A maker says 1.8 s a batch and delivers one in 2: a tenth is overhead, which loaders here do not have."""
+    run = with_tier(500, 300, busy_s=360)
+    assert what_if(run, Change()).step_ms == pytest.approx(500)
+    steps = [what_if(run, Change(data_machines=n)).step_ms for n in (1, 2, 4, 5, 6)]
+    assert steps == pytest.approx([1000, 500, 250, 200, 200])
+    assert what_if(run, Change(data_machines=0)).step_ms == pytest.approx(1800 / 3)  # 4 cores a GPU, one for itself
+    assert what_if(run, Change(gpus=4)).step_ms == pytest.approx(1000)  # the same tier for twice as many
+    run.run.config = {"monitor": {"instances": ["gpu", "2*small"]}}
+    assert what_if(run, Change(data_machines=5)).cost == pytest.approx((8 + 1.5) * 1000 * 0.2 / 3600)
+    assert what_if(run, Change(data_machines=0)).cost == pytest.approx(7 * 1000 * 0.6 / 3600)
+    assert what_if(run, Change(gpus=4)).cost == pytest.approx((2 * 7 + 1) * 500 * 1.0 / 3600)
+    told = tier_pays(run, Change(data_machines=5))
+    assert told[0].startswith("with 5 data machines (4 cores each) instead of 2 of 4 cores a step would take 200 ms")
+    assert told[2] == "of all numbers of them 5 would cost least"
+    assert tier_pays(run, Change(data_machines=0))[1].startswith("the tier pays: the run costs 1.111 with it and 1.167")
+    run.run.config = {"data": {"num_workers": 2}}  # as many makers on however many machines
+    assert what_if(run, Change(data_machines=5)).step_ms == pytest.approx(500)
+    slow = with_tier(500, 300, busy_s=100)  # makers have time: the way is what a batch takes
+    assert what_if(slow, Change(data_machines=9)).step_ms == pytest.approx(500)
+    fed = with_tier(500, 10, busy_s=360)
+    assert what_if(fed, Change()).step_ms == what_if(fed, Change(data_machines=9)).step_ms == pytest.approx(500)
+    unread = with_tier(500, 300, busy_s=360)
+    unread.run.tier = {0: unread.run.tier[0][:1]}
+    assert what_if(unread, Change()).step_ms == pytest.approx(500)
+    with pytest.raises(UserError, match="too few records of its data tier"):
+        what_if(unread, Change(data_machines=3))
+
+
+def test_the_command_asks_about_a_tier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "run")
+    assert report_main([str(folder), "--what-if", "data_machines=2", "data_cores=8", "cache=on"]) == 0
+    out = capsys.readouterr().out
+    assert "with 2 data machines (8 cores each) a step would take" in out and "; as few as 1 would do" in out
