@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors.torch import load_file
+from torchvision.transforms.v2.functional import pil_to_tensor
 
 import kd
 from kd.cli import main
 from kd.config.parser import KDCLI
 from kd.config.request import translate
 from kd.errors import UserError
+from kd.export import load_student
 from kd.losses import CosineLoss, RADIOLoss
 from kd.models.taps import TapSpec
 from kd.tasks import Features
@@ -91,17 +94,25 @@ def test_the_student_is_its_features_in_plain_timm(made: Path) -> None:
 
 
 def test_what_is_inherited_begins_beside_its_teacher(made: Path) -> None:
-    """Projections are fitted, targets settled, before the first step: a copy of the teacher has its features."""
+    """Projections are fitted, targets settled, before the first step: a copy of the teacher has its features, without
+    what all pictures share."""
     weights = made / "dino.safetensors"
     teachers = {"dino": {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(weights)}}
     student = {**HEADLESS, "kwargs": TINY, "inherit": True, "inherit_pictures": 58}
     (made / "copy").mkdir()
     recipe = label_free_recipe(made / "copy" / "tiny.yaml", made / "pictures", teachers, model__student=student)
     standard = [f"model.distill_losses.dino_{level}.init_args.standardize=phi_s" for level in ("summary", "patches")]
-    assert main("train", [f"recipe={recipe}", *standard, "optim.lr=1e-9", "trainer.max_epochs=1"]) == 0
-    val = json.loads((made / "copy" / "runs" / "tiny" / "000" / "summary.json").read_text())["student"]["val"]
-    assert val["dino_summary_loss"] < 0.1
-    assert val["dino_patches_loss"] < 0.1
+    for number, kind in enumerate(("Projection", "OrthogonalProjection")):
+        items = [*standard, f"model.distill_losses.dino_summary.init_args.projection={kind}", "optim.lr=1e-9"]
+        assert main("train", [f"recipe={recipe}", *items, "trainer.max_epochs=1"]) == 0
+        run = made / "copy" / "runs" / "tiny" / f"{number:03d}"
+        val = json.loads((run / "summary.json").read_text())["student"]["val"]
+        assert val["dino_summary_loss"] < 0.1
+        assert val["dino_patches_loss"] < 0.1
+    student, prepare, _ = load_student(run / "student.safetensors")
+    drawn = [Image.open(file).resize((32, 32)) for file in (made / "pictures").rglob("*.jpg")]
+    features = student(prepare(torch.stack([pil_to_tensor(image) for image in drawn])))
+    assert features.mean(0).norm() < 0.2 * features.norm(dim=1).mean()
 
 
 def test_labels_on_top(made: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:

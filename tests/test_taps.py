@@ -8,7 +8,7 @@ import timm
 import torch
 
 from kd.errors import UserError
-from kd.losses import ConvProjection, EachLayer, HintLoss, MLPProjection, Projection
+from kd.losses import ConvProjection, EachLayer, HintLoss, MLPProjection, OrthogonalProjection, Projection
 from kd.models.taps import Taps
 from tests._helpers import tiny_vit
 
@@ -130,7 +130,7 @@ def test_a_compiled_model_is_tapped_too() -> None:
         ((2, 5, 8), (2, 5, 16)),
     ],
 )
-@pytest.mark.parametrize("kind", [Projection, MLPProjection])
+@pytest.mark.parametrize("kind", [Projection, MLPProjection, OrthogonalProjection])
 def test_projections_lead_from_any_shape_to_the_teachers(
     kind: type[Projection], student: tuple, teacher: tuple
 ) -> None:
@@ -143,6 +143,35 @@ def test_projections_that_do_not_fit_say_what_they_got() -> None:
         ConvProjection().build((2, 8), (2, 16))
     with pytest.raises(ValueError, match=r"\(5, 8\) a sample to the teacher's \(9, 16\)"):
         Projection().build((2, 5, 8), (2, 9, 16))
+    with pytest.raises(ValueError, match="no wider than the teacher's, got 16 channels and 8"):
+        OrthogonalProjection().build((2, 16), (2, 8))
+
+
+@pytest.mark.parametrize("shape", [(64, 8), (16, 8, 2, 2)])
+def test_an_orthogonal_projection_keeps_all_angles_while_it_learns(shape: tuple) -> None:
+    """Under bf16 autocast; it begins at the best of all rotations."""
+    torch.manual_seed(0)
+    features = torch.randn(shape)
+    projection = OrthogonalProjection().build(shape, (shape[0], 12, *shape[2:]))
+    rows = features.movedim(1, -1).flatten(0, -2)
+    wanted = rows @ torch.randn(8, 12) + 3
+    projection.fit(rows, wanted)
+    mapped, centred = (rows - rows.mean(0)) @ projection.layers.weight.T, wanted - wanted.mean(0)
+    best = torch.linalg.matrix_norm(centred.T @ (rows - rows.mean(0)), "nuc")  # von Neumann: of all rotations
+    torch.testing.assert_close((mapped * centred).sum(), best, rtol=1e-4, atol=0)
+    optimizer = torch.optim.AdamW(projection.parameters(), lr=0.05, weight_decay=0.1)
+    before = projection.layers.weight.detach()
+    for _ in range(5):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = projection(features).float().movedim(1, -1).flatten(0, -2).sub(wanted).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    after = projection.layers.weight.detach()
+    assert (after - before).abs().max() > 0.01
+    torch.testing.assert_close(after.T @ after, torch.eye(8), atol=1e-5, rtol=0)
+    given = projection(features).detach().movedim(1, -1).flatten(0, -2)
+    torch.testing.assert_close(given @ given.T, rows @ rows.T, atol=1e-4, rtol=1e-4)
 
 
 def test_several_pairs_of_layers_have_a_projection_each() -> None:

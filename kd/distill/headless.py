@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kd.data.batch import Batch
 from kd.distill.inherit.layers import fit_projection
+from kd.distill.inherit.pair import final_norm
 from kd.distill.objective import Objective
 from kd.distill.student import Student
 from kd.models.own import logits_of
@@ -46,8 +47,23 @@ class HeadlessStudent(Student):
         sample = cache(pictures) if pictures is not None else None
         said = super().begin(teacher, sample)
         if self.start == "inherited" and teacher is not None and sample is not None and self.spec is not None:
+            self._centre(sample(self.spec.inherit_pictures))
             self._fit_projections(teacher, sample(self.spec.inherit_pictures))
         return said
+
+    @torch.no_grad()
+    def _centre(self, pictures: Tensor) -> None:
+        """Takes the features' mean over a sample out of them: what all pictures share tells none from another, and
+        hides in their cosines what does."""
+        norm = final_norm(self.model)
+        bias = getattr(norm, "bias", None)
+        if bias is None:
+            return
+        training = self.model.training
+        self.model.eval()
+        given = [logits_of(self.model(self.prepare(part))) for part in pictures.split(64)]
+        self.model.train(training)
+        bias -= torch.cat(given).mean(dim=0)
 
     @torch.no_grad()
     def _fit_projections(self, teacher: Teacher, pictures: Tensor) -> None:
@@ -67,7 +83,7 @@ class HeadlessStudent(Student):
             ]
 
         for loss, ours, wanted in self.objective.looks.regressions(self.objective.active, own, theirs):
-            fit_projection(loss.projection.layers, *loss.settle(ours, wanted))
+            fit_projection(loss.projection, *loss.settle(ours, wanted))
 
     def _caught(self, batch: Batch) -> dict[str, Tensor]:
         with self.taps as caught:

@@ -14,14 +14,14 @@ from kd.losses.logits import (
     StandardizedLoss,
     WSLDLoss,
 )
-from kd.losses.projections import ConvProjection, MLPProjection, Projection
+from kd.losses.projections import ConvProjection, MLPProjection, OrthogonalProjection, Projection
 from kd.losses.regression import CosineLoss, MSELoss, RADIOLoss, Regression, SmoothL1Loss
 from kd.losses.relations import CKALoss, CRDLoss, GramKLLoss, PseudoClassLoss, RKDLoss, SPLoss
 
 __all__ = [
     "ATLoss", "BinaryKDLoss", "CKALoss", "CRDLoss", "CWDFeatureLoss", "CWDLoss", "ConvProjection", "CosineLoss",
     "DISTLoss", "DKDLoss", "DistillLoss", "EachLayer", "FeatureLoss", "GramKLLoss", "HardKDLoss", "HintLoss",
-    "KDLoss", "LayersLoss", "LogitLoss", "MGDLoss", "MLKDLoss", "MLPProjection", "MSELoss", "NKDLoss", "PKDLoss",
-    "PairwiseLoss", "PixelKDLoss", "Projection", "PseudoClassLoss", "RADIOLoss", "RKDLoss", "Regression",
+    "KDLoss", "LayersLoss", "LogitLoss", "MGDLoss", "MLKDLoss", "MLPProjection", "MSELoss", "NKDLoss",
+    "OrthogonalProjection", "PKDLoss", "PairwiseLoss", "PixelKDLoss", "Projection", "PseudoClassLoss", "RADIOLoss", "RKDLoss", "Regression",
     "ReviewKDLoss", "SPLoss", "SimKDLoss", "SmoothL1Loss", "StandardizedLoss", "ViTKDLoss", "WSLDLoss",
 ]  # fmt: skip

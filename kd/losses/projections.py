@@ -1,7 +1,9 @@
 """From the student's features to the teacher's shape."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import orthogonal
 
 from kd.losses.base import Shape
 from kd.losses.functional._checks import wide
@@ -73,6 +75,42 @@ class MLPProjection(Projection):
         hidden = max(width, teacher_width)
         first, second = super().make(width, hidden, is_map), super().make(hidden, teacher_width, is_map)
         return nn.Sequential(first, nn.GELU(), second)
+
+
+class OrthogonalProjection(Projection):
+    """A learned linear map without bias that keeps all angles and lengths: its columns are orthonormal.
+
+    Whatever the teacher's features say about how alike two pictures are, the student's own features must say, as the
+    projection can add nothing to it. Source: Miles, Elezi and Deng, VkD, arXiv 2403.06213, section 3.2 by
+    torch's Cayley map here.
+    """
+
+    def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
+        """See :meth:`Projection.make`.
+
+        Raises:
+            ValueError: the student's features are wider than the teacher's.
+        """
+        if width > teacher_width:
+            raise ValueError(
+                f"OrthogonalProjection needs a student's features no wider than the teacher's, got {width} channels "
+                f"and {teacher_width}"
+            )
+        return orthogonal(nn.Linear(width, teacher_width, bias=False), orthogonal_map="cayley")
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The student's features -> the teacher's shape."""
+        features = features.mean(dim=(2, 3)) if self.pooled else features
+        with torch.autocast(features.device.type, enabled=False):  # rounded products would not be orthonormal
+            weight = self.layers.weight
+        projected = F.linear(features.movedim(1, -1) if features.ndim == 4 else features, weight)
+        return resize(projected.movedim(-1, 1), self.size) if self.size else projected
+
+    def fit(self, inputs: Tensor, outputs: Tensor) -> None:
+        """The rotation that brings the centred inputs nearest to the centred outputs (Procrustes)."""
+        x, y = (x.flatten(0, -2).double() for x in (inputs, outputs))
+        left, _, right = torch.linalg.svd((y - y.mean(0)).T @ (x - x.mean(0)), full_matrices=False)
+        self.layers.weight = (left @ right).to(self.layers.weight)
 
 
 def resize(features: Tensor, size: tuple[int, ...]) -> Tensor:

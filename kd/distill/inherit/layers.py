@@ -11,6 +11,7 @@ from torch.nn.utils import skip_init
 from kd.distill.inherit.heads import head_map
 from kd.distill.inherit.pair import FIRST_LAYERS, ViT, centres, final_norm, kept_prefix
 from kd.distill.inherit.stream import embedding
+from kd.losses import OrthogonalProjection, Projection
 from kd.models.preprocess import Preprocess
 
 RIDGE = 1e-2  # of the mean squared activation: keeps directions that the sample hardly shows near their start
@@ -172,14 +173,18 @@ def fit(linear: nn.Linear, inputs: Tensor, outputs: Tensor, start: Tensor, ridge
         linear.bias.copy_(mean_y - weight @ mean_x)
 
 
-def fit_projection(layer: nn.Module, inputs: Tensor, outputs: Tensor) -> None:
-    """Sets a linear layer, or a 1x1 convolution, to a ridge regression; of other kinds nothing changes.
+def fit_projection(projection: Projection, inputs: Tensor, outputs: Tensor) -> None:
+    """Sets a linear layer, or a 1x1 convolution, to a ridge regression, and an orthogonal one to the nearest rotation;
+    of other kinds nothing changes.
 
     Args:
-        layer: what maps the one to the other.
+        projection: what maps the one to the other.
         inputs: (..., D_in).
         outputs: (..., D_out).
     """
+    layer = projection.layers
+    if isinstance(projection, OrthogonalProjection):
+        projection.fit(inputs, outputs)
     if not isinstance(layer, nn.Linear | nn.Conv2d) or (isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1)):
         return
     linear = skip_init(nn.Linear, inputs.shape[-1], outputs.shape[-1], bias=layer.bias is not None)  # draws nothing
