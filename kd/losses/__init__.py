@@ -22,6 +22,7 @@ __all__ = [
     "ATLoss", "BinaryKDLoss", "CKALoss", "CRDLoss", "CWDFeatureLoss", "CWDLoss", "ConvProjection", "CosineLoss",
     "DISTLoss", "DKDLoss", "DistillLoss", "EachLayer", "FeatureLoss", "GramKLLoss", "HardKDLoss", "HintLoss",
     "KDLoss", "LayersLoss", "LogitLoss", "MGDLoss", "MLKDLoss", "MLPProjection", "MSELoss", "NKDLoss",
-    "OrthogonalProjection", "PKDLoss", "PairwiseLoss", "PixelKDLoss", "Projection", "PseudoClassLoss", "RADIOLoss", "RKDLoss", "Regression",
-    "ReviewKDLoss", "SPLoss", "SimKDLoss", "SmoothL1Loss", "StandardizedLoss", "ViTKDLoss", "WSLDLoss",
+    "OrthogonalProjection", "PKDLoss", "PairwiseLoss", "PixelKDLoss", "Projection", "PseudoClassLoss", "RADIOLoss",
+    "RKDLoss", "Regression", "ReviewKDLoss", "SPLoss", "SimKDLoss", "SmoothL1Loss", "StandardizedLoss", "ViTKDLoss",
+    "WSLDLoss",
 ]  # fmt: skip
