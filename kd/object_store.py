@@ -8,6 +8,7 @@ import errno
 import hashlib
 import os
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -122,65 +123,47 @@ def fetch_whole(get: Callable[[str, str], object], path: str, file: Path, size: 
     part.replace(file)
 
 
-class Ranged:
-    """The files below a URL, read by ranges.
+class Kept:
+    """Copies on the local disk, shared by all processes of a machine.
 
-    What is read is kept in blocks on the local disk, shared by all processes of a machine; where they would take more
-    than ``limit``, those that were used longest ago go. The blocks are small then, as a picture's neighbours would be
-    gone again before their turn comes. A disk without room keeps nothing, and the run goes on.
+    Where they would take more than ``limit``, those that were used longest ago go. A disk without room keeps nothing,
+    and the run goes on.
 
     Args:
-        url: of the folder.
-        folder: where blocks are kept; one for each content of the files.
-        whole: size of all files in bytes.
-        limit: most bytes of blocks; None: all may be kept.
+        folder: where they are.
+        limit: most bytes of them; None: all may be kept.
     """
 
-    def __init__(self, url: str, folder: Path, whole: int, limit: int | None = None) -> None:
-        self.url, self.limit = url, limit
-        self.block = LARGE if limit is None or whole <= limit else SMALL
-        self.folder = folder / f"blocks-{self.block}"
+    def __init__(self, folder: Path, limit: int | None = None) -> None:
+        self.folder, self.limit = folder, limit
         self._written: int | None = None  # since eviction was last thought of
 
-    def read(self, name: str, offset: int, size: int) -> bytes:
-        """``size`` bytes of a file from ``offset`` on.
+    def has(self, name: str) -> bool:
+        """Whether there is a copy of that name."""
+        return (self.folder / name).is_file()
+
+    def get(self, name: str, fetch: Callable[[], bytes], size: int | None = None) -> bytes:
+        """The copy ``FOLDER/FILE``, fetched where there is none yet.
+
+        Args:
+            name: of the copy.
+            fetch: gives its bytes.
+            size: that it must have; a copy of another one is fetched again.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            OSError: it can't be fetched, or ends before.
+            OSError: what ``fetch`` raises, or the folder can't be written.
         """
-        first, last = offset // self.block, (offset + size - 1) // self.block
-        data = b"".join(self._block(name, number) for number in range(first, last + 1))
-        start = offset - first * self.block
-        if len(data) < start + size:
-            raise OSError(f"{self.url}/{name} is truncated")
-        return data[start : start + size]
-
-    def _block(self, name: str, number: int) -> bytes:
-        file = self.folder / name / f"{number:08d}"
+        file = self.folder / name
         with suppress(OSError):
-            return _used(file)
+            return _used(file, size)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.folder / f"lock-{hash_of(name, number) % STRIPES}"):  # one of all processes fetches it
+        number = zlib.crc32(name.encode()) % STRIPES
+        with FileLock(self.folder / f"lock-{number}"):  # one of all processes fetches it
             with suppress(OSError):
-                return _used(file)
-            data = self._fetched(name, number)
+                return _used(file, size)
+            data = fetch()
             self._keep(file, data)
             return data
-
-    def _fetched(self, name: str, number: int) -> bytes:
-        start = number * self.block
-
-        def fetch() -> bytes:
-            files, path = file_system(self.url)
-            data: bytes = files.cat_file(f"{path}/{name}", start=start, end=start + self.block)
-            if len(data) < self.block:  # the end of the file, or of a connection
-                end = int(files.info(f"{path}/{name}")["size"])
-                if start + len(data) < end:
-                    raise OSError(f"{len(data)} bytes came, {min(end - start, self.block)} were asked for")
-            return data
-
-        return tried(fetch, f"{self.url}/{name} can't be fetched")
 
     def _keep(self, file: Path, data: bytes) -> None:
         part = file.with_suffix(f".{os.getpid()}.part")
@@ -197,7 +180,7 @@ class Ranged:
             self._bound(len(data))
 
     def _bound(self, more: int) -> None:
-        """Now and then: lets the blocks go that were used longest ago."""
+        """Now and then: lets the copies go that were used longest ago."""
         assert self.limit is not None
         due = self._written is None or self._written + more > self.limit // 50
         self._written = 0 if due else (self._written or 0) + more
@@ -217,13 +200,160 @@ class Ranged:
                 size -= bytes_
 
 
-def hash_of(name: str, number: int) -> int:
-    """The same in all processes, unlike Python's own."""
-    return sum(name.encode()) + number
+class Ranged:
+    """The files below a URL, read by ranges.
+
+    What is read is kept in blocks, see :class:`Kept`. They are small where not all can be kept, as a picture's
+    neighbours would be gone again before their turn comes.
+
+    Args:
+        url: of the folder.
+        folder: where blocks are kept; one for each content of the files.
+        whole: size of all files in bytes.
+        limit: most bytes of blocks; None: all may be kept.
+    """
+
+    def __init__(self, url: str, folder: Path, whole: int, limit: int | None = None) -> None:
+        self.url = url
+        self.block = LARGE if limit is None or whole <= limit else SMALL
+        self.kept = Kept(folder / f"blocks-{self.block}", limit)
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        """``size`` bytes of a file from ``offset`` on.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            OSError: it can't be fetched, or ends before.
+        """
+        first, last = offset // self.block, (offset + size - 1) // self.block
+        data = b"".join(self._block(name, number) for number in range(first, last + 1))
+        start = offset - first * self.block
+        if len(data) < start + size:
+            raise OSError(f"{self.url}/{name} is truncated")
+        return data[start : start + size]
+
+    def _block(self, name: str, number: int) -> bytes:
+        return self.kept.get(f"{name}/{number:08d}", lambda: self._fetched(name, number))
+
+    def _fetched(self, name: str, number: int) -> bytes:
+        start = number * self.block
+
+        def fetch() -> bytes:
+            files, path = file_system(self.url)
+            data: bytes = files.cat_file(f"{path}/{name}", start=start, end=start + self.block)
+            if len(data) < self.block:  # the end of the file, or of a connection
+                end = int(files.info(f"{path}/{name}")["size"])
+                if start + len(data) < end:
+                    raise OSError(f"{len(data)} bytes came, {min(end - start, self.block)} were asked for")
+            return data
+
+        return tried(fetch, f"{self.url}/{name} can't be fetched")
 
 
-def _used(file: Path) -> bytes:
+def _used(file: Path, size: int | None) -> bytes:
     with file.open("rb") as stream:
-        if time.time() - os.fstat(stream.fileno()).st_mtime > TOUCH_S:
+        found = os.fstat(stream.fileno())
+        if size is not None and found.st_size != size:
+            raise OSError("a machine that went down has left a part")
+        if time.time() - found.st_mtime > TOUCH_S:
             os.utime(stream.fileno())
         return stream.read()
+
+
+# -- files of a folder, each read whole --------------------------------------------------------------------------------
+
+
+def listed(url: str, key: str, below: bool = True) -> dict[str, str]:
+    """The files of a folder by their names in it, each with its size and what differs once it has changed.
+
+    One listing in pages, however deep the files lie; the file system's own memory of it is given back.
+
+    Args:
+        url: of the folder.
+        key: the configuration key that named it.
+        below: those of the folders in it too, ``FOLDER/FILE``.
+
+    Returns:
+        ``SIZE-HASH`` by name, see :func:`size_in`; nothing where there is no such folder.
+
+    Raises:
+        UserError: it can't be listed.
+    """
+    files, path = file_system(url, key)
+
+    def found() -> dict[str, dict[str, object]]:
+        files.invalidate_cache()  # what it lists twice, it asks for once
+        try:
+            if below:
+                return dict(files.find(path, detail=True))
+            return {str(info["name"]): info for info in files.ls(path, detail=True)}
+        finally:
+            files.invalidate_cache()
+
+    try:
+        start = len(path.rstrip("/")) + 1
+        files_there = {
+            name[start:]: info
+            for name, info in tried(found, f"{url} can't be listed").items()
+            if info["type"] == "file" and len(name) > start and not name.endswith("/")
+        }
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise UserError(f"{key}: {first_line(error)}") from error
+    if any(info.get("size") is None for info in files_there.values()):
+        raise UserError(f"{key}: {url} is no object store: what lists its files does not say their sizes")
+    return {name: _state(info) for name, info in files_there.items()}
+
+
+def _state(info: dict[str, object]) -> str:
+    told = [str(info.get(name)) for name in ("ETag", "LastModified", "mtime", "created")]
+    return f"{info['size']}-{hashlib.sha256(chr(0).join(told).encode()).hexdigest()[:16]}"
+
+
+def size_in(state: str) -> int:
+    """The size in bytes that :func:`listed` has seen.
+
+    >>> size_in("1024-0123456789abcdef")
+    1024
+    """
+    return int(state.partition("-")[0])
+
+
+def whole_file(url: str, size: int) -> bytes:
+    """A file's content, by one request.
+
+    Args:
+        url: of the file.
+        size: that it had when it was listed.
+
+    Raises:
+        FileNotFoundError: there is no such file any more.
+        OSError: it can't be fetched, or has another size now.
+    """
+    folder, _, name = url.rpartition("/")
+
+    def fetch() -> bytes:
+        files, path = file_system(folder)
+        data: bytes = files.cat_file(f"{path}/{name}", start=0, end=size + 1)  # one more: has it grown?
+        if len(data) != size:
+            raise OSError(f"{'more' if len(data) > size else len(data)} bytes came, {size} were listed")
+        return data
+
+    return tried(fetch, f"{url} can't be fetched") if size else b""
+
+
+def content_of(url: str, key: str) -> bytes:
+    """The content of a file that was not listed.
+
+    Raises:
+        UserError: it is not there, or can't be fetched.
+    """
+    files, path = file_system(url, key)
+    try:
+        files.invalidate_cache()
+        return tried(lambda: bytes(files.cat_file(path)), f"{url} can't be read")
+    except FileNotFoundError as error:
+        raise UserError(f"{key}: there is no {url}") from error
+    except OSError as error:
+        raise UserError(f"{key}: {first_line(error)}") from error

@@ -18,6 +18,7 @@ from kd.config.request import Request
 from kd.data.corruptions import CORRUPTIONS, STRENGTHS, corrupted
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import class_folders, identity, printable
+from kd.data.sources.places import joined, place_of
 from kd.errors import UserError
 from kd.evaluation import evaluate
 from kd.export.student import load_student, read_metadata
@@ -190,7 +191,7 @@ def _foreign(word: str, config: dict[str, Any], asked: Asked) -> Found:
     said = about(word)
     if not (said.arch or asked.arch):
         raise UserError(f"arch: {word} does not say which model it is; give the name of one of timm's: arch=NAME")
-    own = said.classes or (class_folders(Path(asked.folder), "folder") if asked.folder else [])
+    own = said.classes or (_classes_in(asked.folder) if asked.folder else [])
     data = _data(config, asked, own if asked.folder else None)
     classes = list(data.source.classes)
     spec = TeacherSpec(checkpoint=word, arch=asked.arch, img_size=asked.img_size)
@@ -199,6 +200,10 @@ def _foreign(word: str, config: dict[str, Any], asked: Asked) -> Found:
     except UserError as error:
         raise UserError(str(error).removeprefix("weights.")) from error
     return built.in_the_datas_classes(), built.prepare, classes, data
+
+
+def _classes_in(folder: str) -> list[str]:
+    return class_folders(joined(folder), "folder", place_of(folder, "folder"))
 
 
 def _data(config: dict[str, Any], asked: Asked, classes: list[str] | None) -> DistillationDataModule:

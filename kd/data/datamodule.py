@@ -55,12 +55,13 @@ class DistillationDataModule(LightningDataModule):
             (``skip``).
         check: how pictures are looked at before training, once a machine: ``all`` are decoded, ``headers`` alone are
             read (a picture damaged further on ends the run when its turn comes, also under ``skip``), or ``off``;
-            default: all up to 50,000 pictures of a split, headers above.
+            default: all up to 50,000 pictures of a split, headers above; of pictures in an object store none where
+            there are more, or more than ``cache_gb`` keeps.
         max_pixels: a picture whose header claims more is not decoded and counts as damaged.
         val_fraction: this share of the training pictures, of each class, is held out for validation where the source
             has no validation pictures; drawn by the seed.
         balance_classes: training sees all classes equally often, whatever their numbers of pictures.
-        unlabeled: a folder of pictures without labels (at any depth), to learn from the teacher's answers alone.
+        unlabeled: a folder or URL of pictures without labels (at any depth), to learn from the teacher's answers alone.
         unlabeled_ratio: that many unlabelled pictures to each labelled one in an epoch; without it the unlabelled
             ones are all that is trained on.
         seed: orders and augments; follows the run's ``seed``.

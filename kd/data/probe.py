@@ -1,10 +1,10 @@
 """Labelled pictures that features are measured on; nothing is trained with them."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from kd.data.sources import Split, labelled_folder
 from kd.data.sources.folder import class_folders
+from kd.data.sources.places import joined, place_of
 from kd.errors import UserError
 
 KEY = "data.probe.root"
@@ -15,7 +15,7 @@ class Probe:
     """Where a student without a classifier is measured, by k nearest neighbours and a ridge probe of its features.
 
     Attributes:
-        root: a folder of pictures with labels, ``root/train/<class>/*.jpg`` to look answers up in and
+        root: a folder of pictures with labels or its URL, ``root/train/<class>/*.jpg`` to look answers up in and
             ``root/val/<class>/*.jpg`` to ask for.
     """
 
@@ -27,8 +27,9 @@ class Probe:
         Raises:
             UserError: one of the folders is missing or empty, or there is one class alone.
         """
-        root = Path(self.root or "")
-        classes = class_folders(root / "train", KEY)
+        root = self.root or ""
+        place = place_of(root, KEY)
+        classes = class_folders(joined(root, "train"), KEY, place)
         if len(classes) == 1:
             raise UserError(f"{KEY}: one class ('{classes[0]}') leaves nothing to tell apart; two are needed")
-        return [labelled_folder(root / name, classes, KEY) for name in ("train", "val")]
+        return [labelled_folder(joined(root, name), classes, KEY, place) for name in ("train", "val")]

@@ -11,7 +11,7 @@ from torchvision.transforms import v2
 from kd.data.batch import Batch
 from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sampler import Key
-from kd.data.sources import Source, Split, printable
+from kd.data.sources import Source, Split, fetch, printable
 from kd.data.sources.unlabelled import unlabelled_mask
 from kd.data.transforms import MixPairs, seeded
 
@@ -36,6 +36,11 @@ class PictureSet(Dataset[Sample]):
 
     def __len__(self) -> int:
         return len(self.split.targets)
+
+    def __getitems__(self, keys: Sequence[Key]) -> list[Sample]:
+        """A batch's samples."""
+        fetch(self.split, [index for index, _ in keys])
+        return [self[key] for key in keys]
 
     def __getitem__(self, key: Key) -> Sample:
         index, epoch = key

@@ -14,13 +14,29 @@ from typing import Literal
 from filelock import FileLock
 
 from kd._bar import bar
-from kd.data.pictures import MAX_PIXELS, check_header, decode, open_regular
+from kd.data.pictures import MAX_PIXELS, check_header, decode
 from kd.data.sources import FileSplit, MaskSplit, Split, Subset, cache_dir, fingerprint, printable
+from kd.data.sources.places import AT_ONCE, Store
 from kd.errors import first_line
 from kd.machine import cores
 
 Check = Literal["all", "headers", "off"]
 ALL_UP_TO = 50_000  # pictures: more are checked by their headers unless asked otherwise
+
+
+def usual(split: Split) -> Check:
+    """How pictures are looked at unless ``data.check`` says; many in a store are not."""
+    own: Check | None = getattr(split, "check", None)
+    few, store = len(split.targets) <= ALL_UP_TO, _store(split)
+    if store is not None:  # each would be fetched whole, and once more where not all can be kept
+        return "all" if few and store.fits() else "off"
+    return own or ("all" if few else "headers")
+
+
+def _store(split: Split) -> Store | None:
+    while isinstance(split, Subset):
+        split = split.split
+    return split.store if isinstance(split, FileSplit) else None
 
 
 def damaged(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_PIXELS) -> dict[int, str]:
@@ -48,7 +64,7 @@ def damaged(split: Split, label: str, check: Check = "all", max_pixels: int = MA
         found = _remembered(memory, count)
         if found is None:
             look = partial(_reason, split, check, max_pixels)
-            with ThreadPoolExecutor(cores()) as pool:
+            with ThreadPoolExecutor(max(cores(), AT_ONCE) if _store(split) else cores()) as pool:
                 reasons = list(bar(pool.map(look, range(count)), label=f"checking {label}", total=count))
             found = {i: reason for i, reason in enumerate(reasons) if reason}
             _remember(memory, found)
@@ -61,12 +77,12 @@ def _reason(split: Split, check: Check, max_pixels: int, i: int) -> str | None:
         while isinstance(split, Subset):
             i, split = split.keep[i], split.split
         if check == "headers":
-            with open_regular(split.paths[i]) if isinstance(split, FileSplit) else BytesIO(split.read(i)) as stream:
+            with split.open(i) if isinstance(split, FileSplit) else BytesIO(split.read(i)) as stream:
                 check_header(stream, max_pixels)
             return None
         picture = decode(split.read(i), max_pixels)
         if isinstance(split, MaskSplit):
-            split.check(i, *picture.shape[1:])
+            split.check_mask(i, *picture.shape[1:])
     except UnicodeEncodeError:
         return "its name is not UTF-8"
     except OSError as error:

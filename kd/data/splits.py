@@ -2,15 +2,15 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from kd.data.held_out import held_out
 from kd.data.pictures import MAX_PIXELS
 from kd.data.probe import KEY, Probe
-from kd.data.scan import ALL_UP_TO, Check, damaged
+from kd.data.scan import Check, damaged, usual
 from kd.data.sources import Source, Split, Subset, labelled_folder, printable
+from kd.data.sources.places import joined, place_of
 from kd.data.sources.unlabelled import Joined, unlabelled_folder
 from kd.errors import UserError
 
@@ -91,7 +91,8 @@ class Splits:
             self.holds_out = not self.source.has("val")
             parts = [self._part(name) if self.holds_out and name in ("train", "val") else self.source.load(name)]
             if name == "train" and self.unlabeled:
-                parts.append(unlabelled_folder(self.unlabeled))
+                limit = getattr(self.source, "cache_bytes", None)
+                parts.append(unlabelled_folder(self.unlabeled, cache_bytes=limit))
             self._listed[name] = parts
         return self._listed[name]
 
@@ -122,8 +123,7 @@ class Splits:
         return self._splits[name]
 
     def _checked(self, split: Split, name: str) -> Split:
-        check = self.check or getattr(split, "check", None) or ("all" if len(split.targets) <= ALL_UP_TO else "headers")
-        bad = damaged(split, name, check, self.max_pixels)
+        bad = damaged(split, name, self.check or usual(split), self.max_pixels)
         if not bad:
             return split
         listed = [f"{printable(split.name(i))} ({reason})" for i, reason in bad.items()]
@@ -142,7 +142,7 @@ class Splits:
 
     def add_folder(self, folder: str, classes: Sequence[str]) -> None:
         """Makes ``folder/<class>/*.jpg`` the split ``folder``, with ids from ``classes``."""
-        self._listed["folder"] = [labelled_folder(Path(folder), classes, "folder")]
+        self._listed["folder"] = [labelled_folder(joined(folder), classes, "folder", place_of(folder, "folder"))]
         self.split("folder")
 
     def sizes(self) -> dict[str, int]:

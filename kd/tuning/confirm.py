@@ -3,11 +3,11 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from kd.callbacks.shared_preflight import FOLDER
 from kd.checkpoints import write_whole
+from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.tuning.page import write_page
 from kd.tuning.places import Place, places
@@ -111,4 +111,4 @@ def has_test_split(plan: Plan) -> bool:
     """Whether the pictures' folder has a ``test`` beside ``train`` and ``val``."""
     source = plan.config["data"]["source"] or {}
     root = str((source.get("init_args") or {}).get("root") or "")
-    return str(source.get("class_path", "")).endswith(".ImageFolder") and bool(root) and Path(root, TEST).is_dir()
+    return str(source.get("class_path", "")).endswith(".ImageFolder") and bool(root) and ImageFolder(root).has(TEST)

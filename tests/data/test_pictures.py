@@ -167,7 +167,7 @@ def test_how_closely_pictures_are_looked_at(folder: Path) -> None:
 
 
 def test_many_pictures_are_looked_at_by_their_headers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kd.data.splits.ALL_UP_TO", 10)
+    monkeypatch.setattr("kd.data.scan.ALL_UP_TO", 10)
     (folder / "train" / "apple" / "bit.png").write_bytes(DAMAGED["bit.png"])
     module(folder).prepare_data()
     with pytest.raises(UserError, match="1 damaged picture"):

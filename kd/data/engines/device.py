@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import functional as tvf
 
 from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sampler import Key
-from kd.data.sources import Source, Split, printable
+from kd.data.sources import Source, Split, fetch, printable
 from kd.data.sources.unlabelled import unlabelled_mask
 from kd.data.transforms import Augment, MixPairs, seeded, train_transform
 from kd.errors import UserError
@@ -105,6 +105,11 @@ class CutSet(torch.utils.data.Dataset[tuple[Any, Recipe, Any, Key]]):
 
     def __len__(self) -> int:
         return len(self.split.targets)
+
+    def __getitems__(self, keys: Sequence[Key]) -> list[tuple[Any, Recipe, Any, Key]]:
+        """A batch's samples."""
+        fetch(self.split, [index for index, _ in keys])
+        return [self[key] for key in keys]
 
     def __getitem__(self, key: Key) -> tuple[Any, Recipe, Any, Key]:
         index, view = key

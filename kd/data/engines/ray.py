@@ -76,7 +76,8 @@ class BatchMaker:
         start = time.perf_counter()
         data, collate = self.works[work]
         try:
-            batch = collate([data[key] for key in keys])
+            together = getattr(data, "__getitems__", None)
+            batch = collate(together(keys) if together else [data[key] for key in keys])
         except Exception as error:
             return f"{first_line(error)} (on {socket.gethostname()})", time.perf_counter() - start
         return apply_to_collection(batch, Tensor, Tensor.numpy), time.perf_counter() - start

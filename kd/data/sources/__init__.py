@@ -10,16 +10,18 @@ from kd.data.sources.base import (
     cache_dir,
     changed,
     content,
+    fetch,
     fingerprint,
     identity,
     stamp_of,
 )
-from kd.data.sources.files import IMAGE_SUFFIXES, FileSplit, pictures_below, printable, said
+from kd.data.sources.files import FileSplit, printable, said
 from kd.data.sources.folder import ImageFolder, class_folders, labelled_folder
 from kd.data.sources.food101 import Food101
 from kd.data.sources.foodtag import FoodTagMini
 from kd.data.sources.hugging_face import HuggingFace
 from kd.data.sources.manifest import Manifest
+from kd.data.sources.places import IMAGE_SUFFIXES, pictures_below
 from kd.data.sources.segmentation import MaskSplit, SegmentationFolder
 from kd.data.sources.shards import Shards
 from kd.data.sources.unlabelled import Joined, Pictures, unlabelled_folder
@@ -46,6 +48,7 @@ __all__ = [
     "changed",
     "class_folders",
     "content",
+    "fetch",
     "fingerprint",
     "identity",
     "labelled_folder",

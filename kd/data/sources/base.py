@@ -1,7 +1,7 @@
 """What a source is, and a split of one; what tells two splits apart."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
@@ -102,6 +102,40 @@ class Subset:
         """Its key in the whole split."""
         return key_of(self.split, self.keep[i])
 
+    def fetch(self, numbers: Iterable[int]) -> None:
+        """See :meth:`FileSplit.fetch`."""
+        fetch(self.split, [self.keep[i] for i in numbers])
+
+    def size(self, i: int) -> int:
+        """Its size in bytes."""
+        return size_of(self.split, self.keep[i])
+
+
+def bytes_of(cache_gb: float | None) -> int | None:
+    """What ``cache_gb`` allows, in bytes.
+
+    Raises:
+        ValueError: nothing.
+    """
+    if cache_gb is not None and not cache_gb > 0:
+        raise ValueError(f"cache_gb must be > 0, got {cache_gb}")
+    return None if cache_gb is None else int(cache_gb * 1e9)
+
+
+def fetch(split: Split, numbers: Iterable[int]) -> None:
+    """Before pictures are read: brings those that lie elsewhere onto this disk, several at once."""
+    if hasattr(split, "fetch"):
+        split.fetch(numbers)
+
+
+def size_of(split: Split, i: int) -> int:
+    """Bytes of a picture's file; 0 where it has none of its own."""
+    if hasattr(split, "size"):
+        return int(split.size(i))
+    with suppress(OSError):  # not every source has files
+        return Path(split.name(i)).stat().st_size
+    return 0
+
 
 def stamp_of(split: Split, i: int) -> str:
     """The stamp of a picture; nothing where a source of someone's own has none."""
@@ -145,8 +179,6 @@ def identity(split: Split) -> str:
     """A hash of a split's file names, sizes and labels in order: the same wherever the files lie."""
     digest = hashlib.sha256()
     for i, target in enumerate(split.targets):
-        file, size = Path(split.name(i)), 0
-        with suppress(OSError):  # not every source has files
-            size = file.stat().st_size
-        digest.update(f"{file.name}\0{target}\0{size}\0".encode(errors="surrogateescape"))
+        name, size = Path(split.name(i)).name, size_of(split, i)
+        digest.update(f"{name}\0{target}\0{size}\0".encode(errors="surrogateescape"))
     return digest.hexdigest()[:16]

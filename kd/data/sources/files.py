@@ -1,18 +1,15 @@
-"""Picture files in folders."""
+"""Splits of picture files."""
 
 import os
-from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import IO, Any, TypeAlias
 
 from kd.data.batch import Target
-from kd.data.pictures import open_regular
+from kd.data.sources.places import DISK, Place, Store
+from kd.object_store import is_url
 
 PathLike: TypeAlias = str | os.PathLike[str]
 UNLABELLED = -1  # the target of a picture without a label
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 
 
 class FileSplit:
@@ -22,38 +19,59 @@ class FileSplit:
         paths: of the pictures.
         targets: one each.
         left_out: how many files beside them are no pictures that can be read, by the ending of their names.
+        place: where those are that are named by URLs; all others are on the disk.
     """
 
     def __init__(
-        self, paths: Sequence[PathLike], targets: Sequence[Any], left_out: dict[str, int] | None = None
+        self,
+        paths: Sequence[PathLike],
+        targets: Sequence[Any],
+        left_out: dict[str, int] | None = None,
+        place: Place = DISK,
     ) -> None:
         self.paths = [str(p) for p in paths]  # strings: thousands of Path objects make workers slow to start
         self.targets = list(targets)
         self.left_out = left_out or {}
+        self.place = place
+
+    def at(self, file: str) -> Place:
+        """Where one of the files is."""
+        return self.place if is_url(file) else DISK
+
+    def open(self, i: int) -> IO[bytes]:
+        """Opens the picture's file for reading; an OSError says why it can't be read."""
+        return self.at(self.paths[i]).open(self.paths[i])
 
     def read(self, i: int) -> bytes:
         """The file's content."""
-        with open_regular(self.paths[i]) as file:
+        with self.open(i) as file:
             return file.read()
 
     def files(self, i: int) -> list[str]:
         """All files that the sample ``i`` is read from."""
         return [self.paths[i]]
 
+    @property
+    def store(self) -> Store | None:
+        """The store that its files are in, where they are in one."""
+        return self.place if isinstance(self.place, Store) else None
+
+    def fetch(self, numbers: Iterable[int]) -> None:
+        """Before these are read: brings what of their files is in a store onto this disk, several at once."""
+        if self.store is not None:
+            self.store.fetch(file for i in numbers for file in self.files(i))
+
     def stamp(self, i: int) -> str:
         """Size and time of change of each of its files."""
-        return "".join(f"{stat.st_size}\0{stat.st_mtime_ns}\0" for stat in self._stats(i))
+        return "".join(self.at(file).stamp(file) for file in self.files(i))
+
+    def size(self, i: int) -> int:
+        """Bytes of the picture's file."""
+        return self.at(self.paths[i]).size(self.paths[i])
 
     def changed(self) -> float:
         """The newest file's time of change."""
-        return max((stat.st_mtime for i in range(len(self.paths)) for stat in self._stats(i)), default=0.0)
-
-    def _stats(self, i: int) -> list[os.stat_result]:
-        found = []
-        for file in self.files(i):
-            with suppress(OSError, ValueError):  # a missing file is named by the check that decodes it
-                found.append(Path(file).stat())
-        return found
+        return max((self.at(file).changed(file) for i in range(len(self.paths)) for file in self.files(i)), default=0.0)
 
     def name(self, i: int) -> str:
         """The file's path."""
@@ -62,30 +80,6 @@ class FileSplit:
     def target(self, i: int) -> Target:
         """Its target."""
         return self.targets[i]
-
-
-def pictures_below(root: str) -> tuple[list[str], dict[str, int]]:
-    """All pictures below a folder at any depth, sorted by path, and what else is there.
-
-    Args:
-        root: the folder.
-
-    Returns:
-        Paths of the files with one of :data:`IMAGE_SUFFIXES`, and how many others there are by the ending of their
-        names. Hidden files and folders are passed over.
-    """
-    found: list[str] = []
-    others: Counter[str] = Counter()
-    for folder, below, names in os.walk(root):
-        below[:] = [name for name in below if not name.startswith(".")]
-        for name in names:
-            if name.startswith("."):
-                continue
-            if name.lower().endswith(IMAGE_SUFFIXES):
-                found.append(f"{folder}{os.sep}{name}")
-            else:
-                others[os.path.splitext(name)[1].lower() or "no ending"] += 1  # noqa: PTH122 - a Path each is slow
-    return sorted(found), dict(others)
 
 
 def printable(name: str) -> str:

@@ -1,13 +1,15 @@
 """The source ``ImageFolder``: a folder with one subfolder a class."""
 
-import os
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+from functools import cached_property
 
-from kd.data.sources.base import Source
-from kd.data.sources.files import IMAGE_SUFFIXES, FileSplit, PathLike, pictures_below, printable, said
+from kd.data.sources.base import Source, bytes_of
+from kd.data.sources.files import FileSplit, PathLike, printable, said
+from kd.data.sources.places import DISK, IMAGE_SUFFIXES, Place, joined, pictures_below, place_of
 from kd.errors import UserError
+
+KEY = "data.source.root"
 
 
 class ImageFolder(Source):
@@ -16,35 +18,43 @@ class ImageFolder(Source):
     Class ids come from ``train`` (sorted by name); ``val`` may hold fewer classes, but none that ``train`` lacks.
 
     Args:
-        root: the folder.
+        root: the folder, or its URL (``s3://bucket/food``; extra ``stream``).
         train: name of the training split's folder below ``root``.
         val: name of the validation split's.
+        cache_gb: of pictures by URL at most so much is kept on the local disk, of all processes together; what was used
+            longest ago goes. Default: all that were read.
     """
 
-    def __init__(self, root: str, train: str = "train", val: str = "val") -> None:
+    def __init__(self, root: str, train: str = "train", val: str = "val", cache_gb: float | None = None) -> None:
         self.root = root
         self.folders = {"train": train, "val": val}
+        self.cache_bytes = bytes_of(cache_gb)
+
+    @cached_property
+    def place(self) -> Place:
+        """Where the files are; a URL is listed once."""
+        return place_of(self.root, KEY, self.cache_bytes)
 
     def load(self, split: str) -> FileSplit:
         """See :meth:`Source.load`. Any other split's name is taken as a folder below ``root``."""
-        self.classes = class_folders(Path(self.root, self.folders["train"]), "data.source.root")
-        return labelled_folder(Path(self.root, self.folders.get(split, split)), self.classes, "data.source.root")
+        self.classes = class_folders(joined(self.root, self.folders["train"]), KEY, self.place)
+        return labelled_folder(joined(self.root, self.folders.get(split, split)), self.classes, KEY, self.place)
 
     def has(self, split: str) -> bool:
         """See :meth:`Source.has`."""
         named = self.folders.get(split, split)
-        return named != split or Path(self.root, named).is_dir()  # a name that was given must be there
+        return named != split or self.place.is_folder(joined(self.root, named))  # a name that was given must be there
 
     def describe(self) -> str:
         """One line."""
         return f"ImageFolder {self.root}"
 
 
-def class_folders(path: Path, key: str) -> list[str]:
+def class_folders(path: str, key: str, place: Place = DISK) -> list[str]:
     """The sorted names of the folders in ``path``; ``key`` is named in errors."""
-    if not path.is_dir():
+    if not place.is_folder(path):
         raise UserError(f"{key}: there is no folder {path}")
-    names = sorted(e.name for e in os.scandir(path) if e.is_dir() and not e.name.startswith("."))
+    names = sorted(name for name in place.folders(path) if not name.startswith("."))
     if not names:
         raise UserError(f"{key}: no class folders in {path} (expected <class>/*.jpg)")
     for name in names:
@@ -53,7 +63,7 @@ def class_folders(path: Path, key: str) -> list[str]:
     return names
 
 
-def labelled_folder(path: Path, classes: Sequence[str], key: str) -> FileSplit:
+def labelled_folder(path: str, classes: Sequence[str], key: str, place: Place = DISK) -> FileSplit:
     """The pictures below ``path/<class>``, at any depth, with ids from ``classes``, of which ``path`` may lack some.
 
     Raises:
@@ -63,13 +73,13 @@ def labelled_folder(path: Path, classes: Sequence[str], key: str) -> FileSplit:
     paths: list[PathLike] = []
     targets: list[int] = []
     left_out: Counter[str] = Counter()
-    for name in class_folders(path, key):
+    for name in class_folders(path, key, place):
         if name not in ids:
-            raise UserError(f"{key}: {path / name} is none of the {len(ids)} known classes")
-        found, others = pictures_below(str(path / name))
+            raise UserError(f"{key}: {joined(path, name)} is none of the {len(ids)} known classes")
+        found, others = pictures_below(joined(path, name), place)
         paths += found
         targets += [ids[name]] * len(found)
         left_out.update(others)
     if not paths:
         raise UserError(f"{key}: no pictures below {path} ({', '.join(IMAGE_SUFFIXES)}){said(left_out)}")
-    return FileSplit(paths, targets, dict(left_out))
+    return FileSplit(paths, targets, dict(left_out), place)

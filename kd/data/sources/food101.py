@@ -6,6 +6,7 @@ from pathlib import Path
 from kd.data.sources.base import Source, cache_dir
 from kd.data.sources.files import FileSplit
 from kd.errors import UserError, first_line
+from kd.object_store import is_url
 
 
 class Food101(Source):
@@ -24,6 +25,8 @@ class Food101(Source):
         from filelock import FileLock
         from torchvision import datasets
 
+        if is_url(self.data_dir or ""):
+            raise UserError(f"data.source.data_dir: must be a folder of this machine, got {self.data_dir}")
         root = Path(self.data_dir) if self.data_dir else cache_dir()
         if self.download:
             root.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """The source ``SegmentationFolder``: pictures with a class for every pixel."""
 
-import os
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 
-from kd.data.pictures import open_regular
-from kd.data.sources.base import Source
-from kd.data.sources.files import IMAGE_SUFFIXES, FileSplit, PathLike
+from kd.data.sources.base import Source, bytes_of
+from kd.data.sources.files import FileSplit, PathLike
+from kd.data.sources.places import DISK, IMAGE_SUFFIXES, Place, joined, place_of
 from kd.decoding import open_picture
 from kd.errors import UserError
 
@@ -19,8 +19,15 @@ from kd.errors import UserError
 class MaskSplit(FileSplit):
     """Picture files, each with a mask of its size: one byte a pixel, the class id."""
 
-    def __init__(self, paths: Sequence[PathLike], masks: Sequence[PathLike], classes: int, ignore: int | None) -> None:
-        super().__init__(paths, [0] * len(paths))
+    def __init__(
+        self,
+        paths: Sequence[PathLike],
+        masks: Sequence[PathLike],
+        classes: int,
+        ignore: int | None,
+        place: Place = DISK,
+    ) -> None:
+        super().__init__(paths, [0] * len(paths), place=place)
         self.masks = [str(p) for p in masks]
         self.classes, self.ignore = classes, ignore
 
@@ -35,7 +42,7 @@ class MaskSplit(FileSplit):
             RuntimeError: no mask of class ids of the picture's size; the message names its path.
         """
         try:
-            with open_regular(self.masks[i]) as file, open_picture(file) as opened:
+            with self.at(self.masks[i]).open(self.masks[i]) as file, open_picture(file) as opened:
                 mask = np.array(opened if opened.mode in ("L", "P", "1") else opened.convert("L"))
                 several = opened.mode not in ("L", "P", "1")
         except Exception as error:
@@ -48,7 +55,7 @@ class MaskSplit(FileSplit):
             raise RuntimeError(f"its mask {self.masks[i]} holds the value {odd[0]}, not one of {known}")
         return tv_tensors.Mask(torch.from_numpy(mask.astype(np.uint8))[None])
 
-    def check(self, i: int, height: int, width: int) -> None:
+    def check_mask(self, i: int, height: int, width: int) -> None:
         """Raises a RuntimeError unless the mask is as it must be, for a picture of that size."""
         size = tuple(self.target(i).shape[1:])
         if size != (height, width):
@@ -59,11 +66,12 @@ class SegmentationFolder(Source):
     """``root/images/<split>/*.jpg`` with ``root/masks/<split>/<same name>.png``, one byte a pixel: the class id.
 
     Args:
-        root: the folder.
+        root: the folder, or its URL (extra ``stream``).
         class_names: names of the classes 0, 1, ...
         ignore_index: the id of pixels that take no part in losses and metrics.
         images: folder of the pictures below ``root``.
         masks: folder of the masks.
+        cache_gb: as of :class:`~kd.data.sources.ImageFolder`.
     """
 
     masks = True
@@ -75,6 +83,7 @@ class SegmentationFolder(Source):
         ignore_index: int | None = None,
         images: str = "images",
         masks: str = "masks",
+        cache_gb: float | None = None,
     ) -> None:
         if ignore_index is not None and not 0 <= ignore_index <= 255:
             raise ValueError(f"ignore_index must be between 0 and 255, got {ignore_index}")
@@ -83,6 +92,12 @@ class SegmentationFolder(Source):
         self.root, self.ignore_index = root, ignore_index
         self.classes = list(class_names)
         self.folders = images, masks
+        self.cache_bytes = bytes_of(cache_gb)
+
+    @cached_property
+    def place(self) -> Place:
+        """Where the files are; a URL is listed once."""
+        return place_of(self.root, "data.source.root", self.cache_bytes)
 
     def load(self, split: str) -> MaskSplit:
         """See :meth:`Source.load`.
@@ -90,25 +105,27 @@ class SegmentationFolder(Source):
         Raises:
             UserError: missing folders, no pictures, or a picture without a mask.
         """
-        images, masks = (Path(self.root, folder, split) for folder in self.folders)
+        images, masks = (joined(self.root, folder, split) for folder in self.folders)
         for folder in (images, masks):
-            if not folder.is_dir():
+            if not self.place.is_folder(folder):
                 raise UserError(f"data.source.root: there is no folder {folder}")
-        names = (entry.name for entry in os.scandir(images))
+        names = self.place.files(images)
         found = sorted(name for name in names if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith("."))
         if not found:
             raise UserError(f"data.source.root: no pictures in {images} ({', '.join(IMAGE_SUFFIXES)})")
-        there = {entry.name for entry in os.scandir(masks)}
-        paired = [(images / name, masks / f"{Path(name).stem}.png") for name in found]
-        missing = [mask for _, mask in paired if mask.name not in there]
+        there = set(self.place.files(masks))
+        paired = [(joined(images, name), joined(masks, f"{Path(name).stem}.png")) for name in found]
+        missing = [mask for _, mask in paired if mask.rpartition("/")[2] not in there]
         if missing:
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise UserError(f"data.source.root: there is no mask {missing[0]}{more}")
-        return MaskSplit([p for p, _ in paired], [m for _, m in paired], len(self.classes), self.ignore_index)
+        return MaskSplit(
+            [p for p, _ in paired], [m for _, m in paired], len(self.classes), self.ignore_index, self.place
+        )
 
     def has(self, split: str) -> bool:
         """See :meth:`Source.has`."""
-        return all(Path(self.root, folder, split).is_dir() for folder in self.folders)
+        return all(self.place.is_folder(joined(self.root, folder, split)) for folder in self.folders)
 
     def describe(self) -> str:
         """One line."""

@@ -18,7 +18,7 @@ from torchvision import tv_tensors
 
 from kd.data.batch import Target
 from kd.data.pictures import MAX_BYTES, decode_grey
-from kd.data.sources.base import Source, Split, cache_dir
+from kd.data.sources.base import Source, Split, bytes_of, cache_dir
 from kd.data.sources.files import UNLABELLED
 from kd.errors import UserError, first_line
 from kd.object_store import Ranged, file_system, is_url, tried
@@ -36,11 +36,9 @@ class Shards(Source):
     """
 
     def __init__(self, root: str, cache_gb: float | None = None) -> None:
-        if cache_gb is not None and not cache_gb > 0:
-            raise ValueError(f"cache_gb must be > 0, got {cache_gb}")
+        self.cache_bytes = bytes_of(cache_gb)
         self.root = root.rstrip("/")
         self._indices: dict[str, tuple[dict[str, Any], str]] = {}
-        self.cache_bytes = None if cache_gb is None else int(cache_gb * 1e9)
 
     def load(self, split: str) -> Split:
         """See :meth:`Source.load`."""

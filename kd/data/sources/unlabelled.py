@@ -1,7 +1,6 @@
 """Pictures without labels, alone or beside labelled ones."""
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -9,9 +8,11 @@ from torchvision import tv_tensors
 
 from kd.data import foodtag_mini
 from kd.data.batch import Target
-from kd.data.sources.base import Source, Split, cache_dir, changed, key_of, stamp_of
-from kd.data.sources.files import IMAGE_SUFFIXES, UNLABELLED, FileSplit, pictures_below, said
+from kd.data.sources.base import Source, Split, bytes_of, cache_dir, changed, fetch, key_of, size_of, stamp_of
+from kd.data.sources.files import UNLABELLED, FileSplit, said
+from kd.data.sources.places import IMAGE_SUFFIXES, pictures_below, place_of
 from kd.errors import UserError
+from kd.object_store import is_url
 
 DRAWN = (5, 2)
 """Pictures of each kind of food that are drawn to train on and to validate with."""
@@ -21,13 +22,16 @@ class Pictures(Source):
     """A folder of pictures without labels, at any depth.
 
     Args:
-        root: the folder; null: drawn pictures of food (:mod:`kd.data.foodtag_mini`), to try things with.
+        root: the folder, or its URL (extra ``stream``); null: drawn pictures of food (:mod:`kd.data.foodtag_mini`), to
+            try things with.
         val: a folder of other pictures to validate with; without one a part of ``root`` is held out
             (``data.val_fraction``).
+        cache_gb: as of :class:`~kd.data.sources.ImageFolder`.
     """
 
-    def __init__(self, root: str | None, val: str | None = None) -> None:
+    def __init__(self, root: str | None, val: str | None = None, cache_gb: float | None = None) -> None:
         self.folders = {"train": root, "val": val}
+        self.cache_bytes = bytes_of(cache_gb)
         self.classes = []
 
     def load(self, split: str) -> FileSplit:
@@ -37,7 +41,7 @@ class Pictures(Source):
         folder = self.folders.get(split)
         if folder is None:
             raise UserError(f"data.source: a folder of pictures has the splits train and val, not '{split}'")
-        return unlabelled_folder(folder, "data.source.root" if split == "train" else "data.source.val")
+        return unlabelled_folder(folder, f"data.source.{'root' if split == 'train' else 'val'}", self.cache_bytes)
 
     def has(self, split: str) -> bool:
         """See :meth:`Source.has`."""
@@ -48,18 +52,20 @@ class Pictures(Source):
         return f"pictures without labels below {self.folders['train'] or 'a folder to be drawn'}"
 
 
-def unlabelled_folder(root: str, key: str = "data.unlabeled") -> FileSplit:
-    """All pictures below ``root``, at any depth, sorted by path; their target is -1.
+def unlabelled_folder(root: str, key: str = "data.unlabeled", cache_bytes: int | None = None) -> FileSplit:
+    """All pictures below ``root``, a folder or URL, at any depth, sorted by path; their target is -1.
 
     Raises:
         UserError: no such folder, or no pictures in it; ``key`` is named.
     """
-    if not Path(root).is_dir():
+    place = place_of(root, key, cache_bytes)
+    folder = root.rstrip("/") if is_url(root) else root
+    if not place.is_folder(folder):
         raise UserError(f"{key}: there is no folder {root}")
-    paths, others = pictures_below(root)
+    paths, others = pictures_below(folder, place)
     if not paths:
         raise UserError(f"{key}: no pictures below {root} ({', '.join(IMAGE_SUFFIXES)}){said(others)}")
-    return FileSplit(paths, [UNLABELLED] * len(paths), others)
+    return FileSplit(paths, [UNLABELLED] * len(paths), others, place)
 
 
 class Joined:
@@ -95,6 +101,16 @@ class Joined:
     def key(self, i: int) -> str:
         """Its key in its own split."""
         return key_of(*self._at(i))
+
+    def fetch(self, numbers: Iterable[int]) -> None:
+        """See :meth:`FileSplit.fetch`."""
+        places = [self._at(i) for i in numbers]
+        for part in self.parts:
+            fetch(part, [j for split, j in places if split is part])
+
+    def size(self, i: int) -> int:
+        """Its size in its own split."""
+        return size_of(*self._at(i))
 
     def changed(self) -> float:
         """When a picture of either part was changed last."""

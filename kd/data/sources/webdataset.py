@@ -20,8 +20,9 @@ from filelock import FileLock
 from kd.checkpoints import write_whole
 from kd.data.pictures import MAX_BYTES
 from kd.data.sources.base import Source, cache_dir
-from kd.data.sources.files import IMAGE_SUFFIXES, UNLABELLED, said
+from kd.data.sources.files import UNLABELLED, said
 from kd.data.sources.manifest import in_order
+from kd.data.sources.places import IMAGE_SUFFIXES
 from kd.data.sources.shards import ShardSplit
 from kd.errors import UserError
 

@@ -1,0 +1,295 @@
+"""Where the files of a source lie: on a disk or in an object store. Sources ask these how to list and read them."""
+
+import hashlib
+import os
+import posixpath
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import lru_cache, partial
+from io import BytesIO
+from math import inf
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from kd.data.pictures import MAX_BYTES, open_regular
+from kd.errors import UserError
+from kd.machine import cache_dir
+from kd.object_store import Kept, content_of, is_url, listed, size_in, whole_file
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+AT_ONCE = 16  # requests of one process to a store: each waits for its answer many times longer than it works
+PREFIX_END = chr(0x10FFFF)
+
+
+class Place(Protocol):
+    """How files are listed and read. Folders and files are named by paths, or by whole URLs."""
+
+    def is_folder(self, folder: str) -> bool:
+        """Whether there is such a folder."""
+
+    def folders(self, folder: str) -> list[str]:
+        """Names of the folders in a folder, in any order."""
+
+    def files(self, folder: str) -> list[str]:
+        """Names of what else is in it, in any order."""
+
+    def below(self, folder: str) -> Iterator[str]:
+        """All files below it at any depth, in any order; hidden files and folders are passed over."""
+
+    def open(self, file: str) -> IO[bytes]:
+        """Opens a picture file for reading; an OSError says why it can't be read."""
+
+    def stamp(self, file: str) -> str:
+        """What differs once the file has changed; nothing of a missing one."""
+
+    def size(self, file: str) -> int:
+        """In bytes; 0 of a missing one."""
+
+    def changed(self, file: str) -> float:
+        """When it was changed last, in seconds since 1970."""
+
+
+class Disk:
+    """This machine's files. See :class:`Place`."""
+
+    def is_folder(self, folder: str) -> bool:
+        """See :class:`Place`."""
+        return Path(folder).is_dir()
+
+    def folders(self, folder: str) -> list[str]:
+        """See :class:`Place`."""
+        return [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+
+    def files(self, folder: str) -> list[str]:
+        """See :class:`Place`."""
+        return [entry.name for entry in os.scandir(folder)]
+
+    def below(self, folder: str) -> Iterator[str]:
+        """See :class:`Place`."""
+        for path, folders, names in os.walk(folder):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            yield from (f"{path}{os.sep}{name}" for name in names if not name.startswith("."))
+
+    def open(self, file: str) -> IO[bytes]:
+        """See :class:`Place`."""
+        return open_regular(file)
+
+    def stamp(self, file: str) -> str:
+        """Size and time of change."""
+        found = _stat(file)
+        return f"{found.st_size}\0{found.st_mtime_ns}\0" if found else ""
+
+    def size(self, file: str) -> int:
+        """See :class:`Place`."""
+        found = _stat(file)
+        return found.st_size if found else 0
+
+    def changed(self, file: str) -> float:
+        """See :class:`Place`."""
+        found = _stat(file)
+        return found.st_mtime if found else 0.0
+
+
+def _stat(file: str) -> os.stat_result | None:
+    with suppress(OSError, ValueError):  # a missing file is named by the check that decodes it
+        return Path(file).stat()
+    return None
+
+
+class Store:
+    """Files in an object store, listed once; each is read whole by one request and kept on the local disk.
+
+    Pickled with what it has listed: a loader's process lists nothing.
+
+    Args:
+        root: what its copies go by.
+        limit: most bytes of copies, of all processes of the machine; None: all that were read.
+    """
+
+    def __init__(self, root: str, limit: int | None = None) -> None:
+        self.root, self.limit = root, limit
+        self._states: dict[str, str] = {}  # size and hash by URL
+        self._urls: list[str] = []  # sorted, to find folders in
+
+    @classmethod
+    def of(cls, root: str, key: str, limit: int | None = None) -> "Store":
+        """All files below ``root``.
+
+        Raises:
+            UserError: they can't be listed; the message names ``key``.
+        """
+        _check_plain(root, key)
+        place = cls(joined(root), limit)
+        place._states = {f"{place.root}/{name}": state for name, state in listed(place.root, key).items()}
+        place._urls = sorted(place._states)
+        return place
+
+    @classmethod
+    def holding(cls, root: str, files: Iterable[str], key: str, limit: int | None = None) -> "Store":
+        """These files alone: their folders are listed, without what is below those.
+
+        Raises:
+            UserError: a folder can't be listed; the message names ``key``.
+        """
+        place, wanted = cls(root, limit), set(files)
+        folders = sorted({file.rpartition("/")[0] for file in wanted})
+        for folder in folders:
+            _check_plain(folder, key)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for folder, found in zip(folders, pool.map(partial(listed, key=key, below=False), folders), strict=True):
+                named = ((f"{folder}/{name}", state) for name, state in found.items())
+                place._states |= {file: state for file, state in named if file in wanted}
+        return place
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_urls": []}
+
+    def _in(self, folder: str) -> list[str]:
+        start = f"{folder}/"
+        first, end = (bisect_left(self._urls, edge) for edge in (start, start + PREFIX_END))
+        return self._urls[first:end]
+
+    def is_folder(self, folder: str) -> bool:
+        """See :class:`Place`. A store has no empty folders."""
+        return bool(self._in(folder))
+
+    def folders(self, folder: str) -> list[str]:
+        """See :class:`Place`."""
+        rests = (url[len(folder) + 1 :] for url in self._in(folder))
+        return list({rest.partition("/")[0] for rest in rests if "/" in rest})
+
+    def files(self, folder: str) -> list[str]:
+        """See :class:`Place`."""
+        rests = (url[len(folder) + 1 :] for url in self._in(folder))
+        return [rest for rest in rests if "/" not in rest]
+
+    def below(self, folder: str) -> Iterator[str]:
+        """See :class:`Place`."""
+        return (url for url in self._in(folder) if "/." not in url[len(folder) :])
+
+    def open(self, file: str) -> IO[bytes]:
+        """See :class:`Place`."""
+        if file not in self._states:
+            raise FileNotFoundError(f"there is no {file}")
+        size = self.size(file)
+        if size > MAX_BYTES:
+            raise OSError(f"has {size:,} bytes, more than any picture")
+        return BytesIO(self._copies().get(self._copy(file), partial(whole_file, file, size), size))
+
+    def _copies(self) -> Kept:
+        return _kept(cache_dir() / "pictures" / _hash(self.root)[:16], self.limit)
+
+    def _copy(self, file: str) -> str:
+        name = _hash(f"{file}\0{self._states[file]}")
+        return f"{name[:2]}/{name[2:32]}"
+
+    def fetch(self, files: Iterable[str]) -> None:
+        """Copies these onto the disk, several at once; what can't be had is said by :meth:`open`."""
+        copies = self._copies()
+        missing = [file for file in files if file in self._states and not copies.has(self._copy(file))]
+        if len(missing) > 1:
+            with ThreadPoolExecutor(min(AT_ONCE, len(missing))) as pool:
+                list(pool.map(self._try, missing))
+
+    def _try(self, file: str) -> None:
+        with suppress(OSError, UserError):
+            self.open(file)
+
+    def fits(self) -> bool:
+        """Whether copies of all that was listed may be kept."""
+        return self.limit is None or sum(map(size_in, self._states.values())) <= self.limit
+
+    def stamp(self, file: str) -> str:
+        """Size, and a hash of the ETag and of the time of change."""
+        return self._states.get(file, "")
+
+    def size(self, file: str) -> int:
+        """See :class:`Place`."""
+        return size_in(self._states[file]) if file in self._states else 0
+
+    def changed(self, file: str) -> float:
+        """Nobody knows by whose clock."""
+        return inf
+
+
+@lru_cache(maxsize=16)
+def _kept(folder: Path, limit: int | None) -> Kept:
+    return Kept(folder, limit)  # one a process: it counts what it writes
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_plain(url: str, key: str) -> None:
+    if "::" in url:
+        raise UserError(f"{key}: {url} names one file system within another, which only data.source=Shards reads")
+
+
+DISK = Disk()
+
+
+def place_of(root: str, key: str, limit: int | None = None) -> Place:
+    """Where the files below a folder or URL are; a URL is listed at once.
+
+    Args:
+        root: the folder or URL.
+        key: the configuration key that named it.
+        limit: most bytes of copies of files in a store.
+
+    Raises:
+        UserError: it can't be listed.
+    """
+    return Store.of(root, key, limit) if is_url(root) else DISK
+
+
+def joined(root: str, *names: str) -> str:
+    """A path or URL below another one, in its shortest form; an absolute path, and a URL, stands for itself.
+
+    >>> joined("/data/food", "train"), joined("s3://food/lists/", "../train", "a b.jpg"), joined("s3://food/", "/data")
+    ('/data/food/train', 's3://food/train/a b.jpg', '/data')
+    """
+    for name in names:
+        if is_url(name) or (is_url(root) and name.startswith("/")):
+            root = name
+        else:
+            root = f"{root}/{name}" if is_url(root) else str(Path(root, name))
+    kind, _, path = root.partition("://")
+    return f"{kind}://{posixpath.normpath(path)}" if path else str(Path(root))
+
+
+def list_at(file: str, key: str) -> bytes:
+    """What is in a file that names others.
+
+    Raises:
+        UserError: it is not there, or can't be read.
+    """
+    if is_url(file):
+        return content_of(file, key)
+    if not Path(file).is_file():
+        raise UserError(f"{key}: there is no {file}")
+    return Path(file).read_bytes()
+
+
+def pictures_below(folder: str, place: Place = DISK) -> tuple[list[str], dict[str, int]]:
+    """All pictures below a folder at any depth, sorted by path, and what else is there.
+
+    Args:
+        folder: the folder.
+        place: where it is.
+
+    Returns:
+        Paths of the files with one of :data:`IMAGE_SUFFIXES`, and how many others there are by the ending of their
+        names. Hidden files and folders are passed over.
+    """
+    found: list[str] = []
+    others: Counter[str] = Counter()
+    for file in place.below(folder):
+        if file.lower().endswith(IMAGE_SUFFIXES):
+            found.append(file)
+        else:
+            others[os.path.splitext(file)[1].lower() or "no ending"] += 1  # noqa: PTH122 - a Path each is slow
+    return sorted(found), dict(others)
