@@ -331,11 +331,11 @@ def whole_file(url: str, size: int) -> bytes:
         FileNotFoundError: there is no such file any more.
         OSError: it can't be fetched, or has another size now.
     """
-    folder, _, name = url.rpartition("/")
+    folder = url.rpartition("/")[0].rstrip("/")  # a store's names may have empty parts
 
     def fetch() -> bytes:
         files, path = file_system(folder)
-        data: bytes = files.cat_file(f"{path}/{name}", start=0, end=size + 1)  # one more: has it grown?
+        data: bytes = files.cat_file(path + url[len(folder) :], start=0, end=size + 1)  # one more: has it grown?
         if len(data) != size:
             raise OSError(f"{'more' if len(data) > size else len(data)} bytes came, {size} were listed")
         return data

@@ -21,14 +21,17 @@ class Probe:
 
     root: str | None = None
 
-    def load(self) -> list[Split]:
+    def load(self, cache_bytes: int | None = None) -> list[Split]:
         """The pictures of ``train`` and those of ``val``.
+
+        Args:
+            cache_bytes: most bytes of their copies, where they are in a store.
 
         Raises:
             UserError: one of the folders is missing or empty, or there is one class alone.
         """
         root = self.root or ""
-        place = place_of(root, KEY)
+        place = place_of(root, KEY, cache_bytes)
         classes = class_folders(joined(root, "train"), KEY, place)
         if len(classes) == 1:
             raise UserError(f"{KEY}: one class ('{classes[0]}') leaves nothing to tell apart; two are needed")

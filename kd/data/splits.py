@@ -83,16 +83,20 @@ class Splits:
                 found.update(getattr(part, "left_out", {}))
         return dict(found)
 
+    @property
+    def _cache_bytes(self) -> int | None:
+        """What the source's ``cache_gb`` allows, for the other pictures too."""
+        return getattr(self.source, "cache_bytes", None)
+
     def listed(self, name: str) -> list[Split]:
         """A split as its source gives it, and behind it the unlabelled pictures; nothing is checked."""
         if name == "probe" and self.probe is not None and name not in self._listed:
-            self._listed[name] = self.probe.load()
+            self._listed[name] = self.probe.load(self._cache_bytes)
         if name not in self._listed:
             self.holds_out = not self.source.has("val")
             parts = [self._part(name) if self.holds_out and name in ("train", "val") else self.source.load(name)]
             if name == "train" and self.unlabeled:
-                limit = getattr(self.source, "cache_bytes", None)
-                parts.append(unlabelled_folder(self.unlabeled, cache_bytes=limit))
+                parts.append(unlabelled_folder(self.unlabeled, cache_bytes=self._cache_bytes))
             self._listed[name] = parts
         return self._listed[name]
 
@@ -142,7 +146,8 @@ class Splits:
 
     def add_folder(self, folder: str, classes: Sequence[str]) -> None:
         """Makes ``folder/<class>/*.jpg`` the split ``folder``, with ids from ``classes``."""
-        self._listed["folder"] = [labelled_folder(joined(folder), classes, "folder", place_of(folder, "folder"))]
+        place = place_of(folder, "folder", self._cache_bytes)
+        self._listed["folder"] = [labelled_folder(joined(folder), classes, "folder", place)]
         self.split("folder")
 
     def sizes(self) -> dict[str, int]:

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from kd.cli import main, pack_main, train_main
+from kd.data.engines.device import CutSet
 from kd.data.probe import Probe
+from kd.data.scan import damaged, usual
 from kd.data.sources import (
     Food101,
     ImageFolder,
@@ -29,6 +32,7 @@ from kd.data.sources import (
     identity,
     unlabelled_folder,
 )
+from kd.data.transforms import Augment
 from kd.errors import UserError
 from kd.object_store import file_system
 from tests._faults import Faults, before
@@ -69,7 +73,9 @@ def test_a_run_by_url_is_the_run_on_a_disk(
     lists, gets = Faults(part="list-type"), Faults(part=".jpg")
     with failing(monkeypatch, lists, gets):
         lists.often, gets.often = 2, 5
+        ImageFolder(url).load("train")
         remote = run(recipe, *by_url, cached)
+        assert any(lists.failed.values())
         assert all(gets.failed.values()), gets.failed
         assert 0 < len(lists.seen) < 12  # not by each loader's process
         lists.often = gets.often = 0
@@ -153,7 +159,20 @@ def test_each_source_finds_by_url_what_it_finds_on_a_disk(s3: str, tmp_path: Pat
             ]
             assert getattr(a, "left_out", None) == getattr(b, "left_out", None)
             assert identity(a) == identity(b)
+            assert usual(a) == usual(b) == "all"
+            assert damaged(a, name) == damaged(b, name) == {}
     assert len(Manifest(f"{url}/lists/train.csv").load("train").targets) == 6
+    files, path = file_system(f"{url}/data/train/cake")
+    files.pipe_file(f"{path}//00.jpg", b"empty part")  # beside cake/00.jpg
+    odd = ImageFolder(f"{url}/data", cache_gb=1e-6).load("train")
+    assert usual(odd) == "off"
+    assert [odd.read(i) for i in range(len(odd.paths)) if "cake//" in odd.name(i)] == [b"empty part"]
+    files.rm(f"{path}//00.jpg")
+    cuts = [
+        CutSet(ImageFolder(f"{place}/data").load("train"), (8, 8), Augment(), 0).__getitems__([(3, 0), (1, 1)])
+        for place in (root, url)
+    ]
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(*cuts, strict=True))
     found = [Probe(f"{place}/data").load()[1].targets for place in (root, url)]
     assert found[0] == found[1]
     assert len(unlabelled_folder(f"{url}/data").targets) == len(unlabelled_folder(str(root / "data")).targets)
@@ -191,7 +210,7 @@ def test_mistakes_by_url_are_told_in_a_line(
     for source, message in (
         (Pictures("s3://no-such-bucket/x"), "data.source.root: there is no folder s3://no-such-bucket/x"),
         (ImageFolder(f"{s3}/none"), "data.source.root: no pictures below s3://food/none/train"),
-        (Pictures(f"zip://x::{s3}/a.zip"), "names one file system within another"),
+        (Pictures(f"zip://x::{s3}/a.zip"), "'::' would name one file system within another"),
         (Pictures("nix://x"), "data.source.root: nix://x: Protocol not known: nix"),
         (Pictures(f"{s3}/mini", f"{s3}/no"), "data.source.val: there is no folder s3://food/no"),
         (Food101(s3), "data.source.data_dir: must be a folder of this machine, got s3://food"),

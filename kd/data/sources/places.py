@@ -125,6 +125,7 @@ class Store:
         place = cls(joined(root), limit)
         place._states = {f"{place.root}/{name}": state for name, state in listed(place.root, key).items()}
         place._urls = sorted(place._states)
+        _check_plain(next((url for url in place._urls if "::" in url), ""), key)
         return place
 
     @classmethod
@@ -226,7 +227,7 @@ def _hash(text: str) -> str:
 
 def _check_plain(url: str, key: str) -> None:
     if "::" in url:
-        raise UserError(f"{key}: {url} names one file system within another, which only data.source=Shards reads")
+        raise UserError(f"{key}: {url}: '::' would name one file system within another, which only Shards reads")
 
 
 DISK = Disk()
