@@ -221,7 +221,7 @@ class Phases(Callback):
             "batches_per_epoch": trainer.num_training_batches, "max_epochs": trainer.max_epochs,
             "max_steps": trainer.max_steps, "python": platform.python_version(), "platform": platform.platform(),
             "primary": run.module.task.primary, "cacheable": features is not None, "feature_bytes": features or 0,
-            "cached": bool(run.module.caches), "torch": torch.__version__,
+            "cached": bool(run.module.caches), "torch": torch.__version__, "val": run.students.data_info.val,
             "device_name": torch.cuda.get_device_name() if self._cuda else processor(),
         }  # fmt: skip
         self.header |= {"price_per_hour": self.price_per_hour} if self.price_per_hour is not None else {}

@@ -47,6 +47,7 @@ from kd.report.step_facts import mean, part
 from kd.report.training_rules import (
     class_imbalance,
     confusion,
+    features_collapse,
     loss_not_decreasing,
     loss_term_dominates,
     overfit,
@@ -79,7 +80,7 @@ RULES: dict[str, Callable[..., Finding | None]] = {
     "StudentUnderTrained": student_under_trained,
     "TemperatureTooHigh": temperature, "TemperatureTooLow": temperature, "LossTermDominates": loss_term_dominates,
     "Overtraining": overtraining, "StalledTraining": stalled_training, "SimilarAcrossRuns": similar_across_runs,
-    "Confusion": confusion,
+    "Confusion": confusion, "FeaturesCollapse": features_collapse,
 }  # fmt: skip
 
 
@@ -236,9 +237,11 @@ def _learning(run: Run, place: str, ask: _Rules) -> Found:
     agreement = by_epoch(f"{place}val/agreement")
     each = run.summary.get("students") or {"": run.summary.get("student") or {}}
     start = (each.get(place.removesuffix("/")) or {}).get("start", "")
+    pictures = next((header.get("val", 0) for header in run.headers.values()), 0)
     return [
         ask("Overfit", by_epoch(f"{place}train/loss"), scores, metric=metric),
         ask("Overtraining", scores, metric=metric),
+        ask("FeaturesCollapse", by_epoch(f"{place}val/rankme"), pictures),
         ask("StudentIgnoresTeacher", agreement, {name: by_epoch(name) for name in names}),
         ask("StudentUnderTrained", scores, agreement, start=start, metric=metric)
         if run.summary.get("status") == "done"

@@ -170,6 +170,24 @@ def stalled_training(silent_s: float, limit_s: float = 1800) -> Finding | None:
     return Finding("StalledTraining", text, "a rank that waits for another, a disk or a store that does not answer")
 
 
+def features_collapse(rank: Sequence[float], pictures: int, below: float = 10, least: int = 100) -> Finding | None:
+    """The features of at least ``least`` pictures vary in fewer than ``below`` directions, by RankMe.
+
+    A student that learns from scratch, from few pictures, finds a handful of directions that lower its losses and no
+    more; neighbours and probes then find nothing in it.
+
+    Args:
+        rank: RankMe on the validation pictures, by epoch.
+        pictures: there.
+        below: fewer tell too few things apart.
+        least: fewer pictures have no more directions themselves.
+    """
+    if not rank or pictures < least or rank[-1] >= below:
+        return None
+    text = f"the student's features use {rank[-1]:.1f} directions (val/rankme of {pictures} pictures)"
+    return Finding("FeaturesCollapse", text, "model.student.inherit=true, more pictures, more epochs")
+
+
 def similar_across_runs(
     own: Mapping[float, float], others: Mapping[str, Mapping[float, float]], least: int = 5, near: float = 1e-6
 ) -> Finding | None:

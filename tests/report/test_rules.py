@@ -54,6 +54,8 @@ CASES: list[tuple[Callable[..., Any], str, tuple[Any, ...], tuple[Any, ...]]] = 
      ([0.3, 0.5, 0.5, 0.5, 0.5], {"train/dkd_loss": [1, 0.9, 0.9, 0.9, 0.9], "train/at_loss": [-0.5] * 5}),
      ([0.3, 0.5, 0.5, 0.5, 0.5], {"train/dkd_loss": [1, 0.9, 0.9, 0.9, 0.9], "train/at_loss": [5, 4, 3, 2, 1]})),
     (rules.student_ignores_teacher, "StudentIgnoresTeacher", ([0.5] * 5, {"kd": [1] * 5}), ([0.5] * 5, {})),
+    (rules.features_collapse, "FeaturesCollapse", ([20.0, 4.8], 296), ([4.8, 28.8], 296)),
+    (rules.features_collapse, "FeaturesCollapse", ([4.8], 100), ([4.8], 99)),
     (rules.student_under_trained, "StudentUnderTrained", ([0.2, 0.3, 0.4, 0.5, 0.6], [0.3] * 5),
      ([0.2, 0.5, 0.6, 0.6, 0.605], [0.3] * 5)),
     (rules.student_under_trained, "StudentUnderTrained", ([0.2, 0.3, 0.4, 0.5, 0.6], [0.3] * 5, "scratch"),
