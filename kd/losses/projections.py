@@ -102,7 +102,7 @@ class OrthogonalProjection(Projection):
         """The student's features -> the teacher's shape."""
         features = features.mean(dim=(2, 3)) if self.pooled else features
         with torch.autocast(features.device.type, enabled=False):  # rounded products would not be orthonormal
-            weight = self.layers.weight
+            weight: Tensor = self.layers.weight  # type: ignore[assignment]  # a parametrized layer's
         projected = F.linear(features.movedim(1, -1) if features.ndim == 4 else features, weight)
         return resize(projected.movedim(-1, 1), self.size) if self.size else projected
 
