@@ -35,6 +35,7 @@ class Fill(LightningModule):
         self.teacher, self.pictures, self.wanted = teacher, data, wanted
         self.asked: Teacher = teacher
         self.view = 0
+        self._by_tier = False
 
     @property
     def caches(self) -> dict[str, CachedTeacher]:
@@ -45,25 +46,40 @@ class Fill(LightningModule):
         """Puts the teachers on their device and opens the caches."""
         if self.caches:
             return
-        self.teacher.to(self.trainer.strategy.root_device, dtype_for(str(self.trainer.precision)))
+        self._by_tier = self._tier_answers()
+        device = torch.device("cpu") if self._by_tier else self.trainer.strategy.root_device
+        self.teacher.to(device, dtype_for(str(self.trainer.precision)))
         announce = self.trainer.is_global_zero
         self.asked = open_cache(self.teacher, self.pictures, self.wanted, announce, filling=True)
 
     def val_dataloader(self) -> DataLoader:
         """Batches with missing answers, of this process and view."""
         loader = self.pictures.fill_dataloader(
-            self.view, self._present, self.trainer.global_rank, self.trainer.world_size, self._answering()
-        )
+            self.view, self._present, self.trainer.global_rank, self.trainer.world_size,
+            self._answering if self._by_tier else None,
+        )  # fmt: skip
         label = f"view {self.view + 1}/{next(iter(self.caches.values())).views}"
         total = len(loader) * self.pictures.batch_size * self.trainer.world_size
         self._bar = bar(label=label, total=total, disable=not self.trainer.is_global_zero)
         return loader
 
-    def _answering(self) -> Callable[[Callable[..., Batch]], AnsweringCollate] | None:
-        """On a machine without a GPU a data tier computes the answers too; for a GPU it makes the pictures."""
-        if self.pictures.tier is None or self.trainer.strategy.root_device.type != "cpu":
-            return None
-        return lambda collate: AnsweringCollate(collate, self.caches)
+    def _tier_answers(self) -> bool:
+        """Whether a data tier computes the answers: where it has GPUs, or none are here. Else it makes the pictures.
+
+        Raises:
+            UserError: a teacher has a place of its own.
+        """
+        tier = self.pictures.tier
+        if tier is None or not (tier.use_gpus() or self.trainer.strategy.root_device.type == "cpu"):
+            return False
+        for member in self.teacher.members.values():
+            if member.spec.placement not in ("same", "cpu"):
+                raise UserError(f"{member.key}.placement: must be same or cpu where a data tier computes the answers, "
+                                f"got '{member.spec.placement}'")  # fmt: skip
+        return True
+
+    def _answering(self, collate: Callable[..., Batch]) -> AnsweringCollate:
+        return AnsweringCollate(collate, self.caches)
 
     def _present(self, view: int, index: np.ndarray) -> np.ndarray:
         return np.logical_and.reduce([cache.present(view, index) for cache in self.caches.values()])

@@ -108,6 +108,7 @@ class DistillationDataModule(LightningDataModule):
             self.auto.discard("num_workers")  # all cores of the tier: nothing is to be tried
             self.num_workers = 0  # no process of this machine loads any
         self._finish: Finish | None = None  # what is left to the device
+        self._filling: tuple[Dataset[Any], Callable[..., Any]] | None = None
         self.views: int | None = None  # set where a teacher's answers are cached: view = epoch % views
         self._identity: dict[str, Any] | None = None
 
@@ -219,16 +220,16 @@ class DistillationDataModule(LightningDataModule):
     def fill_dataloader(
         self, view: int, present: Present, rank: int, world_size: int, answering: Answering | None = None
     ) -> DataLoader:
-        """Training batches of one view without those whose samples are all ``present(view, index)``.
-
-        ``answering`` changes what is made of samples: their teachers' answers, in a data tier.
-        """
+        """Training batches of one view without those whose samples are all ``present(view, index)``; ``answering``
+        changes what is made of samples: their teachers' answers, in a data tier."""
         split = self.split("train")
         order = self._batches(0, 1).order(view) if self.augment.mixes else np.arange(len(split.targets))
         batches = ViewBatches(order, self.batch_size, view, rank, world_size)
         batches.leave_out(lambda index: bool(present(view, index).all()))
-        pictures, collate, self._finish = self._views().training(split)
-        return self._loader(pictures, batches, answering(collate) if answering else collate)
+        if self._filling is None:  # for all views: a data tier learns it once
+            pictures, collate, self._finish = self._views().training(split)
+            self._filling = pictures, answering(collate) if answering else collate
+        return self._loader(self._filling[0], batches, self._filling[1])
 
     def val_dataloader(self) -> DataLoader:
         """Validation batches of this process, in order."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kd.data.batch import Batch
+from kd.data.engines.tier import device_of_a_maker
 from kd.errors import UserError
 from kd.models import Images
 from kd.teachers.answer import ALL, Answer, Wanted
@@ -246,10 +247,11 @@ class AnsweringCollate:
         self.asked = {name: (cache.live, [kept.codec for kept in cache.kept]) for name, cache in caches.items()}
 
     def __call__(self, samples: Sequence[Any]) -> Batch:
-        """The batch without its pictures."""
-        batch = self.collate(samples)
+        """The batch without its pictures. Each teacher is put on this process's device first, in its own precision."""
+        batch, device = self.collate(samples), device_of_a_maker()
         made: dict[str, Tensor] = {}
         for name, (live, codecs) in self.asked.items():
+            live.to(device, live.dtype)
             found = records_of(live, codecs, batch["image"], batch["index"].numpy())
             made |= {_entry(name, i): records for i, records in enumerate(found)}
         return {"index": batch["index"], "view": batch["view"], "made": made}

@@ -147,6 +147,31 @@ def data_machine(cluster: Any, cores: int = 1, **env: str) -> Any:
     return cluster.add_node(num_cpus=cores, labels={"kd-role": "data"}, env_vars=env)
 
 
+def gpu_machine(cluster: Any, cores: int, gpus: int, **env: str) -> Any:
+    """As Ray sees it: there may be no such GPU, then its processes compute on the CPU."""
+    return cluster.add_node(num_cpus=cores, num_gpus=gpus, labels={"kd-role": "data"}, env_vars=env)
+
+
+class Placed:
+    """Samples -> a batch that says which process has made it, with which of its machine's GPUs."""
+
+    def __init__(self, collate: Callable[..., Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, samples: Any) -> dict[str, Any]:
+        """The batch."""
+        gpus = ray.get_runtime_context().get_accelerator_ids()["GPU"] if ray.is_initialized() else []
+        node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        who = [f"{node} {','.join(gpus)} {seen} {os.getpid()}"]
+        return {**self.collate(samples), "who": who}
+
+
+def filling(data: DistillationDataModule, view: int = 0) -> Any:
+    """Batches as a cache's filling asks for them: none of its answers is there."""
+    return data.fill_dataloader(view, lambda view, index: index < 0, 0, 1, Placed)
+
+
 def module(root: Path, cluster: Any = None, source: type[Source] = Disturbed, **kwargs: Any) -> DistillationDataModule:
     """Pictures by the tier of a cluster, or (without one) by this process."""
     more = (
@@ -206,6 +231,41 @@ def test_machines_may_hang_come_and_go_in_mid_epoch(cluster: Any, many: Path, ca
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_gpus_of_the_tier_compute_the_answers(cluster: Any, many: Path, recipe: Path, capsys: Any) -> None:
+    """A process for each GPU, none more, none elsewhere; the cache is the one that is filled here, record by record."""
+    plain, machine = data_machine(cluster, 2), gpu_machine(cluster, 2, 2)
+    data = module(many, cluster, num_workers=8)
+    assert data.tier.use_gpus()
+    found = list(filling(data)) + list(filling(data, 1))
+    assert ray.available_resources().get("GPU", 0) == 0  # both are taken
+    wanted = [batch for view in (0, 1) for batch in filling(module(many), view)]
+    who = {batch.pop("who")[0] for batch in found}
+    assert [batch.pop("who") for batch in wanted] and same(found, wanted)
+    nodes, given, seen, processes = zip(*(each.split(" ") for each in sorted(who)), strict=True)
+    assert set(nodes) == {machine.node_id} and plain.node_id not in nodes
+    assert given == seen == ("0", "1") and len(set(processes)) == 2
+    assert len(data.tier._crew.makers) == 2 and len(data.tier.works) == 1  # both views are one kind of batch
+    data.teardown("fit")
+
+    folders = {name: recipe.parent / name for name in ("here", "tier")}
+    for name, folder in folders.items():
+        over = ["config=remote_data", f"data.tier.address={cluster.address}"] if name == "tier" else []
+        items = [f"recipe={recipe}", *over, f"model.teacher.cache_dir={folder}", "model.teacher.cache_views=2"]
+        assert main("cache", items) == 0
+        told = capsys.readouterr()
+        assert "96 answers computed" in told.out
+    assert ("Ray counts a GPU of" in told.err) is not torch.cuda.is_available()
+    files = {name: sorted(f for f in folder.rglob("*") if f.is_file()) for name, folder in folders.items()}
+    binary = [(a, b) for a, b in zip(*files.values(), strict=True) if a.suffix != ".json"]
+    assert binary
+    if not torch.cuda.is_available():  # a GPU rounds in its own way
+        assert all(a.read_bytes() == b.read_bytes() for a, b in binary)
+    assert main("cache", [*items, "model.teacher.placement=shard"]) == 2
+    assert "model.teacher.placement: must be same or cpu where a data tier computes" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_makers_that_end_are_replaced_until_a_batch_or_a_machine_is_to_blame(cluster: Any, many: Path) -> None:
     """A process that is killed costs what it had in hand; a machine on which all end is left out."""
     data_machine(cluster, 2)
@@ -242,6 +302,11 @@ def test_mistakes_and_a_lost_cluster_are_told_in_a_line(
         told = capsys.readouterr().err.strip()
         assert said in told and len(told.splitlines()) == 1
         assert not (recipe.parent / "runs").exists()
+    cache = [f"model.teacher.cache_dir={recipe.parent / 'cache'}", f"data.tier.address={cluster.address}"]
+    assert main("cache", [f"recipe={recipe}", "config=remote_data", *cache]) == 2
+    told = capsys.readouterr().err.strip()
+    assert "data.tier.label: none of the cluster's 1 machine(s) carries kd-role=data" in told
+    assert len(told.splitlines()) == 1 and not (recipe.parent / "cache").exists()
     node = data_machine(cluster)
     data = module(many, cluster)
     next(iter(data.train_dataloader()))

@@ -98,6 +98,31 @@ def test_every_process_gets_its_share_of_the_cores() -> None:
     assert len(small.missing()) == 1 and small.share_of_a_core == 0.5
 
 
+@pytest.mark.parametrize(
+    ("cores", "processes", "makers"),
+    [((4, 4), 8, 1), ((8, 2), 2, 5), ((2, 1), 4, 1), ((2, 1), 4, None), ((3, 2), 3, 4)],
+)
+def test_all_makers_find_room(cores: tuple[int, ...], processes: int, makers: int | None) -> None:
+    """However many each process has: no machine is asked for more cores than it has."""
+    crews = [Crew(rank, processes, makers) for rank in range(processes)]
+    for crew in crews:
+        crew.present({str(i): (str(i), n) for i, n in enumerate(cores)})
+        assert sum(m.wanted for m in crew.working) == (makers or 1)
+    asked = [sum(crew.machines[str(i)].wanted for crew in crews) * crews[0].share_of_a_core for i in range(len(cores))]
+    assert all(a <= n + 1e-9 for a, n in zip(asked, cores, strict=True)), asked
+
+
+def test_a_gpu_has_one_maker_while_there_are_enough() -> None:
+    """data.num_workers may take fewer GPUs, not share them; more processes than GPUs do."""
+    for makers, wanted in ((None, [2, 2]), (1, [1, 0]), (9, [2, 2])):
+        crew = Crew(0, 1, makers, one_each=True)
+        crew.present({"a": ("a", 2), "b": ("b", 2)})
+        assert [m.wanted for m in crew.working] == wanted and crew.share_of_a_core == 1
+    crew = Crew(2, 3, None, one_each=True)
+    crew.present({"a": ("a", 2)})
+    assert [m.wanted for m in crew.working] == [1] and crew.share_of_a_core == 0.5
+
+
 def test_a_batch_over_which_makers_end_is_to_blame_and_a_machine_on_which_all_end_is_left_out() -> None:
     crew = Crew(makers=1)
     crew.present({"a": ("a", 8), "b": ("b", 8)})

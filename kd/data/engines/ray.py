@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,7 +26,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from kd.data.batch import Batch
-from kd.data.engines.tier import MB, Made, MakerEnded, TierSpec, Work
+from kd.data.engines.tier import DEPTH, MB, Made, MakerEnded, TierSpec, Work, device_of_a_maker
 from kd.data.sampler import Key
 from kd.errors import RunError, UserError, first_line, plain
 from kd.machine import cores
@@ -61,11 +62,12 @@ class BatchMaker:
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a maker without a GPU of its own takes nobody else's
         self.works: dict[int, tuple[Dataset[Any], Callable[..., Batch]]] = {}
 
     def greet(self) -> dict[str, str]:
-        """Says that it is there, and with which libraries."""
-        return versions()
+        """Says that it is there, with which libraries, and on what it computes."""
+        return {**versions(), "device": device_of_a_maker().type}
 
     def learn(self, work: int, data: Dataset[Any], collate: Callable[..., Batch]) -> None:
         """Keeps what a kind of batch is made with."""
@@ -73,14 +75,80 @@ class BatchMaker:
 
     def make(self, work: int, keys: list[Key]) -> tuple[Any, float]:
         """A batch, its tensors as arrays, and the seconds that it took."""
-        start = time.perf_counter()
         data, collate = self.works[work]
+        together = getattr(data, "__getitems__", None)
+        wanted = (lambda: together(keys)) if together else (lambda: [data[key] for key in keys])
+        return self._batch(collate, wanted, time.perf_counter())
+
+    def _batch(
+        self, collate: Callable[..., Batch], samples: Callable[[], list[Any]], start: float
+    ) -> tuple[Any, float]:
         try:
-            together = getattr(data, "__getitems__", None)
-            batch = collate(together(keys) if together else [data[key] for key in keys])
+            batch = collate(samples())
         except Exception as error:
             return f"{first_line(error)} (on {socket.gethostname()})", time.perf_counter() - start
         return apply_to_collection(batch, Tensor, Tensor.numpy), time.perf_counter() - start
+
+
+class GpuMaker(BatchMaker):
+    """A maker that was given a GPU: others, on the cores of its machine, read and decode for it.
+
+    Two batches are in its hands: while one is on the GPU the samples of the next are made. It ends with any of those
+    others, and they with it.
+
+    Args:
+        decoders: how many.
+        options: of each, for Ray.
+    """
+
+    def __init__(self, decoders: int, options: dict[str, object]) -> None:
+        self.works = {}
+        self.ray = _ray()
+        kind = self.ray.remote(BatchMaker).options(**options)
+        self.decoders = [kind.remote() for _ in range(decoders)]
+        self._known, self._gpu = threading.Condition(), threading.Lock()
+
+    def greet(self) -> dict[str, str]:
+        """Once those are there that decode."""
+        self._all([decoder.greet.remote() for decoder in self.decoders])
+        return super().greet()
+
+    def learn(self, work: int, data: Dataset[Any], collate: Callable[..., Batch]) -> None:
+        """Decoders learn to make samples, which become a batch here."""
+        data_there = self.ray.put(data)
+        self._all([decoder.learn.remote(work, data_there, list) for decoder in self.decoders])
+        with self._known:
+            super().learn(work, data, collate)
+            self._known.notify_all()
+
+    def make(self, work: int, keys: list[Key]) -> tuple[Any, float]:
+        """See :meth:`BatchMaker.make`."""
+        torch.set_num_threads(1)  # of this thread: calls come in several
+        start = time.perf_counter()
+        with self._known:
+            self._known.wait_for(lambda: work in self.works)
+        parts = [keys[i :: len(self.decoders)] for i in range(len(self.decoders))]
+        pairs = [(part, decoder) for part, decoder in zip(parts, self.decoders, strict=True) if part]
+        found = self._all([decoder.make.remote(work, part) for part, decoder in pairs])
+        failed = next((made for made, _ in found if isinstance(made, str)), None)
+        if failed is not None:
+            return failed, time.perf_counter() - start
+        samples: list[Any] = [None] * len(keys)
+        for i, (made, _) in enumerate(found):
+            samples[i :: len(self.decoders)] = apply_to_collection(
+                made, np.ndarray, lambda x: torch.from_numpy(x.copy())
+            )
+        with self._gpu:
+            return self._batch(self.works[work][1], lambda: samples, start)
+
+    def _all(self, calls: list[object]) -> list[Any]:
+        """What several calls give."""
+        try:
+            return self.ray.get(calls)
+        except self.ray.exceptions.RayTaskError:
+            raise
+        except self.ray.exceptions.RayError:
+            os._exit(1)  # its batches are made by others
 
 
 class RayCluster:
@@ -99,6 +167,7 @@ class RayCluster:
         self._mine = False  # this process has joined it, not its user's own code
         self._folder: Path | None = None  # of a Ray that was started here
         self._guard: subprocess.Popen[bytes] | None = None
+        self._cores_a_gpu: dict[str, float] = {}
 
     def join(self) -> None:
         """Joins the cluster, or starts one on this machine; in the main thread, for Ray's processes end with theirs.
@@ -163,8 +232,11 @@ class RayCluster:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    def machines(self) -> dict[str, tuple[str, int]]:
+    def machines(self, gpus: bool = False) -> dict[str, tuple[str, int]]:
         """Name and cores of the machines that carry the label, by id.
+
+        Args:
+            gpus: those with GPUs, and how many, instead.
 
         Raises:
             RunError: this machine is no longer part of the cluster.
@@ -173,19 +245,32 @@ class RayCluster:
         here = self.ray.get_runtime_context().get_node_id()
         if here not in (node["NodeID"] for node in nodes):
             raise RunError("this machine's part of it has ended")
-        wanted = self.spec.selector.items()
-        return {
-            node["NodeID"]: (node["NodeManagerHostname"], int(node["Resources"]["CPU"]))
-            for node in nodes
-            if wanted <= node["Labels"].items() and node["Resources"].get("CPU", 0) >= 1
-        }
+        wanted, kind = self.spec.selector.items(), "GPU" if gpus else "CPU"
+        found = {}
+        for node in nodes:
+            there = node["Resources"]
+            if wanted <= node["Labels"].items() and there.get("CPU", 0) >= 1 and there.get(kind, 0) >= 1:
+                found[node["NodeID"]] = node["NodeManagerHostname"], int(there[kind])
+                self._cores_a_gpu[node["NodeID"]] = there["CPU"] / there.get("GPU", 1)
+        return found
 
-    def start(self, node: str, share_of_a_core: float) -> Any:
-        """Starts a maker on a machine."""
-        kind = self.ray.remote(BatchMaker).options(
-            num_cpus=share_of_a_core, label_selector={**self.spec.selector, "ray.io/node-id": node}, max_restarts=0
-        )
-        return kind.remote()
+    def start(self, node: str, share: float, gpu: bool = False) -> Any:
+        """Starts a maker on a machine.
+
+        Args:
+            node: its id.
+            share: of a core, or of a GPU.
+            gpu: with a GPU, and its part of the machine's cores to decode for it.
+        """
+        where = {"label_selector": {**self.spec.selector, "ray.io/node-id": node}, "max_restarts": 0}
+        if not gpu:
+            return self.ray.remote(BatchMaker).options(num_cpus=share, **where).remote()
+        cores = share * self._cores_a_gpu[node]
+        decoders = max(1, int(cores))
+        options = {"num_cpus": min(1.0, cores), **where}
+        # one call more at a time than it has batches in hand: a batch may come before what it is made with
+        kind = self.ray.remote(GpuMaker).options(num_gpus=share, num_cpus=0, max_concurrency=DEPTH + 1, **where)
+        return kind.remote(decoders, options)
 
     def end(self, maker: object) -> None:
         """Ends a maker."""

@@ -82,6 +82,7 @@ class Tier:
         self.spec, self.count, self.rank = spec, makers, rank
         self.cluster = RayCluster(spec)
         self.works: list[Work] = []
+        self.on_gpus = False
         self._lock = threading.Condition()
         self._begin()
 
@@ -96,11 +97,7 @@ class Tier:
         self.waited_s = 0.0
 
     def connect(self) -> None:
-        """Joins the cluster; in the main thread.
-
-        Raises:
-            UserError: there is none, or none of its machines carries the label.
-        """
+        """Joins the cluster, in the main thread; :meth:`RayCluster.join` says what can be wrong with it."""
         if not self.cluster.joined:
             self.cluster.join()
             atexit.register(self.close)
@@ -120,12 +117,17 @@ class Tier:
         self.cluster.leave()
         self._begin()
 
+    def use_gpus(self) -> bool:
+        """From now on one process for each GPU makes batches, and no other, if the tier has any; :meth:`connect`."""
+        self.connect()
+        self.on_gpus = bool(self.cluster.machines(gpus=True))
+        return self.on_gpus
+
     # -- what loaders ask for ----------------------------------------------------------------------------------------
 
     def loader(self, data: Dataset[Any], batches: Iterable[list[Key]], collate: Callable[..., Any]) -> TierLoader:
-        """See :class:`TierLoader`."""
-        self.works.append((data, collate))
-        return TierLoader(self, len(self.works) - 1, batches)
+        """See :class:`TierLoader`. The same work again is known to the makers already."""
+        return TierLoader(self, place_of((data, collate), self.works), batches)
 
     def stream(self, work: int, batches: Iterator[list[Key]]) -> Stream:
         """Begins to make the batches of a pass."""
@@ -133,7 +135,7 @@ class Tier:
         stream = Stream(work, batches, self.spec.queue_mb * MB)
         with self._lock:
             if self._crew is None:
-                self._crew = Crew(*self.rank(), self.count)
+                self._crew = Crew(*self.rank(), self.count, self.on_gpus)
                 self._start_threads()
             self._crew.streams.append(stream)
             self._hand_out()
@@ -173,16 +175,13 @@ class Tier:
             return {} if self._crew is None else {**self._crew.reading(), "waited_s": round(self.waited_s, 3)}
 
     def _raise_if_lost(self, waiting_since: float) -> None:
-        now = time.monotonic()
         if self._failed is not None:
             raise self._failed
+        now = time.monotonic()
         if now - self._answered > LOST_S:
             raise RunError(f"data.engine: lost the Ray cluster: no answer for {LOST_S:.0f} s")
         if now - max(self._at_work, waiting_since) > PATIENCE_S:
-            raise RunError(
-                f"data.engine: no machine that carries {self.spec.label} has made a batch for {PATIENCE_S:.0f} s (all "
-                "gone, or their cores taken by other work)"
-            )
+            raise nobody_works(self.spec.label, self.on_gpus)
 
     # -- two threads: what is finished, and who is there -------------------------------------------------------------
 
@@ -225,7 +224,7 @@ class Tier:
 
     def _look(self) -> None:
         """Who is there; starts makers that are missing."""
-        found = self.cluster.machines()
+        found = self.cluster.machines(self.on_gpus)
         with self._lock:
             if self._crew is None:
                 return
@@ -236,7 +235,7 @@ class Tier:
                     self._lost(maker)
             for machine in self._crew.working if before else ():
                 if machine.node not in before:
-                    self._say(f"{machine.name} has come ({machine.cores} cores)")
+                    self._say(f"{machine.name} has come ({machine.cores} {'GPUs' if self.on_gpus else 'cores'})")
             for machine in self._crew.missing():
                 self._start(machine, self._crew)
 
@@ -247,7 +246,7 @@ class Tier:
 
     def _start(self, machine: Machine, crew: Crew) -> None:
         """A maker on a machine; it is given work once it has said that it is there."""
-        handle = self.cluster.start(machine.node, crew.share_of_a_core)
+        handle = self.cluster.start(machine.node, crew.share_of_a_core, self.on_gpus)
         maker = Maker(machine, handle)
         crew.makers.append(maker)
         self._calls[handle.greet.remote()] = Call(maker)
@@ -303,6 +302,8 @@ class Tier:
         if wrong:
             self._fail(UserError(f"data.engine: {where} has {wrong}; both must be the same for the same views"))
         maker.ready = True
+        if self.on_gpus and there["device"] == "cpu":
+            self._say(f"Ray counts a GPU of {where} that torch does not find, its cores compute")
 
     def _lost(self, maker: Maker, memory: bool = False) -> None:
         """Gives a maker's batches to others; with the lock."""
@@ -315,6 +316,23 @@ class Tier:
         if to_blame is not None:
             self._fail(blamed(to_blame, self.works[to_blame.stream.work]))
         self._hand_out()
+
+
+def place_of(work: Work, works: list[Work]) -> int:
+    """Its number among those that are known, of which it is one from now on."""
+    found = next((i for i, known in enumerate(works) if known[0] is work[0] and known[1] is work[1]), len(works))
+    if found == len(works):
+        works.append(work)
+    return found
+
+
+def nobody_works(label: str, on_gpus: bool) -> RunError:
+    """Why a run ends that waits for a batch in vain."""
+    who, what = (" and has a GPU", "GPUs or cores") if on_gpus else ("", "cores")
+    return RunError(
+        f"data.engine: no machine that carries {label}{who} has made a batch for {PATIENCE_S:.0f} s (all gone, or "
+        f"their {what} taken by other work)"
+    )
 
 
 def blamed(job: Job, work: Work) -> RunError:

@@ -4,12 +4,14 @@ Knows neither Ray nor threads nor clocks. A batch is a function of its keys alon
 what a machine takes with it when it goes is made again by another, and what a slow one keeps is made a second time.
 """
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import torch
 from torch.utils.data import Dataset
 
 from kd.data.batch import Batch
@@ -20,6 +22,12 @@ TRIES = 3  # makers that may end over one batch before the batch is to blame, or
 SLOW = 4.0  # times the usual time, and a batch that is waited for is given to a second machine as well
 SLOW_S = 1.0  # and at least so long
 MB = 10**6
+
+
+def device_of_a_maker() -> torch.device:
+    """The GPU that the cluster has given to this process of the tier, or the CPU: it sees no other GPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
 
 Work: TypeAlias = tuple[Dataset[Any], Callable[..., Any]]
 """A kind of batch: its samples, and what makes a batch of some."""
@@ -92,7 +100,7 @@ class Machine:
     Attributes:
         node: its id in the cluster.
         name: for people.
-        cores: that it gives to batches.
+        cores: that it gives to batches, a maker each; its GPUs where these make them.
         wanted: makers that this process has there.
         failures: makers that have ended there since its last batch.
         batches: made there and used.
@@ -199,10 +207,11 @@ class Crew:
         rank: of this training process.
         world_size: training processes that share the tier.
         makers: of this process; default: its share of all cores of the tier.
+        one_each: never more makers than cores, whatever ``makers`` says (unless there are more processes than cores).
     """
 
-    def __init__(self, rank: int = 0, world_size: int = 1, makers: int | None = None) -> None:
-        self.rank, self.world_size, self.count = rank, world_size, makers
+    def __init__(self, rank: int = 0, world_size: int = 1, makers: int | None = None, one_each: bool = False) -> None:
+        self.rank, self.world_size, self.count, self.one_each = rank, world_size, makers, one_each
         self.machines: dict[str, Machine] = {}
         self.makers: list[Maker] = []
         self.streams: list[Stream] = []
@@ -239,20 +248,22 @@ class Crew:
             machine.wanted = 0
         if not machines:
             return
-        if self.count is not None:
-            for i in range(self.count):
-                machines[i % len(machines)].wanted += 1
-            return
         cores = [machine for machine in machines for _ in range(machine.cores)]
-        for machine in cores[self.rank :: self.world_size] or [machines[self.rank % len(machines)]]:
+        own = cores[self.rank :: self.world_size] or [cores[self.rank % len(cores)]]
+        if self.count is not None and self.one_each:
+            own = own[: self.count]
+        elif self.count is not None:
+            in_turn = [m for i in range(max(m.cores for m in machines)) for m in machines if i < m.cores]
+            own = [in_turn[(self.rank * self.count + i) % len(cores)] for i in range(self.count)]
+        for machine in own:
             machine.wanted += 1
 
     @property
     def share_of_a_core(self) -> float:
-        """What a maker may ask for: less than one where there are more makers than cores."""
+        """What a maker may ask for: so much less than one that all find room where there are more makers than cores."""
         cores = sum(machine.cores for machine in self.working)
-        makers = self.world_size if self.count is None else self.world_size * self.count
-        return min(1.0, cores / makers) if makers else 1.0
+        makers = self.world_size * (1 if self.count is None or self.one_each else self.count)
+        return 1.0 / max(1, math.ceil(makers / max(1, cores)))
 
     def missing(self) -> list[Machine]:
         """A machine for each maker that is to be started."""
