@@ -30,6 +30,7 @@ SHORT = ("config=audit", "trainer.max_epochs=2", "data.augment.mixup=0.8", "mode
 MIXED = Augment(scale=0.3, color_jitter=0.4, random_erasing=0.5, mixup=0.8)
 HANGS = "KD_TEST_HANGS"
 ENDS = "KD_TEST_ENDS"
+SHUTS = "KD_TEST_SHUTS"
 
 
 def audited(runs: Path, name: str, rank: int = 0) -> list[dict[str, Any]]:
@@ -108,6 +109,8 @@ class DisturbedSplit(FileSplit):
         """Reads, on a machine that is well."""
         if HANGS in os.environ:
             time.sleep(3600)
+        if SHUTS in os.environ:
+            wait_for(lambda: not Path(os.environ[SHUTS]).exists())
         if ENDS in os.environ:
             os.kill(os.getpid(), signal.SIGKILL)  # as the system does where memory is short
         return super().read(i)
@@ -262,6 +265,43 @@ def test_gpus_of_the_tier_compute_the_answers(cluster: Any, many: Path, recipe: 
         assert all(a.read_bytes() == b.read_bytes() for a, b in binary)
     assert main("cache", [*items, "model.teacher.placement=shard"]) == 2
     assert "model.teacher.placement: must be same or cpu where a data tier computes" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_machines_with_gpus_may_vanish_in_mid_fill(cluster: Any, many: Path, tmp_path: Path) -> None:
+    """What they had in hand is computed by others: nothing is lost, doubled or out of order."""
+    shut = tmp_path / "shut"  # while it is there no picture can be read
+    first, second = (gpu_machine(cluster, 1, 1, **{SHUTS: str(shut)}) for _ in range(2))
+    data = module(many, cluster)
+    assert data.tier.use_gpus()
+    batches = iter(filling(data))
+    found, crew = [next(batches)], data.tier._crew
+    wait_for(lambda: len(crew.makers) == 2 and all(maker.ready for maker in crew.makers))
+    shut.touch()
+    stream = crew.streams[0]
+
+    def both_wait() -> bool:
+        if stream.used in stream.ready:  # takes what was made before it was shut
+            found.append(next(batches))
+        return len(crew.makers) == 2 and all(maker.jobs for maker in crew.makers)
+
+    wait_for(both_wait)
+    decodes = [p for p in psutil.process_iter(["cmdline"]) if "BatchMaker" in " ".join(p.info["cmdline"] or [])]
+    before = {maker.handle for maker in crew.makers}
+    decodes[0].kill()  # the process that it decodes for ends with it, and both are replaced
+    wait_for(lambda: both_wait() and {maker.handle for maker in crew.makers} != before)
+    again = crew.repeated
+    assert again > 0
+    cluster.remove_node(first, allow_graceful=False)
+    wait_for(lambda: crew.machines[first.node_id].gone)
+    assert crew.repeated > again and not crew.machines[second.node_id].gone
+    shut.unlink()
+    found += list(batches)
+    wanted = list(filling(module(many)))
+    assert found[-1]["who"][0].startswith(second.node_id)
+    assert all(batch.pop("who") for batch in (*found, *wanted)) and same(found, wanted)
+    data.teardown("fit")
 
 
 @pytest.mark.slow
