@@ -287,7 +287,7 @@ def test_machines_with_gpus_may_vanish_in_mid_fill(cluster: Any, many: Path, tmp
         return len(crew.makers) == 2 and all(maker.jobs for maker in crew.makers)
 
     wait_for(both_wait)
-    decodes = [p for p in psutil.process_iter(["cmdline"]) if "BatchMaker" in " ".join(p.info["cmdline"] or [])]
+    decodes = [p for p in psutil.Process().children(recursive=True) if "BatchMaker" in " ".join(p.cmdline())]
     before = {maker.handle for maker in crew.makers}
     decodes[0].kill()  # the process that it decodes for ends with it, and both are replaced
     wait_for(lambda: both_wait() and {maker.handle for maker in crew.makers} != before)
