@@ -172,6 +172,9 @@ def test_an_orthogonal_projection_keeps_all_angles_while_it_learns(shape: tuple)
     torch.testing.assert_close(after.T @ after, torch.eye(8), atol=1e-5, rtol=0)
     given = projection(features).detach().movedim(1, -1).flatten(0, -2)
     torch.testing.assert_close(given @ given.T, rows @ rows.T, atol=1e-4, rtol=1e-4)
+    projection.to(torch.bfloat16)  # trainer.precision=bf16-true: the map itself is not rounded
+    assert torch.equal(projection.layers.weight, after)
+    assert projection(features.bfloat16()).dtype == torch.bfloat16
 
 
 def test_several_pairs_of_layers_have_a_projection_each() -> None:

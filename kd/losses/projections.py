@@ -1,5 +1,7 @@
 """From the student's features to the teacher's shape."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -96,14 +98,25 @@ class OrthogonalProjection(Projection):
                 f"OrthogonalProjection needs a student's features no wider than the teacher's, got {width} channels "
                 f"and {teacher_width}"
             )
-        return orthogonal(nn.Linear(width, teacher_width, bias=False), orthogonal_map="cayley")
+        return orthogonal(nn.Linear(width, teacher_width, bias=False, dtype=torch.float32), orthogonal_map="cayley")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "OrthogonalProjection":
+        """Stays in float32 where half precision is asked for: rounded it is no rotation, and torch can't make one."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            there = fn(tensor)
+            return tensor.to(there.device) if there.dtype in (torch.bfloat16, torch.float16) else there
+
+        super()._apply(moved, recurse)
+        return self
 
     def forward(self, features: Tensor) -> Tensor:
         """The student's features -> the teacher's shape."""
         features = features.mean(dim=(2, 3)) if self.pooled else features
         with torch.autocast(features.device.type, enabled=False):  # rounded products would not be orthonormal
             weight: Tensor = self.layers.weight  # type: ignore[assignment]  # a parametrized layer's
-        projected = F.linear(features.movedim(1, -1) if features.ndim == 4 else features, weight)
+        rows = features.movedim(1, -1) if features.ndim == 4 else features
+        projected = F.linear(rows, weight.to(features.dtype))
         return resize(projected.movedim(-1, 1), self.size) if self.size else projected
 
     def fit(self, inputs: Tensor, outputs: Tensor) -> None:
