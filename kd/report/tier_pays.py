@@ -102,6 +102,8 @@ def _price(
     if more == 0 or (had is not None and had.cores != machines.cores):
         return []
     worth = now.hours / then.hours - 1
+    if more > 0 and worth <= 0:
+        return ["it pays at no price: the run would be no shorter"]
     whose = f"a{'nother' * (had is not None)} machine" if more > 0 else "a machine"
     pays = "it pays while" if more > 0 else "it pays where"
     than = "less" if more > 0 else "more"

@@ -164,6 +164,9 @@ def test_whether_data_machines_pay_and_at_which_price() -> None:
         unknown[1] == f"it pays while they cost less than {276 / 116 - 1:.0%} of what the whole job costs now "
         "(together, an hour)"
     )
+    slower = "it pays at no price: the run would be no shorter"
+    for price in (8.0, None):
+        assert slower in tier_pays(starving(price_per_hour=price), Change(data_machines=1, data_cores=2))
     with pytest.raises(UserError, match="no price and vcpus of 'tiny'; known: small, big:spot"):
         what_if(starving(), Change(data_machines=1, data_instance="tiny"))
 
