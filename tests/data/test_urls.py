@@ -213,6 +213,12 @@ def test_mistakes_by_url_are_told_in_a_line(
         (Pictures(f"zip://x::{s3}/a.zip"), "'::' would name one file system within another"),
         (Pictures("nix://x"), "data.source.root: nix://x: Protocol not known: nix"),
         (Pictures(f"{s3}/mini", f"{s3}/no"), "data.source.val: there is no folder s3://food/no"),
+        (
+            ImageFolder(f"{s3}/mini", val=f"{s3}/one"),
+            "data.source.val: must be a folder below s3://food/mini, got s3://",
+        ),
+        (ImageFolder(str(pictures), val=f"{s3}/mini/val"), "data.source.val: must be a folder below"),
+        (Pictures("https://127.0.0.1/x"), "https://127.0.0.1/x: a web server does not list its files"),
         (Food101(s3), "data.source.data_dir: must be a folder of this machine, got s3://food"),
         (Manifest(f"{s3}/no.csv"), "data.source.train: there is no s3://food/no.csv"),
         (SegmentationFolder(f"{s3}/no", ["a", "b"]), "data.source.root: there is no folder s3://food/no/images/train"),

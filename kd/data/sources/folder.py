@@ -8,6 +8,7 @@ from kd.data.sources.base import Source, bytes_of
 from kd.data.sources.files import FileSplit, PathLike, printable, said
 from kd.data.sources.places import DISK, IMAGE_SUFFIXES, Place, joined, pictures_below, place_of
 from kd.errors import UserError
+from kd.object_store import is_url
 
 KEY = "data.source.root"
 
@@ -37,8 +38,15 @@ class ImageFolder(Source):
 
     def load(self, split: str) -> FileSplit:
         """See :meth:`Source.load`. Any other split's name is taken as a folder below ``root``."""
-        self.classes = class_folders(joined(self.root, self.folders["train"]), KEY, self.place)
-        return labelled_folder(joined(self.root, self.folders.get(split, split)), self.classes, KEY, self.place)
+        self.classes = class_folders(self._folder("train"), KEY, self.place)
+        return labelled_folder(self._folder(split), self.classes, KEY, self.place)
+
+    def _folder(self, split: str) -> str:
+        named = self.folders.get(split, split)
+        folder = joined(self.root, named)
+        if (is_url(self.root) or is_url(named)) and not f"{folder}/".startswith(f"{joined(self.root)}/"):
+            raise UserError(f"data.source.{split}: must be a folder below {self.root}, got {named}")  # alone listed
+        return folder
 
     def has(self, split: str) -> bool:
         """See :meth:`Source.has`."""

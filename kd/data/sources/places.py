@@ -228,6 +228,8 @@ def _hash(text: str) -> str:
 def _check_plain(url: str, key: str) -> None:
     if "::" in url:
         raise UserError(f"{key}: {url}: '::' would name one file system within another, which only Shards reads")
+    if url.startswith(("http://", "https://")):
+        raise UserError(f"{key}: {url}: a web server does not list its files; copy them to a disk or an object store")
 
 
 DISK = Disk()
