@@ -64,6 +64,8 @@ class HeadlessStudent(Student):
         given = [logits_of(self.model(self.prepare(part))) for part in pictures.split(64)]
         self.model.train(training)
         bias -= torch.cat(given).mean(dim=0)
+        if self.average is not None:
+            self.average.set(self.model)
 
     @torch.no_grad()
     def _fit_projections(self, teacher: Teacher, pictures: Tensor) -> None:
