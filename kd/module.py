@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from kd.data.batch import Batch, DataInfo, as_batch
 from kd.data.datamodule import DistillationDataModule
+from kd.distill.classifier import fit_new_classifier
 from kd.distill.objective import Objective
 from kd.distill.sharding import Sharding
 from kd.distill.step import as_teacher, own_student
@@ -174,6 +175,8 @@ class DistillationModule(LightningModule):
         pictures = self.data.sample_pictures if self.data is not None else None
         for student in self.named_students().values():
             said = student.begin(self.teacher, pictures)
+            if self.data is not None:
+                said = said or fit_new_classifier(student, self.data.sample)
             if said and self.trainer.is_global_zero:
                 print(said, flush=True)
 

@@ -120,7 +120,9 @@ def test_labels_on_top(made: Path, pictures: Path, capsys: pytest.CaptureFixture
     recipe = write_recipe(made / "labels.yaml", pictures, None, model__student={"arch": ""}, model__ema_decay=0.5)
     items = [f"recipe={recipe}", f"model.student.checkpoint={folder(made)}", "trainer.max_epochs=1"]
     assert main("train", items) == 0
-    assert "has no classifier: its backbone is taken, the classifier is new" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "has no classifier: its backbone is taken, the classifier is new" in said
+    assert "student: its new classifier begins as a ridge regression of 48 training pictures' features, right" in said
     assert main("train", [*items, "model.student.freeze=backbone", "model.student.kwargs.drop_path_rate=0.5"]) == 0
     before = load_file(folder(made) / "student.safetensors")
     tuned, probed = (load_file(made / "runs" / "tiny" / f"{i:03d}" / "student.safetensors") for i in (1, 2))
@@ -128,6 +130,12 @@ def test_labels_on_top(made: Path, pictures: Path, capsys: pytest.CaptureFixture
     assert probed["head.weight"].shape == (len(CLASSES), TINY["embed_dim"])
     assert all(torch.equal(probed[name], before[name]) for name in before)
     assert not all(torch.equal(tuned[name], before[name]) for name in before)
+    assert main("train", [*items, "optim.lr=0"]) == 0  # before any step
+    started = capsys.readouterr().out.rpartition("right on ")[2]
+    right = float(started.partition("%")[0]) / 100
+    assert right > 0.8  # the classes differ in colour
+    rows_of = rows(made / "runs" / "tiny" / "003")
+    assert float(next(row["val/acc1"] for row in rows_of if row.get("val/acc1"))) > 0.8
     checkpoint = torch.load(made / "runs/tiny/002/checkpoints/last.ckpt", weights_only=True)
     trained = [p for group in checkpoint["optimizer_states"][0]["param_groups"] for p in group["params"]]
     assert len(trained) == 2

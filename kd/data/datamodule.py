@@ -1,6 +1,6 @@
 """The LightningDataModule: a source's pictures as batches ``{"image", "target", "index"}``."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -10,7 +10,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from kd.data.batch import Batch, DataInfo
+from kd.data.batch import Batch, DataInfo, Target
 from kd.data.engines.tier import TierSpec
 from kd.data.info import info_of
 from kd.data.loader import Loader
@@ -142,8 +142,7 @@ class DistillationDataModule(LightningDataModule):
         parts, ratio = self.splits.parts("train"), self.unlabeled_ratio
         return info_of(
             self.source, self.splits.sizes(), parts[0].targets, self.augment, self.crop_ratio, ratio,
-            self.balance_classes, self.splits.is_probed(),
-        )  # fmt: skip
+            self.balance_classes, self.splits.is_probed())  # fmt: skip
 
     @property
     def skipped(self) -> list[str]:
@@ -250,11 +249,12 @@ class DistillationDataModule(LightningDataModule):
         return Loader.of(data, batches, collate, self.num_workers)
 
     def sample_pictures(self, count: int) -> Tensor:
-        """The first ``count`` training pictures of a fixed shuffle, as validation sees them: uint8 ``(N, 3, H, W)``."""
-        split = self.split("train")
-        data, _ = self._views().evaluation(split)
-        order = TrainBatches(len(split.targets), 1, self.seed).order(0)[:count]
-        return torch.stack([data[int(i), 0][0] for i in order])
+        """The pictures of :meth:`sample` alone: uint8 ``(N, 3, H, W)``."""
+        return torch.stack([picture for picture, _ in self.sample(count)])
+
+    def sample(self, count: int, labelled: bool = False) -> Iterator[tuple[Tensor, Target]]:
+        """The first ``count`` of all training pictures in a fixed order, or of those with a class id; as validation."""
+        return self._views().sample(self.split("train"), count, labelled)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run is in its epoch, counted in samples of all processes."""

@@ -1,15 +1,19 @@
 """What a loader gives of a split: training views, made by an engine, or validation's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from itertools import islice
 from typing import Any
 
+import numpy as np
+from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
-from kd.data.batch import Batch
+from kd.data.batch import Batch, Target
+from kd.data.sampler import TrainBatches
 from kd.data.samples import Collate, PictureSet
 from kd.data.sources import Source, Split
 from kd.data.transforms import Augment, MixPairs, eval_transform, train_transform
@@ -55,9 +59,21 @@ class Views:
             return PictureSet(split, view, self.seed, max_pixels=self.max_pixels), Collate()
         return self._pictures(split, view), Collate(labels=self._labels)
 
+    def sample(self, split: Split, count: int, labelled: bool) -> Iterator[tuple[Tensor, Target]]:
+        """The first ``count`` pictures of a fixed shuffle, or of those with a class id: uint8 ``(3, H, W)``, as
+        validation sees them, with their targets."""
+        (pictures, _), targets = self.evaluation(split), split.targets
+        order = map(int, TrainBatches(len(targets), 1, self.seed).order(0))
+        wanted = (i for i in order if not labelled or _is_class(targets[i]))
+        return ((pictures[i, 0][0], targets[i]) for i in islice(wanted, count))
+
     @property
     def _labels(self) -> int:
         return len(self.source.classes) if self.source.multi_label else 0
 
     def _pictures(self, split: Split, transform: v2.Transform) -> PictureSet:
         return PictureSet(split, transform, self.seed, self.source, self.max_pixels)
+
+
+def _is_class(target: Target) -> bool:
+    return isinstance(target, int | np.integer) and int(target) >= 0

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from kd.errors import UserError
 from kd.models.weights import About, Weights, read_weights, say
 
+NEW = "kd_new_classifier"  # an attribute of a model whose classifier has no weights from its file
+
 
 def load_checkpoint(model: nn.Module, path: Path, key: str, classes: Sequence[str] = (), head: bool = False) -> None:
     """Loads weights into ``model``; position embeddings of another size are resampled.
@@ -51,6 +53,12 @@ def load_checkpoint(model: nn.Module, path: Path, key: str, classes: Sequence[st
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
         raise UserError(f"{key}: {found.file} does not fit: {'; '.join(wrong[:3])}{more}")
     model.load_state_dict({k: v.to(expected[k].dtype) for k, v in state.items()}, strict=False)
+    setattr(model, NEW, not all(k in state for k in last))
+
+
+def has_new_classifier(model: nn.Module) -> bool:
+    """Whether :func:`load_checkpoint` has found weights for all but the classifier."""
+    return bool(getattr(model, NEW, False))
 
 
 def _other_classes(

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kd.tasks import features
-from kd.tasks.features import knn_accuracy, rank_me, ridge_accuracy, ridge_classifier
+from kd.tasks.features import knn_accuracy, rank_me, ridge_accuracy, ridge_classifier, starting_classifier
 
 
 def clusters(n: int, seed: int, width: int = 12, classes: int = 4, noise: float = 2.0):
@@ -86,3 +86,25 @@ def test_sizes_that_do_not_fit_are_named() -> None:
         knn_accuracy(x, y, x, y, k=0)
     with pytest.raises(ValueError, match="features must be"):
         rank_me(torch.zeros(0, 3))
+
+
+def test_a_classifier_to_start_from_is_the_ridge_one_at_the_scale_that_cross_entropy_wants() -> None:
+    """Its accuracy by really leaving each picture out; a class that the bank lacks is never named."""
+    bank, names = clusters(60, 3)
+    weight, bias, right = starting_classifier(bank, names, 5)
+    plain, offset = ridge_classifier(bank, names)
+    scale = float(weight[0, 0] / plain[0, 0])
+    torch.testing.assert_close(weight[:4], scale * plain)
+    torch.testing.assert_close(bias[:4], scale * offset)
+    assert not weight[4].any()
+    (asked, labels) = clusters(400, 5)
+
+    def cross_entropy(factor: float) -> float:
+        return float(torch.nn.functional.cross_entropy(factor * (asked.double() @ plain.T + offset), labels))
+
+    assert scale > 1
+    assert cross_entropy(scale) < min(cross_entropy(1.0), cross_entropy(4 * scale))
+    others = [[j for j in range(60) if j != i] for i in range(60)]
+    fits = [ridge_classifier(bank[rows], names[rows], (0.01,)) for rows in others]
+    left_out = [int((bank[i].double() @ w.T + b).argmax()) for i, (w, b) in enumerate(fits)]
+    assert right == pytest.approx(np.mean(np.array(left_out) == names.numpy()), abs=0.1)

@@ -1,0 +1,75 @@
+"""A new classifier on weights that were trained elsewhere begins where a probe of their features would end.
+
+Drawn at random it would send noise into those weights until it has learnt something itself (Kumar et al., Fine-Tuning
+can Distort Pretrained Features, arXiv 2202.10054), and at the small learning rate that they need it learns slowly.
+"""
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+import torch
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from torch import Tensor, nn
+
+from kd._bar import bar
+from kd.data.batch import Target
+from kd.distill.student import Student
+from kd.models.loading import has_new_classifier
+from kd.tasks.features import starting_classifier
+
+Sample = Callable[[int, bool], Iterable[tuple[Tensor, Target]]]
+A_CLASS, MOST = 64, 4096  # labelled pictures that are looked at: of all classes on average, and in all
+BATCH = 64
+
+
+@torch.no_grad()
+def fit_new_classifier(student: Student, sample: Sample) -> str:
+    """Sets a classifier that came with no weights to a ridge regression of labelled pictures' features.
+
+    Nothing happens where the file has a classifier, where it is taken from the teacher (SimKD), or is no linear layer
+    over vectors.
+
+    Args:
+        student: whose weights were loaded.
+        sample: gives so many training pictures, uint8 ``(3, H, W)``, with their class ids; True: none without one.
+
+    Returns:
+        What is to be said of it, or nothing.
+    """
+    found = getattr(student.model, "get_classifier", lambda: None)()
+    taken = student.start == "inherited" or student.objective.taken_classifier is not None
+    if taken or not has_new_classifier(student.model) or not isinstance(found, nn.Linear):
+        return ""
+    features, labels = _features(student, found, sample, min(A_CLASS * len(student.classes), MOST))
+    if features.ndim != 2 or len(labels) < 2:
+        return ""
+    weight, bias, right = starting_classifier(features, labels, len(student.classes))
+    found.weight.copy_(weight)
+    if found.bias is not None:
+        found.bias.copy_(bias)
+    if student.average is not None:
+        student.average.set(student.model)
+    return (
+        f"student: its new classifier begins as a ridge regression of {len(labels)} training pictures' features, right "
+        f"on {right:.1%} of them left out one by one"
+    )
+
+
+def _features(student: Student, classifier: nn.Linear, sample: Sample, count: int) -> tuple[Tensor, Tensor]:
+    """What the classifier sees of the pictures ``(N, D)``, and their labels."""
+    seen: list[Tensor] = []
+    labels: list[Target] = []
+    pictures = iter(sample(count, True))
+    hook = classifier.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].float()))
+    model, training = student.model, student.model.training
+    model.eval()
+    try:
+        with bar(total=count, label="a first classifier", disable=getattr(rank_zero_only, "rank", 0) != 0) as shown:
+            while part := list(islice(pictures, BATCH)):
+                model(student.prepare(torch.stack([picture for picture, _ in part])))
+                labels += [target for _, target in part]
+                shown.update(len(part))
+    finally:
+        hook.remove()
+        model.train(training)
+    return (torch.cat(seen), torch.tensor(labels)) if seen else (torch.empty(0), torch.empty(0))
