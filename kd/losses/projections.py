@@ -83,21 +83,12 @@ class OrthogonalProjection(Projection):
     """A learned linear map without bias that keeps all angles and lengths: its columns are orthonormal.
 
     Whatever the teacher's features say about how alike two pictures are, the student's own features must say, as the
-    projection can add nothing to it. Source: Miles, Elezi and Deng, VkD, arXiv 2403.06213, section 3.2 by
-    torch's Cayley map here.
+    projection can add nothing to it. Of features wider than the teacher's it takes as many directions as the teacher
+    has, and leaves the others free. Source: Miles, Elezi and Deng, VkD, arXiv 2403.06213, by torch's Cayley map.
     """
 
     def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
-        """See :meth:`Projection.make`.
-
-        Raises:
-            ValueError: the student's features are wider than the teacher's.
-        """
-        if width > teacher_width:
-            raise ValueError(
-                f"OrthogonalProjection needs a student's features no wider than the teacher's, got {width} channels "
-                f"and {teacher_width}"
-            )
+        """See :meth:`Projection.make`."""
         return orthogonal(nn.Linear(width, teacher_width, bias=False, dtype=torch.float32), orthogonal_map="cayley")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "OrthogonalProjection":

@@ -60,6 +60,8 @@ def read_change(items: list[str]) -> Change:
     found: dict[str, Any] = {}
     for item in items:
         key, _, value = item.partition("=")
+        if key in found:
+            raise UserError(f"{key}: given twice")
         if key == "cache":
             if value not in ("on", "off"):
                 raise UserError(f"cache: must be on or off, got '{value}'")
