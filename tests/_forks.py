@@ -27,13 +27,13 @@ def start(items: list[str], log: Path, *first: Any, program: str = "train", **en
         with log.open("ab") as file:
             for stream in (1, 2):
                 os.dup2(file.fileno(), stream)
-        with open(1, "w", closefd=False) as out, open(2, "w", closefd=False) as err:
-            import sys
+        import sys
 
-            sys.stdout, sys.stderr = out, err
-            status = main(program, items)
-            out.flush()
-            err.flush()
+        # never closed: torch's threads may still have something to say, and abort the process where they can't
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+        status = main(program, items)
+        sys.stdout.flush()
+        sys.stderr.flush()
     except BaseException:
         import traceback
 
