@@ -46,8 +46,13 @@ class Projection(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """The student's features -> the teacher's shape."""
-        projected = self.layers(features.mean(dim=(2, 3)) if self.pooled else features)
+        projected = self.project(features.mean(dim=(2, 3)) if self.pooled else features)
         return resize(projected, self.size) if self.size else projected
+
+    def project(self, features: Tensor) -> Tensor:
+        """To the teacher's width, on the student's grid."""
+        projected: Tensor = self.layers(features)
+        return projected
 
 
 class ConvProjection(Projection):
@@ -101,14 +106,13 @@ class OrthogonalProjection(Projection):
         super()._apply(moved, recurse)
         return self
 
-    def forward(self, features: Tensor) -> Tensor:
-        """The student's features -> the teacher's shape."""
-        features = features.mean(dim=(2, 3)) if self.pooled else features
+    def project(self, features: Tensor) -> Tensor:
+        """See :meth:`Projection.project`."""
         with torch.autocast(features.device.type, enabled=False):  # rounded products would not be orthonormal
             weight: Tensor = self.layers.weight  # type: ignore[assignment]  # a parametrized layer's
-        rows = features.movedim(1, -1) if features.ndim == 4 else features
-        projected = F.linear(rows, weight.to(features.dtype))
-        return resize(projected.movedim(-1, 1), self.size) if self.size else projected
+        is_map = features.ndim == 4
+        rows = F.linear(features.movedim(1, -1) if is_map else features, weight.to(features.dtype))
+        return rows.movedim(-1, 1) if is_map else rows
 
     def fit(self, inputs: Tensor, outputs: Tensor) -> None:
         """The rotation that brings the centred inputs nearest to the centred outputs (Procrustes)."""

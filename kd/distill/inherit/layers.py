@@ -185,6 +185,7 @@ def fit_projection(projection: Projection, inputs: Tensor, outputs: Tensor) -> N
     layer = projection.layers
     if isinstance(projection, OrthogonalProjection):
         projection.fit(inputs, outputs)
+        return
     if not isinstance(layer, nn.Linear | nn.Conv2d) or (isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1)):
         return
     linear = skip_init(nn.Linear, inputs.shape[-1], outputs.shape[-1], bias=layer.bias is not None)  # draws nothing
