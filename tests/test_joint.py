@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from kd.cli import eval_main, train_main
+from tests._helpers import TINY
 from tests.test_train import assert_same, run_folders, student_of
 
 STUDENTS: dict[str, dict[str, Any]] = {
@@ -98,3 +99,26 @@ def test_a_single_student_may_have_a_name(recipe: Path) -> None:
     assert train_main([f"recipe={recipe}", "students={low: {optim.lr: 1e-4}}", "trainer.max_epochs=1"]) == 0
     (joint,) = run_folders(recipe)
     assert (joint / "students" / "low" / "student.safetensors").is_file()
+
+
+def test_losses_with_parameters_are_drawn_as_alone(recipe: Path) -> None:
+    """Whatever is drawn before a loss's projection: a student of its own size, a teacher that another has built."""
+    losses = [
+        f"model.distill_losses.{name}={kind}"
+        for name, kind in {"hint": "HintLoss", "cosine": "CosineLoss", "crd": "CRDLoss"}.items()
+    ]
+    taps = {"hint": {"student": "norm", "teacher": "norm"}, "cosine": {"student": "prelogits", "teacher": "prelogits"}}
+    items = [f"recipe={recipe}", *losses, f"model.taps={json.dumps(taps)}", "trainer.max_epochs=1"]
+    other = {"model.student.kwargs": {**TINY, "depth": 2}, "optim.lr": 0.003}
+    assert train_main([*items, f"students={json.dumps({'as_it_is': {}, 'other': other})}"]) == 0
+    (joint,) = run_folders(recipe)
+    for name in ("as_it_is", "other"):
+        own = joint / "students" / name
+        assert train_main([str(own / "config.yaml")]) == 0
+        alone = run_folders(recipe)[-1]
+        for loss in ("kd", "hint", "cosine", "crd"):
+            column = f"train/{loss}_loss"
+            assert columns(own / "metrics.csv", column) == columns(alone / "metrics.csv", column)
+        saved = [torch.load(run / "checkpoints" / "last.ckpt")["state_dict"] for run in (joint, alone)]
+        theirs = {k.removeprefix("students.student."): v for k, v in saved[1].items()}
+        assert_same({k.removeprefix(f"students.{name}."): v for k, v in saved[0].items() if f".{name}." in k}, theirs)

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import torch
+
 from kd.errors import UserError
 from kd.models import TeacherSpec, build_model, completed, preprocess_for
 from kd.teachers.class_names import columns
@@ -17,7 +19,8 @@ def build_teacher(
     key: str = "model.teacher",
     dense: bool = False,
 ) -> FrozenTeacher:
-    """A teacher from its settings.
+    """A teacher from its settings. Building it leaves torch's random numbers as they were, so that the losses'
+    parameters, drawn next, do not depend on whether several students share a teacher.
 
     Where it names other classes than the data (more, or in another order), its logits are brought into their order.
 
@@ -34,7 +37,8 @@ def build_teacher(
     given, spec = spec, completed(spec, key)
     names, places = columns(spec, classes, key)
     count = len(names) if places is not None else num_classes
-    model = build_model(spec, count if spec.head else 0, key, names or classes, head=spec.head, dense=dense)
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(spec, count if spec.head else 0, key, names or classes, head=spec.head, dense=dense)
     prepare = preprocess_for(model, spec.img_size, spec.channels_last, spec.mean, spec.std)
     kept = given if given.arch == spec.arch else spec  # what is only completed keeps its key among the caches
     return FrozenTeacher(model, prepare, kept, places, key, count)
