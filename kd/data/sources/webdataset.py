@@ -8,7 +8,6 @@ import glob
 import hashlib
 import json
 import re
-import tarfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from typing import IO, Any
 
 from filelock import FileLock
 
+from kd.archives import opened
 from kd.checkpoints import write_whole
 from kd.data.pictures import MAX_BYTES
 from kd.data.sources.base import Source, cache_dir
@@ -281,23 +281,18 @@ def _members(shard: str, key: str) -> dict[str, dict[str, tuple[int, int]]]:
     """First byte and size of each member, by the sample's name and what stands after its first dot."""
     found: dict[str, dict[str, tuple[int, int]]] = {}
     end = Path(shard).stat().st_size
-    try:
-        with tarfile.open(shard, "r:") as tar:
-            for member in tar:
-                folder, _, name = member.name.rpartition("/")
-                stem, _, ending = name.partition(".")
-                if not member.isreg() or member.issparse() or not stem or not ending:
-                    continue
-                if member.offset_data + member.size > end or member.size > MAX_BYTES:
-                    raise UserError(f"{key}: {shard} is truncated: it ends within {member.name}")
-                members = found.setdefault(f"{folder}/{stem}" if folder else stem, {})
-                if ending.lower() in members:
-                    raise UserError(f"{key}: {shard} holds {member.name} twice")
-                members[ending.lower()] = member.offset_data, member.size
-    except tarfile.TarError as error:
-        raise UserError(
-            f"{key}: {shard} is not a plain tar file ({error}); a compressed one must be unpacked"
-        ) from error
+    with opened(Path(shard), key, compressed=False) as files:
+        for member, _ in files:
+            folder, _, name = member.name.rpartition("/")
+            stem, _, ending = name.partition(".")
+            if not stem or not ending:
+                continue
+            if member.offset_data + member.size > end or member.size > MAX_BYTES:
+                raise UserError(f"{key}: {shard} is truncated: it ends within {member.name}")
+            members = found.setdefault(f"{folder}/{stem}" if folder else stem, {})
+            if ending.lower() in members:
+                raise UserError(f"{key}: {shard} holds {member.name} twice")
+            members[ending.lower()] = member.offset_data, member.size
     return found
 
 
