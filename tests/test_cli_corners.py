@@ -54,6 +54,8 @@ WRONG = [
     ("data.source.root=/" + "a" * 5000, "File name too long"),
     ("data=3", "data: has settings of its own"),
     ("runs_dir=", "runs_dir: must name a folder"),
+    ("runs_dir=a\nb", "runs_dir: must hold no control characters, got 'a\\nb'"),
+    ('model.student.kwargs={\n norm: "a\\x07"\n}', "model.student.kwargs.norm: must hold no control characters"),
     ("--quiet", "no option --quiet"),
     ("name=../x", "name: begins with a letter"),
     ("name=7", "name: begins with a letter"),
@@ -97,6 +99,7 @@ def test_headspace_of_a_short_epoch_leaves_no_folder(recipe: Path, capsys: pytes
         ("data: {source: this.Source}\n", "code outside kd, torch"),
         ("trainer: {logger: {class_path: torch.hub.load}}\n", "which is no class"),
         ("seed: ${oc.env:HOME}\n", "looks up '${oc.env:HOME}'"),
+        ('runs_dir: "a\\nb"\n', "overlay.yaml: runs_dir: must hold no control characters"),
         ("seed: ${nothing}\n", "seed: Interpolation key 'nothing' not found"),
     ],
 )

@@ -16,11 +16,13 @@ from tqdm import tqdm
 
 from kd.callbacks.preemption import Preemption
 from kd.callbacks.run_folder import RunFolder
+from kd.errors import first_line
 from kd.report.records import Writer
 
 Action = Literal["log", "webhook", "stop"]
 TRIES = 3  # of a webhook
 WAITS_S = 10.0  # for its answer
+PAUSE_S = 1.0  # before its second try
 
 
 class Watch(Callback):
@@ -58,9 +60,9 @@ class Watch(Callback):
         self.hours = {name: limit for name, limit in limits.items() if limit is not None}
         self.told = {"MaxHours": f"{hours} hours", "BudgetSpent": f"a budget of {budget}"}
         self._earlier_s = 0.0
-        self._fired: set[str] = set()
-        self._end = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._fired = set[str]()
+        self._end, self._writing = threading.Event(), threading.Lock()
+        self._threads: list[threading.Thread] = []
         self._began = time.monotonic()
         self.newest: dict[str, Any] = {}
 
@@ -74,45 +76,48 @@ class Watch(Callback):
         self._writer = Writer(self.folder.path / "records" / "watch.jsonl", {"of": "watch"})
         self._trainer = trainer
         self._end.clear()
-        self._thread = threading.Thread(target=self._watch, args=(self.folder.path,), name="kd-watch", daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._keep_limits, name="kd-limits", daemon=True)]
+        if self.every_s:
+            watch = threading.Thread(target=self._watch, args=(self.folder.path,), name="kd-watch", daemon=True)
+            self._threads.append(watch)
+        for thread in self._threads:
+            thread.start()
 
     def _watch(self, folder: Path) -> None:
-        looked = time.monotonic()
-        while not self._end.wait(self._until_next(looked)):
-            for name, limit in self.hours.items():
-                if self._spent_s() >= 3600 * limit:
-                    self._act(name, f"{self.told[name]} spent", "kd-train resume=RUN with more of it", "stop")
-            if self.every_s and time.monotonic() >= looked + self.every_s:
-                looked = time.monotonic()
-                self.newest = ask_rules(folder) or self.newest
-                for finding in self.newest.get("findings", []):
-                    self._act(finding["rule"], finding["text"], finding["lever"], self.actions.get(finding["rule"]))
+        while not self._end.wait(self.every_s):
+            self.newest = ask_rules(folder) or self.newest
+            for finding in self.newest.get("findings", []):
+                self._act(finding["rule"], finding["text"], finding["lever"], self.actions.get(finding["rule"]))
 
-    def _until_next(self, looked: float) -> float:
-        """Seconds until there is something to do."""
-        waits = [3600 * limit - self._spent_s() for name, limit in self.hours.items() if name not in self._fired]
-        waits += [looked + self.every_s - time.monotonic()] if self.every_s else []
-        return max(0.0, min(waits, default=3600.0))
+    def _keep_limits(self) -> None:
+        """Time and budget, in a thread that waits for nothing else."""
+        left = {name: 3600 * limit for name, limit in self.hours.items()}
+        while left and not self._end.wait(max(0.0, min(left.values()) - self._spent_s())):
+            name = min(left, key=lambda name: left[name])
+            del left[name]
+            self._act(name, f"{self.told[name]} spent", "kd-train resume=RUN with more of it", "stop")
 
     def _spent_s(self) -> float:
         return self._earlier_s + time.monotonic() - self._began
 
     def _act(self, rule: str, text: str, lever: str, action: Action | None) -> None:
-        """What a rule does the first time it fires."""
+        """What a rule does the first time it fires; what it could not do is reported and ends nothing else."""
         if rule in self._fired:
             return
         self._fired.add(rule)
+        if action == "stop":  # whatever fails below
+            self._preemption.stop_for(rule)
         event = {"rule": rule, "text": text, "lever": lever, "action": action, "step": self._trainer.global_step}
-        self._writer.write({"kind": "event", "name": "finding", "t": round(time.time(), 1), **event})
         if action is not None:
             tqdm.write(f"kd-train: {rule}: {text}; {lever}", file=sys.stderr)
-        if action == "webhook" and self.webhook is not None:
-            problem = post(self.webhook, {"run": str(self.folder.path), "host": socket.gethostname(), **event})
-            if problem:
-                tqdm.write(f"kd-train: monitor.webhook: {problem}", file=sys.stderr)
-        if action == "stop":
-            self._preemption.stop_for(rule)
+        try:
+            with self._writing:
+                self._writer.write({"kind": "event", "name": "finding", "t": round(time.time(), 1), **event})
+            if action == "webhook" and self.webhook is not None:
+                post(self.webhook, {"run": str(self.folder.path), "host": socket.gethostname(), **event})
+        except Exception as error:
+            key = "monitor.webhook" if action == "webhook" else "monitor"
+            tqdm.write(f"kd-train: {key}: {rule}: {first_line(error)}", file=sys.stderr)
 
     def state_dict(self) -> dict[str, Any]:
         """The time spent so far."""
@@ -131,12 +136,14 @@ class Watch(Callback):
         self._close()
 
     def _close(self) -> None:
-        if self._thread is None:
+        if not self._threads:
             return
         self._end.set()
-        self._thread.join(timeout=TRIES * WAITS_S)
-        self._thread = None
-        self._writer.close()
+        for thread in self._threads:
+            thread.join(timeout=TRIES * WAITS_S)
+        self._threads = []
+        with self._writing:
+            self._writer.close()
 
 
 def ask_rules(folder: Path) -> dict[str, Any]:
@@ -149,21 +156,24 @@ def ask_rules(folder: Path) -> dict[str, Any]:
     paths = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
     try:
         done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, timeout=300)
-        return json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError):
+        return dict(json.loads(done.stdout))
+    except (OSError, TypeError, ValueError, subprocess.SubprocessError):
         return {}
 
 
-def post(address: str, content: dict[str, Any]) -> str | None:
-    """Posts JSON, up to :data:`TRIES` times; returns what went wrong, if it did."""
+def post(address: str, content: dict[str, Any]) -> None:
+    """Posts JSON, up to :data:`TRIES` times.
+
+    Raises:
+        OSError: the last try failed, in whatever way: an answer need not be HTTP.
+    """
     body = json.dumps(content).encode()
-    request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
-    problem = ""
     for attempt in range(TRIES):
         try:
+            request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
             with urllib.request.urlopen(request, timeout=WAITS_S):
-                return None
-        except OSError as error:
-            problem = f"{address}: {error}"
-            time.sleep(2**attempt if attempt + 1 < TRIES else 0)
-    return problem
+                return
+        except Exception as error:
+            if attempt + 1 == TRIES:
+                raise OSError(f"{address}: {first_line(error)}") from error
+            time.sleep(PAUSE_S * 2**attempt)

@@ -33,7 +33,7 @@ kd-launch: sends a run to other machines, follows it and fetches its folder.
   prices=FILE       instance: price of an hour; then monitor.budget= stops the run, and the report knows the cost
   job=NAME          of the job (recipe and time)
   wait=false        only sends it
-  --dry-run         shows what would be sent, exactly, and sends nothing
+  --dry-run         shows what would be sent, exactly (but for the secret of its machines), and sends nothing
   --tune            a search in place of one run: search.KEY=SPACE trials=N jobs=K objective=val/acc1 (sagemaker)
 
 All other keys are the run's (kd-train --keys). Keys of the places:
@@ -58,6 +58,7 @@ def run(request: Request) -> int:
     files = target.write(job)
     if "dry-run" in request.flags:
         for name, text in files.items():
+            text = text.replace(job.secret, "SECRET") if job.secret else text  # a terminal's lines are kept and shown
             print(text if len(files) == 1 else f"# {name}\n{text}", end="")
         return 0
     target.check(job)

@@ -1,5 +1,6 @@
 """Reads YAML files strictly: what PyYAML and omegaconf would pass over in silence is refused here, in one line."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,25 @@ def read(file: Path) -> dict[Any, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{file} must hold settings (key: value), not {type(content).__name__}")
     return content
+
+
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def check_text(tree: object, where: str = "") -> None:
+    """Settings become lines of scripts, tables and records: none holds a line break or another control character.
+
+    Args:
+        tree: settings.
+        where: what they come from, for the message.
+
+    Raises:
+        UserError: the first key or text that holds one.
+    """
+    for key, value in leaves(tree):
+        if any(CONTROL.search(str(text)) for text in (key, value)):
+            shown = repr(f"{key}={value}" if CONTROL.search(key) else str(value))
+            raise UserError(f"{where}{CONTROL.sub('?', key)}: must hold no control characters, got {shown[:80]}")
 
 
 def leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:

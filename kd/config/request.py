@@ -221,6 +221,8 @@ def merge(request: Request, settings: dict[str, str], where: str) -> None:
 
 
 def _sort_in(request: Request, key: str, value: str) -> None:
+    tree = _as_tree(f"{key}={value}")
+    files.check_text(tree if isinstance(tree[key], (dict, list)) else {key: value})  # as text, YAML folds line breaks
     if key == "recipe":
         if request.recipe is not None:
             raise UserError(f"recipe is given twice: '{request.recipe}' and '{value}'")

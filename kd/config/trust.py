@@ -27,6 +27,8 @@ PLAIN = re.compile(r"(^|\.)(kwargs|builder(\.init_args)?\.config)\+?\.(.*\.)?(cl
 def check_plain(tree: object, where: str) -> None:
     """Arguments of architectures and optimizers are plain values and lists: a class path there would be called.
 
+    Texts hold no control characters.
+
     Args:
         tree: settings.
         where: what they come from, for the message.
@@ -34,6 +36,7 @@ def check_plain(tree: object, where: str) -> None:
     Raises:
         UserError: ``class_path`` below ``kwargs``.
     """
+    files.check_text(tree, where)
     for key, _ in files.leaves(tree):
         if PLAIN.search(key):
             raise UserError(f"{where}{key}: a class path can't stand here, where plain values and lists are taken")

@@ -66,7 +66,8 @@ class Slurm:
         text = SCRIPT.format(
             **{**shared, "srun": ("--het-group=0 " if data else "") + shared["srun"]},
             name=job.name, train=_resources(job, "instances", job.machines, job.processes or 1),
-            minutes=max(1, round(60 * job.hours)), log=job.runs_dir.absolute() / job.recipe / "jobs" / job.name / "log",
+            minutes=max(1, round(60 * job.hours)),
+            log=shlex.quote(str(job.runs_dir.absolute() / job.recipe / "jobs" / job.name / "log")),
             here=shlex.quote(str(Path.cwd())),
             data=f"#SBATCH hetjob\n{_resources(job, 'data_instances', data, 1)}\n" if data else "",
             start_data=START_DATA.format(**shared, count=data.count) if data else "", end_data=END_DATA if data else "",
@@ -109,11 +110,11 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
             f"{key}: SLURM knows no '{machines.type}'; say what each machine has (4xgpu:8, 2xa100:8, 1xcpu:16)"
         )
     kind, count = machines.parts
-    cores = job.own.get("cpus_per_task", str(max(1, count // processes) if kind == "cpu" else CORES))
+    cores = job.whole("cpus_per_task", max(1, count // processes) if kind == "cpu" else CORES, 10_000)
     lines = [f"--nodes={machines.count}", f"--ntasks-per-node={processes}", f"--cpus-per-task={cores}"]
     if kind != "cpu":
         lines.append(f"--gpus-per-node={'' if kind == 'gpu' else kind + ':'}{count}")
-    lines += [f"--{name}={job.own[name]}" for name in ("partition", "account") if name in job.own]
+    lines += [f"--{name}={shlex.quote(job.own[name])}" for name in ("partition", "account") if name in job.own]
     return "\n".join(f"#SBATCH {line}" for line in lines)
 
 

@@ -50,14 +50,14 @@ class Torchrun:
         shared = {"name": job.name, "here": shlex.quote(str(Path.cwd())), "python": shlex.quote(sys.executable),
                   "command": command(job)}  # fmt: skip
         where = f"on each of {', '.join(hosts)}" if hosts else "on this machine"
-        port = job.own.get("port", "29500") if hosts else "0"
+        port = job.whole("port", 29500, 65535) if hosts else 0
         tier = f" KD_DATA_NODES={len(data_hosts)} RAY_AUTH_TOKEN={job.secret}" if data_hosts else ""
         files = {"train.sh": SCRIPT.format(
             **shared, what=where, nodes=job.machines.count, processes=job.processes or "gpu",
-            endpoint=f"{head}:{port}", data_nodes=tier, seconds=round(3600 * job.hours),
+            endpoint=shlex.quote(f"{head}:{port}"), data_nodes=tier, seconds=round(3600 * job.hours),
         )}  # fmt: skip
         if data_hosts:
-            files["data.sh"] = DATA_SCRIPT.format(**shared, head=head, secret=job.secret)
+            files["data.sh"] = DATA_SCRIPT.format(**shared, head=shlex.quote(head), secret=job.secret)
         return files
 
     def check(self, job: Job) -> None:
@@ -71,7 +71,7 @@ class Torchrun:
         places = [(host, "train.sh") for host in hosts or [""]] + [(host, "data.sh") for host in data_hosts]
         started = []
         for number, (host, script) in enumerate(places):
-            start = f"ssh -o BatchMode=yes {shlex.quote(host)} bash -s <" if host else "bash"
+            start = f"ssh -o BatchMode=yes -- {shlex.quote(host)} bash -s <" if host else "bash"
             script, log, status = (
                 shlex.quote(str(folder / file)) for file in (script, f"log.{number}", f"status.{number}")
             )

@@ -1,6 +1,7 @@
 """Rules while a run trains: what they do when they fire; time and budget; what they read of classes and pictures."""
 
 import json
+import socketserver
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,7 +13,7 @@ import pytest
 from kd.callbacks.watch import ask_rules
 from kd.cli import train_main
 from kd.report.facts import Facts
-from kd.report.records import Run, read_run
+from kd.report.records import Run, Writer, read_run
 from tests._helpers import run_cli, write_recipe
 
 SLOW = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.1}})
@@ -98,6 +99,52 @@ def test_a_webhook_is_told_once_and_tried_again(recipe: Path, address: str) -> N
     assert told["rule"] == "TemperatureTooHigh"
     assert told["run"] == str(newest(recipe).folder)
     assert "nearly uniform" in told["text"]
+
+
+class NoHttp(socketserver.StreamRequestHandler):
+    """A service that is none: it answers in a protocol of its own."""
+
+    posts = 0
+
+    def handle(self) -> None:
+        NoHttp.posts += 1
+        self.wfile.write(b"220 mail.example.com ESMTP\r\n")
+
+
+def test_a_webhook_that_is_no_http_is_told_once_and_the_limits_hold(
+    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rule fires at the first look; posting it takes longer than the run may."""
+    monkeypatch.setattr("kd.callbacks.watch.PAUSE_S", 0.1)
+    with socketserver.TCPServer(("127.0.0.1", 0), NoHttp) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}/"
+        items = ["monitor.actions.TemperatureTooHigh=webhook", f"monitor.webhook={address}", "monitor.max_hours=0.0008"]
+        assert train_main([f"recipe={recipe}", *LONG, *items]) == 0
+        server.shutdown()
+    assert newest(recipe).summary["status"] == "stopped: MaxHours"
+    told = capsys.readouterr().err
+    assert told.count("monitor.webhook") == 1
+    assert f"monitor.webhook: TemperatureTooHigh: {address}: " in told
+    assert NoHttp.posts == 3
+
+
+def test_an_action_that_fails_leaves_the_others(
+    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rule's event can't be written; the run stops all the same when its hours are up."""
+
+    class Full(Writer):
+        def write(self, record: dict[str, Any]) -> None:
+            if record["kind"] == "event":
+                raise OSError("no room")
+            super().write(record)
+
+    monkeypatch.setattr("kd.callbacks.watch.Writer", Full)
+    items = ["monitor.actions.TemperatureTooHigh=log", "monitor.max_hours=0.0008"]
+    assert train_main([f"recipe={recipe}", *LONG, *items]) == 0
+    assert newest(recipe).summary["status"] == "stopped: MaxHours"
+    assert capsys.readouterr().err.count("kd-train: monitor: TemperatureTooHigh: no room\n") == 1
 
 
 def test_a_threshold_by_key_holds_for_all_who_ask(recipe: Path) -> None:

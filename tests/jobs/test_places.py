@@ -109,7 +109,7 @@ def test_kubernetes(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "kubernetes", f"recipe={tiny}", "config=remote_data", "instances=2xgpu:8", "claim=runs",
                  "hours=1", "data_instances=4xcpu:32", "namespace=vision", *CLOUD)  # fmt: skip
     secret, config, train, data = yaml.safe_load_all(text)
-    assert len(secret["stringData"]["token"]) == 64
+    assert secret["stringData"] == {"token": "SECRET"}
     assert yaml.safe_load(config["data"]["tiny.yaml"])["recipe"] == "tiny"
     spec = train["spec"]
     assert (train["kind"], train["metadata"]) == ("TrainJob", {"name": "food-1", "namespace": "vision"})
@@ -132,6 +132,16 @@ def test_kubernetes(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
             assert json.loads(json.dumps(found.to_dict())) == document  # no key that the schema does not know
 
 
+def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "slurm", f"recipe={tiny}", "instances=1xgpu:8", "partition=a; id", "account=$(id)")
+    assert "#SBATCH --partition='a; id'\n#SBATCH --account='$(id)'\n" in text
+    items = ["instances=2xgpu:8", "data_instances=1xcpu:2", "config=remote_data", "data_hosts=c"]
+    text = shown(capsys, "torchrun", f"recipe={tiny}", *items, "hosts=$(id),b")
+    assert "--rdzv-endpoint='$(id):29500'" in text
+    assert "MASTER_ADDR='$(id)' RAY_AUTH_TOKEN=SECRET\n" in text
+    assert text.count("RAY_AUTH_TOKEN=SECRET") == 2
+
+
 @pytest.mark.parametrize(
     ("items", "told"),
     [
@@ -146,6 +156,10 @@ def test_kubernetes(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["kubernetes", "instances=1xA100:8", "claim=c", *CLOUD], "instances: Kubernetes counts gpu:N or cpu:N"),
         (["torchrun", "instances=2xgpu:8"], "hosts: must name 2 machine(s), got none"),
         (["torchrun", "instances=1xcpu:2", "data.source.root=channel:a"], "channel:a: torchrun's machines see this"),
+        (["torchrun", "instances=2xgpu:8", "hosts=a,b", "port=$(id)"], "port: must be a whole number from 1 to 65535"),
+        (["slurm", "instances=1xgpu:8", "cpus_per_task=8 --uid=0"], "cpus_per_task: must be a whole number from 1"),
+        (["slurm", "instances=1xgpu:8", "runs_dir=a\n#SBATCH --uid=0"], "runs_dir: must hold no control characters"),
+        (["slurm", "instances=1xgpu:8", "account=a\nid"], "account: must hold no control characters, got 'a\\nid'"),
         (["torchrun", "instances=1xcpu:2", "--tune"], "--tune: torchrun has no search of its own"),
         (["torchrun", "job=none"], "job: no job 'none' was sent from here"),
     ],
