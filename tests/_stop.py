@@ -65,6 +65,16 @@ class Slow(Callback):
         time.sleep(self.seconds)
 
 
+class Deaf(Callback):
+    """Hangs in the first step, and takes no signal but SIGKILL."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        Path(trainer.loggers[0].log_dir, "deaf").touch()
+        time.sleep(600)
+
+
 class KillAtStep(Callback):
     """SIGKILL to its own process before a step, on every rank or on one."""
 

@@ -56,11 +56,21 @@ def _check_names(config: dict[str, Any]) -> None:
     """What becomes a folder's name."""
     if not re.fullmatch(r"[\w.+-]{1,200}", config["recipe"]) or config["recipe"].startswith("."):
         raise UserError(f"recipe: names the run's folder (letters, digits, . + - _), got '{config['recipe'][:80]}'")
-    if config["name"] is not None and not re.fullmatch(r"(?!latest$)[A-Za-z_][\w.+-]{0,199}", config["name"]):
-        raise UserError(f"name: begins with a letter (letters, digits, . + - _), got '{config['name'][:80]}'")
+    if config["name"] is not None:
+        check_name(config["name"])
     for name in config["students"] or {}:
         if not isinstance(name, str):
             raise UserError(f"students: a name is text, got {name!r}")
+
+
+def check_name(name: str) -> None:
+    """Refuses what is no name of a folder.
+
+    Raises:
+        UserError: it leads elsewhere, is a number (which runs are given) or ``latest``.
+    """
+    if not re.fullmatch(r"(?!latest$)[A-Za-z_][\w.+-]{0,199}", name):
+        raise UserError(f"name: begins with a letter (letters, digits, . + - _), got '{name[:80]}'")
 
 
 def _check_sizes(data: dict[str, Any]) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from kd.config import files
+from kd.config.checks import check_name
 from kd.config.find import folder
 from kd.config.parser import KDCLI, build_task
 from kd.config.request import Request
@@ -26,7 +28,7 @@ OF_THE_SUMMARY = ("params", "images_per_s", "step_ms_median", "peak_memory_mb", 
 LATENCY = "latency_ms"  # of one picture on one thread, measured by kd-latency after the run
 SAMPLERS = ("tpe", "random", "grid", "cmaes")
 PRUNERS = ("none", "asha", "hyperband", "median")
-KEYS = ("trials", "jobs", "hours", "objective", "sampler", "pruner", "name", "confirm", "revive", "tune",
+KEYS = ("trials", "jobs", "hours", "trial_hours", "objective", "sampler", "pruner", "name", "confirm", "revive", "tune",
         "cores", "gpus")  # fmt: skip
 
 
@@ -72,6 +74,7 @@ class Plan:
         trials: in all, of all machines.
         jobs: at a time, on this machine; or a trial's share of a Ray cluster.
         hours: of this command; None for as long as it takes.
+        trial_hours: of each trial, after which it has failed; likewise.
         sampler: who chooses the values.
         pruner: who stops trials early.
         folder: of the search.
@@ -86,6 +89,7 @@ class Plan:
     trials: int
     jobs: int | Share
     hours: float | None
+    trial_hours: float | None
     sampler: str
     pruner: str
     folder: Path
@@ -137,6 +141,7 @@ def plan(request: Request) -> Plan:
     if sampler == "grid" and (floats := [s.key for s in space if s.choices is None and not s.integer]):
         raise UserError(f"sampler: a grid needs choices or integers; search.{floats[0]} is neither")
     name = str(given.get("name") or "search")
+    check_name(name)
     return Plan(
         items=[*items, *overrides],
         config=config,
@@ -144,7 +149,8 @@ def plan(request: Request) -> Plan:
         objectives=objectives,
         trials=_count("trials", given.get("trials", 20)),
         jobs=_jobs(given),
-        hours=_hours(given.get("hours")),
+        hours=_hours("hours", given.get("hours")),
+        trial_hours=_hours("trial_hours", given.get("trial_hours")),
         sampler=sampler,
         pruner=pruner,
         folder=folder_of_runs(config["runs_dir"], "kd-tune") / config["recipe"] / "tune" / name,
@@ -181,6 +187,7 @@ def _from_file(request: Request, own: dict[str, Any], searched: dict[str, str]) 
         raise UserError(f"tune: {file} can't be read: {' '.join(str(error).split())[:200]}") from error
     if not isinstance(content, dict) or not isinstance(content.get("search", {}), dict):
         raise UserError(f"tune: {file} must hold settings, and under search: keys and their spaces")
+    files.check_text(content, f"tune: {file}: ")
     for key in content:
         if key not in KEYS and key != "search":
             near = difflib.get_close_matches(str(key), [*KEYS, "search"], 1, 0.5)
@@ -273,7 +280,7 @@ def _jobs(given: dict[str, Any]) -> int | Share:
     return jobs
 
 
-def _hours(value: str | float | None) -> float | None:
+def _hours(key: str, value: str | float | None) -> float | None:
     if value is None:
         return None
     try:
@@ -281,7 +288,7 @@ def _hours(value: str | float | None) -> float | None:
     except (TypeError, ValueError):
         hours = 0.0
     if not 0 < hours < 1e6:
-        raise UserError(f"hours must be a number above 0, got '{value}'")
+        raise UserError(f"{key} must be a number above 0, got '{value}'")
     return hours
 
 

@@ -20,6 +20,7 @@ from kd.tuning.study import Study
 from kd.tuning.trials import Job, Owner
 
 POLL_S = 0.2
+TOO_LONG = "took too long"
 MAKES_THE_RULE = 5  # so many failures and nothing else: the search itself is wrong
 
 
@@ -67,6 +68,7 @@ class Search:
             self._check_settings()
         self.free, self.places = list(free), len(free)
         self.running: list[Running] = []
+        self.going: list[Job] = []
         self.stopped_by: int | None = None
         self.began = time.monotonic()
         self.seconds: list[float] = []
@@ -100,10 +102,10 @@ class Search:
                         break
                     time.sleep(POLL_S)
             finally:  # a full disk, too, leaves no process
-                for running in self.running:
-                    running.job.stop("the search failed")
-                for running in self.running:
-                    running.job.wait()
+                for job in self.jobs():
+                    job.stop("the search failed")
+                for job in self.jobs():
+                    job.wait()
 
     def _shared(self) -> list[str]:
         """What all trials have in common and one can do for all: the teacher is trained or found once."""
@@ -172,6 +174,8 @@ class Search:
         for running in list(self.running):
             ended = running.job.status is not None  # asked before the metrics are read: they are whole then
             self._report(running)
+            if self.plan.trial_hours and time.monotonic() - running.job.began > 3600 * self.plan.trial_hours:
+                running.job.stop(TOO_LONG)
             if ended and not self._goes_on(running.job):
                 self._end(running)
 
@@ -195,7 +199,7 @@ class Search:
     def _end(self, running: Running) -> None:
         """Takes a trial's result, frees its share of the machine."""
         job, summary = running.job, running.job.summary()
-        by_signal = job.status in (130, 143, -signal.SIGTERM, -signal.SIGINT)
+        by_signal = job.status in (130, 143, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL)
         notes = {"folder": str(job.run), "wall_s": summary.get("wall_s"), "epochs": summary.get("epochs")}
         whole = summary.get("status") == "done" and not (self.plan.wants_latency and job.untimed)
         if job.status == 0 and whole:
@@ -203,12 +207,15 @@ class Search:
             self.study.tell(running.trial, "complete", values, notes)
         elif job.stopped == "pruned" and by_signal:
             self.study.tell(running.trial, "pruned", None, notes)
-        elif not by_signal or not job.stopped:
-            self.study.tell(running.trial, "failed", None, {"reason": job.reason(), **notes})
+        elif not by_signal or job.stopped in ("", TOO_LONG):
+            reason = (
+                job.reason() if job.stopped != TOO_LONG else f"took longer than trial_hours={self.plan.trial_hours}"
+            )
+            self.study.tell(running.trial, "failed", None, {"reason": reason, **notes})
         self.running.remove(running)
         self.free.append(job.slot)
         job.owner.release()
-        if job.stopped in ("", "pruned"):
+        if job.stopped in ("", "pruned", TOO_LONG):
             self.seconds.append(time.monotonic() - job.began)
             self.say(self.line(running))
             self.changed(self)
@@ -252,7 +259,15 @@ class Search:
         return _Signals(self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """The first lets trials save; a second Ctrl-C waits for none of them."""
+        if self.stopped_by is not None and number == signal.SIGINT:
+            for job in self.jobs():
+                job.patience_s = 0
         self.stopped_by = self.stopped_by or number
+
+    def jobs(self) -> list[Job]:
+        """All that run."""
+        return [*self.going, *(running.job for running in self.running)]
 
     def wait(self, jobs: Sequence[Job], items: Sequence[Sequence[str]]) -> None:
         """Runs jobs that are no trials, as many at a time as the machine has shares.
@@ -264,7 +279,7 @@ class Search:
             self._wait(list(zip(jobs, items, strict=True)))
 
     def _wait(self, waiting: list[tuple[Job, Sequence[str]]]) -> None:
-        going = list[Job]()
+        going = self.going
         free: list[Place] = list(self.free)
         while waiting or going:
             while waiting and free and self.stopped_by is None:

@@ -11,7 +11,7 @@ from kd.tuning.space import SearchSpace
 try:
     import optuna
     from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
+    from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
     from optuna.trial import Trial, TrialState
 except ImportError as error:
     raise UserError(f"searching needs the extra tune: pip install 'kd-train[tune]' ({error})") from error
@@ -42,7 +42,8 @@ class Study:
     def __init__(
         self, folder: Path, directions: Sequence[str], sampler: str, pruner: str, epochs: int, seed: int
     ) -> None:
-        storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+        journal = str(folder / JOURNAL)
+        storage = JournalStorage(JournalFileBackend(journal, _WholeLines(journal)))
         self.exhausted = False
         ways: Any = list(directions)
         self.study: Any = optuna.create_study(
@@ -125,6 +126,20 @@ class Study:
             )
         except (ValueError, RuntimeError, ZeroDivisionError):  # all values alike, no parameter common to all
             return {}
+
+
+class _WholeLines(JournalFileSymlinkLock):
+    """The journal's lock. Its holder cuts off the part of a line that a killed process has left: the next line would
+    be written to its end, and no process could read the search any more."""
+
+    def acquire(self) -> bool:
+        held = super().acquire()
+        with Path(self._lock_target_file).open("r+b") as file:
+            end = file.seek(0, 2)
+            if end and (file.seek(end - 1), file.read())[1] != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+        return held
 
 
 def _sampler(name: str, seed: int) -> "optuna.samplers.BaseSampler":

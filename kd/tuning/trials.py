@@ -16,6 +16,7 @@ from kd.checkpoints import newest_whole
 from kd.tuning.places import LOST, RUNNER, Place, Process
 
 LOG = "log.txt"
+KILL_S = 60.0  # after a SIGTERM: a step and a checkpoint take less
 MOST_LOST = 3  # machines that go under one trial: then it is the trial
 
 
@@ -70,6 +71,8 @@ class Job:
         process: None where the run had ended before.
         items: its command line, to be begun again where its machine went.
         stopped: why it was told to stop, if it was.
+        stopped_at: when.
+        patience_s: how long it may take to save and end.
         timed: its student's speed is being measured, or was.
     """
 
@@ -81,6 +84,8 @@ class Job:
     items: Sequence[str] = ()
     lost: int = 0
     stopped: str = ""
+    stopped_at: float = 0.0
+    patience_s: float = field(default_factory=lambda: KILL_S)
     timed: bool = False
     began: float = field(default_factory=time.monotonic)
 
@@ -118,8 +123,9 @@ class Job:
         self.process = self.slot.start(items, self.folder / LOG, self.owner.file)
 
     def stop(self, why: str) -> None:
-        """Tells the run to save and end."""
-        self.stopped = self.stopped or why
+        """Tells the run to save and end; :attr:`status` kills one that has not after ``patience_s``."""
+        if not self.stopped:
+            self.stopped, self.stopped_at = why, time.monotonic()
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 
@@ -132,6 +138,8 @@ class Job:
     def status(self) -> int | None:
         """The exit status; None while it runs. Where its machine went it is begun again, a few times."""
         status = 0 if self.process is None else self.process.poll()
+        if self.process and status is None and self.stopped and time.monotonic() > self.stopped_at + self.patience_s:
+            self.process.send_signal(signal.SIGKILL)
         if status != LOST:
             return status
         if self.stopped:

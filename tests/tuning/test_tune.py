@@ -207,6 +207,9 @@ def test_a_poor_trial_is_stopped_early_and_can_be_revived(recipe: Path, capsys: 
         (["search.optim.lr=0..1", "jobs=9999"], "jobs: 9999 trials at a time can't have a core each"),
         (["search.model.distill_losses.kd=[KDLoss]", "search.model.distill_losses.kd.beta=1..2"],
          "search.model.distill_losses.kd.beta: no choice of search.model.distill_losses.kd takes it"),
+        (["search.optim.lr=0..1", "trial_hours=0"], "trial_hours must be a number above 0, got '0'"),
+        (["search.optim.lr=0..1", "name=../../x"], "got '../../x'"),
+        (["search.optim.lr=0..1", "name=/tmp/x"], "name: begins with a letter"),
         (["tune=nowhere.yaml"], "tune: nowhere.yaml can't be read"),
     ],
 )  # fmt: skip
@@ -229,6 +232,10 @@ def test_spaces_from_a_file(recipe: Path, capsys: pytest.CaptureFixture[str]) ->
     file.write_text("objective: val/acc2\nsearch: {optim: {lr: '0..1'}, data.batch_size: [4, 8]}\n")
     assert main("tune", [f"recipe={recipe}", f"tune={file}"]) == 2
     assert "no run reports 'val/acc2'" in capsys.readouterr().err
+    file.write_text("name: ../../x\nsearch: {optim: {lr: '0..1'}}\n")
+    assert main("tune", [f"recipe={recipe}", f"tune={file}"]) == 2
+    assert "name: begins with a letter" in capsys.readouterr().err
+    assert not (recipe.parent / "runs").exists()
     file.write_text("search: {optim: {lrr: '0..1'}}\n")
     assert main("tune", [f"recipe={recipe}", f"tune={file}"]) == 2
     assert "did you mean 'optim.lr'" in capsys.readouterr().err
@@ -286,6 +293,52 @@ def test_the_hours_end_a_search_that_the_same_command_goes_on_with(
     assert "no trial has ended well" in capsys.readouterr().out
     assert [t.state.name for t in trials(of(recipe))] == ["RUNNING"]
     assert not trial_processes(of(recipe))
+
+
+def test_a_trial_that_hangs_is_killed_and_has_failed(
+    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes no signal, and more time than a trial may."""
+    monkeypatch.setattr("kd.tuning.trials.KILL_S", 0.5)
+    items = [f"recipe={recipe}", disturb("Deaf"), "search.optim.lr=[0.001]", "trials=1", "trial_hours=0.001"]
+    began = time.monotonic()
+    assert main("tune", items) == 1
+    assert time.monotonic() - began < 30
+    assert "trial 0: failed: took longer than trial_hours=0.001 (" in capsys.readouterr().out
+    assert [t.state.name for t in trials(of(recipe))] == ["FAIL"]
+    assert not trial_processes(of(recipe))
+
+
+def test_a_second_ctrl_c_waits_for_no_trial(recipe: Path) -> None:
+    items = [f"recipe={recipe}", disturb("Deaf"), "search.optim.lr=[0.001]", "trials=1"]
+    log = recipe.parent / "log"
+    pid = start(items, log, program="tune")
+    wait_until(lambda: any(of(recipe).rglob("deaf")))
+    for _ in range(2):
+        os.kill(pid, signal.SIGINT)
+        time.sleep(0.3)
+    began = time.monotonic()
+    assert status_of(pid) == 130, log.read_text()
+    assert time.monotonic() - began < 10
+    assert not trial_processes(of(recipe))
+    assert [t.state.name for t in trials(of(recipe))] == ["RUNNING"]
+
+
+@pytest.mark.parametrize("tail", ['{"op_code":4,"wor', "\0" * 40])
+def test_a_torn_line_of_the_journal_ends_no_search(tmp_path: Path, tail: str) -> None:
+    """A process was killed while it wrote; the next ones write and read on, those that have it open too."""
+    space = SearchSpace((parse("optim.lr", "0.1..0.9"),), {})
+    study = Study(tmp_path, ["maximize"], "tpe", "none", 1, 0)
+    study.ask(space)
+    whole = (tmp_path / "journal.log").read_bytes()
+    for _ in range(2):
+        with (tmp_path / "journal.log").open("a") as journal:
+            journal.write(tail)
+        assert len(study.trials()) == len(trials(tmp_path))
+        study.ask(space)
+    assert len(trials(tmp_path)) == 3
+    assert (tmp_path / "journal.log").read_bytes().startswith(whole)
+    assert all(json.loads(line) for line in (tmp_path / "journal.log").read_text().splitlines())
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_process(recipe: Path) -> None:
