@@ -13,6 +13,7 @@ _PUBLIC = {
     "DistillationDataModule": "kd.data",
     "DistillationModule": "kd.module",
     "KDLoss": "kd.losses",
+    "OptimSpec": "kd.optim",
     "Preprocess": "kd.models",
     "TapSpec": "kd.models.taps",
     "Teacher": "kd.teachers",
@@ -24,13 +25,16 @@ _PUBLIC = {
 }
 
 __all__ = sorted(_PUBLIC)
+_PACKAGES = ("losses", "tasks")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"kd.{name}")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'kd' has no attribute '{name}'")
     return getattr(import_module(_PUBLIC[name]), name)
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, *_PACKAGES, "__version__"]

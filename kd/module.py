@@ -4,36 +4,35 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pytorch_lightning import LightningModule
 from pytorch_lightning.core.optimizer import LightningOptimizer
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kd.data.batch import Batch, DataInfo, as_batch
+from kd.data.batch import Batch, DataInfo, RangeCheck, as_batch
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.classifier import fit_new_classifier
-from kd.distill.objective import Objective
 from kd.distill.sharding import Sharding
-from kd.distill.step import as_teacher, own_student
+from kd.distill.step import GivenTeacher, as_teacher, objective_of, own_student
 from kd.distill.student import Student
 from kd.distill.students import StepOutput, Students, total_of
 from kd.errors import UserError
-from kd.evaluation import Judged, Validation
+from kd.evaluation import Validation
 from kd.fit_to_machine import Memory, reopened, settled
+from kd.inference import Inference
 from kd.lightning_internals import trainer_of
 from kd.losses import DistillLoss
 from kd.losses.base import equal_on_all_ranks
 from kd.models.taps import TapSpec
-from kd.optim import OptimSpec
+from kd.optim import OptimSpec, as_optim
 from kd.resume import Resume
 from kd.step import clip, in_its_window, log_terms, pace_of, seed_step
-from kd.tasks import Classification, Task
+from kd.tasks import Task
 from kd.teachers import CachedTeacher, Teacher, caches_of, dtype_for
 from kd.teachers.answer import Answer
 
 
-class DistillationModule(LightningModule):
+class DistillationModule(Inference):
     """Trains a student from labels and from a teacher's answers, with any Trainer and any loader.
 
     The total is ``task_loss_weight * task_loss + sum(loss.weight * loss)``; each term is logged unweighted under its
@@ -42,21 +41,23 @@ class DistillationModule(LightningModule):
 
     Args:
         student: any model that gives logits for pictures (:func:`kd.models.own.logits_of`).
-        teacher: likewise, or any callable, or a :class:`kd.Teacher`; it is frozen. Without one the student learns from
-            labels alone.
-        task: what the labels mean; it must know the number of classes, unless ``data`` does.
+        teacher: likewise, or any callable, or a :class:`kd.Teacher`, or several models by name; frozen. Without one the
+            student learns from labels alone.
+        task: what the labels mean; default: one class a picture, as many classes as the student's last layer has.
         losses: distillation losses by name, each with its weight.
         task_loss_weight: weight of the task's own loss, >= 0.
         taps: the layers that a feature loss of the same name looks at.
         teacher_of: the one of several teachers that a loss of that name listens to; default: the mean of all.
         ema_decay: keep an exponential moving average of the student, validate and export that.
-        optim: optimizer and schedule.
+        optim: optimizer and schedule: a :class:`kd.OptimSpec`, a dict of its fields, or a function of the trainable
+            parameters that makes an optimizer, whose learning rate then stays as it is.
         data: classes and sizes of the data, where losses need to know more than the task.
         prepare: uint8 pictures -> the student's input: a :class:`kd.Preprocess`, or a function. Default: as timm says
             of the model. Float pictures pass as they are.
         teacher_prepare: likewise for the teacher.
 
     Raises:
+        TypeError: an argument of another kind.
         ValueError: weights that leave nothing to learn from.
         UserError: models, losses and data that do not fit each other.
 
@@ -71,7 +72,7 @@ class DistillationModule(LightningModule):
     def __init__(
         self,
         student: nn.Module | Student,
-        teacher: nn.Module | Callable[[Tensor], Any] | Teacher | None = None,
+        teacher: GivenTeacher = None,
         *,
         task: Task | None = None,
         losses: Mapping[str, DistillLoss] | None = None,
@@ -79,7 +80,7 @@ class DistillationModule(LightningModule):
         taps: Mapping[str, TapSpec] | None = None,
         teacher_of: Mapping[str, str] | None = None,
         ema_decay: float | None = None,
-        optim: OptimSpec | None = None,
+        optim: OptimSpec | Mapping[str, Any] | Callable[[list[nn.Parameter]], Optimizer] | None = None,
         data: DataInfo | None = None,
         prepare: Callable[[Tensor], Tensor] | None = None,
         teacher_prepare: Callable[[Tensor], Tensor] | None = None,
@@ -90,9 +91,10 @@ class DistillationModule(LightningModule):
         self._ask(self.teacher)
         self.asked: Teacher | None  # who answers in training: the teacher, or a cache in front of it
         if not isinstance(student, Student):
-            objective = Objective(task or Classification(), losses, task_loss_weight, taps, teacher_of)
-            student = own_student(student, self.teacher, objective, data, prepare, ema_decay, optim)
+            objective = objective_of(task, losses, task_loss_weight, taps, teacher_of)
+            student = own_student(student, self.teacher, objective, data, prepare, ema_decay, as_optim(optim))
         self._take(Students(student))
+        self._range = RangeCheck()
         self.memory: Memory | None = None
         self.planned_epochs = 1
         self.resumed = False  # set by who resumes: Lightning tells its module too late
@@ -185,8 +187,9 @@ class DistillationModule(LightningModule):
 
     def configure_model(self) -> None:
         """Lets a strategy that shards the students do so (:mod:`kd.strategies`)."""
-        if isinstance(self.trainer.strategy, Sharding):
-            self.trainer.strategy.shard(self.students)
+        trainer = trainer_of(self)  # none while a checkpoint's weights are loaded
+        if trainer is not None and isinstance(trainer.strategy, Sharding):
+            trainer.strategy.shard(self.students)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Each student's optimizer (sharded where asked), with warm-up and cosine stepped every optimizer step."""
@@ -211,6 +214,7 @@ class DistillationModule(LightningModule):
     def on_before_batch_transfer(self, batch: object, dataloader_idx: int) -> Batch:
         """Any loader's batch as ours; adds what a cache knows while the batch is on the host."""
         batch = as_batch(batch)
+        self._range.look(batch.get("image"))
         trainer = trainer_of(self)
         training = trainer is not None and trainer.training
         return self.asked.fetch(batch) if self.asked is not None and training else batch
@@ -262,23 +266,18 @@ class DistillationModule(LightningModule):
         """Likewise where no validation came last."""
         self.students.take_classifiers()
 
-    def validation_step(self, batch: object, batch_idx: int) -> Judged:
-        """Adds one batch to each student's metrics; padding (index -1) is left out."""
-        trainer = trainer_of(self)  # none where it is called by hand
-        in_step = trainer is not None and isinstance(trainer.strategy, Sharding)
-        return self.validation.add(as_batch(batch), in_step)
-
-    def on_validation_epoch_end(self) -> None:
-        """Logs the task's metrics over all processes, as ``val/<name>`` or ``<student>/val/<name>``."""
-        self.log_dict(self.validation.results())
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Stores what a run that goes on from it must know (:mod:`kd.resume`)."""
         self.students.take_classifiers()
         checkpoint.update(self.resume.content(self.data, bool(self.caches)))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuses to go on with another teacher, other data or classes, or an optimizer that its state does not fit."""
+        """Refuses to resume with another teacher, other data or classes, or an optimizer that its state does not fit.
+
+        ``load_from_checkpoint(FILE, student=..., teacher=..., losses=...)`` resumes nothing: it takes the weights.
+        """
+        if trainer_of(self) is None:
+            return
         self.resume.check(checkpoint, self.data)
         if self.data is not None:
             self._ask(reopened(self, self.asked, self.data, checkpoint.get("kd_cached", False)))

@@ -1,8 +1,8 @@
 """Optimizer and learning-rate schedule."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -72,6 +72,71 @@ class OptimSpec:
                 "optim.weight_decay: can't be turned on or off at a resume, the checkpoint's state is grouped by it "
                 f"({decay:g}, given {self.weight_decay:g})"
             )
+
+    def settings(self) -> dict[str, Any]:
+        """Its fields, as a checkpoint stores them."""
+        return asdict(self)
+
+    def build(self, modules: Iterable[nn.Module], pace: "Pace") -> tuple[Optimizer, LambdaLR]:
+        """The optimizer over all trainable parameters of ``modules``, and its schedule stepped every optimizer step."""
+        optimizer = build_optimizer(modules, self, pace.fused)
+        return optimizer, build_schedule(optimizer, self, pace.total_steps, pace.steps_per_epoch)
+
+
+Parameters = Callable[[list[nn.Parameter]], Optimizer]
+
+
+@dataclass
+class GivenOptim(OptimSpec):
+    """An optimizer made by a function of the user's own; its learning rate stays as it is.
+
+    Attributes:
+        make: trainable parameters -> optimizer.
+    """
+
+    make: Parameters | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Without the function, which no checkpoint holds."""
+        return {"name": self.name}
+
+    def build(self, modules: Iterable[nn.Module], pace: "Pace") -> tuple[Optimizer, LambdaLR]:
+        """Calls the function.
+
+        Raises:
+            TypeError: it gives no optimizer.
+        """
+        assert self.make is not None
+        optimizer = self.make([p for module in modules for p in module.parameters() if p.requires_grad])
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optim: the function must give a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        return optimizer, LambdaLR(optimizer, lambda step: 1.0)
+
+
+def as_optim(given: "OptimSpec | Mapping[str, Any] | Parameters | None") -> OptimSpec:
+    """What the Python classes take as ``optim``.
+
+    Args:
+        given: settings, a dict of them, or a function of the trainable parameters that makes an optimizer.
+
+    Raises:
+        TypeError: none of these, or a dict with unknown keys.
+        ValueError: impossible settings.
+
+    >>> as_optim({"name": "sgd", "lr": 0.1}).lr
+    0.1
+    """
+    if given is None or isinstance(given, OptimSpec):
+        return given or OptimSpec()
+    if isinstance(given, Mapping):
+        known = [f.name for f in fields(OptimSpec)]
+        if unknown := sorted(set(given) - set(known)):
+            raise TypeError(f"optim: no key '{unknown[0]}' (allowed: {', '.join(known)})")
+        return OptimSpec(**given)
+    if callable(given):
+        return GivenOptim(make=given)
+    raise TypeError(f"optim: must be a kd.OptimSpec, a dict of its fields or a function that makes an optimizer of the "
+                    f"trainable parameters, got {type(given).__name__}")  # fmt: skip
 
 
 @dataclass(frozen=True)

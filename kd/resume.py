@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -36,7 +35,7 @@ class Resume:
             "kd_teacher": self.teacher,
             "kd_classes": list(self.students.data_info.classes),
             "kd_cached": cached,
-            "kd_optim": {name: asdict(student.optim) for name, student in self.students.named().items()},
+            "kd_optim": {name: student.optim.settings() for name, student in self.students.named().items()},
         }
         if data is None:
             return found

@@ -1,5 +1,11 @@
 """The Python door: any model, any loader, any Trainer."""
 
+import copy
+import pickle
+import re
+import subprocess
+import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +13,9 @@ from typing import Any
 import pytest
 import timm
 import torch
+import torchvision
 from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import EMAWeightAveraging
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -16,9 +24,11 @@ import kd
 import kd.losses
 from kd.distill.step import as_teacher
 from kd.errors import UserError
+from kd.optim import Pace
 from kd.teachers import Ensemble, FrozenTeacher
 
 CLASSES = 4
+KD = {"kd": kd.KDLoss(4.0)}
 
 
 class Plain(nn.Module):
@@ -98,7 +108,12 @@ def test_uint8_is_prepared_floats_pass(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: kd.DistillationModule(Plain()), r"how many classes.*Classification\(num_classes\)"),
+        (lambda: kd.DistillationModule(nn.Flatten()), r"how many classes.*Classification\(num_classes\)"),
+        (lambda: kd.DistillationModule(timm.create_model("resnet10t", num_classes=4), Plain(), losses=KD).training_step(
+            (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2).long()), 0), "teacher_prepare=kd.Preprocess"),
+        (lambda: kd.DistillationModule(
+            nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), Plain(), losses={"hint": kd.losses.HintLoss()},
+            taps={"hint": kd.TapSpec("1", "conv")}), "the student: its input size is not known.* give prepare=kd.Prep"),
         (lambda: kd.DistillationModule(Plain(), task=kd.Classification(4)).training_step(
             (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2).long()), 0), "wants uint8 pictures is not"),
         (lambda: kd.DistillationModule(Plain(), task=kd.Classification(4)).training_step({"x": 1}, 0), "needs one of"),
@@ -172,3 +187,132 @@ def test_the_student_is_saved_and_loaded(tmp_path: Path) -> None:
     assert set(load_file(tmp_path / "own.safetensors")) == set(Plain().state_dict())
     with pytest.raises(UserError, match="holds the weights of a Plain, which kd can't build"):
         kd.load_student(tmp_path / "own.safetensors")
+
+
+ALLOWED = {
+    "task": (5, r"a task, such as kd.Classification\(num_classes=10\), got int"),
+    "losses": ([kd.KDLoss(4.0)], "a dict of losses by name.*got list"),
+    "losses['m']": ({"m": nn.MSELoss()}, "a subclass of kd.losses.LogitLoss or kd.losses.FeatureLoss.*got MSELoss"),
+    "teacher": ([Plain(), Plain()], 'a module or a function of pictures.*{"a": a, "b": b}.*got list'),
+    "student": (5, "torch.nn.Module, got int"),
+    "taps['kd']": ({"kd": "layer2"}, "kd.TapSpec.*got str"),
+    "data": (["a", "b"], "kd.DataInfo.*got list"),
+    "prepare": (3, "kd.Preprocess or a function of uint8 pictures, got 3"),
+    "teacher_prepare": (3, "kd.Preprocess or a function of uint8 pictures, got 3"),
+    "optim": (5, "kd.OptimSpec, a dict of its fields or a function"),
+}
+
+
+@pytest.mark.parametrize("argument", ALLOWED)
+@pytest.mark.parametrize("door", [kd.DistillationModule, kd.Distillation])
+def test_arguments_of_another_kind_are_refused_with_what_is_allowed(door: Any, argument: str) -> None:
+    given, message = ALLOWED[argument]
+    name = argument.partition("[")[0]
+    if name == "optim" and door is kd.Distillation:
+        return
+    arguments = {"student": Plain(), "teacher": Plain(), "losses": KD, name: given}
+    with pytest.raises(TypeError, match=f"^{re.escape(argument)}: must be .*{message}"):
+        door(**arguments)
+
+
+def test_several_teachers_go_by_name() -> None:
+    images, targets = next(iter(loader()))
+    a, b = Plain(), Plain()
+    step = kd.Distillation(Plain(), {"a": a, "b": b}, losses=KD)
+    with torch.no_grad():
+        expected = kd.KDLoss(4.0)(step.student.model(images), (a(images) + b(images)) / 2, targets)
+    torch.testing.assert_close(step(images, targets).named["kd_loss"], expected)
+
+
+def test_the_student_knows_the_number_of_classes() -> None:
+    conv = nn.Sequential(nn.Conv2d(3, 5, 1), nn.Upsample(scale_factor=2))
+    for model, task, count in (
+        (timm.create_model("resnet10t", num_classes=7), None, 7), (Plain(), kd.Classification(label_smoothing=0.1), 4),
+        (nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), None, 3),
+        (nn.ModuleDict({"classifier": conv}), kd.tasks.Segmentation(), 5),
+    ):  # fmt: skip
+        assert kd.DistillationModule(model, task=task).task.num_classes == count
+
+
+def test_segmentation_models_of_torchvision() -> None:
+    model = torchvision.models.segmentation.lraspp_mobilenet_v3_large(num_classes=3, weights_backbone=None)
+    losses = {"pixels": kd.losses.PixelKDLoss()}
+    module = kd.DistillationModule(model, copy.deepcopy(model), task=kd.tasks.Segmentation(3), losses=losses)
+    loss = module.training_step((torch.rand(2, 3, 32, 32), torch.zeros(2, 32, 32).long()), 0)["loss"]
+    assert loss.isfinite()
+
+
+def test_a_checkpoint_of_lightning_is_loaded_predicts_and_is_tested(tmp_path: Path) -> None:
+    student, teacher = timm.create_model("resnet10t", num_classes=CLASSES), Plain()
+    arguments = {"losses": {"kd": kd.KDLoss(4.0), "hint": kd.losses.HintLoss()},
+                 "taps": {"hint": kd.TapSpec("layer2", "conv")}, "ema_decay": 0.9}  # fmt: skip
+    module = kd.DistillationModule(student, teacher, optim={"name": "sgd", "lr": 0.1}, **arguments)
+    fit = trainer(tmp_path)
+    fit.fit(module, loader(), loader())
+    fit.save_checkpoint(tmp_path / "own.ckpt")
+    fresh = timm.create_model("resnet10t", num_classes=CLASSES)
+    loaded = kd.DistillationModule.load_from_checkpoint(
+        tmp_path / "own.ckpt", student=fresh, teacher=Plain(), **arguments
+    )
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(loaded.state_dict()[name], value, rtol=0, atol=0)
+    images = torch.cat([batch[0] for batch in loader()])
+    expected = module.eval().student_of_one.logits(images)
+    torch.testing.assert_close(loaded.eval()(images), expected)
+    for batches in (loader(), DataLoader(images, batch_size=8)):
+        predicted = trainer(tmp_path).predict(loaded, batches)
+        torch.testing.assert_close(torch.cat(predicted), expected)
+    targets = torch.cat([batch[1] for batch in loader()])
+    (tested,) = trainer(tmp_path).test(loaded, loader(), verbose=False)
+    assert tested["test/acc1"] == pytest.approx(float((expected.argmax(1) == targets).float().mean()))
+    assert set(tested) == {"test/acc1", "test/acc5", "test/agreement"}
+
+
+def test_lightnings_own_average_of_weights(tmp_path: Path) -> None:
+    module = kd.DistillationModule(Plain(), Plain(), losses=KD, optim=lambda p: torch.optim.SGD(p, lr=0.5))
+    before = module.student.fc.bias.detach().clone()
+    average = EMAWeightAveraging(decay=0.5)
+    fit = trainer(tmp_path, callbacks=[average])
+    fit.fit(module, loader(), loader())
+    assert not torch.equal(module.student.fc.bias, before)
+    assert fit.optimizers[0].param_groups[0]["lr"] == 0.5
+
+
+def test_a_function_makes_the_optimizer() -> None:
+    with pytest.raises(TypeError, match="optim: no key 'lrr'"):
+        kd.DistillationModule(Plain(), optim={"lrr": 1})
+    module = kd.DistillationModule(Plain(), optim=lambda p: p)
+    with pytest.raises(TypeError, match="must give a torch.optim.Optimizer, got list"):
+        module.student_of_one.build_optimizer(Pace(10, 5))
+
+
+def test_float_pictures_that_nobody_has_scaled_are_warned_of_once() -> None:
+    step = kd.Distillation(Plain(), Plain(), losses=KD)
+    images, targets = next(iter(loader()))
+    with pytest.warns(UserWarning, match="floats up to 255 pass to the models as they are"):
+        step(images * 255, targets)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(images * 255, targets)
+        kd.Distillation(Plain(), Plain(), losses=KD)(images, targets)
+
+
+def test_a_step_is_pickled_and_copied_whole() -> None:
+    """Of the copy the copy's own layers are read, not the first one's."""
+    step = kd.Distillation(
+        Plain(), Plain(16), losses={"hint": kd.losses.HintLoss()}, taps={"hint": kd.TapSpec("conv", "conv")}
+    )
+    images, targets = next(iter(loader()))
+    for other in (pickle.loads(pickle.dumps(step)), copy.deepcopy(step)):
+        assert other(images, targets).named == step(images, targets).named
+        with torch.no_grad():
+            other.student.model.conv.weight.zero_()
+        other(images, targets).total.backward()
+        assert other.student.model.conv.weight.grad is not None
+        assert other(images, targets).named["hint_loss"] != step(images, targets).named["hint_loss"]
+
+
+def test_packages_are_reached_by_the_package() -> None:
+    code = "import kd; print(kd.losses.HintLoss.__name__, kd.tasks.Segmentation.__name__, 'losses' in dir(kd))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["HintLoss", "Segmentation", "True"]

@@ -5,12 +5,17 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from kd.errors import UserError
 
 IMAGE = ("image", "images", "pixel_values")
 TARGET = ("target", "targets", "label", "labels")
+
+
+HIGHEST = 20.0
+"""Of float pictures: normalised ones stay below it, also with a small standard deviation."""
 
 
 Target = int | list[int] | Tensor
@@ -41,7 +46,7 @@ def as_batch(given: object) -> Batch:
     """A loader's batch as :class:`Batch`.
 
     Args:
-        given: ``(images, targets)``, ``(images, targets, index)``, or a dict with ``image`` (or ``images``,
+        given: ``images``, ``(images, targets)``, ``(images, targets, index)``, or a dict with ``image`` (or ``images``,
             ``pixel_values``) and ``target`` (or ``targets``, ``label``, ``labels``). Without targets all are -1.
 
     Raises:
@@ -50,6 +55,8 @@ def as_batch(given: object) -> Batch:
     >>> sorted(as_batch((torch.zeros(2, 3, 8, 8), torch.tensor([0, 1]))))
     ['image', 'target']
     """
+    if isinstance(given, Tensor):
+        given = (given,)
     if isinstance(given, (tuple, list)) and 1 <= len(given) <= 3 and all(isinstance(x, Tensor) for x in given):
         given = dict(zip(("image", "target", "index"), given, strict=False))
     if not isinstance(given, Mapping):
@@ -63,6 +70,25 @@ def as_batch(given: object) -> Batch:
         batch["image"] = image
         target = torch.full((len(image),), -1) if target is None else target
     return cast(Batch, {**batch, "target": target})
+
+
+class RangeCheck:
+    """Warns once of float pictures in 0..255: they pass as they are, and models want them normalised."""
+
+    def __init__(self) -> None:
+        self._done = False
+
+    def look(self, images: object) -> None:
+        """Reads the first batch alone: on a GPU it waits for it."""
+        if self._done or not isinstance(images, Tensor):
+            return
+        self._done = True
+        if images.is_floating_point() and images.numel() and (most := float(images.max())) > HIGHEST:
+            rank_zero_warn(
+                f"pictures: floats up to {most:g} pass to the models as they are; give uint8, which is prepared for "
+                "each model, or normalised floats",
+                category=UserWarning,
+            )
 
 
 def _kind(given: object) -> str:

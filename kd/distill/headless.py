@@ -33,7 +33,7 @@ class HeadlessStudent(Student):
         looks = [layers for layers, _ in self.objective.layers_of_student.values()]
         self._taps_of_final = self.taps
         if self.average is not None:
-            self._taps_of_final = Taps(self.average.module, looks, lambda: self.prepare.size, "model.taps")
+            self._taps_of_final = Taps(self.average.module, looks, self.prepare, "model.taps")
         training = self.model.training
         self.model.eval()
         with torch.no_grad():

@@ -3,21 +3,26 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from kd.data.batch import Batch, DataInfo
+from kd.data.batch import Batch, DataInfo, RangeCheck
 from kd.distill.headless import student_of
 from kd.distill.objective import Objective, Terms
 from kd.distill.student import Student
 from kd.errors import UserError
 from kd.losses import DistillLoss
 from kd.models import input_of
+from kd.models.own import classes_of
 from kd.models.taps import TapSpec
 from kd.optim import OptimSpec
 from kd.tasks import Classification, Task
-from kd.teachers import FrozenTeacher, Teacher
+from kd.teachers import Ensemble, FrozenTeacher, Teacher
 from kd.teachers.answer import Answer
+
+GivenTeacher = nn.Module | Callable[[Tensor], Any] | Teacher | Mapping[str, nn.Module | Callable[[Tensor], Any]] | None
+"""What the Python classes take as a teacher, see :class:`Distillation`."""
 
 
 class Distillation(nn.Module):
@@ -28,8 +33,8 @@ class Distillation(nn.Module):
 
     Args:
         student: any model that gives logits for pictures (:func:`kd.models.own.logits_of`).
-        teacher: likewise, or any callable, or a :class:`kd.Teacher`; it is frozen.
-        task: what the labels mean; it must know the number of classes, unless ``data`` does.
+        teacher: likewise, or any callable, or a :class:`kd.Teacher`, or several models by name; frozen.
+        task: what the labels mean; default: one class a picture, as many classes as the student's last layer has.
         losses: distillation losses by name, each with its weight.
         task_loss_weight: weight of the task's own loss, >= 0.
         taps: the layers that a feature loss of the same name looks at.
@@ -40,6 +45,7 @@ class Distillation(nn.Module):
         teacher_prepare: likewise for the teacher.
 
     Raises:
+        TypeError: an argument of another kind.
         ValueError: a negative weight.
         UserError: models, losses and data that do not fit each other.
 
@@ -54,7 +60,7 @@ class Distillation(nn.Module):
     def __init__(
         self,
         student: nn.Module,
-        teacher: nn.Module | Callable[[Tensor], Any] | Teacher | None = None,
+        teacher: GivenTeacher = None,
         *,
         losses: Mapping[str, DistillLoss] | None = None,
         task: Task | None = None,
@@ -69,8 +75,9 @@ class Distillation(nn.Module):
         found = as_teacher(teacher, teacher_prepare)
         object.__setattr__(self, "teacher", found)
         self.teacher: Teacher | None
-        objective = Objective(task or Classification(), losses, task_loss_weight, taps, teacher_of)
+        objective = objective_of(task, losses, task_loss_weight, taps, teacher_of)
         self.student = own_student(student, found, objective, data, prepare)
+        self._range = RangeCheck()
 
     def forward(self, images: Tensor, targets: Tensor, index: Tensor | None = None) -> Terms:
         """The losses of one batch.
@@ -80,6 +87,8 @@ class Distillation(nn.Module):
             targets: see :class:`kd.data.batch.Batch`.
             index: the samples' numbers ``(N,)``, where a loss needs them (CRD).
         """
+        if not torch.compiler.is_compiling():
+            self._range.look(images)
         batch: Batch = {"image": images, "target": targets}
         if index is not None:
             batch["index"] = index
@@ -92,6 +101,40 @@ class Distillation(nn.Module):
         return self.student.learn(batch, self.teacher.answer(batch, wanted))
 
 
+def objective_of(
+    task: Task | None,
+    losses: Mapping[str, DistillLoss] | None,
+    task_loss_weight: float,
+    taps: Mapping[str, TapSpec] | None,
+    teacher_of: Mapping[str, str] | None,
+) -> Objective:
+    """What a student learns; see :class:`Distillation` for the arguments.
+
+    Raises:
+        TypeError: an argument of another kind.
+    """
+    check_type("task", task, Task, "a task, such as kd.Classification(num_classes=10)")
+    check_type("losses", losses, Mapping, 'a dict of losses by name, such as {"kd": kd.KDLoss(temperature=4.0)}')
+    for name, loss in (losses or {}).items():
+        own = "a loss of kd.losses, or a subclass of kd.losses.LogitLoss or kd.losses.FeatureLoss of your own"
+        check_type(f"losses['{name}']", loss, DistillLoss, own)
+    check_type("taps", taps, Mapping, 'a dict of layers by loss, such as {"hint": kd.TapSpec("layer3", "blocks.11")}')
+    for name, tap in (taps or {}).items():
+        check_type(f"taps['{name}']", tap, TapSpec, 'kd.TapSpec(student="layer3", teacher="blocks.11")')
+    check_type("teacher_of", teacher_of, Mapping, "a dict: the name of a teacher by the name of a loss")
+    return Objective(task or Classification(), losses, task_loss_weight, taps, teacher_of)
+
+
+def check_type(argument: str, given: object, kind: type, allowed: str) -> None:
+    """Refuses what is neither of a kind nor None.
+
+    Raises:
+        TypeError: names the argument, what is allowed, and what was given.
+    """
+    if given is not None and not isinstance(given, kind):
+        raise TypeError(f"{argument}: must be {allowed}, got {type(given).__name__}")
+
+
 def own_student(
     model: nn.Module,
     teacher: Teacher | None,
@@ -102,7 +145,9 @@ def own_student(
     optim: OptimSpec | None = None,
 ) -> Student:
     """A student of any model; see :class:`Distillation` for the arguments."""
-    data = data or info_of(objective.task)
+    check_type("student", model, nn.Module, "a torch.nn.Module")
+    check_type("data", data, DataInfo, 'kd.DataInfo(classes=["apple", "bread"])')
+    data = data or info_of(objective.task, model)
     objective.task.settle(len(data.classes), data.ignore_index)
     average = moving_average(model, ema_decay)
     return student_of(objective)(
@@ -111,26 +156,39 @@ def own_student(
 
 
 def as_teacher(
-    teacher: nn.Module | Callable[[Tensor], Any] | Teacher | None, prepare: Callable[[Tensor], Tensor] | None = None
+    teacher: GivenTeacher, prepare: Callable[[Tensor], Tensor] | None = None, name: str = "teacher"
 ) -> Teacher | None:
-    """Any model, any callable, or a teacher as it is."""
-    if teacher is None or isinstance(teacher, Teacher):
-        return teacher
-    return FrozenTeacher(teacher, input_of(teacher, "the teacher", prepare))
-
-
-def info_of(task: Task) -> DataInfo:
-    """What a task knows of its data.
+    """Any model, any callable, several of them by name, or a teacher as it is.
 
     Raises:
-        UserError: it does not know the number of classes.
+        TypeError: none of these.
+    """
+    if teacher is None or isinstance(teacher, Teacher):
+        return teacher
+    if isinstance(teacher, Mapping):
+        members = {key: as_teacher(model, prepare, f"teacher['{key}']") for key, model in teacher.items()}
+        check_type("teacher", next((x for x in members.values() if not isinstance(x, FrozenTeacher)), None),
+                   FrozenTeacher, "a dict of models")  # fmt: skip
+        return Ensemble(members)  # type: ignore[arg-type]
+    if not callable(teacher):
+        several = 'several go by name, {"a": a, "b": b}' if isinstance(teacher, (list, tuple)) else "or a kd.Teacher"
+        raise TypeError(f"{name}: must be a module or a function of pictures ({several}), got {type(teacher).__name__}")
+    return FrozenTeacher(teacher, input_of(teacher, "the teacher", prepare, "teacher_prepare"))
+
+
+def info_of(task: Task, model: nn.Module | None = None) -> DataInfo:
+    """What a task, or the last layer of a model, knows of the data.
+
+    Raises:
+        UserError: neither knows the number of classes.
     """
     if not task.labels:
         return DataInfo([], labels=False)
-    if not task.num_classes:
+    count = task.num_classes or (classes_of(model) if model is not None else 0)
+    if not count:
         name = type(task).__name__
         raise UserError(f"task: how many classes has the data? task={name}(num_classes) or data=kd.DataInfo(classes)")
-    classes = [str(i) for i in range(task.num_classes)]
+    classes = [str(i) for i in range(count)]
     return DataInfo(classes, masks=task.dense, multi_label=task.multi_label, ignore_index=task.ignore_index)
 
 

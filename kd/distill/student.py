@@ -15,10 +15,10 @@ from kd.data.batch import Batch, DataInfo
 from kd.distill.freeze import freeze_backbone
 from kd.distill.objective import Objective, Terms
 from kd.errors import UserError
-from kd.models import Prepare, Preprocess, StudentSpec
+from kd.models import Prepare, Preprocess, StudentSpec, trial
 from kd.models.own import logits_of
 from kd.models.taps import TRIAL, Taps
-from kd.optim import OptimSpec, Pace, build_optimizer, build_schedule, for_start, scaled_to_batch
+from kd.optim import OptimSpec, Pace, for_start, scaled_to_batch
 from kd.tasks import Task
 from kd.teachers import FrozenTeacher, Teacher
 from kd.teachers.answer import ALL, Answer
@@ -71,13 +71,13 @@ class Student(nn.Module):
         frozen = self.spec is not None and self.spec.freeze
         self._trained = freeze_backbone(model, self.arch) if frozen else ()
         self.train()  # Lightning leaves modes as it finds them
-        self.taps = Taps(model, [], lambda: prepare.size, "model.taps")
+        self.taps = Taps(model, [], prepare, "model.taps")
         objective.bind(data, teacher, model, self.taps, self._trial)
         self._lender: Any = None  # whose classifier SimKD takes over
         self._prepare_classifier(teacher)
 
     def _trial(self) -> object:
-        return self.model(self.prepare(torch.zeros(TRIAL, 3, *self.prepare.size, dtype=torch.uint8)))
+        return trial(self.model, self.prepare, TRIAL)
 
     def train(self, mode: bool = True) -> "Student":
         """As of any module, but what is frozen computes as in evaluation: statistics of norms, dropout, drop path."""
@@ -214,9 +214,9 @@ class Student(nn.Module):
             spec = scaled_to_batch(spec, pace.global_batch)
         elif spec.lr_batch is not None:
             raise UserError("optim.lr_batch: the batch size of loaders of one's own is not known; give optim.lr for it")
-        self.lr = spec.lr
-        optimizer = build_optimizer([self.model, self.objective.losses], spec, pace.fused)
-        return optimizer, build_schedule(optimizer, self.optim, pace.total_steps, pace.steps_per_epoch)
+        optimizer, schedule = spec.build([self.model, self.objective.losses], pace)
+        self.lr = max(float(lr) for lr in schedule.base_lrs)
+        return optimizer, schedule
 
     def follow_precision(self) -> None:
         """With ``trainer.precision=bf16-true``: it is fed in the type of its weights."""

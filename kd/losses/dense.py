@@ -90,7 +90,9 @@ class CWDFeatureLoss(FeatureLoss):
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         """``(N, C_s, H, W)``, ``(N, C_t, H, W)``, unused -> scalar."""
-        return cwd_loss(self.projection(student_features), teacher_features, temperature=self.temperature)
+        return cwd_loss(
+            self.projection(student_features, teacher_features), teacher_features, temperature=self.temperature
+        )
 
 
 class PairwiseLoss(FeatureLoss):

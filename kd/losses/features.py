@@ -54,7 +54,7 @@ class HintLoss(FeatureLoss):
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         """The student's features, the teacher's, unused -> scalar."""
-        return hint_loss(self.projection(student_features), teacher_features)
+        return hint_loss(self.projection(student_features, teacher_features), teacher_features)
 
 
 class ATLoss(FeatureLoss):
@@ -121,7 +121,7 @@ class PKDLoss(FeatureLoss):
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         """``(N, C_s, H, W)``, ``(N, C_t, H', W')``, unused -> scalar."""
         if self.projection is not None:
-            student = self.projection(student_features)
+            student = self.projection(student_features, teacher_features)
         else:
             student = resize(student_features, teacher_features.shape[2:])
         if self.gather:
@@ -167,7 +167,7 @@ class MGDLoss(FeatureLoss):
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         """``(N, C_s, H, W)``, ``(N, C_t, H', W')``, unused -> scalar."""
-        projected = self.projection(student_features)
+        projected = self.projection(student_features, teacher_features)
         hidden = torch.rand_like(projected[:, :1]) < self.mask_ratio
         return hint_loss(self.generator(projected * ~hidden), teacher_features)
 
@@ -331,4 +331,4 @@ class SimKDLoss(FeatureLoss):
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         """``(N, D_s)``, ``(N, D_t)``, unused -> scalar."""
-        return hint_loss(self.projection(student_features), teacher_features)
+        return hint_loss(self.projection(student_features, teacher_features), teacher_features)

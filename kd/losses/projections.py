@@ -34,8 +34,8 @@ class Projection(nn.Module):
                 f"no projection leads from the student's {student_shape[1:]} a sample to the teacher's "
                 f"{teacher_shape[1:]} (maps, tokens of one number, and vectors do)"
             )
-        self.size = tuple(teacher_shape[2:]) if len(teacher_shape) == 4 else None
-        is_map = self.size is not None
+        is_map = len(teacher_shape) == 4
+        self.size = teacher_shape[2:] if is_map else ()
         width, teacher_width = (s[1] if len(s) == 4 else s[-1] for s in (student_shape, teacher_shape))
         self.layers = self.make(width, teacher_width, is_map)
         return self
@@ -44,10 +44,11 @@ class Projection(nn.Module):
         """The layers from the student's width to the teacher's, over maps or over the last axis."""
         return nn.Conv2d(width, teacher_width, 1) if is_map else nn.Linear(width, teacher_width)
 
-    def forward(self, features: Tensor) -> Tensor:
-        """The student's features -> the teacher's shape."""
+    def forward(self, features: Tensor, teacher: Tensor | None = None) -> Tensor:
+        """The student's features -> the teacher's shape: on the grid of its features if given, else as built."""
         projected = self.project(features.mean(dim=(2, 3)) if self.pooled else features)
-        return resize(projected, self.size) if self.size else projected
+        size = self.size if teacher is None else teacher.shape[2:]
+        return resize(projected, size) if self.size else projected
 
     def project(self, features: Tensor) -> Tensor:
         """To the teacher's width, on the student's grid."""

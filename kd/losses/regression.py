@@ -57,7 +57,7 @@ class Regression(FeatureLoss):
             teacher_features = resize(wide(teacher_features), student_features.shape[2:])
         if self.standardize != "none":
             teacher_features = self.targets(teacher_features)
-        return self.compare(self.projection(student_features), teacher_features)
+        return self.compare(self.projection(student_features, teacher_features), teacher_features)
 
     @torch.no_grad()
     def settle(self, student_features: Tensor, teacher_features: Tensor) -> tuple[Tensor, Tensor]:

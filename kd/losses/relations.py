@@ -290,7 +290,9 @@ class PseudoClassLoss(FeatureLoss):
             self._remember(*of_all_ranks(F.normalize(wide(teacher_features.detach()), dim=1)))
         filled = self.queue[: self._seen]
         classes = filled if len(filled) else teacher_features
-        return pseudo_class_loss(self.projection(student_features), teacher_features, classes, self.temperature)
+        return pseudo_class_loss(
+            self.projection(student_features, teacher_features), teacher_features, classes, self.temperature
+        )
 
     def _remember(self, new: Tensor) -> None:
         assert self._seen is not None

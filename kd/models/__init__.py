@@ -2,12 +2,12 @@
 
 from kd.models.build import build_model, check_arch, completed, count_parameters, timm_model
 from kd.models.loading import load_checkpoint
-from kd.models.preprocess import Images, Prepare, Preprocess, input_of, preprocess_for
+from kd.models.preprocess import Images, Prepare, Preprocess, input_of, preprocess_for, trial
 from kd.models.spec import ModelSpec, StudentSpec, TeacherSpec
 from kd.models.weights import read_names
 
 __all__ = [
     "Images", "ModelSpec", "Prepare", "Preprocess", "StudentSpec", "TeacherSpec", "build_model", "check_arch",
     "completed",
-    "count_parameters", "input_of", "load_checkpoint", "preprocess_for", "read_names", "timm_model",
+    "count_parameters", "input_of", "load_checkpoint", "preprocess_for", "read_names", "timm_model", "trial",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from kd.errors import UserError
+from kd.models.taps import classifier_of
 
 Size = tuple[int, int]
 
@@ -33,7 +34,8 @@ class Builder(Protocol):
 
 
 def logits_of(output: object) -> Tensor:
-    """The logits (or features) in whatever a model gives: a tensor; ``.logits``; a dict's ``logits``; a tuple's first.
+    """The logits (or features) in a model's output: a tensor; ``.logits``; a dict's ``logits``, or ``out`` as in
+    torchvision's segmentation models name it; a tuple's first item.
 
     Raises:
         UserError: none of these.
@@ -44,13 +46,30 @@ def logits_of(output: object) -> Tensor:
     """
     if isinstance(output, Tensor):
         return output
-    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    found = getattr(output, "logits", None)
+    if isinstance(output, Mapping):
+        found = output.get("logits", output.get("out"))
     if isinstance(output, (tuple, list)) and found is None and output:
         found = output[0]
     if isinstance(found, Tensor):
         return found
     given = type(output).__name__
-    raise UserError(f"a model must give a tensor, an output with .logits, a dict with 'logits' or a tuple, got {given}")
+    raise UserError(f"a model must give a tensor, an output with .logits, a dict with 'logits' or 'out', or a "
+                    f"tuple, got {given}")  # fmt: skip
+
+
+def classes_of(model: nn.Module) -> int:
+    """How many classes a model tells apart: its ``num_classes``, or its last linear or convolutional layer's outputs;
+    0 where that is not known."""
+    known = getattr(model, "num_classes", None)
+    if isinstance(known, int):
+        return known
+    try:
+        head = model[-1] if isinstance(model, nn.Sequential) else classifier_of(model, "student")
+    except UserError:
+        return 0
+    outputs = [getattr(layer, "out_features", getattr(layer, "out_channels", 0)) for layer in head.modules()]
+    return next((count for count in reversed(outputs) if count), 0)
 
 
 class OwnModel(nn.Module):

@@ -1,7 +1,7 @@
 """Each model's own input."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import timm
 import torch
@@ -12,6 +12,7 @@ from kd.errors import UserError
 
 Images = Tensor  # uint8, (N, 3, H, W)
 Size = tuple[int, int]
+Out = TypeVar("Out")
 
 
 class Preprocess:
@@ -76,28 +77,20 @@ class Prepare(Protocol):
 
 
 class Given:
-    """A function of the user's own.
+    """A function of the user's own, or none: float pictures pass as they are.
 
     Args:
         function: uint8 pictures ``(N, 3, H, W)`` -> the model's input.
         name: whose input it is, named in errors.
+        argument: the argument that gives the function, named in errors.
+
+    Attributes:
+        size: height and width of the last input; before the first one 224 x 224 is assumed.
     """
 
-    def __init__(self, function: Callable[[Tensor], Tensor] | None, name: str) -> None:
-        self.function, self.name = function, name
-        self._size: Size | None = None
-
-    @property
-    def size(self) -> Size:
-        """Known once the function was called.
-
-        Raises:
-            UserError: it was not.
-        """
-        if self._size is None:
-            raise UserError(f"{self.name}: its input size is not known before the first batch; feature losses need it: "
-                            "give prepare=kd.Preprocess(size, mean, std)")  # fmt: skip
-        return self._size
+    def __init__(self, function: Callable[[Tensor], Tensor] | None, name: str, argument: str = "prepare") -> None:
+        self.function, self.name, self.argument = function, name, argument
+        self.size: Size = (224, 224)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Runs the function on uint8 pictures.
@@ -108,14 +101,42 @@ class Given:
         if images.dtype == torch.uint8:
             if self.function is None:
                 raise UserError(f"{self.name}: how it wants uint8 pictures is not known; give float pictures, or "
-                                "prepare=kd.Preprocess(size, mean, std) or a function")  # fmt: skip
+                                f"{self.argument}=kd.Preprocess(size, mean, std) or a function")  # fmt: skip
             images = self.function(images)
-        self._size = (images.shape[-2], images.shape[-1])
+        self.size = (images.shape[-2], images.shape[-1])
         return images
 
 
+def trial(model: Callable[[Tensor], Out], prepare: Prepare, count: int) -> Out:
+    """A forward of ``count`` black pictures, to see the shapes that layers give.
+
+    Args:
+        model: takes prepared pictures ``(count, 3, H, W)``.
+        prepare: its input.
+        count: of pictures.
+
+    Raises:
+        UserError: a model whose input size is not known, and that does not take the assumed one.
+    """
+    unknown = isinstance(prepare, Given) and prepare.function is None
+    pictures = torch.zeros(count, 3, *prepare.size, dtype=torch.float32 if unknown else torch.uint8)
+    try:
+        return model(prepare(pictures))
+    except RuntimeError as error:
+        if not isinstance(prepare, Given):
+            raise
+        height, width = prepare.size
+        raise UserError(
+            f"{prepare.name}: its input size is not known before the first batch and {height} x {width} does not fit, "
+            f"but feature losses need it: give {prepare.argument}=kd.Preprocess(size, mean, std)"
+        ) from error
+
+
 def input_of(
-    model: nn.Module | Callable[[Tensor], object], name: str, prepare: Callable[[Tensor], Tensor] | None = None
+    model: nn.Module | Callable[[Tensor], object],
+    name: str,
+    prepare: Callable[[Tensor], Tensor] | None = None,
+    argument: str = "prepare",
 ) -> Prepare:
     """What is given, or what timm says of the model; for other models it must be given, or float pictures.
 
@@ -123,9 +144,15 @@ def input_of(
         model: the model.
         name: named in errors.
         prepare: a :class:`kd.models.Preprocess`, or any function of uint8 pictures.
+        argument: the argument that gave ``prepare``, named in errors.
+
+    Raises:
+        TypeError: ``prepare`` is no function.
     """
+    if prepare is not None and not callable(prepare):
+        raise TypeError(f"{argument}: must be a kd.Preprocess or a function of uint8 pictures, got {prepare!r}")
     if isinstance(prepare, Preprocess):
         return prepare
     if prepare is None and isinstance(model, nn.Module) and getattr(model, "pretrained_cfg", None):
         return preprocess_for(model, None)
-    return Given(prepare, name)
+    return Given(prepare, name, argument)

@@ -5,7 +5,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,14 @@ TRIAL = 2
 """Pictures of the forward that finds the layers' shapes."""
 
 Size = tuple[int, int]
+
+
+class Sized(Protocol):
+    """What has a size: a model's input (:class:`kd.models.Prepare`)."""
+
+    @property
+    def size(self) -> Size:
+        """Height and width in pixels."""
 
 
 @dataclass
@@ -74,16 +83,14 @@ class Taps:
     Args:
         model: the model.
         patterns: module paths or shell-style patterns below it.
-        size: height and width of the model's input in pixels; a function where they are not known yet.
+        size: height and width of the model's input in pixels, or the input itself where they are not known yet.
         key: the configuration key, named in errors.
 
     Raises:
         UserError: a pattern that matches nothing.
     """
 
-    def __init__(
-        self, model: nn.Module, patterns: Sequence[str | list[str]], size: Size | Callable[[], Size], key: str
-    ) -> None:
+    def __init__(self, model: nn.Module, patterns: Sequence[str | list[str]], size: Size | Sized, key: str) -> None:
         self._model, self._input_size, self._key = model, size, key
         self._layers = dict(model.named_modules())
         self._caught: dict[str, Tensor] | None = None
@@ -94,7 +101,7 @@ class Taps:
 
     @property
     def _size(self) -> Size:
-        return self._input_size() if callable(self._input_size) else self._input_size
+        return self._input_size if isinstance(self._input_size, tuple) else self._input_size.size
 
     def add(self, patterns: str | list[str]) -> None:
         """Listens to more layers."""
@@ -105,7 +112,7 @@ class Taps:
             if path == PRELOGITS:
                 classifier_of(self._model, self._key).register_forward_pre_hook(self._catch_input)
             else:
-                self._layers[path].register_forward_hook(self._catch(path))
+                self._layers[path].register_forward_hook(partial(self._catch, path))
 
     def paths(self, patterns: str | list[str]) -> list[str]:
         """The layers that patterns name, in the model's order."""
@@ -121,12 +128,9 @@ class Taps:
     def __exit__(self, *_: object) -> None:
         self._caught = None
 
-    def _catch(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(_module: nn.Module, _inputs: object, output: Any) -> None:
-            if self._caught is not None:
-                self._caught[path] = output[0] if isinstance(output, (tuple, list)) else output
-
-        return hook
+    def _catch(self, path: str, _module: nn.Module, _inputs: object, output: Any) -> None:
+        if self._caught is not None:
+            self._caught[path] = output[0] if isinstance(output, (tuple, list)) else output
 
     def _catch_input(self, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if self._caught is not None:

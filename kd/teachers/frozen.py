@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from kd.clock import annotate
 from kd.data.batch import Batch
 from kd.errors import UserError
-from kd.models import Images, Prepare, TeacherSpec
+from kd.models import Images, Prepare, TeacherSpec, trial
 from kd.models.own import logits_of
 from kd.models.sharding import forget_forward, is_sharded, shard, whole
 from kd.models.taps import TRIAL, Taps, classifier_of, tap_shapes
@@ -47,7 +47,7 @@ class FrozenTeacher:
         self.spec = spec or TeacherSpec(arch=type(model).__name__)
         self.arch, self.has_head, self.weight = self.spec.arch, self.spec.head, self.spec.weight
         self.model.requires_grad_(False).eval()
-        self.taps = Taps(self.model, [], lambda: prepare.size, "model.taps")
+        self.taps = Taps(self.model, [], prepare, "model.taps")
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self._identity: dict[str, Any] = {}
         self._classifier: tuple[Tensor, Tensor] | None = None
@@ -141,9 +141,12 @@ class FrozenTeacher:
         if isinstance(self.model, _Called):
             raise UserError(f"{self.key}: is a function, whose layers are unknown: a feature loss needs a module")
         self.taps.add(patterns)
-        pictures = torch.zeros(TRIAL, 3, *self.prepare.size, dtype=torch.uint8)
-        shapes = tap_shapes(self.model, self.taps, patterns, tokens, lambda: self(pictures))
+        shapes = tap_shapes(self.model, self.taps, patterns, tokens, self._trial)
         return self.taps.paths(patterns), shapes
+
+    def _trial(self) -> object:
+        with torch.autocast(self.device.type, enabled=False):
+            return trial(lambda x: self.model(x.to(self.device, self.dtype)), self.prepare, TRIAL)
 
     @annotate("teacher")
     @torch.no_grad()
