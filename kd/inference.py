@@ -33,7 +33,7 @@ class Inference(LightningModule):
         Args:
             checkpoint_path: a checkpoint of any Trainer.
             weights_only: refuse all but tensors and plain values.
-            kwargs: Lightning's (``map_location``, ``strict``) and the class's own: student, teacher and losses are not in
+            kwargs: Lightning's (``map_location``, ``strict``) and the class's: student, teacher and losses are not in
                 the file.
         """
         return super().load_from_checkpoint(checkpoint_path, weights_only=weights_only, **kwargs)  # type: ignore[arg-type]
