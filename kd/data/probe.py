@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-from kd.data.sources import Split, labelled_folder
-from kd.data.sources.folder import class_folders
-from kd.data.sources.places import joined, place_of
+from kd.data.sources import ImageFolder, Split
 from kd.errors import UserError
 
 KEY = "data.probe.root"
@@ -16,7 +14,7 @@ class Probe:
 
     Attributes:
         root: a folder of pictures with labels or its URL, ``root/train/<class>/*.jpg`` to look answers up in and
-            ``root/val/<class>/*.jpg`` to ask for.
+            ``root/val/<class>/*.jpg`` (``valid``, ``validation``, ``test``) to ask for.
     """
 
     root: str | None = None
@@ -30,9 +28,9 @@ class Probe:
         Raises:
             UserError: one of the folders is missing or empty, or there is one class alone.
         """
-        root = self.root or ""
-        place = place_of(root, KEY, cache_bytes)
-        classes = class_folders(joined(root, "train"), KEY, place)
-        if len(classes) == 1:
-            raise UserError(f"{KEY}: one class ('{classes[0]}') leaves nothing to tell apart; two are needed")
-        return [labelled_folder(joined(root, name), classes, KEY, place) for name in ("train", "val")]
+        source = ImageFolder(self.root or "")
+        source.key, source.cache_bytes = KEY, cache_bytes
+        train = source.load("train")
+        if len(source.classes) == 1:
+            raise UserError(f"{KEY}: one class ('{source.classes[0]}') leaves nothing to tell apart; two are needed")
+        return [train, source.load("val")]

@@ -200,7 +200,7 @@ def test_class_ids_of_a_manifest_are_sorted_by_value(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,b\n1,2\n", "path and label"),
+        ("a,b\n1,2\n", r"has no column path \(it has a, b\); data.source.path_column=NAME says which"),
         ("path,label\n", "lists no pictures"),
         ("path,label\na.jpg,x\nb.jpg\n", "b.jpg has no label"),
         ("path,label\na.jpg,x\nb.jpg,\n", "b.jpg has no label"),

@@ -11,22 +11,29 @@ from kd.errors import UserError
 from kd.object_store import is_url
 
 KEY = "data.source.root"
+VALIDATION = ("val", "valid", "validation", "test")
+"""What validation pictures go by elsewhere: the first that is there."""
 
 
 class ImageFolder(Source):
     """A folder with one subfolder a class: ``root/train/<class>/*.jpg`` and ``root/val/<class>/*.jpg``.
 
     Class ids come from ``train`` (sorted by name); ``val`` may hold fewer classes, but none that ``train`` lacks.
+    Without split folders, ``root/<class>/*.jpg`` is the training split, and a part of it is held out
+    (``data.val_fraction``).
 
     Args:
         root: the folder, or its URL (``s3://bucket/food``; extra ``stream``).
         train: name of the training split's folder below ``root``.
-        val: name of the validation split's.
+        val: name of the validation split's; default: the first of ``val``, ``valid``, ``validation`` and ``test`` that
+            is there.
         cache_gb: of pictures by URL at most so much is kept on the local disk, of all processes together; what was used
             longest ago goes. Default: all that were read.
     """
 
-    def __init__(self, root: str, train: str = "train", val: str = "val", cache_gb: float | None = None) -> None:
+    key = KEY
+
+    def __init__(self, root: str, train: str = "train", val: str | None = None, cache_gb: float | None = None) -> None:
         self.root = root
         self.folders = {"train": train, "val": val}
         self.cache_bytes = bytes_of(cache_gb)
@@ -34,15 +41,25 @@ class ImageFolder(Source):
     @cached_property
     def place(self) -> Place:
         """Where the files are; a URL is listed once."""
-        return place_of(self.root, KEY, self.cache_bytes)
+        return place_of(self.root, self.key, self.cache_bytes)
 
     def load(self, split: str) -> FileSplit:
         """See :meth:`Source.load`. Any other split's name is taken as a folder below ``root``."""
-        self.classes = class_folders(self._folder("train"), KEY, self.place)
-        return labelled_folder(self._folder(split), self.classes, KEY, self.place)
+        self.classes = class_folders(self._folder("train"), self.key, self.place)
+        return labelled_folder(self._folder(split), self.classes, self.key, self.place)
+
+    def _named(self, split: str) -> str:
+        """The split's folder below ``root``; ``.`` where that has the class folders itself."""
+        named = self.folders.get(split, split)
+        root = joined(self.root)
+        there = self.place.folders(root) if self.place.is_folder(root) else []
+        if named is None:
+            return next((name for name in VALIDATION if name in there), "val")
+        flat = any(not name.startswith(".") for name in there) and not {"train", *VALIDATION} & {*there}
+        return "." if named == split == "train" and flat else named
 
     def _folder(self, split: str) -> str:
-        named = self.folders.get(split, split)
+        named = self._named(split)
         folder = joined(self.root, named)
         if (is_url(self.root) or is_url(named)) and not f"{folder}/".startswith(f"{joined(self.root)}/"):
             raise UserError(f"data.source.{split}: must be a folder below {self.root}, got {named}")  # alone listed
@@ -50,12 +67,13 @@ class ImageFolder(Source):
 
     def has(self, split: str) -> bool:
         """See :meth:`Source.has`."""
-        named = self.folders.get(split, split)
+        named = self._named(split)
         return named != split or self.place.is_folder(joined(self.root, named))  # a name that was given must be there
 
     def describe(self) -> str:
-        """One line."""
-        return f"ImageFolder {self.root}"
+        """One line; it names a validation folder of another name."""
+        named = self._named("val")
+        return f"ImageFolder {self.root}" + ("" if named == "val" else f", validated with {named}")
 
 
 def class_folders(path: str, key: str, place: Place = DISK) -> list[str]:

@@ -1,15 +1,14 @@
 """The source ``Manifest``: lists of paths and labels."""
 
 import csv
-import io
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from kd.data.sources.base import Source, bytes_of
 from kd.data.sources.files import UNLABELLED, FileSplit, printable
+from kd.data.sources.folder import VALIDATION
+from kd.data.sources.lists import TABLES, Column, Row, Unfit, read_list
 from kd.data.sources.places import DISK, Place, Store, joined, list_at
 from kd.errors import UserError
 from kd.object_store import is_url
@@ -18,16 +17,20 @@ from kd.object_store import is_url
 class Manifest(Source):
     """Lists of (path, label): CSV with a header ``path,label``, or JSON lines ``{"path": ..., "label": ...}``.
 
-    Labels are class names; ids are their sorted order in the training list, by value where all are whole numbers.
-    Relative paths start at ``image_dir``. Lists of the one column ``path`` are pictures without labels. Lists, folder
-    and paths may be URLs (``s3://bucket/train.csv``; extra ``stream``).
+    COCO's JSON (the categories of a picture's annotations) and Ultralytics' NDJSON for classification, whose rows name
+    their splits, are read as they are. Labels are class names; ids are their sorted order in the training list, by
+    value where all are whole numbers. Relative paths start at ``image_dir``. Lists of the one column ``path`` are
+    pictures without labels. Lists, folder and paths may be URLs (``s3://bucket/train.csv``; extra ``stream``).
 
     Args:
-        train: the training list (``.csv``, ``.jsonl``).
+        train: the training list (``.csv``, ``.tsv``, ``.txt``, ``.json``, ``.jsonl``, ``.ndjson``).
         val: the validation list; without one a part of the training list is held out (``data.val_fraction``).
         image_dir: folder that relative paths start at; default: the list's own folder.
         multi_label: a picture has any number of labels, separated by ``;`` (or a JSON list).
         cache_gb: as of :class:`~kd.data.sources.ImageFolder`.
+        path_column: name of the paths' column; a number, counted from 0, where a table has no header.
+        label_column: likewise of the labels' column.
+        delimiter: between a table's columns; default: the tab, comma, semicolon, bar or blank of its first line.
     """
 
     def __init__(
@@ -37,7 +40,16 @@ class Manifest(Source):
         image_dir: str | None = None,
         multi_label: bool = False,
         cache_gb: float | None = None,
+        path_column: int | str = "path",
+        label_column: int | str = "label",
+        delimiter: str | None = None,
     ) -> None:
+        delimiter = "\t" if delimiter in ("\\t", "tab") else delimiter
+        if delimiter is not None and len(delimiter) != 1:
+            raise ValueError(f"delimiter must be one character (or tab), got '{delimiter}'")
+        if isinstance(path_column, int) != isinstance(label_column, int) and label_column != "label":
+            raise ValueError(f"label_column must be a name or a number as path_column is, got {label_column}")
+        self.columns: tuple[Column, Column, str | None] = path_column, label_column, delimiter
         self.cache_bytes = bytes_of(cache_gb)
         self.lists = {"train": train, "val": val}
         self.image_dir, self.multi_label = image_dir, multi_label
@@ -65,41 +77,49 @@ class Manifest(Source):
         return Store.holding(str(self.lists["train"]), urls, f"data.source.{split}", self.cache_bytes) if urls else DISK
 
     def _labels(self, given: object) -> list[str]:
-        if not self.multi_label:
-            return [] if given is None or not str(given).strip() else [str(given)]
-        parts = given if isinstance(given, list) else str(given or "").split(";")
-        return [str(part).strip() for part in parts if str(part).strip()]
+        parts = given if isinstance(given, list) else str(given).split(";") if self.multi_label else [given]
+        parts = ["" if part is None else str(part) for part in parts]
+        return [part.strip() if self.multi_label else part for part in parts if part.strip()]
+
+    def _listed(self, split: str) -> tuple[list[Row], bool]:
+        """What the list of a split holds; a list that names its rows' splits gives those of this one."""
+        key, file = f"data.source.{split}", self._file(split)
+        content = list_at(file, key)
+        try:
+            rows, labelled = read_list(content, Path(file).suffix.lower(), *self.columns)
+        except Unfit as error:
+            raise UserError(f"{key}: {file} {error}") from error
+        except (csv.Error, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"{key}: {file} is no list of pictures ({type(error).__name__}: {error})") from error
+        there = {row.split for row in rows}
+        wanted = next((name for name in (VALIDATION if split == "val" else (split,)) if name in there), None)
+        if wanted is None and not self.lists.get(split):
+            return [], labelled
+        return [row for row in rows if wanted in (None, row.split)], labelled
+
+    def _file(self, split: str) -> str:
+        return joined(self.lists.get(split) or self.lists["train"] or "")
 
     def _rows(self, split: str) -> list[tuple[str, list[str]]]:
-        key = f"data.source.{split}"
-        if split not in self.lists:
+        key, file = f"data.source.{split}", self._file(split)
+        rows, labelled = self._listed(split)
+        if not rows and split not in self.lists:
             raise UserError(f"data.source: a manifest has the splits train and val, not '{split}'")
-        file = joined(self.lists[split] or "")
-        read = list_at(file, key)
-        root = self.image_dir or (joined(file, "..") if is_url(file) else str(Path(file).parent))
-        try:
-            lines = io.StringIO(read.decode(), newline="")
-            if Path(file).suffix == ".csv":
-                records: list[dict[str, Any]] = list(csv.DictReader(lines))
-            else:
-                records = [json.loads(line) for line in lines if line.strip()]
-            without = all(set(r) == {"path"} for r in records)
-            rows = [(joined(root, r["path"]), [] if without else self._labels(r["label"])) for r in records]
-            may_lack = without or self.multi_label
-            bare = None if may_lack else next((path for path, labels in rows if not labels), None)
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"{key}: {file} needs the columns path and label ({type(error).__name__}: {error})"
-            ) from error
         if not rows:
             raise UserError(f"{key}: {file} lists no pictures")
-        if bare:
-            raise UserError(f"{key}: {file}: {printable(bare)} has no label")
-        return rows
+        root = self.image_dir or (joined(file, "..") if is_url(file) else str(Path(file).parent))
+        found = [(joined(root, row.path), self._labels(row.label) if labelled else []) for row in rows]
+        odd = [row for row in found if len(row[1]) != 1] if labelled and not self.multi_label else []
+        for path, labels in odd[:1]:
+            several = f"{len(labels)} labels ({', '.join(labels[:3])}), which data.source.multi_label=true takes"
+            raise UserError(f"{key}: {file}: {printable(path)} has {several if labels else 'no label'}")
+        return found
 
     def has(self, split: str) -> bool:
         """See :meth:`Source.has`."""
-        return self.lists.get(split) is not None
+        if self.lists.get(split) is not None or Path(self._file(split)).suffix.lower() in TABLES:
+            return self.lists.get(split) is not None
+        return any(row.split for row in self._listed(split)[0])
 
     def describe(self) -> str:
         """One line."""

@@ -1,0 +1,135 @@
+"""Lists of pictures with labels as programs write them: tables, JSON lines, COCO's JSON, Ultralytics' NDJSON."""
+
+import codecs
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+TABLES = (".csv", ".tsv", ".txt")
+LISTS = (*TABLES, ".json", ".jsonl", ".ndjson")
+DELIMITERS = "\t,;| "
+Column = str | int
+
+
+class Unfit(ValueError):
+    """What a list lacks, as the end of a sentence about it."""
+
+
+class Row(NamedTuple):
+    """A picture's path, its label or labels, and the split it belongs to where its list says so."""
+
+    path: str
+    label: Any
+    split: str | None = None
+
+
+def read_list(
+    content: bytes, suffix: str, path: Column, label: Column, delimiter: str | None
+) -> tuple[list[Row], bool]:
+    """Pictures and labels.
+
+    Args:
+        content: the list's, UTF-8 or with a byte-order mark.
+        suffix: of its file, in lower case; what is not among :data:`TABLES` is JSON.
+        path: the column of the paths, by its name, or by its number from 0 where a table has no header.
+        label: the column of the labels, likewise.
+        delimiter: between a table's columns; None: whichever the first line has.
+
+    Returns:
+        The rows, and whether there are labels at all.
+
+    Raises:
+        Unfit: columns that are not there.
+        ValueError, TypeError, KeyError, AttributeError, csv.Error: it is no such list.
+    """
+    utf_16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    text = content.decode("utf-16" if utf_16 else "utf-8-sig")
+    if suffix in TABLES:
+        return _table(text, path, label, delimiter)
+    records = _records(text)
+    if isinstance(records, Mapping):
+        return _coco(records)
+    if records and records[0].get("type") == "dataset":
+        return _ultralytics(records)
+    names = sorted({name for record in records for name in record})
+    if names == [path]:
+        return [Row(record[path], None) for record in records], False
+    for name, given in ((path, "path_column"), (label, "label_column")):
+        _check_there(name, names, given)
+    return [Row(record[path], record[label]) for record in records], True
+
+
+def _records(text: str) -> Mapping[str, Any] | list[dict[Any, Any]]:
+    """COCO's dict, a list of dicts, or one dict a line."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if isinstance(found, list) or (isinstance(found, dict) and "annotations" in found and "images" in found):
+        return found
+    return [json.loads(line) for line in text.split("\n") if line.strip()]
+
+
+def _check_there(name: Column, names: Sequence[Column], given: str) -> None:
+    if name not in names:
+        there = ", ".join(map(str, names))[:120]
+        raise Unfit(f"has no column {name} (it has {there}); data.source.{given}=NAME says which, or a number "
+                         "from 0 in a table without a header")  # fmt: skip
+
+
+def _table(text: str, path: Column, label: Column, delimiter: str | None) -> tuple[list[Row], bool]:
+    by_number = isinstance(path, int)
+    first = text.lstrip().partition("\n")[0].rstrip("\r")
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter or _sniffed(first, path))
+    lines = [(reader.line_num, row) for row in reader if row]
+    names: list[Column] = []
+    if lines:
+        names = [*range(len(lines[0][1]))] if by_number else [name.strip() for name in lines.pop(0)[1]]
+    _check_there(path, names, "path_column")
+    labelled = len(names) > 1
+    if labelled:
+        _check_there(label, names, "label_column")
+    wide = next(((number, row) for number, row in lines if len(row) > len(names)), None)
+    if wide:
+        raise Unfit(f"has {len(wide[1])} columns in line {wide[0]}, {len(names)} in the first")
+    at, of = names.index(path), names.index(label) if labelled else None
+    short = next((number for number, row in lines if len(row) <= at), None)
+    if short:
+        raise Unfit(f"has no path in line {short}")
+    return [Row(row[at], row[of] if of is not None and of < len(row) else None) for _, row in lines], labelled
+
+
+def _sniffed(first: str, path: Column) -> str:
+    """The delimiter by which the first line has the column of the paths.
+
+    >>> _sniffed("id;path;label", "path"), _sniffed("a.jpg\\tx;y", 0), _sniffed("path", "path")
+    (';', '\\t', ',')
+    """
+    for delimiter in DELIMITERS:
+        names = [name.strip().strip('"') for name in first.split(delimiter)]
+        if len(names) > 1 and (isinstance(path, int) or path in names):
+            return delimiter
+    return next((delimiter for delimiter in DELIMITERS if delimiter in first), ",")
+
+
+def _coco(content: Mapping[str, Any]) -> tuple[list[Row], bool]:
+    """Annotations name a picture's categories; several of one category count once."""
+    names = {category["id"]: str(category["name"]) for category in content["categories"]}
+    found: dict[Any, list[str]] = {picture["id"]: [] for picture in content["images"]}
+    for note in content["annotations"]:
+        labels, name = found[note["image_id"]], names[note["category_id"]]
+        if name not in labels:
+            labels.append(name)
+    return [Row(picture["file_name"], found[picture["id"]]) for picture in content["images"]], True
+
+
+def _ultralytics(records: Sequence[Mapping[str, Any]]) -> tuple[list[Row], bool]:
+    """The first line describes the data set, each further one a picture with its split and class ids."""
+    names = {str(number): str(name) for number, name in dict(records[0].get("class_names") or {}).items()}
+    rows = []
+    for record in records[1:]:
+        ids = (record.get("annotations") or {}).get("classification") or []
+        rows.append(Row(record["file"], [names[str(i)] for i in ids], record.get("split") or "train"))
+    return rows, True

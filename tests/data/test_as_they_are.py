@@ -1,0 +1,146 @@
+"""Data as people have them: layouts of other programs, lists with other columns, splits that share pictures."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kd.data import DistillationDataModule
+from kd.data.sources import ImageFolder, Manifest, Source
+from kd.errors import UserError
+from tests._helpers import CLASSES, draw_folder
+
+# -- folders --------
+
+
+@pytest.mark.parametrize("name", ["valid", "validation", "test"])
+def test_validation_folders_of_other_names_are_found(name: str, tmp_path: Path) -> None:
+    draw_folder(tmp_path, train=3, val=1).joinpath("val").rename(tmp_path / name)
+    data = DistillationDataModule(ImageFolder(str(tmp_path)), img_size=32)
+    assert (data.info.train, data.info.val, data.holds_out) == (12, 4, False)
+    assert data.source.describe() == f"ImageFolder {tmp_path}, validated with {name}"
+
+
+def test_of_several_validation_folders_the_test_split_is_the_last_choice(tmp_path: Path) -> None:
+    root = draw_folder(tmp_path, train=3, val=1)
+    shutil.copytree(root / "val" / "apple", root / "test" / "apple")
+    assert len(ImageFolder(str(root)).load("val").targets) == 4
+    (root / "val").rename(root / "valid")
+    assert len(ImageFolder(str(root)).load("val").targets) == 4
+    assert len(ImageFolder(str(root), val="test").load("val").targets) == 1
+
+
+def test_a_flat_folder_of_classes_is_split(tmp_path: Path) -> None:
+    root = draw_folder(tmp_path, train=10, val=1) / "train"
+    data = DistillationDataModule(ImageFolder(str(root)), img_size=32, val_fraction=0.2)
+    assert (data.info.classes, data.info.train, data.info.val) == ([*CLASSES], 32, 8)
+    assert data.holds_out
+
+
+def test_splits_without_training_pictures_are_no_classes(tmp_path: Path) -> None:
+    root = draw_folder(tmp_path, train=1, val=1)
+    shutil.rmtree(root / "train")
+    with pytest.raises(UserError, match=f"data.source.root: there is no folder {root}/train"):
+        ImageFolder(str(root)).load("train")
+
+
+# -- lists --------
+
+
+def listed(folder: Path, name: str, content: str | bytes, **arguments: object) -> tuple[list[str], list[str]]:
+    """Paths below the folder, and their labels."""
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    source = Manifest(str(folder / name), **arguments)
+    split = source.load("train")
+    labels = [
+        ";".join(source.classes[i] for i in t) if isinstance(t, list) else source.classes[t] for t in split.targets
+    ]
+    return [str(Path(path).relative_to(folder)) for path in split.paths], labels
+
+
+TWO = (["a.jpg", "b/c.jpg"], ["x", "y"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "arguments"),
+    [
+        ("bom.csv", b"\xef\xbb\xbfpath,label\na.jpg,x\nb/c.jpg,y\n", {}),
+        ("bom.jsonl", b'\xef\xbb\xbf{"path": "a.jpg", "label": "x"}\n{"path": "b/c.jpg", "label": "y"}\n', {}),
+        ("wide.csv", "path,label\r\na.jpg,x\r\nb/c.jpg,y\r\n".encode("utf-16"), {}),
+        ("semicolon.csv", "id;path;label\n1;a.jpg;x\n2;b/c.jpg;y\n", {}),
+        ("tab.tsv", "path\tlabel\na.jpg\tx\nb/c.jpg\ty\n", {}),
+        ("named.csv", "filename,class\na.jpg,x\nb/c.jpg,y\n", {"path_column": "filename", "label_column": "class"}),
+        ("bare.txt", "a.jpg x\nb/c.jpg y\n", {"path_column": 0, "label_column": 1}),
+        ("turned.csv", "x,0,a.jpg\ny,0,b/c.jpg\n", {"path_column": 2, "label_column": 0}),
+        ("bar.txt", "path^label\na.jpg^x\nb/c.jpg^y\n", {"delimiter": "^"}),
+        ("array.json", json.dumps([{"path": "a.jpg", "label": "x"}, {"path": "b/c.jpg", "label": "y"}]), {}),
+        ("coco.json", json.dumps({
+            "images": [{"id": 7, "file_name": "a.jpg"}, {"id": 3, "file_name": "b/c.jpg"}],
+            "annotations": [{"image_id": 3, "category_id": 2}, {"image_id": 7, "category_id": 1},
+                            {"image_id": 3, "category_id": 2}],
+            "categories": [{"id": 0, "name": "things"}, {"id": 1, "name": "x"}, {"id": 2, "name": "y"}],
+        }), {}),
+    ],
+)  # fmt: skip
+def test_lists_of_many_kinds(name: str, content: str | bytes, arguments: dict, tmp_path: Path) -> None:
+    assert listed(tmp_path, name, content, **arguments) == TWO
+
+
+def test_semicolons_part_labels_in_a_list_without_a_header(tmp_path: Path) -> None:
+    found = listed(tmp_path, "m.csv", "a.jpg,x;y\nb.jpg,y\n", path_column=0, label_column=1, multi_label=True)
+    assert found == (["a.jpg", "b.jpg"], ["x;y", "y"])
+
+
+@pytest.mark.parametrize("last", ["val", "valid", "test"])
+def test_ultralytics_names_the_split_of_each_picture(last: str, tmp_path: Path) -> None:
+    rows = [("a.jpg", "train", 0), ("b.jpg", "train", 1), ("c.jpg", last, 1), ("d.jpg", "test", 0)]
+    lines: list[dict] = [{"type": "dataset", "task": "classify", "class_names": {"0": "x", "1": "y"}}]
+    lines += [{"type": "image", "file": f, "split": s, "annotations": {"classification": [i]}} for f, s, i in rows]
+    lines += [lines[3]] if last != "test" else []
+    (tmp_path / "set.ndjson").write_text("\n".join(map(json.dumps, lines)))
+    source = Manifest(str(tmp_path / "set.ndjson"))
+    assert source.has("val")
+    assert source.load("train").targets == [0, 1]
+    assert source.load("val").targets == ([1, 1] if last != "test" else [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "arguments", "message"),
+    [
+        ("m.csv", "file,class\na.jpg,x\n", {}, r"has no column path \(it has file, class\); .*path_column=NAME"),
+        ("m.csv", "path,class\na.jpg,x\n", {}, r"has no column label .*data.source.label_column=NAME"),
+        ("m.csv", "path,label\na,b.jpg,x\n", {}, "has 3 columns in line 2, 2 in the first"),
+        ("m.csv", "a.jpg,x\n", {"path_column": 0}, "has no column label"),
+        ("m.json", "{", {}, "is no list of pictures"),
+        ("m.csv", b"path,label\n\xff.jpg,x\n", {}, "is no list of pictures"),
+        ("m.json", '{"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [], "categories": []}', {},
+         "a.jpg has no label"),
+        ("m.json", '{"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [{"image_id": 1, "category_id": 0}, '
+         '{"image_id": 1, "category_id": 1}], "categories": [{"id": 0, "name": "x"}, {"id": 1, "name": "y"}]}', {},
+         r"a.jpg has 2 labels \(x, y\), which data.source.multi_label=true takes"),
+    ],
+)  # fmt: skip
+def test_lists_that_do_not_fit(name: str, content: str | bytes, arguments: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"data.source.train: .*{message}"):
+        listed(tmp_path, name, content, **arguments)
+
+
+def test_a_split_that_a_list_does_not_have(tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text("path,label\na.jpg,x\n")
+    source: Source = Manifest(str(tmp_path / "m.csv"))
+    assert not source.has("val")
+    with pytest.raises(UserError, match="a manifest has the splits train and val, not 'test'"):
+        source.load("test")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"delimiter": ";;"}, "delimiter must be one character"),
+        ({"path_column": 0, "label_column": "class"}, "label_column must be a name or a number as path_column is"),
+    ],
+)
+def test_columns_that_can_not_be(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Manifest("m.csv", **arguments)
