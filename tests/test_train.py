@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from kd.cli import eval_main, train_main
-from kd.config.precision import cpu_has_bfloat16
+from kd.fit_to_machine.precision import choose_precision
 from tests._forks import run_ranks
 from tests._helpers import ROOT, run_cli, write_recipe
 
@@ -84,8 +84,9 @@ def test_a_run_leaves_a_folder_that_explains_itself(recipe: Path, capsys: pytest
     for key in ("recipe", "kd_version", "device", "precision", "strategy", "world_size", "wall_s", "images_per_s",
                 "step_ms_median", "peak_memory_mb", "seed"):  # fmt: skip
         assert summary[key] is not None, key
-    assert summary["precision"] == ("bf16-mixed" if cpu_has_bfloat16() else "32-true")
+    assert summary["precision"] == choose_precision("cpu")[0]
     out = capsys.readouterr()
+    assert f"precision: {summary['precision']}, as " in out.out
     assert "preflight: teacher" in out.out
     assert "agreement" in out.out
     assert str(folder) in out.out

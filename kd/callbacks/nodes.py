@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from kd.fit_to_machine.precision import take_the_first
+
 
 class Nodes(Callback):
     """One line by rank 0 where there are several processes: their number, machines, addresses and ranks.
@@ -19,15 +21,16 @@ class Nodes(Callback):
         self.launcher = launcher
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Gathers the addresses of all ranks."""
+        """Gathers the addresses of all ranks, and what each would compute in."""
         if trainer.world_size == 1:
             return
         found: list[Any] = [None] * trainer.world_size
-        torch.distributed.all_gather_object(found, own_address())
+        torch.distributed.all_gather_object(found, (own_address(), str(trainer.precision)))
+        take_the_first(trainer, [precision for _, precision in found])
         if not trainer.is_global_zero:
             return
         machines: dict[str, list[int]] = {}
-        for rank, address in enumerate(found):
+        for rank, (address, _) in enumerate(found):
             machines.setdefault(address, []).append(rank)
         where = "; ".join(f"{address}: rank {_span(ranks)}" for address, ranks in machines.items())
         by = f" (started by {self.launcher})" if self.launcher else ""

@@ -25,6 +25,7 @@ from kd.callbacks.run_folder import RunFolder
 from kd.clock import Clock, StepTimes, annotate, process_start, run_clock
 from kd.data.batch import Batch
 from kd.fit_to_machine.memory import Memory, available_bytes
+from kd.fit_to_machine.precision import bfloat16_time
 from kd.machine import core_ids, cores
 from kd.models.taps import TRIAL
 from kd.report.facts import Facts
@@ -223,7 +224,9 @@ class Phases(Callback):
             "primary": run.module.task.primary, "cacheable": features is not None, "feature_bytes": features or 0,
             "cached": bool(run.module.caches), "torch": torch.__version__, "val": run.students.data_info.val,
             "device_name": torch.cuda.get_device_name() if self._cuda else processor(),
+            "precision": str(trainer.precision),
         }  # fmt: skip
+        self.header |= {"bfloat16_time": round(bfloat16_time(), 3)} if run.device.type == "cpu" else {}
         self.header |= {"price_per_hour": self.price_per_hour} if self.price_per_hour is not None else {}
         self.header |= {"input_machines": self.input_machines} if self.input_machines else {}
         if self._cuda and run.module.memory is not None:

@@ -65,6 +65,7 @@ def _measure(
     config: dict[str, Any], items: list[str], processes: list[int], strategies: list[str], machines: list[int],
     batch: int, steps: int, gbit: float | None,
 ) -> int:  # fmt: skip
+    from kd.fit_to_machine.precision import choose_precision
     from kd.machine import cores
     from kd.report.html import page
     from kd.scaling.measure import Plan, reading, ring_times
@@ -74,6 +75,8 @@ def _measure(
     folder = _claim(folder_of_runs(config["runs_dir"], "kd-scale") / config["recipe"] / "scale")
     model, threads = config["model"], max(1, cores() // processes[-1])
     items += ["model.teacher.cache=off"] if model.get("teacher") else []
+    if not config["trainer"]["precision"]:  # once, for all short runs
+        items.append(f"trainer.precision={choose_precision(str(config['trainer']['accelerator']))[0]}")
     items += ["model.student.inherit=false"] if (model.get("student") or {}).get("inherit") else []
     plan = Plan(items, config["recipe"], folder, processes, strategies, batch, steps, threads)
     readings, runs = [], []

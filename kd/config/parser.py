@@ -41,12 +41,12 @@ from kd.callbacks.summary import Summary
 from kd.config.assemble import assemble
 from kd.config.checks import check_losses, check_values, find_culprit
 from kd.config.messages import one_line
-from kd.config.precision import choose_precision
 from kd.config.trust import remember
 from kd.config.values import flatten
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError, causes
 from kd.export import save_student
+from kd.fit_to_machine.precision import choose_precision
 from kd.launch.cluster import Cluster
 from kd.lightning_internals import runs_in_child_processes
 from kd.module import DistillationModule
@@ -200,7 +200,7 @@ class KDCLI(LightningCLI):
         """Builds data, module and trainer; a mistake in a value is told by its key."""
         if not self._instantiate:
             return
-        self.precision_note: str | None = None
+        self.precision_note = ""
         if self.config.trainer.precision is None:
             accelerator = str(self.config.trainer.accelerator)
             self.config.trainer.precision, self.precision_note = choose_precision(accelerator)

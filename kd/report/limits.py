@@ -208,6 +208,26 @@ def optimizer_bound(phases: Mapping[str, float], at: float = 0.25) -> Limit | No
     return Limit("student", text, "a fused optimizer (optim.name=adamw)", gain)
 
 
+def precision_bound(phases: Mapping[str, float], precision: str, bfloat16_time: float | None) -> Limit | None:
+    """A CPU computes in the one of float32 and bfloat16 that it is slower in.
+
+    Args:
+        phases: mean ms a step.
+        precision: Lightning's name.
+        bfloat16_time: times as long as in float32 that a product of matrices takes; unknown on a GPU.
+    """
+    used, other = ("bfloat16", "float32") if precision == "bf16-mixed" else ("float32", "bfloat16")
+    if not bfloat16_time or precision not in ("bf16-mixed", "32-true") or not step_ms(phases):
+        return None
+    slower = bfloat16_time if used == "bfloat16" else 1 / bfloat16_time
+    if slower < LEADS:
+        return None
+    share = sum(part(phases, name) for name in ("teacher", "student", "loss", "backward"))
+    text = f"products of matrices in {used} take {slower:.1f} times as long as in {other} on this CPU"
+    lever = f"trainer.precision={'32-true' if used == 'bfloat16' else 'bf16-mixed'}: at most"
+    return Limit("precision", text, lever, 1 / (1 - share + share / slower))
+
+
 def checkpoint_bound(phases: Mapping[str, float], at: float = 0.05) -> Limit | None:
     """Saving takes a notable part of the training time."""
     share = part(phases, "checkpoint")

@@ -13,6 +13,7 @@ from kd.report.limits import (
     communication_bound,
     data_bound,
     optimizer_bound,
+    precision_bound,
     startup_bound,
     student_bound,
     teacher_bound,
@@ -29,6 +30,7 @@ NAMES = {
     "host": "host-bound",
     "startup": "start-up-bound",
     "checkpoint": "checkpoint-bound",
+    "precision": "precision-bound",
     "none": "balanced",
 }
 FEWEST = 20  # steps: of fewer nothing is said
@@ -93,6 +95,7 @@ def _candidates(facts: Facts) -> list[Limit | None]:
         communication_bound(phases, facts.compute_ms),
         bookkeeping_bound(phases, facts.callbacks_ms),
         optimizer_bound(phases),
+        precision_bound(phases, facts.header.get("precision", ""), facts.header.get("bfloat16_time")),
         checkpoint_bound(phases),
         startup_bound(facts.startup["s"], facts.startup["parts"], facts.planned_s or 0.0),
     ]  # fmt: skip

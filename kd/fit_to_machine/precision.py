@@ -1,0 +1,86 @@
+"""What a run computes in, where nothing is asked for."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+
+import torch
+from pytorch_lightning import Trainer
+from pytorch_lightning.plugins.precision import MixedPrecision, Precision
+from torch import Tensor
+
+from kd.errors import UserError
+
+BFLOAT16 = ("amx_bf16", "avx512_bf16", "bf16")  # instructions for products in bfloat16: Intel's and AMD's, Arm's
+SIDE = 256  # of the matrices that are multiplied to measure
+PLUGINS = {"32-true": Precision, "bf16-mixed": partial(MixedPrecision, "bf16-mixed", "cpu")}
+
+
+def choose_precision(accelerator: str) -> tuple[str, str]:
+    """bf16 autocast; where the device has none something else. And a line that says why, empty on a GPU with bfloat16.
+
+    Args:
+        accelerator: ``trainer.accelerator``.
+    """
+    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bf16-mixed", ""
+        name = torch.cuda.get_device_name()
+        told = f"{name} has no bfloat16: fp16 with loss scaling instead (trainer.precision=32-true for fp32)"
+        return "16-mixed", told
+    if accelerator not in ("auto", "cpu"):
+        return "bf16-mixed", ""
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.8 has none: measured
+    return precision_of_cpu(capabilities, bfloat16_time)
+
+
+def precision_of_cpu(capabilities: Mapping[str, object], measured: Callable[[], float]) -> tuple[str, str]:
+    """bf16 autocast where a CPU has instructions for it, or is faster in it all the same; else float32. And the reason.
+
+    oneDNN emulates bfloat16 on any AVX512, at a fraction of float32's speed: that it can says nothing.
+
+    Args:
+        capabilities: as of ``torch.cpu.get_capabilities()``.
+        measured: see :func:`bfloat16_time`.
+    """
+    named = next((name for name in BFLOAT16 if capabilities.get(name)), None)
+    if named:
+        return "bf16-mixed", f"precision: bf16-mixed, as this CPU has {named}"
+    times = measured()
+    told = f"a product of matrices in bfloat16 takes {times:.1f} times as long as in float32 on this CPU"
+    precision = "bf16-mixed" if times < 1 else "32-true"
+    return precision, f"precision: {precision}, as {told}"
+
+
+@cache
+def bfloat16_time() -> float:
+    """How many times as long a product of matrices in bfloat16 takes as one in float32 on this CPU; some 10 ms."""
+    wide = torch.ones(SIDE, SIDE)
+    return _product_s(wide.bfloat16()) / _product_s(wide)
+
+
+def _product_s(matrix: Tensor) -> float:
+    """Seconds of the fastest of some products, after one that warms up."""
+    times = []
+    for _ in range(6):
+        start = time.perf_counter()
+        matrix @ matrix
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+def take_the_first(trainer: Trainer, chosen: Sequence[str]) -> None:
+    """All processes train in rank 0's precision: machines with other CPUs may have chosen another.
+
+    Args:
+        trainer: before the strategy is set up.
+        chosen: every rank's precision.
+
+    Raises:
+        UserError: a strategy or a device that does not let its precision be changed.
+    """
+    if len(set(chosen)) == 1:
+        return
+    if type(trainer.precision_plugin) not in (Precision, MixedPrecision) or not set(chosen) <= PLUGINS.keys():
+        raise UserError(f"trainer.precision: the machines differ ({', '.join(sorted(set(chosen)))} chosen); give one")
+    trainer.strategy.precision_plugin = PLUGINS[chosen[0]]()

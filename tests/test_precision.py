@@ -1,0 +1,70 @@
+"""What a run computes in: by the CPU's instructions, else by the clock, and the same on all processes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import kd.config.parser
+from kd.fit_to_machine.precision import bfloat16_time, choose_precision, precision_of_cpu
+from kd.report.limits import precision_bound
+from kd.report.records import read_run
+from tests._forks import free_port, start, status_of
+
+
+def never() -> float:
+    raise AssertionError("the CPU says it")
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "named"),
+    [
+        ({"architecture": "x86_64", "avx512_f": True, "avx512_bf16": True, "amx_bf16": False}, "avx512_bf16"),
+        ({"architecture": "x86_64", "avx512_f": True, "avx512_bf16": True, "amx_bf16": True}, "amx_bf16"),
+        ({"architecture": "aarch64", "neon": True, "bf16": True}, "bf16"),
+    ],
+)
+def test_a_cpu_with_instructions_for_bfloat16_uses_them(capabilities: dict[str, object], named: str) -> None:
+    assert precision_of_cpu(capabilities, never) == ("bf16-mixed", f"precision: bf16-mixed, as this CPU has {named}")
+
+
+@pytest.mark.parametrize(("times", "precision"), [(5.3, "32-true"), (0.6, "bf16-mixed")])
+def test_without_them_the_clock_decides(times: float, precision: str) -> None:
+    emulating = {"architecture": "x86_64", "avx512_f": True, "avx512_bw": True, "avx512_bf16": False, "amx_bf16": False}
+    told = f"a product of matrices in bfloat16 takes {times} times as long as in float32 on this CPU"
+    assert precision_of_cpu(emulating, lambda: times) == (precision, f"precision: {precision}, as {told}")
+    assert precision_of_cpu({}, lambda: times)[0] == precision  # a torch that does not say
+
+
+def test_the_measurement_is_quick_and_follows_the_instructions() -> None:
+    assert 0.01 < bfloat16_time() < 100
+    own = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    assert choose_precision("cpu") == precision_of_cpu(own, bfloat16_time)
+
+
+def test_the_verdict_knows_the_lever() -> None:
+    phases = {"data": 10.0, "teacher": 40.0, "student": 20.0, "backward": 20.0, "optimizer": 10.0}
+    found = precision_bound(phases, "bf16-mixed", 5.0)
+    assert found is not None and found.lever == "trainer.precision=32-true: at most"
+    assert found.gain == pytest.approx(1 / (0.2 + 0.8 / 5))
+    other = precision_bound(phases, "32-true", 0.25)
+    assert other is not None and other.lever == "trainer.precision=bf16-mixed: at most"
+    for precision, times in (("bf16-mixed", 0.25), ("32-true", 5.0), ("32-true", None), ("16-mixed", 5.0)):
+        assert precision_bound(phases, precision, times) is None
+
+
+def differ(rank: int) -> None:
+    """Two machines with different CPUs."""
+    chosen = ("32-true", "bf16-mixed")[rank]
+    kd.config.parser.choose_precision = lambda accelerator: (chosen, "")
+
+
+def test_all_processes_take_rank_zeros_precision(recipe: Path) -> None:
+    items = [f"recipe={recipe}", "config=ddp_2cpu", "trainer.max_epochs=1", "data.batch_size=4"]
+    job = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "NODE_RANK": "0", "MASTER_PORT": free_port()}
+    log = recipe.parent / "log"
+    pids = [start(items, log.with_suffix(f".{r}"), differ, r, LOCAL_RANK=str(r), **job) for r in range(2)]
+    assert [status_of(pid) for pid in pids] == [0, 0], log.with_suffix(".0").read_text()
+    run = read_run(recipe.parent / "runs" / "tiny" / "000")
+    assert [header["precision"] for header in run.headers.values()] == ["32-true", "32-true"]
+    assert run.summary["precision"] == "32-true"
