@@ -13,7 +13,10 @@ from kd.errors import UserError
 
 BFLOAT16 = ("amx_bf16", "avx512_bf16", "bf16")  # instructions for products in bfloat16: Intel's and AMD's, Arm's
 SIDE = 256  # of the matrices that are multiplied to measure
-PLUGINS = {"32-true": Precision, "bf16-mixed": partial(MixedPrecision, "bf16-mixed", "cpu")}
+PLUGINS: dict[str, Callable[[], Precision]] = {
+    "32-true": Precision,
+    "bf16-mixed": partial(MixedPrecision, "bf16-mixed", "cpu"),
+}
 
 
 def choose_precision(accelerator: str) -> tuple[str, str]:
@@ -30,8 +33,8 @@ def choose_precision(accelerator: str) -> tuple[str, str]:
         return "16-mixed", told
     if accelerator not in ("auto", "cpu"):
         return "bf16-mixed", ""
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.8 has none: measured
-    return precision_of_cpu(capabilities, bfloat16_time)
+    capabilities: Callable[[], dict] = getattr(torch.cpu, "get_capabilities", dict)  # torch 2.8 does not say
+    return precision_of_cpu(capabilities(), bfloat16_time)
 
 
 def precision_of_cpu(capabilities: Mapping[str, object], measured: Callable[[], float]) -> tuple[str, str]:
