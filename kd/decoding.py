@@ -1,15 +1,20 @@
-"""Encoded pictures by Pillow alone: opened with their size known before anything is decoded, upright, in eight bits.
+"""Encoded pictures by Pillow alone: opened with their size known before anything is decoded, upright, in eight bits;
+and which part of a picture validation shows, at which scale.
 
 Training, prediction and the server read by the same few functions; none of them needs torch.
 """
 
+import math
 import warnings
-from typing import IO
+from collections.abc import Sequence
+from typing import IO, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 MAX_PIXELS = 200_000_000
+LONGEST = 8
+"""Of a picture scaled to more than so many times its centre crop, the middle alone is scaled."""
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF", "JPEG2000")  # EPS would start Ghostscript
 
 
@@ -52,6 +57,58 @@ def decoded(image: Image.Image) -> Image.Image:
         return _upright(_eight_bits(image))
     except Exception as error:  # Pillow's readers raise many kinds
         raise in_words(error) from error
+
+
+class Frame(NamedTuple):
+    """How a picture becomes a view: ``part`` of it is scaled to ``scaled``, of which the view begins at ``corner``.
+
+    Attributes:
+        part: left, top, width and height in the picture.
+        scaled: width and height.
+        corner: left and top.
+    """
+
+    part: tuple[int, int, int, int]
+    scaled: tuple[int, int]
+    corner: tuple[int, int]
+
+
+def frame(
+    picture: tuple[int, int], size: Sequence[int], crop_ratio: float | None, max_pixels: int = MAX_PIXELS
+) -> Frame:
+    """The view of validation, ``kd-predict`` and the server: scaled so that the centre crop keeps ``crop_ratio``.
+
+    A square view keeps the picture's shape. A picture that would be scaled to more than 8 times its crop is cut to its
+    middle first; of all others every pixel is scaled.
+
+    Args:
+        picture: width and height.
+        size: height and width of the view.
+        crop_ratio: in (0, 1]; None shows the whole picture, stretched to ``size``.
+        max_pixels: of the picture on its way to the view.
+
+    Raises:
+        TooLarge: long and narrow beyond reason: scaling it would take more memory than a picture of ``max_pixels``.
+    """
+    crop = (size[1], size[0])
+    wide, tall = (round(side / (crop_ratio or 1)) for side in crop)
+    if wide == tall and crop_ratio:
+        wide, tall = (tall if side == min(picture) else int(tall * side / min(picture)) for side in picture)
+    kept = [_middle(*sides) for sides in zip(picture, (wide, tall), crop, strict=True)]
+    wide, tall = (round(s * k / side) for s, k, side in zip((wide, tall), kept, picture, strict=True))
+    if max(wide * max(tall, kept[1]), 4 * max(kept)) > max(max_pixels, LONGEST**2 * size[0] * size[1]):
+        raise TooLarge(f"its {picture[0]} x {picture[1]} pixels are too long and narrow to be scaled")
+    left, top = ((side - k) // 2 for side, k in zip(picture, kept, strict=True))
+    corner = (round((wide - crop[0]) / 2), round((tall - crop[1]) / 2))
+    return Frame((left, top, kept[0], kept[1]), (wide, tall), corner)
+
+
+def _middle(side: int, scaled: int, crop: int) -> int:
+    """So much of a side is scaled; as even or odd as the side, so that the centre stays where it is."""
+    if scaled <= LONGEST * crop:
+        return side
+    kept = math.ceil(side * LONGEST * crop / scaled)
+    return min(side, kept + (side - kept) % 2)
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

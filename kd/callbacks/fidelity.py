@@ -21,7 +21,7 @@ from kd.data.batch import Batch
 from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.sources.segmentation import colours
-from kd.data.transforms import eval_transform
+from kd.data.transforms import EvalView
 from kd.evaluation import Judged
 from kd.tasks import Task
 from kd.tasks.fidelity import Fidelity
@@ -129,7 +129,7 @@ def examples(
     found: Fidelity, data: DistillationDataModule, split: str, classes: Sequence[str]
 ) -> dict[str, list[dict[str, Any]]]:
     """The kept mistakes, worst first: ``name``, ``image`` (a data URL), and the models' answers by class name."""
-    pictures, view = data.split(split), eval_transform(data.size, data.crop_ratio)
+    pictures, view = data.split(split), EvalView(data.size, data.crop_ratio)
     made: dict[str, list[dict[str, Any]]] = {}
     for kind, kept in found.mistakes.items():
         made[kind] = []

@@ -113,10 +113,11 @@ def predict(
     import torch
 
     from kd._bar import bar
+    from kd.data.transforms import EvalView
     from kd.machine import cores
 
-    model, whole = opened.model.to(device).eval(), opened.kind == "segmentation"
-    view = _view(opened, whole)
+    model = opened.model.to(device).eval()
+    view = EvalView(opened.size, None if opened.kind == "segmentation" else opened.crop_ratio)  # masks: of the whole
     size = BATCH.get(device.type, 64)
     shown = bar(label="predicting", total=len(files))
     with ThreadPoolExecutor(cores()) as pool, shown:
@@ -132,15 +133,6 @@ def predict(
             shown.update(len(names))
 
 
-def _view(opened: "FinishedRun", whole: bool) -> Callable[[Any], Any]:
-    """Validation's view of a picture; for masks of the whole picture, scaled."""
-    from torchvision.transforms import v2
-
-    from kd.data.transforms import eval_transform
-
-    return v2.Resize(opened.size, antialias=True) if whole else eval_transform(opened.size, opened.crop_ratio)
-
-
 def _read(name: str, view: Callable[[Any], Any]) -> "tuple[torch.Tensor, tuple[int, int]] | str":
     """View and size of a picture, or why it can't be read."""
     from kd.data.pictures import decode, open_regular
@@ -148,9 +140,9 @@ def _read(name: str, view: Callable[[Any], Any]) -> "tuple[torch.Tensor, tuple[i
     try:
         with open_regular(name) as stream:
             picture = decode(stream.read())
+        return view(picture), (picture.shape[1], picture.shape[2])
     except (RuntimeError, OSError, ValueError) as error:
         return (str(error).splitlines() or [type(error).__name__])[0][:160]
-    return view(picture), (picture.shape[1], picture.shape[2])
 
 
 def _forward(

@@ -46,14 +46,14 @@ class PictureSet(Dataset[Sample]):
         index, epoch = key
         try:
             picture, target = decode(self.split.read(index), self.max_pixels), self.split.target(index)
+            with seeded(self.seed, index, epoch):
+                if not self.masks:
+                    return self.transform(picture), target, key
+                if isinstance(target, int):
+                    target = unlabelled_mask(picture.shape[1], picture.shape[2], self.ignore_index)
+                return (*self.transform(picture, target), key)
         except (RuntimeError, OSError) as error:
             raise RuntimeError(f"{printable(self.split.name(index))} can't be read: {error}") from error
-        with seeded(self.seed, index, epoch):
-            if not self.masks:
-                return self.transform(picture), target, key
-            if isinstance(target, int):
-                target = unlabelled_mask(picture.shape[1], picture.shape[2], self.ignore_index)
-            return (*self.transform(picture, target), key)
 
 
 class Collate:

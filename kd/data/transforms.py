@@ -10,6 +10,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tvf
 
+from kd.decoding import MAX_PIXELS, frame
+
 
 @dataclass
 class Augment:
@@ -93,11 +95,31 @@ def train_transform(size: tuple[int, int], augment: Augment) -> v2.Compose:
     return v2.Compose(steps)
 
 
-def eval_transform(size: tuple[int, int], crop_ratio: float) -> v2.Transform:
-    """uint8 ``(3, H, W)`` -> uint8 ``(3, *size)``: scaled so that the centre crop keeps ``crop_ratio``."""
-    height, width = (round(side / crop_ratio) for side in size)
-    scaled = [height] if height == width else [height, width]  # a square keeps the picture's shape
-    return v2.Compose([v2.Resize(scaled, antialias=True), v2.CenterCrop(size)])  # bilinear
+class EvalView(v2.Transform):
+    """uint8 ``(3, H, W)`` -> uint8 ``(3, *size)`` by :func:`kd.decoding.frame`; of a mask beside it the same.
+
+    Args:
+        size: height and width.
+        crop_ratio: share of the scaled picture that the centre crop keeps; None shows the whole picture.
+        max_pixels: of the picture on its way.
+    """
+
+    def __init__(self, size: tuple[int, int], crop_ratio: float | None, max_pixels: int = MAX_PIXELS) -> None:
+        super().__init__()
+        self.size, self.crop_ratio, self.max_pixels = size, crop_ratio, max_pixels
+
+    def forward(self, *pictures: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """A picture, or a picture and its mask.
+
+        Raises:
+            TooLarge: as :func:`kd.decoding.frame` does.
+        """
+        height, width = pictures[0].shape[-2:]
+        part, scaled, corner = frame((width, height), self.size, self.crop_ratio, self.max_pixels)
+        parts = (tvf.crop(p, part[1], part[0], part[3], part[2]) for p in pictures)
+        views = (tvf.resize(p, [scaled[1], scaled[0]], antialias=True) for p in parts)  # bilinear; masks: nearest
+        shown = [tvf.crop(p, corner[1], corner[0], *self.size) for p in views]
+        return shown[0] if len(shown) == 1 else tuple(shown)
 
 
 class MixPairs:

@@ -16,7 +16,7 @@ from kd.data.batch import Batch, Target
 from kd.data.sampler import TrainBatches
 from kd.data.samples import Collate, PictureSet
 from kd.data.sources import Source, Split
-from kd.data.transforms import Augment, MixPairs, eval_transform, train_transform
+from kd.data.transforms import Augment, EvalView, MixPairs, train_transform
 
 Finish = Callable[[Batch], Batch]
 """Makes the views of a packed batch on the device."""
@@ -54,7 +54,7 @@ class Views:
 
     def evaluation(self, split: Split, of_source: bool = True) -> tuple[PictureSet, Collate]:
         """Centre crops: samples, and how they become a batch; others than the source's have one label a picture."""
-        view = eval_transform(self.size, self.crop_ratio)
+        view = EvalView(self.size, self.crop_ratio, self.max_pixels)
         if not of_source:
             return PictureSet(split, view, self.seed, max_pixels=self.max_pixels), Collate()
         return self._pictures(split, view), Collate(labels=self._labels)

@@ -5,7 +5,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from kd.decoding import BadPicture, TooLarge, decoded, open_picture
+from kd.decoding import BadPicture, TooLarge, decoded, frame, open_picture
 from kd.export.manifest import Manifest
 
 
@@ -38,28 +38,20 @@ def view(data: bytes, manifest: Manifest, max_pixels: int) -> np.ndarray:
     """
     try:
         with open_picture(io.BytesIO(data), max_pixels) as opened:
-            picture = decoded(opened)
+            pixels = np.asarray(_scaled(decoded(opened), manifest, max_pixels))
     except TooLarge as error:
-        raise BadUpload(413, f"more pixels than the {max_pixels} that are allowed") from error
+        raise BadUpload(413, str(error).replace("data.", "")) from error
     except BadPicture as error:
         raise BadUpload(415, str(error)) from error
-    pixels = np.asarray(_whole(picture, manifest) if manifest.task == "segmentation" else _cut(picture, manifest))
     return pixels if manifest.layout == "nhwc" else pixels.transpose(2, 0, 1)
 
 
-def _whole(picture: Image.Image, manifest: Manifest) -> Image.Image:
-    """Masks are of the whole picture, scaled."""
-    height, width = manifest.size
-    return picture.resize((width, height), Image.Resampling.BILINEAR)
-
-
-def _cut(picture: Image.Image, manifest: Manifest) -> Image.Image:
-    """As :func:`kd.data.transforms.eval_transform` does."""
-    height, width = manifest.size
-    tall, wide = (round(side / manifest.crop_ratio) for side in manifest.size)
-    if height == width:  # keeps the picture's shape
-        short = min(picture.size)
-        wide, tall = (tall if side == short else int(tall * side / short) for side in picture.size)
-    scaled = picture.resize((wide, tall), Image.Resampling.BILINEAR)
-    left, top = round((wide - width) / 2), round((tall - height) / 2)
-    return scaled.crop((left, top, left + width, top + height))
+def _scaled(picture: Image.Image, manifest: Manifest, max_pixels: int) -> Image.Image:
+    """Masks are of the whole picture."""
+    (height, width), whole = manifest.size, manifest.task == "segmentation"
+    (left, top, wide, tall), scaled, (x, y) = frame(
+        picture.size, manifest.size, None if whole else manifest.crop_ratio, max_pixels
+    )
+    if (wide, tall) != picture.size:
+        picture = picture.crop((left, top, left + wide, top + tall))
+    return picture.resize(scaled, Image.Resampling.BILINEAR).crop((x, y, x + width, y + height))

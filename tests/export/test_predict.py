@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from kd.cli import main
 from kd.data.pictures import decode
-from kd.data.transforms import eval_transform
+from kd.data.transforms import EvalView
 from tests._helpers import CLASSES
 
 
@@ -28,7 +28,7 @@ def by_timm(run: Path, files: list[Path]) -> torch.Tensor:
         meta = opened.metadata()
     model = timm.create_model(meta["arch"], **json.loads(meta["kwargs"])).eval()
     model.load_state_dict(load_file(run / "student.safetensors"))
-    view = eval_transform((40, 40), 0.875)
+    view = EvalView((40, 40), 0.875)
     x = torch.stack([view(decode(f.read_bytes())) for f in files]).float()
     x = torch.nn.functional.interpolate(x, (32, 32), mode="bilinear", antialias=True).round() / 255
     mean, std = (torch.tensor(json.loads(meta[key])).view(1, 3, 1, 1) for key in ("mean", "std"))

@@ -23,7 +23,7 @@ from PIL import Image
 
 from kd.cli import main
 from kd.data.pictures import decode
-from kd.data.transforms import eval_transform
+from kd.data.transforms import EvalView
 from kd.export.manifest import Manifest
 from kd.serving.pictures import view
 from tests._helpers import ROOT
@@ -136,7 +136,7 @@ def test_the_servers_view_of_a_picture_is_validations(size: tuple[int, int], cro
     for picture, kind, options in made:
         stream = io.BytesIO()
         picture.save(stream, kind, **options)
-        theirs = eval_transform(size, crop_ratio)(decode(stream.getvalue())).numpy().astype(int)
+        theirs = EvalView(size, crop_ratio)(decode(stream.getvalue())).numpy().astype(int)
         mine = view(stream.getvalue(), manifest, 1_000_000).astype(int)
         assert mine.shape == theirs.shape and np.abs(mine - theirs).max() <= 1, kind
 

@@ -1,0 +1,160 @@
+"""Validation's view of a picture, which kd-predict and the server share: the same pixels, in bounded memory."""
+
+import io
+import random
+import resource
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from kd.data.transforms import EvalView
+from kd.decoding import LONGEST, TooLarge, frame
+from kd.export.manifest import Manifest
+from kd.serving.pictures import BadUpload, view
+from tests._helpers import ROOT
+
+
+def drawn(width: int, height: int, seed: int = 0) -> Image.Image:
+    rng = np.random.RandomState(seed)
+    small = rng.randint(0, 256, (max(2, height // 6), max(2, width // 6), 3), dtype=np.uint8)
+    return Image.fromarray(small).resize((width, height))
+
+
+def encoded(picture: Image.Image) -> bytes:
+    stream = io.BytesIO()
+    picture.save(stream, "PNG", compress_level=1)
+    return stream.getvalue()
+
+
+def flat(width: int, height: int) -> bytes:
+    """A small PNG file of ``width`` x ``height`` black pixels."""
+    rows = zlib.compressobj(9)
+    data = b"".join(rows.compress(bytes(width // 8 + 1)) for _ in range(height)) + rows.flush()
+    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x01\x00\x00\x00\x00"
+    chunks = [(b"IHDR", header), (b"IDAT", data), (b"IEND", b"")]
+    coded = (len(d).to_bytes(4, "big") + k + d + zlib.crc32(k + d).to_bytes(4, "big") for k, d in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(coded)
+
+
+def manifest(size: tuple[int, int], crop_ratio: float, task: str = "classification") -> Manifest:
+    return Manifest(task, "x", ["a", "b"], size, crop_ratio, "nchw", [0.0] * 3, [1.0] * 3, "onnx")  # type: ignore[arg-type]
+
+
+def scaled_whole(picture: torch.Tensor, size: tuple[int, int], crop_ratio: float) -> torch.Tensor:
+    """torchvision's own: all of the picture is scaled, then its centre cut out."""
+    tall, wide = (round(side / crop_ratio) for side in size)
+    shape = [tall] if tall == wide else [tall, wide]
+    return v2.Compose([v2.Resize(shape, antialias=True), v2.CenterCrop(size)])(picture)
+
+
+def by_pillow(picture: Image.Image, size: tuple[int, int], crop_ratio: float) -> np.ndarray:
+    """The same in Pillow's own words."""
+    tall, wide = (round(side / crop_ratio) for side in size)
+    if tall == wide:
+        short = min(picture.size)
+        wide, tall = (tall if side == short else int(tall * side / short) for side in picture.size)
+    left, top = round((wide - size[1]) / 2), round((tall - size[0]) / 2)
+    whole = picture.resize((wide, tall), Image.Resampling.BILINEAR)
+    return np.asarray(whole.crop((left, top, left + size[1], top + size[0])))
+
+
+def sizes() -> Iterator[tuple[int, int]]:
+    """Of pictures up to 6 times as long as wide, upright and not."""
+    of = random.Random(0)
+    yield from [(500, 375), (375, 500), (224, 224), (256, 256), (64, 48), (3, 2), (1, 1), (1, 6), (630, 105), (37, 256)]
+    for _ in range(60):
+        short = of.randint(1, 120)
+        pair = (short, of.randint(short, 6 * short))
+        yield pair if of.random() < 0.5 else pair[::-1]
+
+
+@pytest.mark.parametrize(
+    ("size", "crop_ratio"), [((32, 32), 0.875), ((24, 32), 0.875), ((33, 33), 0.9), ((20, 20), 1.0)]
+)
+def test_ordinary_pictures_are_scaled_whole_bit_by_bit(size: tuple[int, int], crop_ratio: float) -> None:
+    """Training's validation and kd-predict as torchvision has it, the server as Pillow; a level apart at most."""
+    validation, about = EvalView(size, crop_ratio), manifest(size, crop_ratio)
+    for number, (width, height) in enumerate(sizes()):
+        picture = drawn(width, height, number)
+        tensor = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+        mine, served = validation(tensor), view(encoded(picture), about, 1_000_000)
+        assert torch.equal(mine, scaled_whole(tensor, size, crop_ratio)), (width, height)
+        assert np.array_equal(served.transpose(1, 2, 0), by_pillow(picture, size, crop_ratio)), (width, height)
+        assert np.abs(mine.numpy().astype(int) - served).max() <= 1
+
+
+def test_masks_and_whole_pictures_are_as_torchvisions() -> None:
+    for number, (width, height) in enumerate(sizes()):
+        picture = torch.from_numpy(np.array(drawn(width, height, number))).permute(2, 0, 1)
+        mask = tv_tensors.Mask(torch.randint(0, 9, (1, height, width), dtype=torch.uint8))
+        seen, labels = EvalView((24, 24), 0.875)(picture, mask)
+        shape = v2.Compose([v2.Resize([27], antialias=True), v2.CenterCrop((24, 24))])
+        theirs = shape(picture, mask)
+        assert torch.equal(seen, theirs[0]) and torch.equal(labels, theirs[1]) and isinstance(labels, tv_tensors.Mask)
+        assert torch.equal(EvalView((24, 30), None)(picture), v2.Resize((24, 30), antialias=True)(picture))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("width", "height"), [(2000, 3), (3001, 10), (900, 99), (4097, 64)])
+def test_a_long_pictures_middle_is_what_scaling_all_of_it_would_show(width: int, height: int, turned: bool) -> None:
+    picture = drawn(width, height).transpose(Image.Transpose.ROTATE_90) if turned else drawn(width, height)
+    tensor = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+    part, scaled, _ = frame(picture.size, (32, 32), 0.875)
+    assert part[2:] != picture.size and max(scaled) <= LONGEST * 32 * 1.2
+    mine, whole = EvalView((32, 32), 0.875)(tensor).int(), scaled_whole(tensor, (32, 32), 0.875).int()
+    served = view(encoded(picture), manifest((32, 32), 0.875), 1_000_000).astype(int)
+    assert np.abs(mine.numpy() - served).max() <= 1
+    # Its scale and centre differ by less than a pixel of the view.
+    moved = max(whole.diff(dim=d).abs().max().item() for d in (1, 2))
+    assert (mine - whole).abs().max() <= moved + 1
+
+
+def test_pictures_beyond_reason_are_refused_and_a_tiny_crop_ratio_takes_no_memory() -> None:
+    assert max(frame((400, 300), (224, 224), 0.01)[1]) <= LONGEST * 224 * 1.2
+    with pytest.raises(TooLarge, match="its 1 x 40000000 pixels are too long and narrow"):
+        frame((1, 40_000_000), (168, 224), 0.875, 40_000_000)  # stretched: its middle is not all that is shown
+    with pytest.raises(TooLarge):
+        frame((40_000_000, 1), (224, 224), None, 40_000_000)
+    with pytest.raises(BadUpload) as refused:
+        view(flat(8, 400_000), manifest((224, 224), 0.875, "segmentation"), 40_000_000)
+    assert refused.value.status == 413 and "too long and narrow" in str(refused.value)
+    for side in (1000, 3000):  # a picture of any size that passes is shown up to this shape
+        for size in ((224, 224), (168, 224), (1024, 64)):
+            for crop_ratio in (0.875, None):
+                frame((side, side // 8), size, crop_ratio, side * side // 8)
+                frame((side // 8, side), size, crop_ratio, side * side // 8)
+
+
+MEASURED = """
+import resource, sys
+from kd.export.manifest import Manifest
+from kd.serving.pictures import view
+about = Manifest("classification", "x", ["a"], (224, 224), 0.875, "nchw", [0.0] * 3, [1.0] * 3, "onnx")
+data = sys.stdin.buffer.read()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert view(data, about, 40_000_000).shape == (3, 224, 224)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+def test_a_thin_picture_of_few_bytes_takes_little_memory() -> None:
+    """1 x 100,000 pixels: scaled whole they would be 256 x 25,600,000."""
+    data = flat(1, 100_000)
+    assert len(data) < 300
+    seen = EvalView((224, 224), 0.875)(torch.zeros(3, 100_000, 1, dtype=torch.uint8))
+    assert seen.shape == (3, 224, 224) and frame((1, 100_000), (224, 224), 0.875).scaled == (256, 2048)
+    limit = (6 << 30, resource.RLIM_INFINITY)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED], input=data, cwd=ROOT, capture_output=True, timeout=120, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limit),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    assert float(done.stdout) < 60  # MB
