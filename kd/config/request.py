@@ -12,6 +12,7 @@ import yaml
 from kd.config import files, keys
 from kd.config.find import find, part_of
 from kd.config.moved import current
+from kd.config.paths import check_no_files, pairs, source_items
 from kd.config.trust import check_file, check_plain
 from kd.errors import UserError
 from kd.launch.sagemaker import CHANNEL, folder_of
@@ -80,6 +81,8 @@ class Request:
             group = next((key for key in GROUPS if not isinstance(content.get(key) or {}, dict)), None)
             if group:
                 raise UserError(f"{file}: {group}: has settings of its own, got '{content[group]}'")
+        self.overrides = [meant for item in self.overrides for meant in source_items(item, contents.values())]
+        check_no_files(pairs(contents.values(), self.overrides))
         for item in self.overrides:
             tree = _as_tree(item)
             check_plain(tree, "")

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from kd.cli import train_main
+from kd.config.paths import LISTS
+from kd.config.request import translate
 from kd.data import DistillationDataModule
-from kd.data.sources import ImageFolder, Manifest, Source
+from kd.data.sources import ImageFolder, Manifest, Source, lists
 from kd.errors import UserError
 from tests._helpers import CLASSES, draw_folder
 
@@ -144,3 +147,50 @@ def test_a_split_that_a_list_does_not_have(tmp_path: Path) -> None:
 def test_columns_that_can_not_be(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Manifest("m.csv", **arguments)
+
+
+# -- data.source=PATH --------
+
+
+def source_of(*items: str) -> list[str]:
+    return [item for item in translate([*items, "name=x"]).parser_args() if item.startswith("--data.source")]
+
+
+def test_a_path_in_place_of_a_source_is_read_as_what_it_is(tmp_path: Path) -> None:
+    folder = f"--data.source.root={tmp_path}"
+    assert source_of("recipe=foodtag_vit", f"data.source={tmp_path}") == ["--data.source=ImageFolder", folder]
+    assert source_of("recipe=foundation_vit", f"data.source={tmp_path}") == [folder]
+    assert source_of("recipe=foodtag_vit", "data.source=s3://food") == [
+        "--data.source=ImageFolder", "--data.source.root=s3://food"
+    ]  # fmt: skip
+    for ending in LISTS:
+        file = f"{tmp_path}/m{ending}"
+        found = source_of("recipe=foundation_vit", f"data.source={file}", "data.source.label_column=class")
+        assert found == ["--data.source=Manifest", f"--data.source.train={file}", "--data.source.label_column=class"]
+    (tmp_path / "train.json").touch()
+    assert source_of("recipe=foodtag_vit", f"data.source={tmp_path}") == ["--data.source=Shards", folder]
+    assert {*lists.TABLES} < {*LISTS}
+    with pytest.raises(UserError, match=f"data.source: there is no folder {tmp_path}/none"):
+        source_of("recipe=foodtag_vit", f"data.source={tmp_path}/none")
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["data.source", "data.augment", "model.task", "model.distill_losses", "model.teacher.builder", "model.taps",
+     "trainer.logger", "trainer.callbacks", "trainer.strategy", "students", "optim.kwargs"],
+)  # fmt: skip
+def test_a_file_in_place_of_a_class_is_refused_unread(
+    key: str, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = tmp_path / "passwords"
+    secret.write_text("swordfish: 1\n")
+    assert train_main([f"recipe={recipe}", f"{key}={secret}"]) == 2
+    told = capsys.readouterr()
+    assert "swordfish" not in told.out + told.err
+    assert told.err == f"kd-train: {key}: takes no file, got {secret}\n"
+
+
+def test_a_file_named_like_a_number_is_none_of_its_business(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "10").touch()
+    assert "--trainer.max_epochs=10" in translate(["recipe=foodtag_vit", "trainer.max_epochs=10"]).parser_args()

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 TABLES = (".csv", ".tsv", ".txt")
-LISTS = (*TABLES, ".json", ".jsonl", ".ndjson")
 DELIMITERS = "\t,;| "
 Column = str | int
 
