@@ -22,6 +22,7 @@ TRIES = 6
 PAUSE_S = 0.2  # before the second try; doubled before each further one
 LARGE, SMALL = 8 * 2**20, 2**18  # bytes of a block: where all is kept, and where blocks come and go
 STRIPES = 64  # locks: that many blocks are fetched at the same time, by all processes of a machine
+SUM = 4  # bytes at the end of a copy: its checksum
 TOUCH_S = 60.0  # how exact the order of use is that eviction goes by
 
 Given = TypeVar("Given")
@@ -91,7 +92,7 @@ def fetched(url: str, folder: Path, key: str) -> Path:
         file = folder / digest / url.rpartition("/")[2]
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.parent / ".lock"):  # one of all processes fetches it
-            if not file.is_file():
+            if not file.is_file() or file.stat().st_size != size:
                 fetch_whole(files.get_file, path, file, size)
         return file
     except FileNotFoundError as error:
@@ -127,7 +128,8 @@ class Kept:
     """Copies on the local disk, shared by all processes of a machine.
 
     Where they would take more than ``limit``, those that were used longest ago go. A disk without room keeps nothing,
-    and the run goes on.
+    and the run goes on. Each copy ends in its checksum, which every reading compares: one that was cut or has changed
+    is fetched again.
 
     Args:
         folder: where they are.
@@ -169,7 +171,7 @@ class Kept:
         part = file.with_suffix(f".{os.getpid()}.part")
         try:
             file.parent.mkdir(exist_ok=True)
-            part.write_bytes(data)
+            part.write_bytes(data + _sum(data))
             part.replace(file)  # whole or not at all
         except OSError as error:
             with suppress(OSError):
@@ -253,11 +255,16 @@ class Ranged:
 def _used(file: Path, size: int | None) -> bytes:
     with file.open("rb") as stream:
         found = os.fstat(stream.fileno())
-        if size is not None and found.st_size != size:
-            raise OSError("a machine that went down has left a part")
+        data, told = stream.read(max(0, found.st_size - SUM)), stream.read()
+        if told != _sum(data) or size not in (None, len(data)):
+            raise OSError("it was cut, or has changed since it was fetched")
         if time.time() - found.st_mtime > TOUCH_S:
             os.utime(stream.fileno())
-        return stream.read()
+        return data
+
+
+def _sum(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(SUM, "big")
 
 
 # -- files of a folder, each read whole --------------------------------------------------------------------------------

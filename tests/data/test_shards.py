@@ -218,6 +218,32 @@ def test_ranges_come_whole_through_faults_and_the_kept_stay_bounded(
     assert 0 < sum(block.stat().st_size for block in blocks) <= 1e6
 
 
+@pytest.mark.parametrize("damage", ["cut", "emptied", "a bit turned", "gone"])
+def test_a_block_that_was_damaged_on_the_disk_is_fetched_once_more(
+    damage: str, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    source = ImageFolder(str(draw_folder(tmp_path / "data", train=1, val=1)))
+    pack(source.load("train"), source.classes, f"{s3}/{damage[:3]}", "train")
+    split, faults = Shards(f"{s3}/{damage[:3]}").load("train"), Faults()
+    picture = split.read(0)
+    (block,) = (tmp_path / "cache" / "shards").rglob("0*")
+    whole, offset = block.read_bytes(), split.samples[0][1]
+    turned = bytes([whole[offset + 100] ^ 1])
+    contents = {"cut": whole[: len(whole) // 2], "emptied": b"",
+                "a bit turned": whole[: offset + 100] + turned + whole[offset + 101 :]}  # fmt: skip
+    with before(int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2]), faults) as port:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        file_system(s3)[0].clear_instance_cache()
+        if damage in contents:
+            block.write_bytes(contents[damage])
+        else:
+            block.unlink()
+        assert [split.read(0) for _ in range(3)] == [picture] * 3
+        assert len([asked for asked in faults.seen if asked]) == 1
+    assert block.read_bytes() == whole
+
+
 def test_a_store_that_stays_away_ends_in_a_line(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("kd.object_store.PAUSE_S", 0.0)

@@ -161,31 +161,27 @@ class ShardSplit:
         self.targets: list[int] = index["targets"]
         self.masks: list[list[int]] | None = index.get("masks")  # offset, size: in the shard of the picture
         self._open: dict[tuple[int, int], int] = {}  # (process, shard) -> descriptor
-        self._kept = cache_dir() / "shards" / f"{Path(root).name}-{digest}"
-        self._remote = Ranged(root, self._kept, sum(self.ends().values()), cache_bytes) if is_url(root) else None
+        kept = cache_dir() / "shards" / f"{Path(root).name}-{digest}"
+        self._remote = Ranged(root, kept, sum(self.ends().values()), cache_bytes) if is_url(root) else None
 
     def read(self, i: int) -> bytes:
         """The encoded picture ``i``."""
         return self._read(*self.samples[i])
 
     def _read(self, shard: int, offset: int, size: int) -> bytes:
-        whole = self._whole(shard)
-        if whole is None:
-            assert self._remote is not None
+        if self._remote is not None:
             return self._remote.read(self.shards[shard], offset, size)
-        data = os.pread(whole, size, offset)
+        data = os.pread(self._opened(shard), size, offset)
         if len(data) != size:
             raise OSError("the shard is truncated")
         return data
 
-    def _whole(self, shard: int) -> int | None:
-        """An open shard on a disk: the pack's, or a remote one that was once fetched as a whole."""
+    def _opened(self, shard: int) -> int:
+        """An open shard on a disk."""
         key = (os.getpid(), shard)
         if key not in self._open:
-            file = (self._kept if self._remote else Path(self.root)) / self.shards[shard]
-            there = self._remote is None or file.is_file()
-            self._open[key] = os.open(file, os.O_RDONLY) if there else -1
-        return None if self._open[key] < 0 else self._open[key]
+            self._open[key] = os.open(Path(self.root, self.shards[shard]), os.O_RDONLY)
+        return self._open[key]
 
     def target(self, i: int) -> Target:
         """The target of the picture ``i``; where the pack has masks its mask, uint8 ``(1, H, W)``."""
