@@ -93,7 +93,7 @@ class Search:
             UserError: the first trials all fail.
         """
         with self._signals():
-            self.extra = self._shared()
+            self.extra = _shared(self.plan, self.say)
             try:
                 while True:
                     self._watch()
@@ -106,20 +106,6 @@ class Search:
                     job.stop("the search failed")
                 for job in self.jobs():
                     job.wait()
-
-    def _shared(self) -> list[str]:
-        """What all trials have in common and one can do for all: the teacher is trained or found once."""
-        config = self.plan.config["model"]
-        specs = [config["teacher"]] if config["teacher"] else list((config["teachers"] or {}).values())
-        if not specs:
-            return []
-        searched = any(space.key.startswith(("model.teacher", "data.source")) for space in self.plan.space)
-        teacher = None if searched else teacher_checkpoint(self.plan.config)
-        answers = "computed by each (model.teacher.cache=on: read by all trials of one data setting)"
-        if all(spec["cache"] in (True, "on", "only") for spec in specs):
-            answers = "read by all trials of one data setting"
-        self.say(f"kd-tune: the teacher is measured once for all trials; its answers are {answers}")
-        return [f"model.teacher.checkpoint={teacher}"] if teacher else []
 
     def _ends_early(self) -> bool:
         if self.stopped_by is not None:
@@ -297,6 +283,21 @@ class Search:
                 if not going:
                     raise Stopped(self.stopped_by)
             time.sleep(POLL_S)
+
+
+def _shared(plan: Plan, say: Callable[[str], None]) -> list[str]:
+    """What all trials have in common and one can do for all: the teacher is trained or found once."""
+    config = plan.config["model"]
+    specs = [config["teacher"]] if config["teacher"] else list((config["teachers"] or {}).values())
+    if not specs:
+        return []
+    searched = any(space.key.startswith(("model.teacher", "data.source")) for space in plan.space)
+    teacher = None if searched else teacher_checkpoint(plan.config)
+    answers = "computed by each (model.teacher.cache=on: read by all trials of one data setting)"
+    if all(spec["cache"] in (True, "on", "only") for spec in specs):
+        answers = "read by all trials of one data setting"
+    say(f"kd-tune: the teacher is measured once for all trials; its answers are {answers}")
+    return [f"model.teacher.checkpoint={teacher}"] if teacher else []
 
 
 class _Signals:
