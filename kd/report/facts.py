@@ -101,10 +101,22 @@ class Facts(MachineFacts):
         return self.header.get("world_size") or self.run.summary.get("world_size") or 1
 
     @cached_property
+    def length(self) -> float | None:
+        """Epochs of the whole run: as many as it had, or is to have where it still trains."""
+        if "status" in self.run.summary or not math.isfinite(self.epochs):
+            return self.epochs_done
+        return self.epochs
+
+    @cached_property
     def hours(self) -> float | None:
-        """Of the whole run."""
-        wall = self.run.summary.get("wall_s") or self.wall_s
-        return wall / 3600 if wall else None
+        """Of the run so far, from the process's start."""
+        wall = self.run.summary.get("wall_s") or self.wall_s or 0.0  # the first: from the start of its fit
+        return max(wall, self.recorded_s) / 3600 or None
+
+    @cached_property
+    def recorded_s(self) -> float:
+        """Seconds of the run that its records explain: start-up, steps and validation."""
+        return self.startup["s"] + (self.epoch_s or 0.0) * (self.epochs_done or 0.0)
 
     @cached_property
     def hours_per_epoch(self) -> float | None:
@@ -127,6 +139,28 @@ class Facts(MachineFacts):
     def views(self) -> int:
         """Views of each picture that a cache keeps."""
         return self._teacher.get("cache_views") or CACHE_VIEWS
+
+    @cached_property
+    def computed_share(self) -> float:
+        """Of the run's batches, those whose answers the teacher computed: the others were read from a cache."""
+        told = self.run.summary.get("cache") if self.cached else None
+        counts = [told] if told and "answers_read" in told else list((told or {}).values())
+        read, computed = (sum(c[f"answers_{what}"] for c in counts) for what in ("read", "computed"))
+        if read + computed:
+            return computed / (read + computed)
+        return min(1.0, self.views / (self.epochs_done or self.epochs)) if self.cached else 1.0
+
+    @cached_property
+    def teacher_ms(self) -> float | None:
+        """Ms of the teacher in a step that computes its answers; ``None``: no step has."""
+        return self.phases.get("teacher", 0.0) / self.computed_share if self.computed_share else None
+
+    @cached_property
+    def views_before(self) -> float:
+        """Views of each picture that the run's cache held before it."""
+        done = self.epochs_done or self.epochs
+        known = self.cached and math.isfinite(done)
+        return max(0.0, min(self.views, done) - self.computed_share * done) if known else 0.0
 
     @cached_property
     def cache_bytes(self) -> float | None:

@@ -1,7 +1,7 @@
 """What a changed run would take and cost, from the records of one that has run: ``kd-report RUN --what-if``."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kd.errors import UserError
 from kd.report.change import Change
@@ -32,34 +32,43 @@ class Outlook:
 def what_if(facts: Facts, change: Change) -> Outlook:
     """Time and cost of the run with ``change``; with none, of the run as it is.
 
-    A step is the sum of its phases. A cache takes the teacher out of all but the first epochs (Amdahl). Loaders: a
-    batch costs a process what it takes to make it; a step waits for the slower of both. A data tier makes all batches
-    in the loaders' place (:func:`kd.report.loading.tier_step`). More processes share an epoch's batches; the part of an
-    all-reduce that is not hidden grows as a ring's, ``(n - 1) / n``; every process brings as many cores as now, and a
-    data tier stays as it is.
+    A step is the sum of its phases. A cache computes each of its views once; all other steps go without the teacher
+    (Amdahl). Loaders: a batch costs a process what it takes to make it; a step waits for the slower of both. A data
+    tier makes all batches in the loaders' place (:func:`kd.report.loading.tier_step`). More processes share an epoch's
+    batches; the part of an all-reduce that is not hidden grows as a ring's, ``(n - 1) / n``; every process brings as
+    many cores as now, and a data tier stays as it is.
 
     Raises:
         UserError: a run without enough records.
     """
-    epochs = change.epochs or (facts.epochs if math.isfinite(facts.epochs) else facts.epochs_done)
+    epochs = change.epochs or facts.length
     if not facts.step_ms or not epochs or not math.isfinite(facts.batches_per_epoch):
         raise UserError(f"{facts.run.folder}: too few records to predict from")
-    phases = {name: ms for name, ms in facts.phases.items() if name in PHASES}
     processes = int(change.gpus or facts.devices)
-    phases["communication"] = phases.get("communication", 0.0) * _ring(processes) / (_ring(facts.devices) or 1.0)
-    cached = facts.cached if change.cache is None else change.cache
-    live, read = _step(facts, phases, change), _step(facts, {**phases, "teacher": 0.0}, change)
-    computed = min(float(facts.views), epochs) if cached and not facts.cached else 0.0 if cached else epochs
-    if cached and facts.cached and change.cache is None:
-        computed, read = epochs, live  # as it was
-    steps = facts.batches_per_epoch * facts.devices / processes
-    training = steps * (computed * live + (epochs - computed) * read)
-    validation = facts.phases.get("validation", 0.0) * facts.batches_per_epoch * epochs * facts.devices / processes
-    hours = (facts.startup["s"] + (training + validation) / 1000) / 3600
-    step = training / (steps * epochs)
+    if replace(change, price=None) == Change():
+        step = facts.step_ms
+    else:
+        step = _mean_step(facts, change, epochs, processes)
+    steps = facts.batches_per_epoch * epochs * facts.devices / processes
+    beside = max(0.0, 3600 * (facts.hours or 0.0) - facts.recorded_s) if facts.length == facts.epochs_done else 0.0
+    seconds = facts.startup["s"] + steps * (step + facts.phases.get("validation", 0.0)) / 1000 + beside
+    hours = seconds / 3600
     price = _price(facts, change)
     images = 1000 * facts.header["batch_size"] * processes / step
     return Outlook(step, images, hours, None if price is None else price * hours)
+
+
+def _mean_step(facts: Facts, change: Change, epochs: float, processes: int) -> float:
+    """Over a run in which some epochs compute the teacher's answers, and a cache's others read them."""
+    phases = {name: ms for name, ms in facts.phases.items() if name in PHASES}
+    phases["communication"] = phases.get("communication", 0.0) * _ring(processes) / (_ring(facts.devices) or 1.0)
+    cached = facts.cached if change.cache is None else change.cache
+    computed = min(max(0.0, facts.views - facts.views_before), epochs) if cached else epochs
+    if computed and facts.teacher_ms is None:
+        raise UserError(f"{facts.run.folder}: its cache was full, no step shows what the teacher takes")
+    live = _step(facts, {**phases, "teacher": facts.teacher_ms or 0.0}, change)
+    read = _step(facts, {**phases, "teacher": 0.0}, change)
+    return (computed * live + (epochs - computed) * read) / epochs
 
 
 def _ring(processes: int) -> float:

@@ -224,3 +224,46 @@ def test_the_command_asks_about_a_tier(tmp_path: Path, capsys: pytest.CaptureFix
     assert report_main([str(folder), "--what-if", "data_machines=2", "data_cores=8", "cache=on"]) == 0
     out = capsys.readouterr().out
     assert "with 2 data machines (8 cores each) a step would take" in out and "; as few as 1 would do" in out
+
+
+# -- a run that had a cache ----------------------------------------------------------------------------------------
+
+
+def reading(before: float = 0.0) -> Facts:
+    """Ten epochs with a cache of four views, ``before`` of which it held: a computed step 100 ms, another 40."""
+    computed = (4 - before) / 10
+    found = facts({"teacher": 60.0 * computed, "student": 40.0}, cached=True)
+    found.run.steps[0] = [{"step": 999, "t": 0.0, "ms": 40.0, "p": {}}]
+    counts = {"answers_read": round(1000 * (1 - computed)), "answers_computed": round(1000 * computed)}
+    found.run.summary = {"status": "done", "cache": counts}
+    return found
+
+
+def test_a_cached_run_is_the_mean_of_computed_and_read_steps() -> None:
+    cached = reading()
+    assert what_if(cached, Change()).step_ms == pytest.approx(64)
+    assert what_if(cached, Change(cache=False)).step_ms == pytest.approx(100)
+    for cache in (None, True):
+        lengths = {e: what_if(cached, Change(cache=cache, epochs=e)).step_ms for e in (4, 10, 100)}
+        assert lengths == pytest.approx({4: 100, 10: 64, 100: 42.4})
+
+
+def test_a_cache_that_held_views_before_still_holds_them() -> None:
+    assert what_if(reading(1), Change(epochs=100)).step_ms == pytest.approx((3 * 100 + 97 * 40) / 100)
+    assert what_if(reading(1), Change(cache=False)).step_ms == pytest.approx(100)
+    full = reading(4)
+    assert what_if(full, Change(epochs=100)).step_ms == pytest.approx(40)
+    with pytest.raises(UserError, match="its cache was full, no step shows what the teacher takes"):
+        what_if(full, Change(cache=False))
+
+
+def test_several_teachers_caches_count_together() -> None:
+    cached = reading()
+    cached.run.summary["cache"] = {name: cached.run.summary["cache"] for name in ("a", "b")}
+    assert what_if(cached, Change(cache=False)).step_ms == pytest.approx(100)
+
+
+def test_a_run_has_one_length(tmp_path: Path) -> None:
+    found = Facts(read_run(write_run(tmp_path / "run")))
+    assert found.hours is not None
+    assert what_if(found, Change()).hours == pytest.approx(found.hours)
