@@ -116,11 +116,14 @@ def reading(case: Case, run: Run) -> Reading:
         raise UserError(f"{run.folder}: no step was recorded after the first (steps=)")
     middle = {name: percentile([p.get(name, 0.0) for p in steps], 50) for p in steps for name in p}
     parts = {part: sum(middle.get(name, 0.0) for name in PHASES_OF[part]) for part in PARTS}
+    lengths = [sum(p.get(name, 0.0) for of in (*PHASES_OF.values(), ("communication",)) for name in of) for p in steps]
+    low, half, high = (percentile(lengths, q) for q in (16, 50, 84))
     memory: dict[str, float] = run.summary.get("memory_mb") or {}
     state = sum(memory.get(name, 0.0) for name in ("student", "gradients", "optimizer"))
     return Reading(
         case.strategy, case.processes, case.batch, parts, middle.get("communication", 0.0),
         sent_mb=_sent_mb(facts), memory_mb=run.summary.get("peak_memory_mb"), state_mb=state or None,
+        spread=(high - low) / 2 / half if half else 0.0,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ fixed part and one a picture) and what of the processes' talking shows. Talking 
 (Thakur et al., "Optimization of collective communication operations in MPICH", IJHPCA 2005).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,8 @@ PARTS = ("teacher", "forward", "backward", "rest")
 PASSES = {"ddp": 2, "zero": 3, "fsdp": 3}
 """Times that ``(n - 1) / n`` of the gradients' bytes leave each process in a step: an all-reduce is two; ZeRO sends the
 updated weights as well; FSDP gathers the weights twice and scatters the gradients."""
+
+PARAMETERS = 2  # of a line: two readings are on it whatever they are
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Reading:
         sent_mb: by this machine over its network devices (loopback too), a process and step; ``None``: not recorded.
         memory_mb: a process's peak.
         state_mb: weights, gradients and optimizer state of the students, by process.
+        spread: of its steps, as a share of the median: half of what two thirds of them lie within.
     """
 
     strategy: str
@@ -37,6 +41,13 @@ class Reading:
     sent_mb: float | None = None
     memory_mb: float | None = None
     state_mb: float | None = None
+    spread: float = 0.0
+
+    def slower(self) -> "Reading":
+        """The same run, all of it longer by its steps' spread."""
+        times = 1 + self.spread
+        parts = {name: ms * times for name, ms in self.parts.items()}
+        return replace(self, parts=parts, exposed=self.exposed * times)
 
     @property
     def step_ms(self) -> float:
@@ -166,7 +177,9 @@ class Model:
         talk: what of it shows.
         gradient_mb: of all students.
         processes: of a full machine.
-        error: worst of the model against what was measured, as a share.
+        error: worst of the model against what was measured, as a share; ``None``: unknown, with no more
+            readings than parameters.
+        shaken: the same, fitted with one reading longer by its steps' spread.
     """
 
     strategy: str
@@ -175,7 +188,8 @@ class Model:
     talk: Talk
     gradient_mb: float
     processes: int
-    error: float
+    error: float | None
+    shaken: tuple["Model", ...] = ()
 
     def compute_ms(self, batch: float) -> float:
         """What a process does by itself."""
@@ -193,11 +207,17 @@ class Model:
         return self.compute_ms(batch) + self.talk.shown(ring, self.rates["backward"](batch))
 
     def band(self, batch: float, machines: int, network: Network) -> tuple[float, float, float]:
-        """Ms a step of so many full machines: at best, expected, at worst."""
+        """Ms a step of so many full machines: at best, expected, at worst.
+
+        It holds the error of the model and what the steps' spread does to what is fitted to them: the root of the
+        summed squares of each reading's effect.
+        """
         rates = (1.0, 1.0, 1.0) if network.given else (2.0, 1.0, 0.5)
         rate = [Network(network.gbit * times, True, network.latency_ms) for times in rates]
         best, middle, worst = (self.step_ms(self.processes, batch, machines, r) for r in rate)
-        return best * (1 - self.error), middle, worst * (1 + self.error)
+        moved = (other.step_ms(self.processes, batch, machines, rate[1]) - middle for other in self.shaken)
+        spread, error = math.sqrt(sum(ms * ms for ms in moved)), self.error or 0.0
+        return max(0.0, best * (1 - error) - spread), middle, worst * (1 + error) + spread
 
 
 def fit(readings: Sequence[Reading], strategy: str, ring: Ring, gradient_mb: float) -> Model:
@@ -207,10 +227,20 @@ def fit(readings: Sequence[Reading], strategy: str, ring: Ring, gradient_mb: flo
     from each other. It is that of ``ddp``, as only its talking is timed apart; what another strategy takes beyond it is
     talking.
     """
+    model = _fit(readings, strategy, ring, gradient_mb)
+    shaken = (
+        _fit([r.slower() if r is one else r for r in readings], strategy, ring, gradient_mb)
+        for one in readings
+        if one.spread
+    )
+    return replace(model, shaken=tuple(shaken))
+
+
+def _fit(readings: Sequence[Reading], strategy: str, ring: Ring, gradient_mb: float) -> Model:
     most = max(r.processes for r in readings)
     full = [r for r in readings if r.processes == most and r.strategy == "ddp"]
     rates = {part: fit_line([(r.batch, r.parts[part]) for r in full]) for part in PARTS}
-    bare = Model(strategy, rates, ring, Talk(0.0, 0.0), gradient_mb, most, 0.0)
+    bare = Model(strategy, rates, ring, Talk(0.0, 0.0), gradient_mb, most, None)
     own = [r for r in readings if r.strategy == strategy and r.processes > 1]
 
     def shown(r: Reading) -> float:
@@ -219,4 +249,5 @@ def fit(readings: Sequence[Reading], strategy: str, ring: Ring, gradient_mb: flo
     talking = [PASSES[strategy] * ring.pass_ms(r.processes, gradient_mb) for r in own]
     talk = fit_talk([(t, rates["backward"](r.batch), shown(r)) for t, r in zip(talking, own, strict=True)])
     fitted = replace(bare, talk=talk)
-    return replace(fitted, error=max(abs(fitted.step_ms(r.processes, r.batch) / r.step_ms - 1) for r in own))
+    error = max(abs(fitted.step_ms(r.processes, r.batch) / r.step_ms - 1) for r in own)
+    return replace(fitted, error=error if len(own) > PARAMETERS else None)

@@ -6,6 +6,7 @@ from typing import Any
 from kd.scaling.model import PASSES, Model, Network, Reading, serial_part
 
 CASE = "processes x batch"
+UNKNOWN = "unknown with two readings (processes=1,2,4 gives more)"
 
 
 def content(
@@ -48,7 +49,7 @@ def content(
     return {
         "recipe": recipe, "measured": measured, "fitted": fitted, "predicted": predicted,
         "network": {"gbit": network.gbit, "given": network.given, "latency_ms": network.latency_ms},
-        "pictures": pictures,
+        "pictures": pictures, "spread": max(r.spread for r in readings),
     }  # fmt: skip
 
 
@@ -160,8 +161,9 @@ def _assumed(found: Mapping[str, Any]) -> list[str]:
         *(free if teacher else []),
         f"between machines: {network['gbit']:g} Gbit/s a machine, {given}; "
         f"{1000 * network['latency_ms']:g} us a message",
-        "the band holds the worst error of the model against what was measured: "
-        + ", ".join(f"{name} {error:.0%}" for name, error in errors.items()),
+        f"the band holds the spread of the measured steps (up to {found['spread']:.0%}) and the worst error of the "
+        "model against what was measured: "
+        + ", ".join(f"{name} {UNKNOWN if error is None else f'{error:.0%}'}" for name, error in errors.items()),
         "weak: the batch of a process stays; strong: that of all processes together stays (of one process here, of one "
         "machine below); efficiency is against one process by itself",
     ]
