@@ -9,7 +9,10 @@ import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any
+
+from kd.errors import UserError
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 
@@ -50,6 +53,20 @@ def models_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         if part in ("model", "average"):
             found.setdefault(name, {}).setdefault(part, {})[rest] = value
     return {name: parts.get("average") or parts["model"] for name, parts in found.items()}
+
+
+def check_writable(folder: Path) -> None:
+    """Tries whether a run's folder can be made or written, before hours of work; leaves nothing behind.
+
+    Raises:
+        UserError: it can't be.
+    """
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        with TemporaryDirectory(prefix=".kd-", dir=there):
+            pass
+    except OSError as error:
+        raise UserError(f"runs_dir: {folder} can't be written: {error.strerror}") from error
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object], keep: Path | None = None) -> None:

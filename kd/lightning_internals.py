@@ -34,6 +34,13 @@ def log_this_step(trainer: Trainer) -> None:
     trainer._logger_connector.update_train_step_metrics()
 
 
+def log_last_step(trainer: Trainer) -> None:
+    """Hands the step's values to the loggers where ``trainer.log_every_n_steps`` is not due."""
+    connector = trainer._logger_connector
+    if not loggers_take_this_step(trainer) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        connector.log_metrics(connector.metrics["log"])
+
+
 def make_loader_again(trainer: Trainer) -> None:
     """The training loader is asked for anew before the epoch begins."""
     trainer.fit_loop._combined_loader = None

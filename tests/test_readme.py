@@ -120,7 +120,7 @@ def shrunk(command: str, items: list[str], filled: dict[str, str]) -> list[str]:
         return ["batch=1", "threads=1", "seconds=0.01"]
     if re.search(r"kd-(eval|report|pack|predict|export|card|launch) |kd-runs|resume=|--list|--help|--keys", command):
         return []
-    if "config=headspace" in items:  # three epochs of ten batches, where config=debug has one of two
+    if "config=headspace" in items:  # three epochs of ten batches, where config=debug has one of four
         source = json.dumps({"class_path": "ImageFolder", "init_args": {"root": filled["DIR"]}})
         given = [f"data.source={source}", f"model.teacher.checkpoint={filled['TEACHER']}", "data.batch_size=2"]
         return [

@@ -49,7 +49,7 @@ class Export(Callback):
 
     def _write(self, trainer: Trainer, run: RunContext) -> None:
         self._written = True
-        if not trainer.is_global_zero:
+        if not trainer.is_global_zero or not trainer.global_step:  # nothing was trained
             return
         trainer.strategy.checkpoint_io.teardown()  # waits for a file that is being written
         for name, module in run.students.named().items():

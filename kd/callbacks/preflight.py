@@ -2,7 +2,6 @@
 
 import copy
 import json
-import math
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,18 +27,18 @@ from kd.teachers.answer import ALL
 class Preflight(Callback):
     """Measures the teacher on the validation set, and keeps its answers for the student's agreement.
 
-    A teacher that is no better than a guesser (:meth:`kd.tasks.Task.chance`) stops the run. Of several teachers each is
-    measured, and all together.
+    A teacher that is no better than a guesser (:meth:`kd.tasks.Task.chance`) stops the run, unless it has seen fewer
+    than half of the classes. Of several teachers each is measured, and all together.
 
     It runs before the student inherits and before the run's folder is made. Where a weak teacher's classes turn out to
     be in another order, the message names the key, and the order found is written down.
 
     Args:
-        mode: ``stop``, or ``warn`` to go on with a weak teacher.
+        mode: ``stop``, ``warn`` to go on with a weak teacher, or ``off`` (False in YAML) to measure nothing.
         lists: the folder for such an order.
     """
 
-    def __init__(self, mode: str = "stop", lists: Path | None = None) -> None:
+    def __init__(self, mode: str | bool = "stop", lists: Path | None = None) -> None:
         self.mode, self.lists = mode, lists
         self.teacher_val: dict[str, float] = {}
         self.members: dict[str, dict[str, float]] = {}
@@ -49,7 +48,7 @@ class Preflight(Callback):
         """Runs the teacher over this process's share of the validation set."""
         run = RunContext.of(trainer)
         teacher = run.module.teacher
-        if teacher is None or trainer.limit_val_batches == 0 or stage != "fit":
+        if teacher is None or self.mode in ("off", False) or trainer.limit_val_batches == 0 or stage != "fit":
             return
         if not teacher.has_head:
             measured = run.module.data is not None and run.data.probe is not None
@@ -81,7 +80,11 @@ class Preflight(Callback):
         decided = self._measure(trainer, run, judges, seen, orders, kept)
         counts, total = seen.compute()
         val = {name: _rounded(judge.compute()) for name, judge in judges.items()}
-        found = Found(val, counts.cpu(), int(total), decided)
+        classes = int((counts > 0).sum())
+        if run.module.task.primary == "acc1":
+            ids = torch.as_tensor(run.data.split("val").targets)
+            counts = torch.bincount(ids[ids >= 0], minlength=len(info.classes))
+        found = Found(val, counts.cpu(), int(total), decided, classes=classes)
         for name, metrics in val.items():
             if self._is_weak(run.module.task, metrics, found):
                 found.hints[name] = self._told_order(trainer, members.get(name), orders.get(name), info.classes)
@@ -142,9 +145,7 @@ class Preflight(Callback):
     ) -> Tensor | None:  # fmt: skip
         """The teacher's answers by validation index."""
         data, task, answers = run.data, run.module.task, None
-        loader = data.val_dataloader()
-        limit = trainer.limit_val_batches
-        batches = min(len(loader), limit if isinstance(limit, int) else math.ceil(limit * len(loader)))
+        loader, batches = data.val_dataloader(), data.eval_batches("val").used
         total = batches * data.batch_size * trainer.world_size
         shown = bar(label="preflight: teacher on val", total=total, disable=not trainer.is_global_zero)
         look = Look(task, run.teacher, {}, run.device, members=True)
@@ -167,7 +168,8 @@ class Preflight(Callback):
         return answers
 
     def _is_weak(self, task: Task, val: dict[str, float], found: Found) -> bool:
-        return val[task.primary] <= task.chance(found.counts, found.total)
+        enough = 2 * found.classes >= len(found.counts)
+        return enough and val[task.primary] <= task.chance(found.counts, found.total)
 
     def _judge(
         self, trainer: Trainer, task: Task, name: str, found: Found, key: str, before: bool
@@ -185,10 +187,10 @@ class Preflight(Callback):
         if trainer.is_global_zero:
             share = f" ({value:.1%})" if task.primary == "acc1" else ""
             known = ", as measured before" if before else ""
-            print(
-                f"preflight: teacher {name} {told}{share}{known}{', no better than guessing' if weak else ''}{hint}",
-                flush=True,
-            )
+            classes = len(found.counts)
+            few = f"; they show {found.classes} of {classes} classes, too few to judge it"
+            judged = ", no better than guessing" if weak else few if 2 * found.classes < classes else ""
+            print(f"preflight: teacher {name} {told}{share}{known}{judged}{hint}", flush=True)
 
 
 def _rounded(metrics: dict[str, Tensor]) -> dict[str, float]:

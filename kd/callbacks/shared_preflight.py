@@ -25,12 +25,13 @@ class Found:
 
     Attributes:
         val: the metrics of each teacher, and of all together.
-        counts: how often each class was the target, ``(C,)``.
-        total: the number of targets.
+        counts: how often each class is the target, ``(C,)``, in the whole split where it lists class ids.
+        total: the number of targets seen.
         decided: the teacher's decisions by index, of this process's share.
         index: numbers of the pictures whose logits are kept.
         logits: of all teachers together, float16, ``(len(index), C, ...)``.
         hints: what to do about a weak teacher, by name.
+        classes: how many classes were the target of a picture that the teachers have seen.
     """
 
     val: dict[str, dict[str, float]]
@@ -40,6 +41,7 @@ class Found:
     index: list[int] = field(default_factory=list)
     logits: Tensor | None = None
     hints: dict[str, str] = field(default_factory=dict)
+    classes: int = 0
 
     def give(self, kept: KeptLogits) -> None:
         """Gives back the logits that an earlier run has kept."""
@@ -69,8 +71,8 @@ class SharedPreflight:
         told = [
             teachers, str(dtype_for(str(trainer.precision))), self.run.device.type, torch.__version__,
             fingerprint(data.split("val")), list(data.source.classes), data.size, data.crop_ratio,
-            type(self.run.module.task).__name__, str(trainer.limit_val_batches), data.batch_size,
-            trainer.world_size, trainer.global_rank,
+            type(self.run.module.task).__name__, hashlib.sha256(data.eval_batches("val").order.tobytes()).hexdigest(),
+            str(trainer.limit_val_batches), data.batch_size, trainer.world_size, trainer.global_rank,
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:32]
 

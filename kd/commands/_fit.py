@@ -61,6 +61,10 @@ def _fit(cli: "KDCLI", resume_from: Path | None) -> int:
         )
     if info.labels and not cli.model.task.labels:
         say("      the labels are not looked at: the student has no classifier (model.student.head=false)")
+    limits = {name: getattr(cli.trainer, name) for name in ("limit_train_batches", "limit_val_batches")}
+    short = [f"trainer.{name}={limit}" for name, limit in limits.items() if limit != 1.0 or isinstance(limit, int)]
+    if short:
+        say(f"      an epoch uses some of them: {', '.join(short)}")
     if cli.precision_note:
         say(cli.precision_note)
     cli.model.resumed = resume_from is not None
@@ -77,6 +81,10 @@ def _fit(cli: "KDCLI", resume_from: Path | None) -> int:
     except Exception as error:
         return _ended_by(cli, error, resume_from, say)
     if cli.trainer.is_global_zero and cli.folder.path is not None:
+        measured = any(student.is_measured for student in cli.model.named_students().values())
+        wanted = measured and cli.trainer.limit_val_batches and cli.trainer.global_step
+        if wanted and not cli.summary.content["student"]["val"]:
+            print("no validation: the run ended before the first one (trainer.check_val_every_n_epoch)", flush=True)
         _print_table(cli.summary.content, cli.folder.path)
     return 0
 
@@ -159,7 +167,8 @@ def _print_table(summary: dict[str, Any], folder: Path) -> None:
         print(f"{summary['verdict']['text']} (report.html)")
     where = "students/NAME/student.safetensors" if summary.get("students") else "student.safetensors"
     which = "best" if summary["student"]["best_val"] else "last"
-    print(f"run folder: {folder} ({where} holds the {which} epoch)", flush=True)
+    held = f"{where} holds the {which} epoch" if summary["steps"] else "nothing was trained, no student is exported"
+    print(f"run folder: {folder} ({held})", flush=True)
 
 
 def _duration(seconds: float) -> str:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kd.checkpoints import LAST, PREVIOUS, newest_whole, run_folder
+from kd.checkpoints import LAST, PREVIOUS, check_writable, newest_whole, run_folder
 from kd.config import files, keys
 from kd.config.find import find, listing, names
 from kd.config.request import Request, merge
@@ -150,6 +150,8 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
         resume_from = _check_resume(request, together)
         args.append(f"--resume={request.resume}")
     runs = on_disk(place) / parsed.config.recipe
+    if is_rank_zero():
+        check_writable(Path(request.resume) if resume_from and request.resume else runs)
     name = parsed.config.name
     if name and resume_from is None and is_rank_zero() and cluster is None and (runs / name).exists():
         raise UserError(f"name: there is a run {runs / name} already")

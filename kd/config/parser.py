@@ -25,6 +25,7 @@ from kd.callbacks.export import Export
 from kd.callbacks.fidelity import FidelityRecord
 from kd.callbacks.finite import Finite
 from kd.callbacks.last_checkpoint import LastCheckpoint
+from kd.callbacks.last_step import LastStep
 from kd.callbacks.learning_rate import LearningRate
 from kd.callbacks.loggers import RUN, Loggers, check_packages
 from kd.callbacks.monitor import MonitorSpec, monitors
@@ -149,9 +150,9 @@ class KDCLI(LightningCLI):
         parser.add_argument("--resume", type=str | None, default=None, help="A run folder to go on with.")
         parser.add_argument(
             "--preflight",
-            type=Literal["stop", "warn"],
+            type=Literal["stop", "warn", "off", False],
             default="stop",
-            help="What a teacher near chance does.",
+            help="What a teacher near chance does; off does not measure it.",
         )
 
         parser.add_argument(
@@ -295,6 +296,7 @@ class KDCLI(LightningCLI):
             self.folder,
             loggers,
             LearningRate(),
+            LastStep(),
         ]
         ours += [Finite(), Preemption(), *watching]
         ours += [FidelityRecord(self.folder, preflight, monitor, mode), self.summary]

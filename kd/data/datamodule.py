@@ -186,13 +186,13 @@ class DistillationDataModule(LightningDataModule):
         return self._train_loader(self.split("train"), list(islice(cycle(self._own_batches()), count)))
 
     def _own_batches(self) -> TrainBatches:
-        rank, world_size = self._rank()
-        batches, total = self._batches(rank, world_size), self.info.train
-        asked = f"data.batch_size: {self.batch_size} x {world_size} process(es) is more than"
-        if self.batch_size * world_size > total:
+        batches, total = self._batches(*self._rank()), self.info.train
+        asked = f"data.batch_size: {self.batch_size} x {batches.world_size} process(es) is more than"
+        if self.batch_size * batches.world_size > total:
             raise UserError(f"{asked} the {total} training pictures")
         if not len(batches):
             raise UserError(f"{asked} an epoch's {batches.epoch_length()} pictures")
+        batches.repeats = bool(self.trainer and self.trainer.overfit_batches)  # type: ignore[attr-defined]
         return batches
 
     def _batches(self, rank: int, world_size: int) -> TrainBatches:
@@ -200,8 +200,7 @@ class DistillationDataModule(LightningDataModule):
         return TrainBatches(
             len(split.targets) - unlabelled, self.batch_size, self.seed, rank, world_size, unlabelled,
             self.unlabeled_ratio, self.views, self.augment.mixes,
-            np.asarray(split.targets[: len(split.targets) - unlabelled]) if self.balance_classes else None,
-        )  # fmt: skip
+            np.asarray(split.targets[: len(split.targets) - unlabelled]) if self.balance_classes else None)  # fmt: skip
 
     def _views(self) -> Views:
         return Views(
@@ -231,17 +230,18 @@ class DistillationDataModule(LightningDataModule):
         return self._loader(self._filling[0], batches, self._filling[1])
 
     def val_dataloader(self) -> DataLoader:
-        """Validation batches of this process, in order."""
+        """Validation batches of this process, in order; interleaved where the trainer uses only some of them."""
         return self.eval_dataloader("val")
 
+    def eval_batches(self, split: str) -> EvalBatches:
+        """What :meth:`eval_dataloader` loads."""
+        limit = self.trainer.limit_val_batches if self.trainer and split == "val" else 1.0
+        return EvalBatches(len(self.split(split).targets), self.batch_size, *self._rank(), limit, self.seed)
+
     def eval_dataloader(self, split: str) -> DataLoader:
-        """Batches of any split as validation sees them: centre crops, in order. ``probe``: the two parts of its folder,
-        one behind the other."""
-        rank, world_size = self._rank()
-        pictures = self.split(split)
-        batches = EvalBatches(len(pictures.targets), self.batch_size, rank, world_size)
-        data, collate = self._views().evaluation(pictures, split != "probe")
-        return self._loader(data, batches, collate)
+        """Centre crops of any split, in order. ``probe``: the two parts of its folder, one behind the other."""
+        data, collate = self._views().evaluation(self.split(split), split != "probe")
+        return self._loader(data, self.eval_batches(split), collate)
 
     def _loader(self, data: Dataset[Any], batches: Iterable[list[Key]], collate: Callable[..., Any]) -> DataLoader:
         if self.tier is not None:

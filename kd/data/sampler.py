@@ -9,6 +9,9 @@ Key = tuple[int, int]
 """(index, view): what the data set is asked for. The view is the epoch, unless there is a fixed number of views; it is
 -1 for padding, see :class:`EvalBatches`."""
 
+GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it, modulo 1, fill [0, 1) evenly however many there are: no other number's do so more evenly."""
+
 
 class TrainBatches(Sampler[list[Key]]):
     """Shuffled batches of one process; the last, incomplete global batch of an epoch is dropped.
@@ -35,6 +38,9 @@ class TrainBatches(Sampler[list[Key]]):
             batch size.
         classes: the class of each labelled sample, ``(length,)``, to see all classes equally often: an epoch is as long
             as without, takes another part of a large class each time, and repeats the samples of a small one.
+
+    Attributes:
+        repeats: whether every epoch shows the first one's samples and views again.
     """
 
     def __init__(
@@ -55,7 +61,7 @@ class TrainBatches(Sampler[list[Key]]):
         self.unlabelled, self.ratio = unlabelled, ratio
         self.views, self.paired = views, paired
         self.groups = [] if classes is None else [np.flatnonzero(classes == c) for c in np.unique(classes)]
-        self.epoch = 0
+        self.epoch, self.repeats = 0, False
         self.resume_at: tuple[int, int] | None = None
 
     @property
@@ -158,7 +164,8 @@ class TrainBatches(Sampler[list[Key]]):
         return self.epoch_length() // (self.batch_size * self.world_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        order, epoch, view = self.order(self.epoch), self.epoch, self.view(self.epoch)
+        epoch, shown = self.epoch, 0 if self.repeats else self.epoch
+        order, view = self.order(shown), self.view(shown)
         step = self.batch_size * self.world_size
         done = self.resume_at[1] if self.resume_at and self.resume_at[0] == epoch else 0
         for start in range(done, self.epoch_length() - step + 1, step):
@@ -199,16 +206,31 @@ class EvalBatches(Sampler[list[Key]]):
     All ranks give the same number of batches of the same sizes (a collective in one waits for the others); what is
     missing at the end is padded with samples whose epoch is -1, which the data set marks with the index -1.
 
+    Where only the first batches are used, the order is interleaved: any first samples are spread evenly over the whole
+    set, which is often sorted by class.
+
     Args:
         length: samples in the set.
         batch_size: samples a batch of one process.
         rank: of this process.
         world_size: number of processes.
+        limit: how many batches are used, as Lightning's ``limit_val_batches``: a number, or a share of all.
+        seed: where in the set an interleaved order begins.
+
+    Attributes:
+        used: how many batches are used.
     """
 
-    def __init__(self, length: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self, length: int, batch_size: int, rank: int = 0, world_size: int = 1, limit: float = 1.0, seed: int = 0
+    ) -> None:
         self.length, self.batch_size = length, batch_size
         self.rank, self.world_size = rank, world_size
+        self.used = min(len(self), limit if isinstance(limit, int) else max(1, int(limit * len(self))))
+        self.order = np.arange(length)
+        if self.used < len(self):
+            places = (np.random.default_rng([seed, 4]).random() + self.order * GOLDEN) % 1
+            self.order = places.argsort().argsort()
 
     def __len__(self) -> int:
         share = -(-self.length // self.world_size)
@@ -217,6 +239,6 @@ class EvalBatches(Sampler[list[Key]]):
     def __iter__(self) -> Iterator[list[Key]]:
         share = -(-self.length // self.world_size)
         mine = [self.rank + i * self.world_size for i in range(share)]
-        keys = [(i, 0) if i < self.length else (0, -1) for i in mine]
+        keys = [(int(self.order[i]), 0) if i < self.length else (0, -1) for i in mine]
         for start in range(0, share, self.batch_size):
             yield keys[start : start + self.batch_size]

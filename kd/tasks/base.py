@@ -103,8 +103,8 @@ class Task(nn.Module):
         """What a guesser may reach in the primary metric by luck; a model at or below it is no better. Below 1.
 
         Args:
-            counts: how often each class was the target, ``(C,)``.
-            total: number of targets.
+            counts: how often each class is the target, ``(C,)``; of one class a picture in the whole split.
+            total: number of targets that the model has seen.
         """
         raise NotImplementedError
 

@@ -85,7 +85,7 @@ class Classification(Task):
         That is three standard errors of a large set; the test is exact (binomial), so that it holds for small sets too.
         A model that is right on all is never below.
         """
-        share = counts.max().item() / total
+        share = (counts.max() / counts.sum()).item()
         if share == 1:
             return 1 - 0.5 / total
         k = torch.arange(total + 1, dtype=torch.float64)

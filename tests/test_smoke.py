@@ -1,0 +1,105 @@
+"""What people type first: short runs neither refuse a fine teacher nor end without a figure."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kd.cli import train_main
+from kd.data.datamodule import DistillationDataModule
+from kd.data.sampler import EvalBatches, TrainBatches
+from kd.data.sources import ImageFolder
+from tests.test_train import run_folders
+
+FOOD = ["recipe=foodtag_vit", "data.source.train_per_class=4", "data.source.val_per_class=8", "data.batch_size=8"]
+SHORT = ["trainer.fast_dev_run=true", "trainer.limit_val_batches=2", "trainer.overfit_batches=2", "config=debug"]
+
+
+@pytest.mark.parametrize("item", SHORT)
+def test_a_short_run_accepts_a_fine_teacher(item: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The pictures are sorted by class: the first eight show one of the twenty."""
+    assert train_main([*FOOD, item, "preflight=stop", "trainer.max_epochs=1", f"runs_dir={tmp_path}"]) == 0
+    out = capsys.readouterr().out
+    assert "preflight: teacher vit_tiny_patch16_224 is right on" in out
+    assert "no better than guessing" not in out
+    assert ("8 of 20 classes, too few to judge it" in out) == (item == "trainer.fast_dev_run=true")
+    assert ("an epoch uses some of them: " in out) == (item != "config=debug")  # its 80 pictures are all used
+
+
+@pytest.mark.parametrize("limit", [1, 3, 0.25])
+def test_a_limited_validation_is_spread_over_the_whole_split(limit: float) -> None:
+    length, size, ranks = 800, 10, 2
+    shares = [EvalBatches(length, size, rank, ranks, limit, seed=3) for rank in range(ranks)]
+    used = [index for share in shares for batch in list(share)[: share.used] for index, _ in batch]
+    assert len(set(used)) == len(used) == shares[0].used * size * ranks
+    gaps = np.diff([0, *sorted(used), length])
+    assert gaps.max() <= 3 * length / len(used)
+    alone = EvalBatches(length, size * ranks, 0, 1, limit, seed=3)
+    assert set(used) == {index for batch in list(alone)[: alone.used] for index, _ in batch}
+    assert set(used) != {i for batch in list(EvalBatches(length, 20, 0, 1, limit, 4))[: alone.used] for i, _ in batch}
+    whole = [index for batch in shares[0] for index, _ in batch]
+    assert sorted(whole + [index for batch in shares[1] for index, _ in batch]) == list(range(length))
+
+
+def test_a_whole_validation_stays_in_order() -> None:
+    assert [i for batch in EvalBatches(20, 4, limit=5) for i, _ in batch] == list(range(20))
+
+
+@pytest.mark.parametrize("item", ["preflight=off", "preflight=false"])
+def test_the_preflight_can_be_left_out(item: str, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main([f"recipe={recipe}", item, "trainer.max_epochs=1"]) == 0
+    assert "preflight:" not in capsys.readouterr().out
+    summary = json.loads((run_folders(recipe)[0] / "summary.json").read_text())
+    assert summary["teacher"]["val"] == {}
+    assert "agreement" in summary["student"]["val"]
+
+
+def test_overfitting_repeats_the_same_pictures(pictures: Path) -> None:
+    data = DistillationDataModule(ImageFolder(str(pictures)), img_size=32, batch_size=8, num_workers=0)
+    batches = data.train_dataloader().batch_sampler
+    assert isinstance(batches, TrainBatches)
+    first = list(batches)
+    batches.set_epoch(1)
+    assert list(batches) != first
+    data.trainer = type("Overfits", (), {"overfit_batches": 2, "global_rank": 0, "world_size": 1})()  # type: ignore
+    batches = data.train_dataloader().batch_sampler
+    assert isinstance(batches, TrainBatches)
+    batches.set_epoch(5)
+    assert list(batches) == first
+
+
+def test_steps_below_an_epoch_end_with_a_validation(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    items = [f"recipe={recipe}", "trainer.max_epochs=-1"]
+    assert train_main([*items, "trainer.max_steps=3"]) == 0
+    summary = json.loads((run_folders(recipe)[0] / "summary.json").read_text())
+    assert summary["steps"] == 3
+    assert summary["student"]["best_val"]["acc1"] == summary["student"]["val"]["acc1"]
+    assert train_main([*items, "trainer.max_steps=3", "trainer.check_val_every_n_epoch=2"]) == 0
+    assert "no validation: the run ended before the first one" in capsys.readouterr().out
+
+
+def test_the_last_step_of_each_epoch_is_logged_once(recipe: Path) -> None:
+    assert train_main([f"recipe={recipe}", "trainer.log_every_n_steps=4"]) == 0
+    rows = csv.DictReader((run_folders(recipe)[0] / "metrics.csv").open())
+    assert [int(row["step"]) for row in rows if row["train/loss"] and row["train/lr"]] == [3, 5, 7, 11]
+
+
+def test_no_epoch_exports_no_student(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main([f"recipe={recipe}", "trainer.max_epochs=0"]) == 0
+    out = capsys.readouterr().out
+    assert "(nothing was trained, no student is exported)" in out
+    assert "no validation" not in out
+    (folder,) = run_folders(recipe)
+    assert not list(folder.rglob("student*"))
+
+
+def test_a_folder_that_can_not_be_written_is_reported_first(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert train_main([f"recipe={recipe}", f"runs_dir={tmp_path / 'file' / 'runs'}", "data.source.root=/nowhere"]) == 2
+    said = capsys.readouterr()
+    assert said.err.endswith(f"runs_dir: {tmp_path / 'file' / 'runs' / 'tiny'} can't be written: Not a directory\n")
+    assert not said.out
