@@ -8,10 +8,10 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from kd.callbacks.best import Best
 from kd.callbacks.context import RunContext
 from kd.callbacks.preemption import RunStopped
 from kd.callbacks.run_folder import RunFolder
-from kd.callbacks.summary import best_checkpoint
 from kd.checkpoints import damage, newest_whole
 from kd.distill.sharding import Sharding
 
@@ -23,10 +23,12 @@ class Export(Callback):
 
     Attributes:
         folder: of the run.
+        best: which validation is the best.
         save: writes a student's weights to a file, from a checkpoint or (None) as they are.
     """
 
     folder: RunFolder
+    best: Best
     save: Callable[[Any, Path, Path | None], None]
     _written: bool = False
 
@@ -62,13 +64,10 @@ class Export(Callback):
 
         A student in shards is whole in checkpoints alone.
         """
-        best = best_checkpoint(trainer)
-        if best is None or not best.best_model_path:
-            assert self.folder.path is not None
+        path = self.best.file
+        if "" not in self.best.best:
             sharded = isinstance(trainer.strategy, Sharding) and trainer.strategy.shards_weights
-            return newest_whole(self.folder.path / "checkpoints")[0] if sharded else None
-        assert best.dirpath is not None
-        path = Path(best.dirpath) / Path(best.best_model_path).name  # the run's folder may have been moved
+            return newest_whole(path.parent)[0] if sharded else None
         problem = damage(path)
         if not problem:
             return path

@@ -13,6 +13,7 @@ from PIL import Image
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 
+from kd.callbacks.best import Best
 from kd.callbacks.context import RunContext
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
@@ -33,21 +34,18 @@ SIDE = 112  # pixels of a thumbnail's longer side: two dozen of them take some 1
 class FidelityRecord(Callback):
     """Compares student and teacher in the validation passes that a run makes anyway.
 
-    The teacher's logits are the preflight's. Written at each epoch that is the best one so far: the file tells of the
-    student that is exported.
+    The teacher's logits are the preflight's. Written at each validation that is the best one so far: the file tells of
+    the student that is exported.
 
     Args:
         folder: of the run.
         preflight: has asked the teacher.
-        monitor: the metric that decides which epoch is the best (``val/acc1``).
-        mode: whether more (``max``) or less (``min``) of it is better.
+        best: which validation is the best.
     """
 
-    def __init__(self, folder: RunFolder, preflight: Preflight, monitor: str, mode: str) -> None:
-        self.folder, self.preflight = folder, preflight
-        self.metric, self.sign = monitor.removeprefix("val/"), -1 if mode == "min" else 1
+    def __init__(self, folder: RunFolder, preflight: Preflight, best: Best) -> None:
+        self.folder, self.preflight, self.best = folder, preflight, best
         self._found: dict[str, Fidelity] = {}
-        self._best: dict[str, float] = {}
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts anew."""
@@ -76,25 +74,11 @@ class FidelityRecord(Callback):
         if trainer.sanity_checking:
             return
         for name in run.students.named():
-            value = trainer.callback_metrics.get(f"{name}/val/{self.metric}" if name else f"val/{self.metric}")
             whole = _of_all_processes(self._found.get(name))
-            if value is None or self.folder.path is None or whole is None:
-                continue
-            if name in self._best and self.sign * float(value) <= self.sign * self._best[name]:
-                continue
-            self._best[name] = float(value)
-            if trainer.is_global_zero:
+            if whole is not None and name in self.best.improved and trainer.is_global_zero:
                 data: Any = run.data
                 write(self.folder.student_path(name), whole, data, "val", run.students.data_info.classes)
         self._found = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """A resumed run goes on with the best epoch so far."""
-        return {"best": self._best}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes it back."""
-        self._best = state_dict["best"]
 
 
 def start(task: Task, classes: int) -> Fidelity:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 
@@ -110,7 +109,7 @@ class RunFolder(Callback):
         runs_dir: Path,
         recipe: str,
         config: str,
-        checkpoints: Sequence[ModelCheckpoint | LastCheckpoint],
+        checkpoints: Sequence[LastCheckpoint],
         resume: Path | None = None,
         marker: Path | None = None,
         name: str | None = None,
@@ -166,14 +165,6 @@ class RunFolder(Callback):
         """The folder of one of several students; of a single one (no name) the run's own."""
         assert self.path is not None
         return self.path / "students" / name if name else self.path
-
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """The folder may have moved since, or come from another machine: its best epoch lies in it all the same."""
-        states = checkpoint.get("callbacks", {})
-        for own in self.checkpoints:
-            if isinstance(own, ModelCheckpoint) and own.state_key in states and own.dirpath is not None:
-                state = states[own.state_key]
-                states[own.state_key] = _moved(state, state["dirpath"], str(own.dirpath))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A resumed run makes the folder its own; a killed one had written steps that its checkpoint lacks."""
@@ -239,14 +230,3 @@ class RunFolder(Callback):
             fresh.write_text(self.path.name + "\n")
         with suppress(OSError):
             fresh.replace(latest)
-
-
-def _moved(state: object, before: str, now: str) -> object:
-    """A state with the paths below ``before`` put below ``now``.
-
-    >>> _moved({"best": "/a/0/best.ckpt", "scores": {"/a/0/best.ckpt": 0.5}}, "/a/0", "/b/0")
-    {'best': '/b/0/best.ckpt', 'scores': {'/b/0/best.ckpt': 0.5}}
-    """
-    if isinstance(state, dict):
-        return {_moved(key, before, now): _moved(value, before, now) for key, value in state.items()}
-    return now + state.removeprefix(before) if isinstance(state, str) and state.startswith(before) else state

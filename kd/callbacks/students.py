@@ -7,26 +7,24 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from kd.callbacks.best import Best
 from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import RunFolder
-from kd.callbacks.summary import Summary
 
 
 @dataclass
 class StudentFolders(Callback):
-    """Writes ``students/<name>/config.yaml`` and, at each student's best epoch, its ``student.safetensors``.
-
-    Must stand behind :class:`Summary`, which knows the best epochs.
+    """Writes ``students/<name>/config.yaml`` and, at each student's best validation, its ``student.safetensors``.
 
     Attributes:
         folder: of the run.
-        summary: of the run.
+        best: which validation is each student's best.
         configs: each student's own configuration, YAML: it repeats that student's run alone.
         save: writes a student's weights to a file.
     """
 
     folder: RunFolder
-    summary: Summary
+    best: Best
     configs: dict[str, str]
     save: Callable[[Any, Path], None]
 
@@ -38,11 +36,11 @@ class StudentFolders(Callback):
                 path.mkdir(parents=True, exist_ok=True)
                 (path / "config.yaml").write_text(config)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keeps the students whose best epoch this is."""
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keeps the students that were never better."""
         run = RunContext.of(trainer)
         if not trainer.is_global_zero:
             return
         for name, module in run.students.named().items():
-            if self.summary.is_best(name, trainer.current_epoch + 1):
+            if name in self.best.improved:
                 self.save(module, self.folder.student_path(name) / "student.safetensors")

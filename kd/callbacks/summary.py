@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
 import kd
+from kd.callbacks.best import Best
 from kd.callbacks.context import RunContext
 from kd.callbacks.preemption import RunStopped, interruption
 from kd.callbacks.preflight import Preflight
@@ -47,22 +47,18 @@ class Summary(Callback):
         preflight: what was measured of the teacher.
         recipe: the recipe's name.
         seed: of the run.
-        monitor: the metric that decides which epoch is a student's best (``val/acc1``).
-        mode: whether more (``max``) or less (``min``) of it is better.
+        best: which validation is each student's best.
     """
 
     folder: RunFolder
     preflight: Preflight
     recipe: str
     seed: int
-    monitor: str
-    mode: str
+    best: Best
     content: dict[str, Any] = field(default_factory=dict)
     _steps_ms: list[float] = field(default_factory=list)
     _last_step: float | None = None
     _started: float = field(default_factory=time.monotonic)
-    _final: dict[str, dict[str, float]] = field(default_factory=dict)
-    _best: dict[str, dict[str, float]] = field(default_factory=dict)
     _optimizer_state: dict[str, float] = field(default_factory=dict)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -76,30 +72,9 @@ class Summary(Callback):
             self._steps_ms.append(1000 * (now - self._last_step))
         self._last_step = now
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keeps the newest and the best validation metrics."""
-        run = RunContext.of(trainer)
-        if trainer.sanity_checking:
-            return
-        for name in run.students.named():
-            prefix = f"{name}/val/" if name else "val/"
-            found = {k: v for k, v in trainer.callback_metrics.items() if k.startswith(prefix)}
-            self._final[name] = {k.removeprefix(prefix): round(float(v), 6) for k, v in found.items()}
-
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remembers each student's best epoch."""
+        """Measures the optimizers' state."""
         self._optimizer_state = optimizer_state(trainer)
-        metric = self.monitor.removeprefix("val/")
-        for name, final in self._final.items():
-            before = self._best.get(name, {}).get(metric)
-            if metric not in final:
-                continue
-            if before is None or (final[metric] < before if self.mode == "min" else final[metric] > before):
-                self._best[name] = {**final, "epoch": trainer.current_epoch + 1}
-
-    def is_best(self, name: str, epoch: int) -> bool:
-        """Whether ``epoch`` (from 1) is the best one of a student so far."""
-        return self._best.get(name, {}).get("epoch") == epoch
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the summary of a run that ended well."""
@@ -119,11 +94,11 @@ class Summary(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on with: the best and the last epoch's metrics, and the time spent so far."""
-        return {"best": self._best, "final": self._final, "wall_s": self._wall_s()}
+        return {"best": self.best.best, "final": self.best.newest, "wall_s": self._wall_s()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes it back."""
-        self._best, self._final = state_dict["best"], state_dict["final"]
+        self.best.best, self.best.newest = state_dict["best"], state_dict["final"]
         self._started = time.monotonic() - state_dict["wall_s"]
 
     def _wall_s(self) -> float:
@@ -158,8 +133,8 @@ class Summary(Callback):
     def _students(self, students: dict[str, Student]) -> dict[str, Any]:
         """``student`` (the first of several), and of several ``students`` by name."""
         each = {
-            name: _model(s.arch, s.model, self._final.get(name, {}))
-            | {"best_val": self._best.get(name, {}), "lr": s.lr, "start": s.start}
+            name: _model(s.arch, s.model, _rounded(self.best.newest.get(name, {})))
+            | {"best_val": _rounded(self.best.best.get(name, {})), "lr": s.lr, "start": s.start}
             for name, s in students.items()
         }
         return {"student": next(iter(each.values()))} | ({"students": each} if "" not in each else {})
@@ -228,10 +203,8 @@ def _caches(caches: dict[str, CachedTeacher]) -> dict[str, Any] | None:
     return reports.get(ALL, reports or None)
 
 
-def best_checkpoint(trainer: Trainer) -> ModelCheckpoint | None:
-    """The checkpoint callback that keeps the best epoch."""
-    found = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.monitor]
-    return found[0] if found else None
+def _rounded(values: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 6) for name, value in values.items()}
 
 
 def optimizer_state(trainer: Trainer) -> dict[str, float]:

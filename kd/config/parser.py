@@ -16,11 +16,11 @@ from lightning_fabric.plugins.environments import ClusterEnvironment
 from lightning_fabric.utilities.seed import seed_everything
 from omegaconf.errors import OmegaConfBaseException
 from pytorch_lightning import Callback, Trainer
-from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.plugins.io import AsyncCheckpointIO
 
+from kd.callbacks.best import Best
 from kd.callbacks.export import Export
 from kd.callbacks.fidelity import FidelityRecord
 from kd.callbacks.finite import Finite
@@ -273,21 +273,15 @@ class KDCLI(LightningCLI):
         mode = config.checkpoint.mode or ("min" if less_is_better(monitor) else "max")
         resume = Path(config.resume) if config.resume else None
         preflight = Preflight(config.preflight, on_disk(config.runs_dir) / config.recipe)
-        best: dict[str, Any] = {"monitor": monitor, "mode": mode}
         where = resume.resolve() / "checkpoints" if resume else None
-        checkpoints: list[ModelCheckpoint | LastCheckpoint] = [
-            LastCheckpoint(where, config.checkpoint.every_n_steps, config.checkpoint.every_n_minutes)
-        ]
-        if has_best and not config.students:  # of several students each keeps its own best epoch
-            checkpoints.insert(
-                0, ModelCheckpoint(where, "best", save_weights_only=True, enable_version_counter=False, **best)
-            )
+        last = LastCheckpoint(where, config.checkpoint.every_n_steps, config.checkpoint.every_n_minutes)
         remember(self._yaml)
         self.folder = RunFolder(
-            on_disk(config.runs_dir), config.recipe, self._yaml, checkpoints, resume, self._marker, config.name
+            on_disk(config.runs_dir), config.recipe, self._yaml, [last], resume, self._marker, config.name
         )
         watching = monitors(MonitorSpec(**config.monitor), self.folder)
-        self.summary = Summary(self.folder, preflight, config.recipe, config.seed, monitor, mode)
+        best = Best(self.folder, monitor, mode)
+        self.summary = Summary(self.folder, preflight, config.recipe, config.seed, best)
         loggers = Loggers(self.folder, self.loggers, build_loggers, flatten(yaml.safe_load(self._yaml)))
         ours: list[Callback] = [
             Nodes(self.cluster.launcher if self.cluster else None),
@@ -299,10 +293,10 @@ class KDCLI(LightningCLI):
             LastStep(),
         ]
         ours += [Finite(), Preemption(), *watching]
-        ours += [FidelityRecord(self.folder, preflight, monitor, mode), self.summary]
+        ours += [best, FidelityRecord(self.folder, preflight, best), self.summary]
         if config.students:
-            ours.append(StudentFolders(self.folder, self.summary, self.student_configs, save_student))
-        ours += checkpoints
+            ours.append(StudentFolders(self.folder, best, self.student_configs, save_student))
+        ours.append(last)
         if self.model.task.dense:
             ours.append(Predictions(self.folder))
         if config.trainer.enable_progress_bar is not False:
@@ -314,7 +308,7 @@ class KDCLI(LightningCLI):
             raise
         except Exception as error:  # all that Lightning and the packages it looks for have against the settings
             raise UserError(f"trainer: {' '.join(str(error).split())[:300] or type(error).__name__}") from error
-        trainer.callbacks.insert(0, Export(self.folder, save_student))  # type: ignore[attr-defined]
+        trainer.callbacks.insert(0, Export(self.folder, best, save_student))  # type: ignore[attr-defined]
         files = CheckpointFiles()
         trainer.strategy.checkpoint_io = AsyncCheckpointIO(files) if config.checkpoint.asynchronous else files
         return trainer

@@ -175,7 +175,10 @@ class Facts(MachineFacts):
     # -- what was learnt -----------------------------------------------------------------------------------------------
 
     def best_val(self, student: str = "") -> float | None:
-        """A student's best value of the task's main metric: a share, or a loss."""
+        """The task's main metric of the student that is exported; while the run goes on, its best value so far."""
+        exported = self.run.model_of(student).get("best_val") or {}
+        if "status" in self.run.summary and self.run.primary in exported:
+            return exported[self.run.primary]
         column = f"{student}/val/{self.run.primary}" if student else f"val/{self.run.primary}"
         known = [row[column] for row in self.run.metrics if column in row]
         best = min if less_is_better(self.run.primary) else max

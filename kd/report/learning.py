@@ -59,23 +59,17 @@ def headline(facts: Facts) -> dict[str, Any] | None:
     text = f"{who} keeps {score / reached:.1%} of its teacher's {metric} ({score:.1%} of {reached:.1%})"
     if score > reached:
         text = f"{who} is better than its teacher: {metric} {score:.1%} against {reached:.1%}"
-    own, whole = model_of(run, name).get("params"), teacher.get("params")
+    own, whole = run.model_of(name).get("params"), teacher.get("params")
     if own and whole:
         times = f"{own / whole:.2g} of" if own < whole else f"{own / whole:.1f}x"
         text += f" with {times} its parameters"
     return {"kind": "headline", "text": text}
 
 
-def model_of(run: Run, student: str) -> dict[str, Any]:
-    """What the summary says of a student."""
-    found = (run.summary.get("students") or {}).get(student) if student else run.summary.get("student")
-    return found or {}
-
-
 def _sizes(run: Run) -> dict[str, Any] | None:
     """Parameters, and milliseconds where ``kd-latency`` has measured them."""
     models = {"teacher": run.summary.get("teacher") or {}}
-    models |= {name or "student": model_of(run, name) for name in run.students}
+    models |= {name or "student": run.model_of(name) for name in run.students}
     known = {name: model for name, model in models.items() if model.get("params")}
     if not known:
         return None

@@ -73,6 +73,11 @@ class Run:
         """Names of several students; of a single one ``[""]``."""
         return list(self.config.get("students") or [""])
 
+    def model_of(self, student: str) -> dict[str, Any]:
+        """What the summary says of a student."""
+        found = (self.summary.get("students") or {}).get(student) if student else self.summary.get("student")
+        return found or {}
+
     def health_of(self, student: str) -> list[dict[str, Any]]:
         """A student's health records; those without a name are the first's."""
         return [h for h in self.health if h.get("student", self.students[0]) == student]

@@ -10,7 +10,7 @@ from kd.report.facts import Facts
 from kd.report.faithful import faithful
 from kd.report.input_costs import input_costs
 from kd.report.job import cost_by_group
-from kd.report.learning import headline, learning, model_of
+from kd.report.learning import headline, learning
 from kd.report.metric import told
 from kd.report.records import PHASES, Run, percentile
 from kd.report.rules import findings_of
@@ -74,7 +74,7 @@ def _cards(facts: Facts) -> dict[str, Any]:
         *([state] if state[1] != "done" else []),
         *(_progress(facts) if state[1] == "running" else []),
         *(
-            (name or "student", _best(facts, name), _about(f"best val {run.primary}", model_of(run, name)))
+            (name or "student", _best(facts, name), _about(f"best val {run.primary}", run.model_of(name)))
             for name in run.students
         ),
         ("teacher", _value(run, (teacher.get("val") or {}).get(run.primary)), _about(f"val {run.primary}", teacher)),

@@ -1,0 +1,57 @@
+"""The best validation is one, whoever tells of it: the exported weights, the summary, the page, the search."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from pytorch_lightning import Callback, Trainer
+from safetensors.torch import load_file
+
+from kd.cli import train_main
+from kd.report.facts import Facts
+from kd.report.records import read_run
+from kd.tuning.plan import Objective
+from tests._helpers import TINY
+
+
+class Forget(Callback):
+    """Damages the students once the first validation, in mid-epoch, is over."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == 3:
+            for student in pl_module.students.named().values():
+                torch.nn.init.normal_(student.model.head.weight, std=10, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("names", [[""], ["one", "two"]])
+def test_a_best_validation_in_mid_epoch_is_the_one_exported_and_told_of(
+    recipe: Path, teacher: Path, names: list[str]
+) -> None:
+    """The student begins as its teacher and learns nothing: all pictures agree until it is damaged."""
+    config = yaml.safe_load(recipe.read_text())
+    config["model"]["student"] |= {"kwargs": TINY, "checkpoint": str(teacher)}
+    config["students"] = {name: {"optim": {"lr": 0.0}} for name in names if name} or None
+    config["optim"]["lr"] = 0.0
+    recipe.write_text(yaml.safe_dump(config))
+    forget = json.dumps({"class_path": "tests.callbacks.test_best.Forget"})
+    items = ["trainer.val_check_interval=0.34", "checkpoint.monitor=val/agreement", f"trainer.callbacks+={forget}"]
+    assert train_main([f"recipe={recipe}", *items]) == 0
+    run = recipe.parent / "runs" / "tiny" / "000"
+    for name in names:
+        folder = run / "students" / name if name else run
+        with (folder / "metrics.csv").open() as file:
+            measured = [row for row in csv.DictReader(file) if row["val/agreement"]]
+        assert [float(row["val/agreement"]) == 1 for row in measured] == [True, *[False] * 5]
+        summary = json.loads((folder / "summary.json").read_text())
+        best = summary["student"]["best_val"]
+        assert (best["agreement"], best["epoch"], best["step"]) == (1, 1, 2)
+        assert best["acc1"] == pytest.approx(float(measured[0]["val/acc1"]), abs=1e-6)
+        assert json.loads((folder / "fidelity.json").read_text())["agreement"] == 1
+        assert Facts(read_run(run)).best_val(name) == best["acc1"]
+        assert Objective("val/agreement", True).value(folder) == 1
+        exported, whole = load_file(folder / "student.safetensors"), load_file(teacher)
+        assert all(torch.equal(value, whole[key]) for key, value in exported.items())
