@@ -293,6 +293,8 @@ def test_a_recipe_bends_to_its_student(recipe: Path, capsys: pytest.CaptureFixtu
     assert (student(1)["start"], student(1)["lr"]) == ("inherited", 0.001)
     assert "random weights" not in capsys.readouterr().out
     weights = f"model.student.checkpoint={students / '001'}"
+    assert train_main([*items, "model.student.inherit=true", weights]) == 2
+    assert "inherit: true would overwrite the weights of model.student.checkpoint" in capsys.readouterr().err
     assert train_main([*items, "optim.lr_scratch=0.01", "model.student.inherit=auto", weights]) == 0
     assert (student(2)["start"], student(2)["lr"]) == ("pre-trained", 0.001)
     assert train_main([f"resume={students / '000'}", "trainer.max_epochs=2"]) == 0

@@ -19,7 +19,8 @@ kd-tune: searches for a better run: learning rate, losses, temperature, views, w
   jobs=ray           on a Ray cluster (RAY_ADDRESS, else this machine), as many at a time as it has room for;
                      cores=N and gpus=N: of each trial (one GPU where there are some, and its share of the cores)
   hours=H            at most; trial_hours=H: a trial that takes longer has failed
-  objective=NAME     val/acc1, params, step_ms_median, ...; a - before it: less is better; several with commas
+  objective=NAME     val/acc1, latency_ms, params, ...: less of a cost or loss is better, more of any other number;
+                     - before it: less is better, +: more is; several with commas
   sampler=NAME       tpe (default), random, grid, cmaes
   pruner=NAME        asha (default for one objective), hyperband, median, none: stops poor trials after an epoch
   revive=best|N      trains a trial that was stopped early to its end, instead of searching

@@ -113,9 +113,13 @@ def choose_start(spec: StudentSpec, model: nn.Module, teacher: Teacher | None, d
         the teachers it inherits from.
 
     Raises:
-        UserError: layers that must be inherited (``inherit=true``) and can't be.
+        UserError: layers that must be inherited (``inherit=true``) and can't be, or would replace a checkpoint's.
     """
     start = "pre-trained" if spec.pretrained or spec.checkpoint else "scratch"
+    if spec.inherit is True and start == "pre-trained":
+        given = "checkpoint" if spec.checkpoint else "pretrained"
+        raise UserError(f"model.student.inherit: true would overwrite the weights of model.student.{given}; "
+                        f"give one of them (inherit=auto takes {given}'s)")  # fmt: skip
     if not spec.inherit or (spec.inherit == "auto" and (teacher is None or start == "pre-trained")):
         return start, "", ALL
     members = dict(teacher.members) if teacher is not None else {}

@@ -56,6 +56,9 @@ def check_loss(key: str, loss: DistillLoss, task: Task, data: DataInfo, teacher:
         raise UserError(
             f"{key}: {kind} is not defined for masks; PixelKDLoss, CWDLoss and the losses over features are"
         )
+    if isinstance(loss, LogitLoss) and loss.exclusive and task.multi_label:
+        raise UserError(f"{key}: {kind} compares classes that exclude each other, the data has several labels a "
+                        "picture; BinaryKDLoss and the losses over features are defined for them")  # fmt: skip
     _check_labels(key, loss, data)
     if isinstance(loss, LogitLoss) and teacher is not None and not teacher.has_head:
         raise UserError(f"{key}: the teacher has no classifier (model.teacher.head=false), its features alone "

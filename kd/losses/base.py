@@ -57,10 +57,12 @@ class LogitLoss(DistillLoss):
 
     Attributes:
         for_maps: defined for logit maps ``(N, C, H, W)`` with ignored pixels, and for nothing else.
+        exclusive: compares classes with each other, which several labels a picture do not exclude.
         temperature: that both models' logits are divided by, where there is one.
     """
 
     for_maps = False
+    exclusive = False
     temperature = 1.0
 
     def softened(self, teacher_logits: Tensor) -> Tensor:

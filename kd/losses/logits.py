@@ -36,6 +36,8 @@ class KDLoss(LogitLoss):
     tensor(0.)
     """
 
+    exclusive = True
+
     def __init__(
         self,
         temperature: float = 4.0,
@@ -91,6 +93,8 @@ class HardKDLoss(LogitLoss):
     >>> HardKDLoss()(torch.zeros(2, 4), torch.randn(2, 4), torch.zeros(2, dtype=torch.long))
     tensor(1.3863)
     """
+
+    exclusive = True
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar."""
@@ -155,6 +159,8 @@ class DISTLoss(LogitLoss):
     >>> bool(DISTLoss()(x, x, torch.tensor([0, 1])) < 1e-6)
     True
     """
+
+    exclusive = True
 
     def __init__(
         self,
@@ -246,6 +252,8 @@ class MLKDLoss(LogitLoss):
     tensor(0.)
     """
 
+    exclusive = True
+
     def __init__(self, temperatures: tuple[float, ...] = (2.0, 3.0, 4.0, 5.0, 6.0), weight: float = 1.0) -> None:
         super().__init__(weight)
         if not temperatures:
@@ -296,6 +304,8 @@ class StandardizedLoss(LogitLoss):
     >>> bool(StandardizedLoss(KDLoss(2.0))(torch.eye(3), 5 * torch.eye(3), torch.arange(3)) < 1e-6)
     True
     """
+
+    exclusive = True
 
     def __init__(self, loss: LogitLoss, weight: float = 1.0) -> None:
         super().__init__(weight)

@@ -3,14 +3,17 @@
 PROBE = ("knn1", "probe1")
 """Accuracy of features: of their 20 nearest neighbours, and of a ridge probe."""
 
+COSTS = ("params", "step_ms_median", "peak_memory_mb", "wall_s", "latency_ms")
+"""Numbers of a run other than its validation metrics of which less is better."""
+
 
 def less_is_better(metric: str) -> bool:
     """Whether a smaller value is the better one.
 
-    >>> less_is_better("feature_loss"), less_is_better("acc1")
-    (True, False)
+    >>> less_is_better("feature_loss"), less_is_better("acc1"), less_is_better("latency_ms")
+    (True, False, True)
     """
-    return metric.endswith("_loss")
+    return metric.endswith("_loss") or metric in COSTS
 
 
 def told(metric: str, value: float) -> str:

@@ -211,21 +211,25 @@ def flatten_spaces(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def _objectives(text: str | None, config: dict[str, Any]) -> tuple[Objective, ...]:
     known = [f"val/{name}" for name in _metrics(config)]
     if text is None:
-        monitor, mode = config["checkpoint"]["monitor"] or known[0], config["checkpoint"]["mode"]
-        text = f"{'-' if mode == 'min' or (mode is None and less_is_better(monitor)) else ''}{monitor}"
-    found = tuple(
-        Objective(part.strip().lstrip("-"), not part.strip().startswith("-")) for part in str(text).split(",")
-    )
+        sign = {"min": "-", "max": "+", None: ""}[config["checkpoint"]["mode"]]
+        text = f"{sign}{config['checkpoint']['monitor'] or known[0]}"
+    found = tuple(_objective(part.strip()) for part in str(text).split(","))
     for objective in found:
         if objective.name not in (*known, *OF_THE_SUMMARY, LATENCY):
             allowed = ", ".join([*known, *OF_THE_SUMMARY, LATENCY])
             raise UserError(
                 f"objective: no run reports '{objective.name}'; it may be {allowed} "
-                "(a - before it: less is better), several with commas"
+                "(- before it: less is better, +: more is), several with commas"
             )
     if len({o.name for o in found}) < len(found):
         raise UserError(f"objective: '{text}' names one twice")
     return found
+
+
+def _objective(text: str) -> Objective:
+    """In the metric's own direction, or as a sign says."""
+    name = text.lstrip("+-")
+    return Objective(name, text.startswith("+") if text != name else not less_is_better(name))
 
 
 def _metrics(config: dict[str, Any]) -> list[str]:

@@ -24,6 +24,7 @@ pytest.importorskip("optuna")
 
 from kd.cli import main, train_main
 from kd.tuning.places import deal
+from kd.tuning.plan import _objective
 from kd.tuning.results import Confirmation
 from kd.tuning.space import SearchSpace, parse
 from kd.tuning.study import Study
@@ -187,6 +188,18 @@ def test_a_poor_trial_is_stopped_early_and_can_be_revived(recipe: Path, capsys: 
     again = study.trials("complete")[-1]
     assert (again.user_attrs["revived"], again.params) == (stopped[0].number, stopped[0].params)
     assert again.user_attrs["epochs"] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [
+        ("val/acc1", "maximize"), ("-val/acc1", "minimize"), ("images_per_s", "maximize"), ("val/kd_loss", "minimize"),
+        ("+val/kd_loss", "maximize"), ("params", "minimize"), ("-params", "minimize"), ("latency_ms", "minimize"),
+        ("step_ms_median", "minimize"), ("peak_memory_mb", "minimize"), ("wall_s", "minimize"),
+    ],
+)  # fmt: skip
+def test_a_number_is_searched_in_its_own_direction(name: str, direction: str) -> None:
+    assert _objective(name).direction == direction
 
 
 @pytest.mark.parametrize(
