@@ -43,7 +43,7 @@ WRONG = [
     ("model.student={}", "model.student: {} sets nothing"),
     ("model.teacher=tests/old_run/teacher.safetensors", "model.teacher.checkpoint=FILE"),
     ("model.teacher.cache=only", "model.teacher.cache: only, but 48 of an epoch's answers are missing"),
-    ("model.teacher.cache_views=1000000000", "model.teacher.cache_views: must be <= 10000"),
+    ("model.teacher={cache: 'on', cache_views: 1000000000}", "model.teacher.cache_views: must be <= 10000"),
     ("model.distill_losses.kd.temperature=1e400", "model.distill_losses.kd.temperature: must be a finite number"),
     ("model.distill_losses.kd.temperature=1e300", "model.distill_losses.kd: is not finite on a trial batch"),
     ("model.distill_losses.kd.weight=null", "model.distill_losses.kd.weight: can't be null"),

@@ -37,7 +37,7 @@ def names(url: str) -> set[str]:
 def test_a_run_goes_on_on_another_machine_from_its_url(
     recipe: Path, s3: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = "checkpoint.mode=min"  # the first epoch is the best then, and is looked for after the move
+    first = "checkpoint.monitor=val/acc5"  # the first epoch is the best then, and is looked for after the move
     assert train_main([f"recipe={recipe}", first]) == 0
     whole = recipe.parent / "runs" / "tiny" / "000"
     url = f"{s3}/runs"

@@ -132,6 +132,7 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
     by_url = is_url(request.resume or "")
     resume_from = _check_resume(request, together)
     args = request.parser_args()  # a wrong recipe's name is told before anything heavy is imported
+    request.check_read()
     from kd.config.parser import KDCLI
     from kd.config.quiet import quiet_libraries
     from kd.config.train_first import teacher_checkpoint

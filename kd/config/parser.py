@@ -74,7 +74,7 @@ class CheckpointSpec:
 
     Attributes:
         monitor: the validation metric that decides (``val/acc1``); default: the task's main one.
-        mode: whether more (``max``) or less (``min``) of it is better; default: as the metric means it.
+        mode: whether more (``max``) or less (``min``) of a metric of your own is better; default: as ours mean it.
         every_n_steps: save ``last.ckpt`` after so many optimizer steps, not only at an epoch's end.
         every_n_minutes: save it after so many minutes.
         asynchronous: training goes on, with a copy of its state in memory, while the file is written.
@@ -270,7 +270,10 @@ class KDCLI(LightningCLI):
             raise UserError(f"checkpoint.monitor: {monitor} needs labelled pictures to look at: data.probe.root=DIR")
         if monitor not in known:
             raise ValueError(f"monitor must be one of {', '.join(known)}, got '{monitor}'")
-        mode = config.checkpoint.mode or ("min" if less_is_better(monitor) else "max")
+        usual = "min" if less_is_better(monitor) else "max"
+        mode = config.checkpoint.mode or usual
+        if mode != usual and type(self.model.task).__module__.startswith("kd."):
+            raise UserError(f"checkpoint.mode: {mode} would keep the worst epoch by {monitor}; leave it out")
         resume = Path(config.resume) if config.resume else None
         preflight = Preflight(config.preflight, on_disk(config.runs_dir) / config.recipe)
         where = resume.resolve() / "checkpoints" if resume else None

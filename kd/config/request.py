@@ -14,6 +14,7 @@ from kd.config.find import find, part_of
 from kd.config.moved import current
 from kd.config.paths import check_no_files, pairs, source_items
 from kd.config.trust import check_file, check_plain
+from kd.config.unread import check_read
 from kd.errors import UserError
 from kd.launch.sagemaker import CHANNEL, folder_of
 
@@ -72,9 +73,7 @@ class Request:
         Raises:
             UserError: a file that is missing, no YAML, or names code that the user has not said to trust.
         """
-        found = [find("recipes", self.recipe)] if self.recipe else []
-        for overlay in self.overlays:
-            found += [find("configs", overlay), *part_of(overlay, self.recipe or "")]
+        found = self._files()
         contents = {file: files.read(file) for file in found}
         for file, content in contents.items():
             check_plain(content, f"{file}: ")
@@ -96,6 +95,20 @@ class Request:
             args.append(f"--recipe={found[0].stem}")
         overrides = [_with_folders(item, _as_tree(item) if self.here else {}) for item in self.overrides]
         return args + self.cluster + [f"--{item}" for item in _entries_whole(overrides, contents.values())]
+
+    def check_read(self) -> None:
+        """Refuses settings that no part of a run would read (:mod:`kd.config.unread`)."""
+        given = [_as_tree(item) for item in self.overrides]
+        resumed = {"resume": self.resume} if self.resume else {}
+        check_read(
+            [files.read(file) for file in self._files()], {k: v for tree in given for k, v in tree.items()} | resumed
+        )
+
+    def _files(self) -> list[Path]:
+        found = [find("recipes", self.recipe)] if self.recipe else []
+        for overlay in self.overlays:
+            found += [find("configs", overlay), *part_of(overlay, self.recipe or "")]
+        return found
 
     def _check_keys(self, contents: list[dict[Any, Any]]) -> None:
         for number, content in enumerate(contents, 1):  # a later file may name another class, with other keys

@@ -118,6 +118,7 @@ class DistillationDataModule(LightningDataModule):
         Raises:
             UserError: missing data, or damaged pictures (unless they are left out).
         """
+        self.splits.check_fraction()
         for name in self.splits.names:
             self.split(name)
         if self.tier is not None:

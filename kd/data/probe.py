@@ -1,5 +1,6 @@
 """Labelled pictures that features are measured on; nothing is trained with them."""
 
+import os
 from dataclasses import dataclass
 
 from kd.data.sources import ImageFolder, Split
@@ -33,4 +34,10 @@ class Probe:
         train = source.load("train")
         if len(source.classes) == 1:
             raise UserError(f"{KEY}: one class ('{source.classes[0]}') leaves nothing to tell apart; two are needed")
-        return [train, source.load("val")]
+        val = source.load("val")
+        first, both = ({os.path.realpath(s.name(i)) for i in range(len(s.targets))} for s in (train, val))
+        both &= first
+        if both:
+            raise UserError(f"{KEY}: {len(both)} pictures of val are in train too ({min(both)}): they would be their own "
+                            "nearest neighbours")  # fmt: skip
+        return [train, val]

@@ -14,6 +14,8 @@ from kd.data.sources.places import joined, place_of
 from kd.data.sources.unlabelled import Joined, unlabelled_folder
 from kd.errors import UserError
 
+FRACTION = 0.1  # of the training pictures, held out unless the settings say otherwise
+
 
 class Splits:
     """Lists the splits of a source once, and checks their pictures once. See :class:`DistillationDataModule`.
@@ -40,7 +42,7 @@ class Splits:
         self,
         source: Source,
         unlabeled: str | None = None,
-        val_fraction: float = 0.1,
+        val_fraction: float = FRACTION,
         on_bad_image: str = "stop",
         check: Check | None = None,
         max_pixels: int = MAX_PIXELS,
@@ -73,6 +75,12 @@ class Splits:
             UserError: a folder without them.
         """
         return self.probe is not None and bool(self.listed("probe"))
+
+    def check_fraction(self) -> None:
+        """Raises a UserError where a share of the training pictures is to be held out and none is needed."""
+        if self.val_fraction != FRACTION and self.source.has("val"):
+            raise UserError(f"data.val_fraction: {self.val_fraction} has no effect: data.source has validation "
+                            "pictures of its own")  # fmt: skip
 
     @property
     def left_out(self) -> dict[str, int]:

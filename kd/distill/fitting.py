@@ -65,6 +65,15 @@ def check_loss(key: str, loss: DistillLoss, task: Task, data: DataInfo, teacher:
                         "can teach")  # fmt: skip
 
 
+def check_batch(losses: Mapping[str, DistillLoss], batch_size: int, processes: int) -> None:
+    """Raises a UserError where a loss that compares a batch's pictures has too few of them to learn from."""
+    for name, loss in losses.items():
+        pictures = batch_size * (processes if getattr(loss, "gather", False) else 1)
+        if pictures < loss.least_batch:
+            raise UserError(f"data.batch_size: {type(loss).__name__} (model.distill_losses.{name}) compares the "
+                            f"pictures of a batch, at least {loss.least_batch}, got {pictures}")  # fmt: skip
+
+
 def _check_labels(key: str, loss: DistillLoss, data: DataInfo) -> None:
     wants = "a class id" if loss.needs_class_ids else "a label" if loss.needs_labels else ""
     if wants == "a class id" and data.soft_targets:

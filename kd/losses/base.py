@@ -21,6 +21,7 @@ class DistillLoss(nn.Module):
         needs_class_ids: not defined for the mixed targets of mixup and cutmix, nor without a label.
         needs_labels: needs one label a picture; mixed targets may do.
         equal_on_all_ranks: buffers that every process updates alike, so that DDP need not broadcast them each step.
+        least_batch: the fewest pictures, of all processes where it gathers them, that it learns anything from.
         needs_index: ``forward`` also takes ``index``, the samples' numbers ``(N,)``.
         epoch: where training is, in epochs, from 0; may be fractional.
         max_epochs: where it will end.
@@ -29,6 +30,7 @@ class DistillLoss(nn.Module):
     needs_class_ids = False
     needs_labels = False
     needs_index = False
+    least_batch = 1
     equal_on_all_ranks: tuple[str, ...] = ()
     epoch = 0.0
     max_epochs = 1

@@ -28,6 +28,7 @@ class RKDLoss(FeatureLoss):
     """
 
     default_tap = "prelogits"
+    least_batch = 3
 
     def __init__(
         self, distance_weight: float = 25.0, angle_weight: float = 50.0, weight: float = 1.0, gather: bool = True
@@ -57,6 +58,7 @@ class SPLoss(FeatureLoss):
     """
 
     default_tap = "prelogits"
+    least_batch = 2
 
     def __init__(self, weight: float = 1.0, gather: bool = True) -> None:
         super().__init__(weight)
@@ -82,6 +84,7 @@ class CKALoss(FeatureLoss):
     """
 
     default_tap = "prelogits"
+    least_batch = 3
 
     def __init__(self, weight: float = 1.0, gather: bool = True) -> None:
         super().__init__(weight)

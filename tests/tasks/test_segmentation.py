@@ -307,7 +307,7 @@ def test_answers_for_every_pixel_are_cached(root: Path, tmp_path: Path, capsys: 
     recipe = recipe_of(tmp_path, root)
     assert train_main([f"recipe={recipe}", "trainer.max_epochs=1"]) == 0
     teacher = {"arch": ARCH, "img_size": [24, 32], "kwargs": {**TINY, "depth": 4},
-               "checkpoint": str(run_folders(recipe)[0]), "cache_views": 2}  # fmt: skip
+               "checkpoint": str(run_folders(recipe)[0])}  # fmt: skip
     recipe = recipe_of(tmp_path, root, teacher=teacher, distill_losses={"pixel": {"class_path": "PixelKDLoss"}})
     items = [f"recipe={recipe}", "trainer.max_epochs=2", "trainer.precision=32-true", "preflight=warn"]
     assert train_main(items) == 0
@@ -316,7 +316,7 @@ def test_answers_for_every_pixel_are_cached(root: Path, tmp_path: Path, capsys: 
              "topk": (["model.teacher.cache_topk=2"], 2e-3)}  # fmt: skip
     sizes = {}
     for name, (settings, tolerance) in kinds.items():
-        cache = [*settings, f"model.teacher.cache_dir={tmp_path / name}"]
+        cache = [*settings, "model.teacher.cache_views=2", f"model.teacher.cache_dir={tmp_path / name}"]
         capsys.readouterr()
         found = []
         for mode in ("on", "only"):
