@@ -42,7 +42,8 @@ def label_free_recipe(path: Path, pictures: Path, teachers: dict[str, dict], **c
     return write_recipe(path, pictures, None, **{
         "data__source": {"class_path": "kd.data.sources.Pictures", "init_args": {"root": str(pictures)}},
         "model__teachers": teachers, "model__student": HEADLESS, "model__distill_losses": losses,
-        "model__taps": taps, "model__teacher_of": {name: name.split("_")[0] for name in losses}, **changes,
+        "model__task_loss_weight": 0.0, "model__taps": taps,
+        "model__teacher_of": {name: name.split("_")[0] for name in losses}, **changes,
     })  # fmt: skip
 
 

@@ -118,9 +118,7 @@ class DistillationDataModule(LightningDataModule):
         Raises:
             UserError: missing data, or damaged pictures (unless they are left out).
         """
-        self.splits.check_fraction()
-        for name in self.splits.names:
-            self.split(name)
+        self.splits.prepare()
         if self.tier is not None:
             self.tier.connect()
 

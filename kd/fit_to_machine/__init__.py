@@ -1,6 +1,7 @@
 """What is left to the machine (``auto``): measured before training."""
 
 from kd.data.datamodule import DistillationDataModule
+from kd.distill.fitting import check_batch
 from kd.errors import UserError
 from kd.fit_to_machine.measure import cache_pays, fastest_num_workers, largest_batch_size
 from kd.fit_to_machine.memory import Memory
@@ -14,9 +15,11 @@ def settled(run: Run, data: DistillationDataModule) -> Teacher | None:
     """Measures what is left to it; the teacher, behind a cache of its answers where that is asked for, or pays.
 
     Raises:
-        UserError: see :func:`_tune` and :func:`_choose_cache`.
+        UserError: see :func:`_tune`, :func:`kd.distill.fitting.check_batch` and :func:`_choose_cache`.
     """
     _tune(run, data)
+    for student in run.students.named().values():
+        check_batch(student.objective.active, data.batch_size, run.trainer.world_size)
     return _in_view(_choose_cache(run, run.teacher, data) if run.teacher and run.students.wanted else run.teacher, data)
 
 

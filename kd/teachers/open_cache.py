@@ -139,7 +139,7 @@ def _check_teacher(teacher: FrozenTeacher, data: DistillationDataModule, wanted:
         if shape[0] != TRIAL:
             raise UserError(f"{teacher.key}.cache: keeps features by picture, but the layer '{layer}' of model.taps "
                             f"gives {shape[0]} rows for {TRIAL} pictures")  # fmt: skip
-    if teacher.spec.cache_precision == "int8" and not wanted.features:
+    if teacher.spec.cache_precision == "int8" and not (wanted.features or data.source.masks):
         raise UserError(f"{teacher.key}.cache_precision: int8 is for features, and no loss reads any; logits are kept "
                         "in half precision")  # fmt: skip
     topk = teacher.spec.cache_topk
