@@ -38,6 +38,6 @@ class Probe:
         first, both = ({os.path.realpath(s.name(i)) for i in range(len(s.targets))} for s in (train, val))
         both &= first
         if both:
-            raise UserError(f"{KEY}: {len(both)} pictures of val are in train too ({min(both)}): they would be their own "
-                            "nearest neighbours")  # fmt: skip
+            raise UserError(f"{KEY}: {len(both)} pictures of val are in train too ({min(both)}): they would be "
+                            "their own nearest neighbours")  # fmt: skip
         return [train, val]
