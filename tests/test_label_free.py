@@ -328,3 +328,12 @@ def test_what_is_held_out_adds_up_in_full_precision() -> None:
     found = held.compute()
     assert found["feature_loss"] == 3
     assert float(found["rankme"]) == pytest.approx(rank_me(features), rel=1e-6)
+
+
+@pytest.mark.parametrize("arch", ["resnet10t", "mobilevit_xxs"])
+def test_the_recipe_takes_students_of_any_kind(arch: str, tmp_path: Path) -> None:
+    items = ["recipe=foundation_vit", "config=debug", f"model.student.arch={arch}", "model.student.kwargs={}"]
+    items += ["data.img_size=64", "model.student.img_size=64", "optim.warmup_epochs=0", "trainer.max_epochs=1"]
+    assert main("train", [*items, "data.num_workers=0", f"runs_dir={tmp_path}", "data.batch_size=32"]) == 0
+    summary = json.loads((tmp_path / "foundation_vit" / "latest" / "summary.json").read_text())
+    assert summary["student"]["val"]["dino_patches_loss"] > 0

@@ -367,9 +367,9 @@ def test_what_a_loss_is_not_defined_for_is_refused(
     [
         (["model.distill_losses.dkd.weight=0.5"], "model.distill_losses.dkd: there is no loss 'dkd' (kd)"),
         (["model.distill_losses.h=ATLoss", "model.taps.h={student: blocks.9, teacher: norm}"],
-         "model.taps: no layer 'blocks.9'; near: blocks.0"),
+         "model.taps.h.student: vit_tiny_patch16_224 has no layer 'blocks.9'; near: blocks.0"),
         (["model.distill_losses.h=ATLoss", "model.taps.h={student: 'bloks.*', teacher: norm}"],
-         "model.taps: no layer 'bloks.*'; near: blocks.0"),
+         "model.taps.h.student: vit_tiny_patch16_224 has no layer 'bloks.*'; near: blocks.0"),
         (["model.distill_losses.h=HintLoss", "model.taps.h={student: prelogits, teacher: norm}"],
          "model.taps.h: no projection leads from the student's (32,) a sample to the teacher's (32, 4, 4)"),
         (["model.distill_losses.h=RKDLoss", "model.taps.h={student: norm, teacher: norm, tokens: cls}"],

@@ -67,7 +67,7 @@ def test_patterns_name_layers_in_the_models_order() -> None:
     taps = Taps(tiny_vit(depth=12), [["blocks.[!2]", "norm"]], (32, 32), "model.taps")
     assert taps.paths(["norm", "blocks.?"]) == ["norm", *(f"blocks.{i}" for i in range(10))]
     assert taps.paths("blocks.*")[-1] == "blocks.11"  # a star does not cross a dot
-    with pytest.raises(UserError, match=r"model.taps: no layer 'block.\*'; near: blocks.0"):
+    with pytest.raises(UserError, match=r"model.taps: vit_tiny_patch16_224 has no layer 'block.\*'; near: blocks.0"):
         taps.paths("block.*")
 
 
@@ -185,3 +185,54 @@ def test_several_pairs_of_layers_have_a_projection_each() -> None:
     torch.testing.assert_close(each(student, teacher, None), (own[0] + own[1]) / 2)
     with pytest.raises(ValueError, match="in pairs, got 2 of the student and 1"):
         EachLayer(HintLoss()).build([(2, 8), (2, 6)], [(2, 4)])
+
+
+@pytest.mark.parametrize(
+    ("arch", "size", "layer", "shape"),
+    [
+        ("resnet18", 64, "layer4", (512, 2, 2)),
+        ("resnet18", 32, "layer4", (512, 1, 1)),
+        ("convnext_atto", 64, "norm_pre", (320, 2, 2)),
+        ("mobilenetv3_small_050", 64, "blocks", (288, 2, 2)),
+        ("mobilevit_xxs", 64, "final_conv", (320, 2, 2)),
+        ("levit_128s", 224, "stages", (384, 4, 4)),
+        ("pit_ti_224", 224, "transformers", (256, 7, 7)),
+    ],
+)
+@pytest.mark.parametrize("classes", [0, 4])
+def test_the_last_map_of_any_model(arch: str, size: int, layer: str, shape: tuple[int, ...], classes: int) -> None:
+    model = timm.create_model(arch, num_classes=classes).train()
+    taps = Taps(model, ["maps"], (size, size), "model.taps")
+    assert model.training
+    assert "forward_features" not in vars(model)
+    assert not [m for m in model.modules() if len(m._forward_hooks) > (m is model.get_submodule(layer))]
+    assert taps.paths("maps") == [layer]
+    assert shapes(model, "maps", size=size) == [(2, *shape)]
+
+
+def test_the_last_map_of_a_vit_is_what_its_final_norm_gives() -> None:
+    taps = Taps(tiny_vit(), ["maps"], (32, 32), "model.taps")
+    assert taps.paths("maps") == ["norm"]
+    assert taps.paths(["blocks.0", "maps", "norm"]) == ["blocks.0", "norm"]
+
+
+def test_the_last_map_of_a_model_of_ones_own_comes_before_its_classifier() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.body = torch.nn.Conv2d(3, 8, 2, 2), torch.nn.Sequential(torch.nn.Conv2d(8, 6, 2, 2))
+            self.pool, self.head = torch.nn.AdaptiveAvgPool2d(1), torch.nn.Linear(6, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.pool(self.body(self.stem(x))).flatten(1))
+
+    assert Taps(Net(), ["maps"], (32, 32), "model.taps").paths("maps") == ["body"]
+    with pytest.raises(UserError, match="model.taps: Sequential has no map before its classifier: name a layer"):
+        Taps(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 4)), ["maps"], (32, 32), "model.taps")
+
+
+def test_a_layer_that_is_never_called_is_named() -> None:
+    model = tiny_vit()
+    model.spare = torch.nn.Linear(2, 2)
+    with pytest.raises(UserError, match="model.taps: layer 'spare' of vit_tiny_patch16_224 gives nothing in a forward"):
+        shapes(model, "spare")

@@ -71,9 +71,11 @@ class Looks:
             UserError: no such layers, or a loss that is not defined for them.
         """
         spec, member = self._taps[name], self._teacher_of.get(name, ALL)
-        taps.add(spec.student)
+        taps.add(spec.student, trial, f"model.taps.{name}.student")
         student_shapes = tap_shapes(student, taps, spec.student, spec.tokens, trial)
-        layers, teacher_shapes = self.teacher_of(name, teacher).listen(spec.teacher, spec.tokens)
+        layers, teacher_shapes = self.teacher_of(name, teacher).listen(
+            spec.teacher, spec.tokens, f"model.taps.{name}.teacher"
+        )
         self._layers[name] = (taps.paths(spec.student), [(member, layer, spec.tokens) for layer in layers])
         self._shapes[name] = dict(zip(self._layers[name][1], teacher_shapes, strict=True))
         try:

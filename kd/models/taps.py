@@ -16,6 +16,9 @@ from kd.errors import UserError
 PRELOGITS = "prelogits"
 """The name of the classifier's input, which is no module of its own in most models."""
 
+MAPS = "maps"
+"""The name of whichever layer gives a model's last map, before its classifier."""
+
 TRIAL = 2
 """Pictures of the forward that finds the layers' shapes."""
 
@@ -35,7 +38,8 @@ class TapSpec:
     """Which layers of each model a feature loss looks at.
 
     Module paths (``blocks.11``, ``norm``, ``layer3``) or shell-style patterns, in which ``*`` does not cross a dot
-    (``blocks.*``, ``stages.[23]``), or ``prelogits``, the classifier's input.
+    (``blocks.*``, ``stages.[23]``), ``maps``, the layer of the last map (of a ViT its last patch tokens), or
+    ``prelogits``, the classifier's input.
 
     Attributes:
         student: paths below the student.
@@ -66,10 +70,17 @@ def layer_paths(model: nn.Module, patterns: Sequence[str], key: str, besides: Se
     for pattern in patterns:
         matches = [name for name in names if (name == pattern if name in besides else _matches(name, pattern))]
         if not matches:
+            outer = [*(name for name, _ in model.named_children()), *besides]
             near = difflib.get_close_matches(pattern.replace("*", "0"), names, 3, 0.5)
-            raise UserError(f"{key}: no layer '{pattern}'{'; near: ' + ', '.join(near) if near else ''}")
+            there = f"near: {', '.join(near)}" if near else f"it has {', '.join(outer[-12:])}"
+            raise UserError(f"{key}: {_title(model)} has no layer '{pattern}'; {there}")
         found += [m for m in matches if m not in found]
     return found
+
+
+def _title(model: nn.Module) -> str:
+    own = getattr(model, "model", model)
+    return (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(own).__name__
 
 
 class Taps:
@@ -96,6 +107,7 @@ class Taps:
         self._caught: dict[str, Tensor] | None = None
         self._hooked: set[str] = set()
         self._found: dict[tuple[str, ...], list[str]] = {}
+        self._keys: dict[str, str] = {}
         for pattern in patterns:
             self.add(pattern)
 
@@ -103,23 +115,81 @@ class Taps:
     def _size(self) -> Size:
         return self._input_size if isinstance(self._input_size, tuple) else self._input_size.size
 
-    def add(self, patterns: str | list[str]) -> None:
-        """Listens to more layers."""
-        for path in self.paths(patterns):
+    def add(self, patterns: str | list[str], run: Callable[[], Any] | None = None, key: str = "") -> None:
+        """Listens to more layers.
+
+        Args:
+            patterns: see :class:`TapSpec`.
+            run: runs one small forward, which ``maps`` is found by.
+            key: the configuration key, where it is not that of the others.
+        """
+        for path in self.paths(patterns, run, key):
+            self._keys.setdefault(path, key or self._key)
             if path in self._hooked:
                 continue
             self._hooked.add(path)
             if path == PRELOGITS:
-                classifier_of(self._model, self._key).register_forward_pre_hook(self._catch_input)
+                classifier_of(self._model, key or self._key).register_forward_pre_hook(self._catch_input)
             else:
                 self._layers[path].register_forward_hook(partial(self._catch, path))
 
-    def paths(self, patterns: str | list[str]) -> list[str]:
+    def paths(self, patterns: str | list[str], run: Callable[[], Any] | None = None, key: str = "") -> list[str]:
         """The layers that patterns name, in the model's order."""
         wanted = (patterns,) if isinstance(patterns, str) else tuple(patterns)
         if wanted not in self._found:  # once, not in every step: it walks the whole model
-            self._found[wanted] = layer_paths(self._model, wanted, self._key, besides=[PRELOGITS])
+            found = layer_paths(self._model, wanted, key or self._key, besides=[MAPS, PRELOGITS])
+            if MAPS in found:
+                found[found.index(MAPS)] = self._last_map(run or self._run, key or self._key)
+            self._found[wanted] = list(dict.fromkeys(found))
         return self._found[wanted]
+
+    def _run(self) -> None:
+        some = next(self._model.parameters())
+        self._model(some.new_zeros(TRIAL, 3, *self._size))
+
+    @torch.no_grad()
+    def _last_map(self, run: Callable[[], Any], key: str) -> str:
+        """The outermost layer that gives what timm calls a model's features, or else the last map of all."""
+        given: list[tuple[str, Tensor]] = []
+        features: list[Tensor] = []
+
+        def note(path: str, output: Any) -> None:
+            first = output[0] if isinstance(output, (tuple, list)) and output else output
+            if isinstance(first, Tensor) and self._is_map(first):
+                given.append((path, first))
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            output = own(*args, **kwargs)
+            features.extend(x for _, x in given[-1:])
+            features.extend(x for _, x in given if x is output)
+            return output
+
+        hooks = [m.register_forward_hook(lambda _m, _i, out, path=path: note(path, out))
+                 for path, m in self._layers.items() if path]  # fmt: skip
+        own = getattr(self._model, "forward_features", None)
+        training = self._model.training
+        self._model.eval()
+        try:
+            if own is not None:
+                self._model.forward_features = watched  # type: ignore[assignment]
+            run()
+        finally:
+            self._model.train(training)
+            vars(self._model).pop("forward_features", None)
+            for hook in hooks:
+                hook.remove()
+        spread = [x for _, x in given if x.ndim == 3 or x.shape[2] * x.shape[3] > 1]
+        if not given or not (features or spread):
+            raise UserError(f"{key}: {_title(self._model)} has no map before its classifier: name a layer")
+        last = (features or spread)[-1]
+        same = [path for path, x in given if x is last]
+        return min(reversed(same), key=lambda path: path.count("."))
+
+    def _is_map(self, x: Tensor) -> bool:
+        if x.ndim == 4:
+            return min(self._turned(x)) < 0.7
+        count = x.shape[1] - int(getattr(self._model, "num_prefix_tokens", 0) or 0) if x.ndim == 3 else 0
+        return count > 1 and x.shape[2] > 1 and math.prod(self._grid(count)) == count
 
     def __enter__(self) -> dict[str, Tensor]:
         self._caught = {}
@@ -137,8 +207,17 @@ class Taps:
             self._caught[PRELOGITS] = inputs[0]
 
     def read(self, caught: dict[str, Tensor], patterns: str | list[str], tokens: str) -> list[Tensor]:
-        """What the layers gave in the forward that filled ``caught``, in the form that ``tokens`` asks for."""
-        return [self._form(caught[path], tokens, path) for path in self.paths(patterns)]
+        """What the layers gave in the forward that filled ``caught``, in the form that ``tokens`` asks for.
+
+        Raises:
+            UserError: a layer that gives nothing.
+        """
+        paths = self.paths(patterns)
+        for path in paths:
+            if path not in caught:
+                key = self._keys.get(path, self._key)
+                raise UserError(f"{key}: layer '{path}' of {_title(self._model)} gives nothing in a forward")
+        return [self._form(caught[path], tokens, path) for path in paths]
 
     def _form(self, x: Tensor, tokens: str, path: str) -> Tensor:
         if x.ndim == 4:
@@ -148,7 +227,8 @@ class Taps:
         prefix = int(getattr(self._model, "num_prefix_tokens", 0) or 0)
         if tokens == "class":
             if not prefix:
-                raise UserError(f"{self._key}: layer '{path}' has no class token (tokens=patch)")
+                key = self._keys.get(path, self._key)
+                raise UserError(f"{key}: layer '{path}' of {_title(self._model)} has no class token (tokens=patch)")
             return x[:, 0]
         height, width = self._grid(x.shape[1] - prefix)
         if height * width != x.shape[1] - prefix:
@@ -159,11 +239,14 @@ class Taps:
         height = round(math.sqrt(count * self._size[0] / self._size[1]))
         return height, count // max(height, 1)
 
+    def _turned(self, x: Tensor) -> tuple[float, float]:
+        """How far the sides are from the picture's where channels come first, and where they come last."""
+        wanted = math.log(self._size[0] / self._size[1])
+        return abs(math.log(x.shape[2] / x.shape[3]) - wanted), abs(math.log(x.shape[1] / x.shape[2]) - wanted)
+
     def _is_channels_last(self, x: Tensor) -> bool:
         """By the picture's shape; where that leaves it open, by what timm says of the model."""
-        wanted = math.log(self._size[0] / self._size[1])
-        first = abs(math.log(x.shape[2] / x.shape[3]) - wanted)
-        last = abs(math.log(x.shape[1] / x.shape[2]) - wanted)
+        first, last = self._turned(x)
         if abs(first - last) < 0.05:
             return getattr(self._model, "output_fmt", "NCHW") == "NHWC"
         return last < first

@@ -132,7 +132,7 @@ class FrozenTeacher:
             layer: self.taps.read(caught, layer[1], layer[2])[0].to(images.device, torch.float32) for layer in layers
         }
 
-    def listen(self, patterns: str | list[str], tokens: str) -> tuple[list[str], list[tuple[int, ...]]]:
+    def listen(self, patterns: str | list[str], tokens: str, key: str = "") -> tuple[list[str], list[tuple[int, ...]]]:
         """From now on :meth:`look` can give these layers: their paths, and the shapes that they give for two pictures.
 
         Raises:
@@ -140,7 +140,7 @@ class FrozenTeacher:
         """
         if isinstance(self.model, _Called):
             raise UserError(f"{self.key}: is a function, whose layers are unknown: a feature loss needs a module")
-        self.taps.add(patterns)
+        self.taps.add(patterns, self._trial, key)
         shapes = tap_shapes(self.model, self.taps, patterns, tokens, self._trial)
         return self.taps.paths(patterns), shapes
 

@@ -99,7 +99,10 @@ def test_the_user_chooses_the_layers(recipe: Path, capsys: pytest.CaptureFixture
     assert 0.2 < run.health[0]["spread"]["norm"] < 5  # a layer norm's output
     assert "Activations' standard deviation" in (run.folder / "report.html").read_text()
     assert train_main([f"recipe={recipe}", "monitor.activations=[blocks.0.mpl]"]) == 2
-    assert "monitor.activations: no layer 'blocks.0.mpl'; near: blocks.0.mlp" in capsys.readouterr().err
+    assert (
+        "monitor.activations: vit_tiny_patch16_224 has no layer 'blocks.0.mpl'; near: blocks.0.mlp"
+        in capsys.readouterr().err
+    )
     assert not (run.folder.parent / "001").exists()
 
 
