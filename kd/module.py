@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from pytorch_lightning.core.optimizer import LightningOptimizer
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 from kd.data.batch import Batch, DataInfo, RangeCheck, as_batch
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.classifier import fit_new_classifier
+from kd.distill.settle import settle_losses
 from kd.distill.sharding import Sharding
 from kd.distill.step import GivenTeacher, as_teacher, objective_of, own_student
 from kd.distill.student import Student
@@ -159,26 +161,27 @@ class DistillationModule(Inference):
 
     def setup(self, stage: str) -> None:
         """Starts students from the teacher's layers; places the teacher; settles what is left to measure."""
+        sample = cache(self.data.sample_pictures) if self.data is not None else None
         if stage == "fit" and not self.resumed:
-            self._begin()
+            self._begin(sample)
         if self.teacher is not None:
             self.teacher.to(self.trainer.strategy.root_device, dtype_for(str(self.trainer.precision)))
             self.teacher.forget_original()
         if stage != "fit":
             return
+        if self.teacher is not None and sample is not None and not self.resumed:
+            settle_losses(self.students, self.teacher, sample, self.trainer.strategy.broadcast)
         if self.data is not None:
             self._ask(settled(self, self.data))
             if self.trainer.is_global_zero:
                 self.memory = Memory(self)  # now: later its layers may be sharded
         self.students.compile_in_place()
 
-    def _begin(self) -> None:
+    def _begin(self, pictures: Callable[[int], Tensor] | None) -> None:
         """The students' first weights, while the teacher is whole and not yet placed."""
-        pictures = self.data.sample_pictures if self.data is not None else None
         for student in self.named_students().values():
-            said = student.begin(self.teacher, pictures)
-            if self.data is not None:
-                said = said or fit_new_classifier(student, self.data.sample)
+            labelled = self.data.sample if self.data is not None else None
+            said = student.begin(self.teacher, pictures) or fit_new_classifier(student, labelled)
             if said and self.trainer.is_global_zero:
                 print(said, flush=True)
 

@@ -16,9 +16,12 @@ import kd
 from kd.cli import main
 from kd.config.parser import KDCLI
 from kd.config.request import translate
+from kd.data import DistillationDataModule
+from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.export import load_student
-from kd.losses import CosineLoss, RADIOLoss
+from kd.losses import CosineLoss, RADIOLoss, targets
+from kd.losses.functional import phi_s
 from kd.models.taps import TapSpec
 from kd.tasks import Features
 from kd.tasks.features import rank_me
@@ -137,6 +140,12 @@ def test_labels_on_top(made: Path, pictures: Path, capsys: pytest.CaptureFixture
     assert right > 0.8  # the classes differ in colour
     rows_of = rows(made / "runs" / "tiny" / "003")
     assert float(next(row["val/acc1"] for row in rows_of if row.get("val/acc1"))) > 0.8
+    taught = write_recipe(made / "taught.yaml", pictures, made / "dino.safetensors", model__student={"arch": ""})
+    dino = "model.teacher.head=false"
+    hint = ["model.distill_losses={hint: HintLoss}", "model.taps={hint: {student: norm, teacher: norm}}", dino]
+    unlabelled = ["model.task_loss_weight=0", *hint, "name=unlabelled"]
+    assert main("train", [f"recipe={taught}", *items[1:], *unlabelled]) == 0
+    assert "ridge regression" not in capsys.readouterr().out  # a run that learns nothing from labels reads none
     checkpoint = torch.load(made / "runs/tiny/002/checkpoints/last.ckpt", weights_only=True)
     trained = [p for group in checkpoint["optimizer_states"][0]["param_groups"] for p in group["params"]]
     assert len(trained) == 2
@@ -272,7 +281,7 @@ def test_two_processes_measure_and_learn_as_one(probed: Path, made: Path) -> Non
 
 
 def test_a_killed_run_resumes_with_its_statistics(made: Path) -> None:
-    """The targets' standardisation is of the first batches: a resumed run must not begin it anew."""
+    """The targets' standardisation is of a sample before the first step: a resumed run keeps it."""
     runs, recipe = made / "runs" / "tiny", f"recipe={made / 'tiny.yaml'}"
     stop = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 9}})
     items = [recipe, "name=part", "checkpoint.every_n_steps=1", f"trainer.callbacks+={stop}"]
@@ -293,6 +302,46 @@ def test_cached_features_teach_as_live_ones(made: Path) -> None:
     assert summary["cache"]["answers_read"] > 0
     live = json.loads((runs / "000" / "summary.json").read_text())
     assert summary["student"]["val"]["feature_loss"] == pytest.approx(live["student"]["val"]["feature_loss"], rel=0.2)
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_targets_do_not_move_while_training(
+    head: bool, recipe: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A student from random weights that learns nothing: its held-out loss stays, past as many batches as a loop of
+    one's own takes its statistics of; and the targets are PHI-S's of the sample."""
+    monkeypatch.setattr(targets, "BATCHES", 4)
+    loss = {"class_path": "MSELoss", "init_args": {"standardize": "phi_s"}}
+    changes: dict[str, object] = {"model.task_loss_weight": 0, "model.student.head": head, "optim.lr": 0,
+                                 "trainer.precision": "32-true"}  # fmt: skip
+    taps = {"f": {"student": "prelogits", "teacher": "prelogits"}}
+    changes |= {"model.distill_losses": json.dumps({"f": loss}), "model.taps": json.dumps(taps)}
+    items = [f"{key}={value}" for key, value in changes.items()]
+    assert main("train", [f"recipe={recipe}", *items]) == 0
+    run = recipe.parent / "runs" / "tiny" / "000"
+    if not head:
+        assert len({row["val/feature_loss"] for row in rows(run) if row.get("val/feature_loss")}) == 1
+    kept = torch.load(run / "checkpoints" / "last.ckpt")["state_dict"]
+    found = {name: kept[f"students.student.objective.losses.f.targets.{name}"] for name in ("mean", "turn", "rows")}
+    data = DistillationDataModule(ImageFolder(str(pictures)), 32)
+    teacher = tiny_vit(seed=1).eval()
+    with torch.no_grad():
+        inputs = kd.Preprocess(32, teacher.pretrained_cfg["mean"], teacher.pretrained_cfg["std"])
+        features = teacher.forward_head(teacher.forward_features(inputs(data.sample_pictures(48))), pre_logits=True)
+    assert found["rows"] == 48
+    torch.testing.assert_close(found["mean"], features.mean(0), rtol=1e-4, atol=1e-5)
+    turn = phi_s(torch.cov(features.double().T, correction=0))
+    torch.testing.assert_close(found["turn"].T @ found["turn"], (turn.T @ turn).float(), rtol=1e-3, atol=1e-3)
+
+
+def test_a_student_from_random_weights_in_half_precision_throughout(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(targets, "BATCHES", 4)
+    standard = [f"model.distill_losses.dino_{level}.init_args.standardize=phi_s" for level in ("summary", "patches")]
+    items = [f"recipe={made / 'tiny.yaml'}", *standard, "trainer.precision=bf16-true", "trainer.max_epochs=1"]
+    assert main("train", [*items, "name=half"]) == 0
+    assert 0 < last_val(made / "runs" / "tiny" / "half")["feature_loss"] < 3
 
 
 def test_in_a_loop_of_ones_own() -> None:

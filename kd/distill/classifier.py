@@ -23,22 +23,23 @@ BATCH = 64
 
 
 @torch.no_grad()
-def fit_new_classifier(student: Student, sample: Sample) -> str:
+def fit_new_classifier(student: Student, sample: Sample | None) -> str:
     """Sets a classifier that came with no weights to a ridge regression of labelled pictures' features.
 
-    Nothing happens where the file has a classifier, where it is taken from the teacher (SimKD), or is no linear layer
-    over vectors.
+    Nothing happens where the file has a classifier, where it is taken from the teacher (SimKD), is no linear layer over
+    vectors, or where the run learns nothing from labels.
 
     Args:
         student: whose weights were loaded.
         sample: gives so many training pictures, uint8 ``(3, H, W)``, with their class ids; True: none without one.
+            None where the data are not ours.
 
     Returns:
         What is to be said of it, or nothing.
     """
     found = getattr(student.model, "get_classifier", lambda: None)()
-    taken = student.start == "inherited" or student.objective.taken_classifier is not None
-    if taken or not has_new_classifier(student.model) or not isinstance(found, nn.Linear):
+    taken = student.start == "inherited" or not student.objective.task_loss_weight  # SimKD's is 0
+    if sample is None or taken or not has_new_classifier(student.model) or not isinstance(found, nn.Linear):
         return ""
     features, labels = _features(student, found, sample, min(A_CLASS * len(student.classes), MOST))
     if features.ndim != 2 or len(labels) < 2:

@@ -1,14 +1,12 @@
 """A student without a classifier: it is its features, and is measured by them."""
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kd.data.batch import Batch
-from kd.distill.inherit.layers import fit_projection
 from kd.distill.inherit.pair import final_norm
 from kd.distill.objective import Objective
 from kd.distill.student import Student
@@ -43,12 +41,10 @@ class HeadlessStudent(Student):
         self._measures.measure(losses, width, self.data.probed)
 
     def begin(self, teacher: Teacher | None, pictures: Callable[[int], Tensor] | None) -> str:
-        """See :meth:`Student.begin`. What was inherited is not spoilt by projections that were drawn."""
-        sample = cache(pictures) if pictures is not None else None
-        said = super().begin(teacher, sample)
-        if self.start == "inherited" and teacher is not None and sample is not None and self.spec is not None:
-            self._centre(sample(self.spec.inherit_pictures))
-            self._fit_projections(teacher, sample(self.spec.inherit_pictures))
+        """See :meth:`Student.begin`; what was inherited begins centred."""
+        said = super().begin(teacher, pictures)
+        if self.start == "inherited" and pictures is not None:
+            self._centre(pictures(self.sample_size))
         return said
 
     @torch.no_grad()
@@ -66,31 +62,6 @@ class HeadlessStudent(Student):
         bias -= torch.cat(given).mean(dim=0)
         if self.average is not None:
             self.average.set(self.model)
-
-    @torch.no_grad()
-    def _fit_projections(self, teacher: Teacher, pictures: Tensor) -> None:
-        """Linear projections to the teachers' features begin at the ridge regression of a sample."""
-        training = self.model.training
-        self.model.eval()
-        batches = [Batch(image=part) for part in pictures.split(64)]
-        given = [(self._caught(batch), teacher.answer(batch, self.objective.wanted)) for batch in batches]
-        self.model.train(training)
-        theirs = Answer(
-            features={layer: torch.cat([a.features[layer] for _, a in given]) for layer in given[0][1].features}
-        )
-
-        def own(layers: list[str], form: str) -> list[Tensor]:
-            return [
-                torch.cat(parts) for parts in zip(*(self.taps.read(c, layers, form) for c, _ in given), strict=True)
-            ]
-
-        for loss, ours, wanted in self.objective.looks.regressions(self.objective.active, own, theirs):
-            fit_projection(loss.projection, *loss.settle(ours, wanted))
-
-    def _caught(self, batch: Batch) -> dict[str, Tensor]:
-        with self.taps as caught:
-            self.model(self.prepare(batch["image"]))
-        return caught
 
     @property
     def _measures(self) -> Features:

@@ -189,7 +189,7 @@ class Student(nn.Module):
             assert teacher is not None and self.spec is not None
             if pictures is None:
                 raise UserError("model.student.inherit: needs pictures to measure by: a DistillationDataModule")
-            self._inherit(teacher.members[self.parent], pictures(self.spec.inherit_pictures))
+            self._inherit(teacher.members[self.parent], pictures(self.sample_size))
         return self.told_of_scratch() if self.start == "scratch" else ""
 
     def _inherit(self, teacher: FrozenTeacher, pictures: Tensor) -> None:
@@ -202,6 +202,11 @@ class Student(nn.Module):
             raise UserError(f"model.student.inherit: {error}") from error
         if self.average is not None:
             self.average.set(self.model)
+
+    @property
+    def sample_size(self) -> int:
+        """How many training pictures its start is measured by."""
+        return self.spec.inherit_pictures if self.spec is not None else StudentSpec.inherit_pictures
 
     def build_optimizer(self, pace: Pace) -> tuple[Optimizer, LambdaLR]:
         """Its optimizer (sharded where asked), with warm-up and cosine stepped every optimizer step.

@@ -2,10 +2,24 @@
 
 import copy
 import math
+from collections.abc import Callable
+from typing import Self
 
+import torch
 from torch import Tensor, nn
 
 Shape = tuple[int, ...]
+
+
+class Float32(nn.Module):
+    """A part of a loss whose tensors stay in float32 where a run is in half precision throughout (``bf16-true``)."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        def moved(tensor: Tensor) -> Tensor:
+            there = fn(tensor)
+            return tensor.to(there.device) if there.dtype in (torch.bfloat16, torch.float16) else there
+
+        return super()._apply(moved, recurse)
 
 
 class DistillLoss(nn.Module):

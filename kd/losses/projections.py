@@ -1,13 +1,11 @@
 """From the student's features to the teacher's shape."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal
 
-from kd.losses.base import Shape
+from kd.losses.base import Float32, Shape
 from kd.losses.functional._checks import wide
 
 
@@ -85,27 +83,18 @@ class MLPProjection(Projection):
         return nn.Sequential(first, nn.GELU(), second)
 
 
-class OrthogonalProjection(Projection):
+class OrthogonalProjection(Float32, Projection):
     """A learned linear map without bias that keeps all angles and lengths: its columns are orthonormal.
 
     Whatever the teacher's features say about how alike two pictures are, the student's own features must say, as the
     projection can add nothing to it. Of features wider than the teacher's it takes as many directions as the teacher
     has, and leaves the others free. Source: Miles, Elezi and Deng, VkD, arXiv 2403.06213, by torch's Cayley map.
+    Its weights stay in float32: rounded they are no rotation, and torch can't make one.
     """
 
     def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
         """See :meth:`Projection.make`."""
         return orthogonal(nn.Linear(width, teacher_width, bias=False, dtype=torch.float32), orthogonal_map="cayley")
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "OrthogonalProjection":
-        """Stays in float32 where half precision is asked for: rounded it is no rotation, and torch can't make one."""
-
-        def moved(tensor: Tensor) -> Tensor:
-            there = fn(tensor)
-            return tensor.to(there.device) if there.dtype in (torch.bfloat16, torch.float16) else there
-
-        super()._apply(moved, recurse)
-        return self
 
     def project(self, features: Tensor) -> Tensor:
         """See :meth:`Projection.project`."""

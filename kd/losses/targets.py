@@ -1,11 +1,12 @@
-"""Teachers' features on one scale, learned while training."""
+"""Teachers' features on one scale."""
 
 from typing import Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
+from kd.losses.base import Float32
 from kd.losses.functional import hadamard, phi_s
 from kd.losses.functional._checks import matmul, wide
 from kd.losses.ranks import in_parallel
@@ -14,12 +15,13 @@ Standardization = Literal["none", "variance", "phi_s"]
 BATCHES = 100  # whose features the statistics are of: more change little, and a target that moves is harder to follow
 
 
-class Standardizer(nn.Module):
-    """Features of mean 0 and variance 1, by statistics of the first :data:`BATCHES` batches of all processes.
+class Standardizer(Float32):
+    """Features of mean 0 and variance 1, by statistics of a sample (:meth:`settle`).
 
     ``variance`` divides each channel by its own deviation. ``phi_s`` turns and scales all channels together
-    (:func:`kd.losses.functional.phi_s`); until all its batches are in it scales by one number, unturned. After that
-    nothing moves. The statistics are part of checkpoints.
+    (:func:`kd.losses.functional.phi_s`). In a loop that settles nothing the statistics are those of the first
+    :data:`BATCHES` batches of all processes; until these are in, ``phi_s`` scales by one number, unturned. After that
+    nothing moves. The statistics are part of checkpoints, and float32 in any precision.
 
     Args:
         width: channels C of the features.

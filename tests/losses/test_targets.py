@@ -75,6 +75,16 @@ def test_statistics_rest_while_evaluating() -> None:
     assert standardizer.batches == 0
 
 
+@pytest.mark.parametrize("kind", ["variance", "phi_s"])
+def test_statistics_stay_exact_in_half_precision(kind: str) -> None:
+    """``trainer.precision=bf16-true`` turns a run's modules into bfloat16, where a sum of 100 batches stands still."""
+    exact, half = Standardizer(12, kind), Standardizer(12, kind).to(torch.bfloat16)
+    for x in spread_features(100 * 40).bfloat16().float().split(40):
+        exact(x), half(x.bfloat16())
+    assert {value.dtype for value in half.state_dict().values()} == {torch.float32, torch.int64}
+    assert all(torch.equal(value, half.state_dict()[name]) for name, value in exact.state_dict().items())
+
+
 def test_a_width_without_rotation_is_refused_where_the_loss_is_built() -> None:
     with pytest.raises(ValueError, match="standardize=phi_s: no Hadamard matrix .* standardize=variance takes any"):
         CosineLoss(standardize="phi_s").build((2, 8), (2, 50))

@@ -1,0 +1,69 @@
+"""What losses must know of the teachers' features before the first step: a sample's statistics."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kd.data.batch import Batch
+from kd.distill.inherit.layers import fit_projection
+from kd.distill.student import Student
+from kd.distill.students import Students
+from kd.losses import Regression
+from kd.losses.ranks import alone
+from kd.losses.targets import Standardizer
+from kd.teachers import Teacher
+from kd.teachers.answer import Answer
+
+
+@torch.no_grad()
+def settle_losses(
+    students: Students, teacher: Teacher, sample: Callable[[int], Tensor], broadcast: Callable[[Any], Any]
+) -> None:
+    """Standardises the teachers' features by a sample, so that targets do not move while training.
+
+    Linear projections of inherited features begin at the ridge regression of the sample, so that drawn ones do not
+    spoil what was inherited.
+
+    Args:
+        students: with their first weights.
+        teacher: where it will answer.
+        sample: gives so many training pictures, uint8 ``(N, 3, H, W)``.
+        broadcast: gives the first process's value to all: their samples are equal, but another machine's eigenvectors
+            may differ in their signs.
+    """
+    for student in students.named().values():
+        active = student.objective.active
+        parts = [part for loss in active.values() for part in loss.modules()]
+        found = [part for part in parts if isinstance(part, Standardizer)]
+        fitted = student.start == "inherited" and not student.has_head
+        if not found and not (fitted and any(isinstance(part, Regression) for part in parts)):
+            continue
+        own, theirs = _answers(student, teacher, sample(student.sample_size))
+        with alone():
+            for loss, ours, wanted in student.objective.looks.regressions(active, own, theirs):
+                pair = loss.settle(ours, wanted)
+                if fitted:
+                    fit_projection(loss.projection, *pair)
+        for standardizer in found:
+            standardizer.load_state_dict(broadcast(standardizer.state_dict()))
+
+
+def _answers(
+    student: Student, teacher: Teacher, pictures: Tensor
+) -> tuple[Callable[[list[str], str], list[Tensor]], Answer]:
+    """How to read the student's layers, and the teacher's answer, for all pictures."""
+    training, caught, answers = student.training, [], []
+    student.eval()
+    for part in pictures.split(64):
+        with student.taps as seen:
+            student.model(student.prepare(part))
+        caught.append(seen)
+        answers.append(teacher.answer(Batch(image=part), student.objective.wanted).features)
+    student.train(training)
+
+    def own(layers: list[str], form: str) -> list[Tensor]:
+        return [torch.cat(x) for x in zip(*(student.taps.read(c, layers, form) for c in caught), strict=True)]
+
+    return own, Answer(features={layer: torch.cat([a[layer] for a in answers]) for layer in answers[0]})
