@@ -14,6 +14,7 @@ METRICS = {
     "acc1": "accuracy",
     "acc5": "top-5 accuracy",
     "miou": "mean IoU",
+    "miou_of_targets": "mean IoU over the classes of the targets",
     "map": "mean average precision",
     "f1": "F1",
     "knn1": "k-NN accuracy",

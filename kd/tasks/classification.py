@@ -60,15 +60,20 @@ class Classification(Task):
                 all 0 for one without.
 
         Returns:
-            A scalar: the mean over the labelled pictures, each times its class's weight (not divided by the weights, so
-            that two processes with half the batch average to one with the whole); 0, with a gradient of 0, where there
-            are none.
+            A scalar: the mean over the labelled pictures, each picture's smoothed loss times its class's weight (not
+            divided by the weights, so that two processes with half the batch average to one with the whole; torch
+            weighs the smoothed classes instead, so that a class of weight 0 still trains); 0, with a gradient of 0,
+            where there are none.
         """
         known = target.sum(1) > 0 if target.is_floating_point() else target >= 0
         safe = target if target.is_floating_point() else target.clamp_min(0)
-        losses = F.cross_entropy(
-            logits.float(), safe, self.weights, label_smoothing=self.label_smoothing, reduction="none"
-        )
+        logits, weights = logits.float(), self.weights
+        smoothing = self.label_smoothing if weights is None else 0.0
+        losses = F.cross_entropy(logits, safe, weights, label_smoothing=smoothing, reduction="none")
+        if weights is not None and self.label_smoothing:
+            share = target @ weights if target.is_floating_point() else weights[safe]
+            uniform = -share * logits.log_softmax(1).mean(1)
+            losses = (1 - self.label_smoothing) * losses + self.label_smoothing * uniform
         return (losses * known).sum() / known.sum().clamp_min(1)
 
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:

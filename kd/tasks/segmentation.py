@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
-from kd.tasks.base import Task
+from kd.tasks.base import TargetCounts, Task
 from kd.tasks.weights import ClassWeights, check, weights_of
 
 
@@ -16,7 +16,9 @@ class Segmentation(Task):
     """Per-pixel cross-entropy; mean intersection over union, pixel accuracy, agreement with the teacher.
 
     Metrics are over all pixels of the validation set that are not ignored, at the size of the targets
-    (``data.img_size``); the mean is over the classes that occur. Each class's IoU goes to ``summary.json``.
+    (``data.img_size``). ``miou`` is the mean over the classes that occur in targets or predictions, so a class that is
+    only predicted counts as 0; where there is one, ``miou_of_targets`` is the mean over the classes of the targets
+    alone. Each class's IoU goes to ``summary.json``.
 
     Args:
         num_classes: classes of the data; default: as the data says.
@@ -48,6 +50,7 @@ class Segmentation(Task):
             num_classes, average="none", ignore_index=ignore_index, zero_division=math.nan
         )
         self.pixel_acc = MulticlassAccuracy(num_classes, average="micro", ignore_index=ignore_index)
+        self.targets = TargetCounts(num_classes, ignore_index)
         self.agreement = MulticlassAccuracy(num_classes, average="micro")
 
     def metric_names(self, teacher: bool) -> list[str]:
@@ -75,18 +78,27 @@ class Segmentation(Task):
         """Adds a batch: ``(N, C, H, W)``, ids ``(N, H, W)``, and the teacher's classes ``(N, H, W)``."""
         prediction, target = logits.argmax(1), target.long()
         self.iou.update(prediction, target)
+        self.targets.update(target)
         self.pixel_acc.update(prediction, target)
         if teacher_answer is not None:
             valid = target != self.ignore_index
             self.agreement.update(prediction[valid], teacher_answer.long()[valid])
 
     def compute(self) -> dict[str, Tensor]:
-        """``miou``, ``pixel_acc``, ``agreement``, and ``iou_<class id>`` for the classes that occur."""
+        """``miou``, ``pixel_acc``, ``agreement``, and ``iou_<class id>`` for the classes that occur.
+
+        ``miou_of_targets`` too, where it differs.
+        """
         found = super().compute()
-        per_class = found.pop("iou")  # NaN where a class occurs neither in targets nor in predictions
+        per_class, in_targets = (
+            found.pop("iou"),
+            found.pop("targets")[0] > 0,
+        )  # NaN where a class occurs neither in targets nor in predictions
         if self.ignore_index in range(self.num_classes):  # predicted it may be, but nothing can be right about it
             per_class[self.ignore_index] = torch.nan
         each = {f"iou_{i:02d}": value for i, value in enumerate(per_class) if not value.isnan()}
+        if (~per_class.isnan() & ~in_targets).any() and in_targets.any():
+            found["miou_of_targets"] = per_class[in_targets].nanmean()
         return {"miou": per_class.nanmean(), **found, **each}
 
     def chance(self, counts: Tensor, total: int) -> float:

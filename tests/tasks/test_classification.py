@@ -71,6 +71,26 @@ def test_classes_count_by_their_weights() -> None:
     assert not task.state_dict()  # a checkpoint holds none of it
 
 
+def test_a_smoothed_label_counts_by_its_own_classs_weight() -> None:
+    """Weight times the smoothed cross-entropy, of a class id and of a mix: a class of weight 0 trains nothing."""
+    rng, epsilon, weights = np.random.RandomState(0), 0.1, np.array([1.0, 5.0, 0.0])
+    logits, ids = rng.normal(size=(6, 3)), np.array([0, 1, 2, 0, 1, -1])
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    of_class = -(1 - epsilon) * log_p - epsilon * log_p.mean(1, keepdims=True)  # the loss of each possible label
+    task = Classification(3, epsilon, weights.tolist())
+    task.weigh(["a", "b", "c"], None)
+    wanted = (weights * of_class)[np.arange(5), ids[:5]].mean()
+    assert task.loss(torch.tensor(logits), torch.tensor(ids)).item() == pytest.approx(wanted, rel=1e-5)
+    mixed = rng.dirichlet(np.ones(3), size=6)
+    wanted = (weights * mixed * of_class).sum(1).mean()
+    given = torch.tensor(mixed, dtype=torch.float32)
+    assert task.loss(torch.tensor(logits), given).item() == pytest.approx(wanted, rel=1e-5)
+    silent = torch.tensor(logits[:2], requires_grad=True)
+    task.loss(silent, torch.tensor([2, 2])).backward()
+    assert silent.grad is not None
+    assert silent.grad.abs().max() < 1e-7
+
+
 def test_class_weights_by_key(tmp_path: Path, teacher: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of 12, 12, 12 and 4 pictures ``auto`` gives 40 / (4 n), what the same numbers by name give."""
     root = draw_folder(tmp_path / "data")

@@ -163,7 +163,25 @@ def test_metrics_against_numpy(ignored: int) -> None:
     assert found["pixel_acc"].item() == pytest.approx((prediction == target)[valid].mean())
     assert found["agreement"].item() == 1
     assert "iou_02" not in found
+    assert "miou_of_targets" not in found  # both definitions agree
     assert ("iou_00" in found) == (ignored != 0)
+
+
+def test_a_class_that_is_only_predicted_is_told_by_both_definitions() -> None:
+    """0 in the mean over the classes of targets and predictions, no part of the mean over those of the targets."""
+    rng = np.random.RandomState(0)
+    task = Segmentation(4, 255)
+    task.settle(4, 255)
+    predicted, target = rng.randint(0, 4, (3, 8, 8)), rng.randint(0, 3, (3, 8, 8))
+    target[:, :2] = 255
+    task.update(torch.eye(4)[torch.tensor(predicted)].movedim(-1, 1), torch.tensor(target), None)
+    valid = target != 255
+    ious = [((predicted == c) & (target == c)).sum() / (((predicted == c) | (target == c)) & valid).sum()
+            for c in range(3)]  # fmt: skip
+    found = task.compute()
+    assert found["miou_of_targets"].item() == pytest.approx(np.mean(ious))
+    assert found["miou"].item() == pytest.approx(np.sum(ious) / 4)
+    assert found["iou_03"] == 0
 
 
 def test_the_loss_leaves_out_ignored_and_foreign_pixels() -> None:
