@@ -16,17 +16,19 @@ from kd.checkpoints import newest_whole
 from kd.data.sources import Source, cache_dir, fingerprint
 from kd.errors import Stopped, UserError
 from kd.launch.child import start_kd_train
+from kd.models.weights import weights_file
 
 ONE_PROCESS = [
     "trainer.devices=1", "trainer.num_nodes=1", "trainer.strategy=auto", "optim.zero=false",
 ]  # fmt: skip
 
 
-def arguments(config: dict[str, Any]) -> list[str]:
+def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
     """The command line of the teacher's own run: its recipe, with this run's data, architecture, device and limits.
 
     Args:
         config: this run's resolved configuration.
+        splits_itself: validation is held out of the training pictures: the teacher's must be the student's.
 
     Returns:
         Items for ``kd-train``.
@@ -35,6 +37,7 @@ def arguments(config: dict[str, Any]) -> list[str]:
     passed = {
         "data.source": data["source"],
         "data.on_bad_image": data["on_bad_image"],
+        "data.val_fraction": data["val_fraction"],
         "data.num_workers": data["num_workers"],
         "model.student.arch": teacher["arch"],
         "model.student.img_size": teacher["img_size"],
@@ -45,6 +48,10 @@ def arguments(config: dict[str, Any]) -> list[str]:
         "trainer.limit_train_batches": config["trainer"]["limit_train_batches"],  # a trial run trains a trial teacher
         "trainer.limit_val_batches": config["trainer"]["limit_val_batches"],
     }
+    if splits_itself:
+        passed["seed"] = config["seed"]
+    if teacher["backbone"]:
+        passed |= {"model.student.checkpoint": teacher["backbone"], "model.student.pretrained": False}
     items = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in passed.items()]
     return [f"recipe={teacher['recipe']}", *items, *ONE_PROCESS]
 
@@ -60,6 +67,9 @@ def key_of(config: dict[str, Any], source: Source) -> str:
     for split in ("train", "val"):
         if split == "train" or source.has(split):
             digest.update(fingerprint(source.load(split)).encode())
+    if start := settings["model"]["student"]["checkpoint"]:
+        with weights_file(Path(start), "model.teacher.backbone").open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
     for file in sorted(Path(kd.__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())
     for library in (torch, torchvision, timm):

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from safetensors.torch import save_file
 
 from kd.cli import train_main
 from tests._forks import start, status_of, survivors
-from tests._helpers import ROOT, run_cli, write_recipe
+from tests._helpers import ARCH, ROOT, TINY, run_cli, tiny_vit, write_recipe
 from tests.test_survival import assert_good
 
 
@@ -88,6 +89,41 @@ def test_a_training_that_fails_is_told(student: Path) -> None:
     log = student.parent / "log"
     assert status_of(begin(student, log)) == 2
     assert "kd-train: model.teacher.recipe: training own failed (exit 1), see above" in log.read_text()
+
+
+# -- photographs and no teacher ----------------------------------------------------------------------------------------
+
+
+def test_photos_fine_tunes_a_backbone_and_distils_it(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One command; the pictures that it is validated on are held out of both trainings."""
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "kd"))
+    save_file(tiny_vit(0).state_dict(), tmp_path / "backbone.safetensors")
+    items = [
+        "recipe=photos", f"data.source.root={pictures / 'train'}", "data.val_fraction=0.25", "seed=3",
+        "data.img_size=32", "data.num_workers=0", "data.batch_size=8", f"model.teacher.arch={ARCH}",
+        "model.teacher.img_size=32", f"model.teacher.kwargs={json.dumps(TINY)}", "model.student.img_size=32",
+        f"model.student.kwargs={json.dumps({**TINY, 'depth': 1})}", "trainer.max_epochs=1", "preflight=warn",
+        "trainer.accelerator=cpu", f"runs_dir={tmp_path / 'runs'}",
+    ]  # fmt: skip
+    assert train_main([*items, f"model.teacher.backbone={tmp_path / 'backbone.safetensors'}"]) == 0
+    out = capfd.readouterr().out
+    assert "its new classifier begins as a ridge regression of 36 training pictures" in out
+    (teacher,) = (tmp_path / "kd" / "teachers").glob("photos_teacher-*/student.safetensors")
+    run = tmp_path / "runs" / "photos" / "000"
+    found = yaml.safe_load((run / "config.yaml").read_text())["model"]["teacher"]
+    assert (found["checkpoint"], found["backbone"]) == (str(teacher.parent), None)
+    own, theirs = (yaml.safe_load((folder / "config.yaml").read_text()) for folder in (run, teacher.parent))
+    for config in (own, theirs):
+        assert (config["seed"], config["data"]["val_fraction"]) == (3, 0.25)
+    assert theirs["model"]["student"]["checkpoint"] == str(tmp_path / "backbone.safetensors")
+    for more, why in ((f"model.teacher.checkpoint={teacher}", "model.teacher.checkpoint is given"),
+                      ("model.teacher.recipe=null", "there is no model.teacher.recipe")):  # fmt: skip
+        assert train_main([*items, "model.teacher.backbone=b.safetensors", more]) == 2
+        assert f"model.teacher.backbone: begins the training of a teacher, and none is trained: {why}" in (
+            capfd.readouterr().err
+        )
 
 
 # -- the one that ships ------------------------------------------------------------------------------------------------

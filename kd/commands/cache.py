@@ -78,10 +78,8 @@ def _built(request: Request) -> "KDCLI":
     args = request.parser_args()
     from kd.config.parser import KDCLI
     from kd.config.quiet import quiet_libraries
-    from kd.config.train_first import teacher_checkpoint
+    from kd.config.train_first import teacher_settings
 
     quiet_libraries()
-    teacher = teacher_checkpoint(KDCLI(args, instantiate=False).as_dict())
-    if teacher:
-        args.append(f"--model.teacher.checkpoint={teacher}")
+    args += [f"--{item}" for item in teacher_settings(KDCLI(args, instantiate=False).as_dict())]
     return KDCLI(args)

@@ -48,16 +48,16 @@ def run(request: Request) -> int:
     gbit = _gbit(own["network"]) if "network" in own else None
     from kd.config.parser import KDCLI
     from kd.config.quiet import quiet_libraries
-    from kd.config.train_first import teacher_checkpoint
+    from kd.config.train_first import teacher_settings
 
     args = request.parser_args()
     quiet_libraries()
     config = KDCLI(args, instantiate=False).as_dict()
     batch = _batch(config, processes)
     _check_gpus(config, processes[-1])
-    teacher = teacher_checkpoint(config)
+    teacher = teacher_settings(config)
     items = [f"recipe={request.recipe}", *(f"config={c}" for c in request.overlays), *request.overrides]
-    items += [f"model.teacher.checkpoint={teacher}"] if teacher else []
+    items += teacher
     return _measure(config, items, processes, strategies, machines, batch, steps, gbit)
 
 

@@ -135,7 +135,7 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
     request.check_read()
     from kd.config.parser import KDCLI
     from kd.config.quiet import quiet_libraries
-    from kd.config.train_first import teacher_checkpoint
+    from kd.config.train_first import teacher_settings
 
     quiet_libraries()
     if resume_from:
@@ -166,9 +166,7 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
         args.append(f"--resume={request.resume}")
     if resume_from:
         _check_start(Path(request.resume or ""), parsed.as_dict())
-    teacher = teacher_checkpoint(parsed.as_dict())
-    if teacher:
-        args.append(f"--model.teacher.checkpoint={teacher}")
+    args += [f"--{item}" for item in teacher_settings(parsed.as_dict())]
     mirror = Mirror(place) if is_url(place) else None
     cli = KDCLI(args, cluster=cluster, marker=marker)
     cli.folder.mirror = mirror

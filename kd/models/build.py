@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from kd.errors import UserError, plain
-from kd.models.loading import load_checkpoint
+from kd.models.loading import NEW, load_checkpoint
 from kd.models.own import Builder, build_own, name_of
 from kd.models.preprocess import preprocess_for
 from kd.models.segmenter import DenseModel
@@ -49,6 +49,8 @@ def build_model(
         if spec.pretrained and not spec.checkpoint and head and not dense:
             _check_pretrained_classes(spec, num_classes, key)
         model = _create(spec, 0 if dense else num_classes, key)
+        known = model.pretrained_cfg["num_classes"]  # type: ignore[index]
+        setattr(model, NEW, spec.pretrained and not dense and known != num_classes)
     if dense:
         model = DenseModel(model, num_classes)
     if spec.checkpoint:

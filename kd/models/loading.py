@@ -57,7 +57,7 @@ def load_checkpoint(model: nn.Module, path: Path, key: str, classes: Sequence[st
 
 
 def has_new_classifier(model: nn.Module) -> bool:
-    """Whether :func:`load_checkpoint` has found weights for all but the classifier."""
+    """Whether all but the classifier has weights from a file (:func:`load_checkpoint`, or timm's pre-trained ones)."""
     return bool(getattr(model, NEW, False))
 
 

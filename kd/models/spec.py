@@ -60,6 +60,8 @@ class TeacherSpec(ModelSpec):
     Attributes:
         recipe: without a checkpoint and not pre-trained: this recipe's teacher, which ships with it or is trained first
             (``checkpoint=train`` trains it in any case).
+        backbone: weights that the training of ``recipe`` begins with, in place of those that it names: a file, or a
+            folder as of ``checkpoint``, with or without a classifier.
         head: the teacher has a classifier; without one it teaches by its features alone.
         weight: its share of the mean, among several teachers; where they have no classifiers, the factor of the losses
             that listen to it.
@@ -79,6 +81,7 @@ class TeacherSpec(ModelSpec):
     """
 
     recipe: str | None = None
+    backbone: str | None = None
     head: bool = True
     weight: float = 1.0
     classes: list[str] | str | None = None

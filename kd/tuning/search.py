@@ -11,7 +11,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from kd.config.train_first import teacher_checkpoint
+from kd.config.train_first import teacher_settings
 from kd.errors import Stopped, UserError
 from kd.tuning.places import Place
 from kd.tuning.plan import Plan, differences
@@ -292,12 +292,12 @@ def _shared(plan: Plan, say: Callable[[str], None]) -> list[str]:
     if not specs:
         return []
     searched = any(space.key.startswith(("model.teacher", "data.source")) for space in plan.space)
-    teacher = None if searched else teacher_checkpoint(plan.config)
+    teacher = [] if searched else teacher_settings(plan.config)
     answers = "computed by each (model.teacher.cache=on: read by all trials of one data setting)"
     if all(spec["cache"] in (True, "on", "only") for spec in specs):
         answers = "read by all trials of one data setting"
     say(f"kd-tune: the teacher is measured once for all trials; its answers are {answers}")
-    return [f"model.teacher.checkpoint={teacher}"] if teacher else []
+    return teacher
 
 
 class _Signals:

@@ -117,13 +117,13 @@ def train(recipe: str, items: Sequence[str], turns: Turns, prepare: Callable[[An
     from kd.config.parser import KDCLI
     from kd.config.quiet import quiet_libraries
     from kd.config.request import translate
-    from kd.config.train_first import teacher_checkpoint
+    from kd.config.train_first import teacher_settings
 
     quiet_libraries()
     quiet = ["trainer.limit_val_batches=0", "trainer.enable_progress_bar=false", "runs_dir=runs/bench"]
     args = translate([f"recipe={recipe}", *quiet, *items]).parser_args()
-    teacher = teacher_checkpoint(KDCLI(args, instantiate=False).as_dict())
-    cli = KDCLI([*args, *([f"--model.teacher.checkpoint={teacher}"] if teacher else [])])
+    teacher = teacher_settings(KDCLI(args, instantiate=False).as_dict())
+    cli = KDCLI([*args, *(f"--{item}" for item in teacher)])
     cli.trainer.callbacks.append(turns)
     prepare(cli)
     cli.trainer.fit(cli.model, datamodule=cli.datamodule)
