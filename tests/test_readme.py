@@ -130,7 +130,7 @@ def shrunk(command: str, items: list[str], filled: dict[str, str]) -> list[str]:
             "data.num_workers=0",
             "trainer.limit_train_batches=10",
         ]
-    if "recipe=food101" in command or "smddp" in command:
+    if re.search("recipe=(food101|photos)|smddp", command):
         return ["--print_config"]
     if "camvid_seg" in command:
         return [*SMALL, *TINY_SCENES, *(TINY_SCENE_TEACHER if "model.teacher" in command else [])]
