@@ -1,13 +1,17 @@
-"""The entry points: ``kd-NAME`` is ``kd.cli:NAME_main``, which runs ``kd/commands/NAME.py``. A new command is that file
-and a line in ``pyproject.toml``."""
+"""The entry points: ``kd-NAME`` is ``kd.cli:NAME_main``, which runs ``kd/commands/NAME.py``; ``kd NAME`` is the same.
 
+A new command is that file and a line in ``pyproject.toml``."""
+
+import difflib
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 from kd.config.request import translate
 from kd.config.streams import unbroken_output
@@ -41,6 +45,31 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
         return _status(command, sys.argv[1:] if argv is None else argv)
 
 
+def kd_main(argv: Sequence[str] | None = None) -> int:
+    """``kd NAME ...`` is ``kd-NAME ...``; ``kd`` alone lists the commands."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = words[0] if words else ""
+    if name in commands():
+        return main(name, words[1:])
+    for command, line in commands().items():
+        print(f"  kd {command:<9}{line}")
+    if name in ("", "-h", "--help"):
+        return 0
+    close = difflib.get_close_matches(name, commands(), 1)
+    near = f"; did you mean 'kd {close[0]}'?" if close else ""
+    print(f"kd: no command '{name}'{near}", file=sys.stderr)
+    return 2
+
+
+def commands() -> dict[str, str]:
+    """Each command's name with the first line of its help, the trainer first."""
+    found = {}
+    for file in sorted(Path(__file__).with_name("commands").glob("[a-z]*.py"), key=lambda f: (f.stem != "train", f)):
+        (line,) = re.findall(rf'^HELP = """\\\nkd-{file.stem}: (.*)', file.read_text(encoding="utf-8"), re.MULTILINE)
+        found[file.stem] = line
+    return found
+
+
 def _status(command: str, argv: Sequence[str]) -> int:
     try:
         return import_module(f"kd.commands.{command}").run(translate(argv))
@@ -68,6 +97,6 @@ def _status(command: str, argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":  # python -m kd.cli [COMMAND] ...; without one it is kd-train
-    if len(sys.argv) > 1 and sys.argv[1].isalpha() and find_spec(f"kd.commands.{sys.argv[1]}"):
+    if len(sys.argv) > 1 and sys.argv[1] in commands():
         sys.exit(main(sys.argv[1], sys.argv[2:]))
     sys.exit(main("train"))

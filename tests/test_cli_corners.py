@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
 from kd import _bar
-from kd.cli import main
+from kd.cli import kd_main, main
 from tests._helpers import ROOT, write_recipe
 
 WRONG = [
@@ -207,3 +208,15 @@ def test_one_class_is_nothing_to_learn(recipe: Path, tmp_path: Path, capsys: pyt
         source = yaml.safe_load(recipe.read_text())["data"]["source"]["init_args"]["root"]
         draw.symlink_to(next((Path(source) / split).iterdir()))
     assert "one class ('apple')" in told([f"recipe={recipe}", f"data.source.root={tmp_path / 'one'}"], capsys)
+
+
+def test_kd_alone_lists_the_commands_and_runs_each(capsys: pytest.CaptureFixture[str]) -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert kd_main([]) == 0
+    listed = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
+    assert listed[0] == "train" and {f"kd-{name}" for name in listed} == set(scripts) - {"kd"}
+    assert kd_main(["runs", "--help"]) == main("runs", ["--help"]) == 0
+    first, second = capsys.readouterr().out.split("kd-runs: ")[1:]
+    assert first == second
+    assert kd_main(["exprot"]) == 2
+    assert "kd: no command 'exprot'; did you mean 'kd export'?" in capsys.readouterr().err
