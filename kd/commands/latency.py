@@ -47,6 +47,8 @@ def run(request: Request) -> int:
     from kd.config.own_keys import positive, take
     from kd.config.quiet import quiet_libraries
     from kd.machine import cores
+    from kd.report.html import write_report
+    from kd.report.records import read_run
 
     quiet_libraries()
     own = take(request, "runtime", "batch", "threads", "seconds")
@@ -63,7 +65,10 @@ def run(request: Request) -> int:
     file.parent.mkdir(exist_ok=True)
     write_whole(file, lambda opened_file: opened_file.write((json.dumps(content, indent=2) + "\n").encode()))
     _print(rows)
-    print(f"written to {file}")
+    page = opened.folder / "report.html"
+    if page.is_file():
+        write_report(read_run(opened.folder), page)
+    print(f"written to {file}{f' and {page}' if page.is_file() else ''}")
     return 0
 
 

@@ -92,6 +92,7 @@ class Job:
         own: the place's own keys.
         prices: of an hour of all machines of a group.
         secret: by which the machines of a data tier know each other.
+        step: how many pictures an optimizer step takes, in words.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Job:
     own: dict[str, str]
     prices: dict[str, float]
     secret: str = ""
+    step: str = ""
 
     @property
     def channels(self) -> list[str]:
@@ -198,7 +200,18 @@ def read_job(request: Request, own: dict[str, str]) -> Job:
         own={key: value for key, value in own.items() if key not in KEYS},
         prices=prices,
         secret=secrets.token_hex(32) if data else "",
+        step=_step(config, machines),
     )
+
+
+def _step(config: dict[str, Any], machines: Machines) -> str:
+    """The pictures of an optimizer step: what a learning rate is chosen for."""
+    batch, each, steps = config["data"]["batch_size"], _processes(config, machines), config["trainer"]
+    accumulate = steps["accumulate_grad_batches"] or 1
+    parts = f"{batch} x {machines.count * each if each else 'all'} processes"
+    parts += f" x {accumulate} batches" if accumulate > 1 else ""
+    known = isinstance(batch, int) and each
+    return f"{batch * machines.count * each * accumulate} = {parts}" if known else parts
 
 
 def _name(name: str, kind: str, own: dict[str, Path]) -> str:

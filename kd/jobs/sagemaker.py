@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kd.archives import unpack
 from kd.config.own_keys import positive
 from kd.errors import UserError
+from kd.jobs.bucket import bucket_url
 from kd.jobs.job import Job, Machines
 from kd.jobs.target import Outcome
 
@@ -167,10 +167,7 @@ def common(job: Job) -> dict[str, Any]:
 
 
 def _place(job: Job) -> str:
-    url = job.need("bucket", "s3://BUCKET/FOLDER")
-    if not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+(/.*)?", url):
-        raise UserError(f"bucket: must be s3://BUCKET[/FOLDER], got '{url}'")
-    return f"{url.rstrip('/')}/{job.name}"
+    return f"{bucket_url(job, 's3')}/{job.name}"
 
 
 def hyperparameters(job: Job) -> dict[str, str]:

@@ -8,12 +8,13 @@ from pathlib import Path
 import yaml
 
 from kd.errors import UserError
-from kd.jobs.bucket import download
+from kd.jobs.bucket import bucket_url, download
 from kd.jobs.job import Job, Machines
 from kd.jobs.program import ask, need
 from kd.jobs.target import Outcome
 
 RUNS, FILES, CHANNELS = "/kd-runs", "/kd-files", "/kd-channels"
+SCHEMES = "s3|gs|https|r2|cos|oci|nebius"  # of the stores that SkyPilot mounts
 
 
 class SkyPilot:
@@ -48,7 +49,7 @@ class SkyPilot:
     def submit(self, job: Job, folder: Path) -> str:
         """``sky jobs launch``."""
         ask(["sky", "jobs", "launch", "--yes", "--detach-run", "--name", job.name, str(folder / "sky.yaml")])
-        return f"{job.name} {job.own['bucket'].rstrip('/')}/{job.name}/{job.recipe}/{job.name}"
+        return f"{job.name} {bucket_url(job, SCHEMES)}/{job.name}/{job.recipe}/{job.name}"
 
     def follow(self, handle: str, folder: Path) -> Outcome:
         """``sky jobs logs``, which ends with the job."""
@@ -90,7 +91,7 @@ def _resources(job: Job, role: str, machines: Machines) -> dict[str, object]:
     else:
         found["accelerators"] = machines.type
     found["use_spot"] = job.spot
-    found["image_id"] = f"docker:{job.need('image', 'REGISTRY/kd:TAG')}"
+    found["image_id"] = f"docker:{job.need('image', 'REGISTRY/kd:TAG').removeprefix('docker:')}"
     if role == "train":
         found["job_recovery"] = {"max_restarts_on_errors": 0}
     return found
@@ -101,11 +102,8 @@ def _mounts(job: Job) -> dict[str, object]:
     missing = next((name for name, url in urls.items() if not url), None)
     if missing:
         raise UserError(f"channel.{missing}: must be given: a setting names channel:{missing}")
-    bucket = job.need("bucket", "s3://BUCKET").rstrip("/")
-    if "://" not in bucket:
-        raise UserError(f"bucket: must be a URL (s3://BUCKET, gs://BUCKET), got '{bucket}'")
     return {
-        RUNS: {"source": f"{bucket}/{job.name}", "mode": "MOUNT_CACHED"},
+        RUNS: {"source": f"{bucket_url(job, SCHEMES)}/{job.name}", "mode": "MOUNT_CACHED"},
         **{f"{CHANNELS}/{name}": {"source": url, "mode": "MOUNT"} for name, url in urls.items()},
         **{f"{FILES}/{name}": str(path.absolute()) for name, path in job.files.items()},
     }

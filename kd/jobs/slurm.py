@@ -16,6 +16,7 @@ from kd.jobs.shared_folder import command, fetched, refuse_spot
 from kd.jobs.target import Outcome
 
 POLL_S = 10
+OPTIONS = ("partition", "account", "qos", "mem", "constraint")
 CORES = 8  # of each process on a machine with GPUs
 SCRIPT = """\
 #!/usr/bin/env bash
@@ -28,7 +29,7 @@ SCRIPT = """\
 #SBATCH --output={log}
 {data}set -uo pipefail
 cd {here} || exit 1
-export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-1}}
+{setup}export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-1}}
 {start_data}srun --kill-on-bad-exit=1 {srun}{program} {command}
 status=$?
 {end_data}if [ "$status" -eq 143 ]; then
@@ -53,6 +54,11 @@ class Slurm:
     keys: Mapping[str, str] = {
         "partition": "of the cluster",
         "account": "that pays",
+        "qos": "quality of service",
+        "mem": "memory of each machine (64G)",
+        "constraint": "features that the machines must have",
+        "sbatch.NAME": "any other option of sbatch (sbatch.exclude=node7; sbatch.exclusive= for one without a value)",
+        "setup": "a shell command before the run ('module load cuda/12')",
         "cpus_per_task": f"cores of each process ({CORES}; of cpu:N machines N, dealt to their processes)",
     }
 
@@ -68,7 +74,7 @@ class Slurm:
             name=job.name, train=_resources(job, "instances", job.machines, job.processes or 1),
             minutes=max(1, round(60 * job.hours)),
             log=shlex.quote(str(job.runs_dir.absolute() / job.recipe / "jobs" / job.name / "log")),
-            here=shlex.quote(str(Path.cwd())),
+            here=shlex.quote(str(Path.cwd())), setup=f"{job.own['setup']}\n" if job.own.get("setup") else "",
             data=f"#SBATCH hetjob\n{_resources(job, 'data_instances', data, 1)}\n" if data else "",
             start_data=START_DATA.format(**shared, count=data.count) if data else "", end_data=END_DATA if data else "",
         )  # fmt: skip
@@ -114,7 +120,14 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
     lines = [f"--nodes={machines.count}", f"--ntasks-per-node={processes}", f"--cpus-per-task={cores}"]
     if kind != "cpu":
         lines.append(f"--gpus-per-node={'' if kind == 'gpu' else kind + ':'}{count}")
-    lines += [f"--{name}={shlex.quote(job.own[name])}" for name in ("partition", "account") if name in job.own]
+    lines += [f"--{name}={shlex.quote(job.own[name])}" for name in OPTIONS if name in job.own]
+    for key, value in job.own.items():
+        name = key.removeprefix("sbatch.")
+        if name == key:
+            continue
+        if f"--{name}" in f"{SCRIPT}{lines}" or not re.fullmatch("[a-z][a-z-]*", name):
+            raise UserError(f"{key}: {name} is no further option of sbatch, or the job sets it by a key of its own")
+        lines.append(f"--{name}={shlex.quote(value)}" if value else f"--{name}")
     return "\n".join(f"#SBATCH {line}" for line in lines)
 
 

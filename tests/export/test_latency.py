@@ -12,7 +12,10 @@ def test_student_and_teacher_in_every_runtime(finished: Path, capsys: pytest.Cap
     pytest.importorskip("onnxscript")
     assert main("export", [str(finished), "to=onnx", "layout=nchw"]) == 0
     items = ["runtime=torch,onnx", "batch=4,1", "threads=1", "seconds=0.05"]
+    page = finished / "report.html"
+    assert "kd-latency RUN measures milliseconds" in page.read_text()
     assert main("latency", [str(finished), *items]) == 0
+    assert "kd-latency RUN measures milliseconds" not in page.read_text()
     rows = json.loads((finished / "export" / "latency.json").read_text())["rows"]
     kinds = [("teacher", "torch"), ("student", "torch"), ("student", "onnx")]
     assert [(r["model"], r["runtime"], r["batch"]) for r in rows] == [(*k, b) for b in (1, 4) for k in kinds]

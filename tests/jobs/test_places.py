@@ -36,6 +36,11 @@ def check_script(text: str) -> None:
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 
+def test_sky_takes_an_image_with_or_without_its_prefix(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    items = [f"recipe={tiny}", "instances=1xA100:8", "bucket=s3://kd-test", "image=docker:registry/kd:1"]
+    assert "image_id: docker:registry/kd:1\n" in shown(capsys, "sky", *items)
+
+
 def test_sky(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "sky", f"recipe={tiny}", "instances=2xA100:8", "spot=true", "bucket=s3://kd-test/runs", *CLOUD,
                  "infra=aws", "data.source.root=channel:photos", "channel.photos=s3://kd-test/food")  # fmt: skip
@@ -88,6 +93,12 @@ def _check_by_skypilot(tasks: list[dict]) -> None:
         jsonschema.validate(task["resources"], schemas.get_resources_schema())
 
 
+def test_the_dry_run_says_what_a_step_takes(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    items = [f"recipe={tiny}", "instances=4xa100:8", "data.batch_size=16", "trainer.accumulate_grad_batches=2"]
+    assert main("launch", ["slurm", *items, "--dry-run"]) == 0
+    assert "pictures an optimizer step: 1024 = 16 x 32 processes x 2 batches (" in capsys.readouterr().err
+
+
 def test_slurm(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "slurm", f"recipe={tiny}", "instances=4xa100:8", "hours=2", "partition=gpu", "optim.lr=0.1",
                  "trust=tests")  # fmt: skip
@@ -95,6 +106,13 @@ def test_slurm(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert asked >= {"--nodes=4", "--gpus-per-node=a100:8", "--ntasks-per-node=8", "--cpus-per-task=8", "--time=120",
                      "--partition=gpu", "--signal=TERM@300", "--requeue"}  # fmt: skip
     assert f"recipe={tiny} trust=tests optim.lr=0.1 runs_dir={tmp_path}/runs name=food-1\n" in text
+    check_script(text)
+    more = ["qos=high", "mem=64G", "constraint=a100|h100", "sbatch.exclude=node7", "sbatch.exclusive=",
+            "setup=module load cuda/12; ulimit -n 9999"]  # fmt: skip
+    text = shown(capsys, "slurm", f"recipe={tiny}", "instances=1xgpu:8", *more)
+    options = ["--qos=high", "--mem=64G", "--constraint='a100|h100'", "--exclude=node7", "--exclusive"]
+    assert "".join(f"#SBATCH {option}\n" for option in options) in text
+    assert f"cd {Path.cwd()} || exit 1\nmodule load cuda/12; ulimit -n 9999\nexport OMP_NUM_THREADS" in text
     check_script(text)
     text = shown(
         capsys, "slurm", f"recipe={tiny}", "config=remote_data", "instances=1xgpu:4", "data_instances=2xcpu:32"
@@ -150,6 +168,8 @@ def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[st
         (["sky", "instances=1xgpu:8", *CLOUD], "instances: SkyPilot wants a GPU's name"),
         (["sky", "instances=1xA100:8", "bucket=food", *CLOUD], "bucket: must be a URL"),
         (["sky", "instances=1xcpu:8", "trainer.accelerator=gpu", *CLOUD], "instances: cpu:8 has no GPU"),
+        (["sky", "instances=1xA100:8", "bucket=s3://ab", *CLOUD], "bucket: a bucket's name has 3 to 63 "),
+        (["slurm", "instances=1xgpu:8", "sbatch.nodes=3"], "sbatch.nodes: nodes is no further option of sbatch"),
         (["slurm", "instances=1xml.g5.xlarge"], "instances: SLURM knows no 'ml.g5.xlarge'"),
         (["slurm", "instances=1xgpu:8", "spot=true"], "spot: SLURM's machines have no price by the hour"),
         (["kubernetes", "instances=1xgpu:8", *CLOUD], "claim: must be given"),

@@ -312,6 +312,22 @@ def test_the_page_in_a_browser(tmp_path: Path, dark: bool) -> None:
     )
 
 
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+def test_the_browser_s_console_stays_empty_however_narrow_the_page(tmp_path: Path) -> None:
+    """A page that is not shown has no width; a width below zero is an error in the console."""
+    run, other = read_run(write_run(tmp_path / "a")), read_run(write_run(tmp_path / "b", slow=10))
+    pages = [write_report(run, tmp_path / "r.html"), write_comparison(run, other, tmp_path / "c.html")]
+    frames = [f'<iframe src="{page.name}" width="{width}"></iframe>' for page in pages for width in (0, 60, 1400)]
+    (tmp_path / "all.html").write_text(f"<!doctype html><body>{''.join(frames)}<script>console.log('heard')</script>")
+    with tempfile.TemporaryDirectory() as profile:
+        command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", "--virtual-time-budget=10000", "--dump-dom"]
+        command += ["--enable-logging=stderr", (tmp_path / "all.html").as_uri()]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=240).stderr
+    said = [line.split("CONSOLE", 1)[1] for line in told.splitlines() if "CONSOLE" in line]
+    assert len(said) == 1, said
+    assert "heard" in said[0]
+
+
 def section(folder: Path, kind: str, page: str = "report.html") -> list[dict[str, Any]]:
     """The sections of a kind on a run's page."""
     text = (folder / page).read_text()
