@@ -53,6 +53,17 @@ def test_busy_loaders_beside_two_ranks_are_named(recipe: Path, pictures: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+@pytest.mark.parametrize("name", ["a neighbour on the only core", "neighbours beside a busy loader"])
+def test_neighbours_that_take_the_cores_are_named(recipe: Path, pictures: Path, name: str) -> None:
+    plant = next(p for p in plants(pictures) if p.name == name)
+    found = plant.limit(train(recipe, [*plant.items, "trainer.max_epochs=4"], plant.cores, plant.neighbours))
+    assert found.bound == "host", found
+    assert plant.mention in sentence(found)
+    assert found.lever == "run alone on the machine"
+
+
+@pytest.mark.slow
 def test_a_leak_is_found(recipe: Path) -> None:
     leak, slow = callback("Leak", megabytes=12), callback("Slow", part="callback", seconds=0.04)
     run = trained(recipe, leak, slow, "trainer.max_epochs=6", "monitor.interval_s=0.05")

@@ -35,6 +35,13 @@ class Swing:
         return f"{self.phase} takes {self.low / by:.{digits}f} to {self.high / by:.{digits}f} {unit} (p5, p95)"
 
 
+def crowded_out(num_workers: int, cores: int, threads: int, loading: float, others: float, processes: int = 1) -> bool:
+    """Whether processes other than the job's have the cores that it lacks. See :func:`starved` for the arguments."""
+    taken = processes * (num_workers + threads)
+    beside = loading + (processes - 1) * threads if taken > cores else 0.0
+    return taken + others > 0.75 * cores and others > max(beside, 0.5)
+
+
 def starved(
     phases: Mapping[str, float],
     ready_ms: float,
@@ -48,6 +55,7 @@ def starved(
     swing: Swing | None = None,
     hot: str = "",
     thread: str = "",
+    queued: float = 0.0,
 ) -> Limit | None:
     """The training processes are ready to run but get no core: too many processes of their own, or other jobs.
 
@@ -70,14 +78,15 @@ def starved(
         swing: the phase that swings, where delays were not recorded.
         hot: that a few cores are full while the others have time; empty where it is not so.
         thread: name of the most delayed thread.
+        queued: ms of a step's wait for its batch in which loader processes stood ready while others had the cores.
     """
-    step = step_ms(phases)
+    step, ready_ms = step_ms(phases), ready_ms + queued
     taken = processes * (num_workers + threads)
     crowded = taken > cores
     if not step:
         return None
     if ready_ms / step >= at:
-        lost, who = ready_ms, f" ({thread})" if thread else ""
+        lost, who = ready_ms, " and its loader processes" if queued else f" ({thread})" if thread else ""
         missing = (
             f"training{who} stood ready but got no core for {lost:.0f} of {step:.0f} ms a step ({lost / step:.0%})"
         )
@@ -87,8 +96,7 @@ def starved(
     else:
         return None
     free = max(0.01 * step, step - lost)
-    beside = loading + (processes - 1) * threads
-    if taken + others > 0.75 * cores and others > max(beside if crowded else 0.0, 0.5):
+    if crowded_out(num_workers, cores, threads, loading, others, processes):
         text = f"other processes use {others:.1f} cores: {missing}"
         return Limit("host", text, "run alone on the machine", step / free)
     if not crowded:

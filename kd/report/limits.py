@@ -44,10 +44,13 @@ def data_bound(
     batches_per_epoch: float = math.inf,
     at: float = 0.1,
     processes: int = 1,
-    ready_ms: float = 0.0,
     gpu: bool = False,
+    others: float = 0.0,
+    queued: float = 0.0,
 ) -> Limit | None:
     """The step stands still for its batch. Primary signal: the exposed wait, not a low GPU utilisation.
+
+    Of the wait counts what the makers need themselves. What training loses on the run queue is no part of it.
 
     A batch costs one process ``wait`` ms (no workers) or about ``num_workers * step`` (workers that can't keep up).
     With ``k`` workers a step takes the longest of: the rest of the step; ``cost / k``; and the CPU time of both over
@@ -62,15 +65,16 @@ def data_bound(
         batches_per_epoch: of one process.
         at: fires from this share of the step.
         processes: training processes that share the cores.
-        ready_ms: ms a step that training stood ready without a core.
         gpu: it trains on GPUs, which could make the views.
+        others: of these cores, what processes other than the job's use.
+        queued: ms of the wait in which those who make the batch stood ready while other processes had the cores.
     """
-    step, wait = step_ms(phases), phases.get("data", 0.0)
+    step, wait = step_ms(phases), phases.get("data", 0.0) - queued
     if not step or wait / step < at:
         return None
     rest = max(step - wait, 0.01 * step)
-    cost = wait if num_workers == 0 else num_workers * step
-    floor = max(rest, processes * (busy * cost + threads * rest) / max(1, cores))
+    cost = wait if num_workers == 0 else num_workers * (step - queued)
+    floor = max(rest, processes * (busy * cost + threads * rest) / max(1.0, cores - others))
     spare = floor == rest  # cores are left: one worker more, as batches do not take equally long
     wanted = math.ceil(cost / floor) + spare
     gain = step / (max(floor, cost / wanted) + cost / batches_per_epoch)
@@ -78,7 +82,7 @@ def data_bound(
     if gpu and floor > rest:
         needed = cores_needed(phases, num_workers, threads, busy)
         text += f"; {needed} cores a GPU would keep up, {cores / processes:g} are there"
-    if wanted > num_workers and gain >= WORTH:
+    if wanted > num_workers and gain >= (LEADS if step / rest >= LEADS else WORTH):
         return Limit("data", text, f"data.num_workers={wanted} instead of {num_workers}", gain)
     lever = "data.engine=device (or dali), " if gpu else ""
     lever += "cheaper pictures (resized once, ahead of training: kd-pack short_side=) or more cores: at most"
@@ -86,7 +90,6 @@ def data_bound(
         loaders = f"{processes * num_workers} loader processes"
         text += f", though {loaders} share {cores} core{'s' * (cores > 1)} with training"
         lever = f"data.num_workers={fewer_workers(num_workers, cores, threads, processes)}, and {lever}"
-        rest = max(rest - ready_ms, 0.05 * step)  # what the loaders have taken from the rest
     return Limit("data", text, lever, step / rest)
 
 

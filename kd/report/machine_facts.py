@@ -103,6 +103,14 @@ class MachineFacts(StepFacts):
         return mean(read) if read else None
 
     @cached_property
+    def queued_ms(self) -> float:
+        """Ms of a step's wait for its batch in which those who make it stood ready without a core."""
+        wait = self.phases.get("data", 0.0)
+        if self.workers:
+            return wait * min(1.0, self.loader_wait or 0.0)
+        return min((1 - self.loading_busy) * wait, self.per_step("ready_ms"))
+
+    @cached_property
     def hidden(self) -> bool:
         """Whether the GPU is the slower one: it has work while the host waits."""
         return not self.cpu and self.per_step("launch_ms") < 0.9 * self.step_ms

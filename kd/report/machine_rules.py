@@ -166,7 +166,13 @@ def max_initialization_time(startup_s: float, limit_s: float = 20 * 60) -> Findi
 
 
 def dataloader(
-    data_share: float, num_workers: int, threads: int, cores: int, low: float = 0.1, processes: int = 1
+    data_share: float,
+    num_workers: int,
+    threads: int,
+    cores: int,
+    low: float = 0.1,
+    processes: int = 1,
+    others: float = 0.0,
 ) -> Finding | None:
     """More loader processes and threads than cores; or waits of ``low`` with cores to spare.
 
@@ -177,15 +183,18 @@ def dataloader(
         cores: of the machine.
         low: fires from this share.
         processes: training processes on the machine.
+        others: of the cores, what processes other than the run's use.
     """
     taken = processes * (num_workers + threads)
+    idle = round(cores - taken - others)
     if processes * num_workers > max(1, cores) or (num_workers > 1 and taken > cores + 1):
         text = f"{processes * num_workers} loader processes and {processes * threads} compute threads on "
         text += f"{cores} core{'s' * (cores > 1)}"
         return Finding("Dataloader", text, "data.num_workers=auto tries 0, 1, 2, ... under the real step")
-    if data_share > low and taken < cores:
-        text = f"{data_share:.0%} of the step waits for data while {cores - taken} cores are not used"
-        return Finding("Dataloader", text, f"data.num_workers={cores // processes - threads}")
+    if data_share > low and idle >= 1:
+        unused = "1 core is" if idle == 1 else f"{idle} cores are"
+        text = f"{data_share:.0%} of the step waits for data while {unused} not used"
+        return Finding("Dataloader", text, f"data.num_workers={num_workers + max(1, idle // processes)}")
     return None
 
 

@@ -59,7 +59,7 @@ from kd.report.training_rules import (
     teacher_near_chance,
     temperature,
 )
-from kd.report.verdict import limits_of, swing
+from kd.report.verdict import FEWEST, limits_of, swing
 
 Found = list[Finding | None]
 Thresholds = Mapping[str, float | Mapping[str, float]]
@@ -84,13 +84,17 @@ RULES: dict[str, Callable[..., Finding | None]] = {
 }  # fmt: skip
 
 
+READ = ("processes", "others")  # arguments of rules that are read, not set
+ALWAYS = ("MaxInitializationTime", "StalledTraining", "TeacherNearChance", "ClassImbalance")  # need no steps
+
+
 def thresholds_of(rule: str) -> dict[str, float]:
     """What of a rule can be set, with its default.
 
     >>> thresholds_of("Overtraining")
     {'patience': 10, 'delta': 0.001}
     """
-    found = {name: p.default for name, p in inspect.signature(RULES[rule]).parameters.items() if name != "processes"}
+    found = {name: p.default for name, p in inspect.signature(RULES[rule]).parameters.items() if name not in READ}
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
 
@@ -103,7 +107,8 @@ def findings_of(facts: Facts, thresholds: Thresholds | None = None) -> list[Find
     """See :func:`findings`."""
     ask = _Rules(thresholds or (facts.run.config.get("monitor") or {}).get("thresholds") or {})
     found = [*_machine(facts, ask), *_steps(facts, ask), *_training(facts, ask)]
-    return [f for f in found if f is not None]
+    few = 0 < facts.steps_counted < FEWEST
+    return [f for f in found if f is not None and (f.rule in ALWAYS or not few)]
 
 
 def by_rule(thresholds: Thresholds) -> dict[str, dict[str, float]]:
@@ -157,11 +162,12 @@ def _machine(facts: Facts, ask: _Rules) -> Found:
 
 def _steps(facts: Facts, ask: _Rules) -> Found:
     taken = part(facts.phases, "data"), facts.workers, facts.threads, facts.cores
+    around: dict[str, float] = {"processes": facts.processes, "others": facts.other_cores}
     trains = "status" not in facts.run.summary and facts.steps
     return [
         ask("StepOutlier", facts.steps_ms),
         ask("MaxInitializationTime", facts.startup["s"]),
-        ask("Dataloader", *taken, processes=facts.processes) if facts.header and not facts.run.tier else None,
+        ask("Dataloader", *taken, **around) if facts.header and not facts.run.tier else None,
         ask("SlowRank", facts.compute_ms),
         ask("PhaseVariation", swing(facts)),
         ask("SchedulerDelay", facts.thread_wait, facts.loader_wait, facts.delayed_thread),

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kd.report.facts import OWN, Facts
-from kd.report.host_limits import Swing, bookkeeping_bound, launch_bound, starved
+from kd.report.host_limits import Swing, bookkeeping_bound, crowded_out, launch_bound, starved
 from kd.report.limits import (
     LEADS,
     WORTH,
@@ -76,17 +76,18 @@ def _largest(facts: Facts) -> Limit:
 
 def _candidates(facts: Facts) -> list[Limit | None]:
     phases, processes = facts.phases, facts.processes
+    taken = facts.workers, facts.cores, facts.threads, facts.loading_cores, facts.other_cores, processes
+    queued = facts.queued_ms if crowded_out(*taken) else 0.0  # no slow makers, but others' processes
     host = starved(
-        phases, facts.ready_ms, facts.workers, facts.cores, facts.threads, facts.loading_cores, facts.other_cores,
-        processes, swing=swing(facts) if facts.thread_wait is None else None, hot=facts.hot,
-        thread=facts.ready_thread,
+        phases, facts.ready_ms, *taken, swing=swing(facts) if facts.thread_wait is None else None, hot=facts.hot,
+        thread=facts.ready_thread, queued=queued if facts.workers else 0.0,  # else it is the training's own delay
     )  # fmt: skip
     launching = launch_bound(phases, facts.per_step("launch_ms"), facts.gpu_busy, larger=facts.larger_batch)
     return [
         host or launching,  # a host that gets no core launches slowly
         tier_bound(phases, facts.tier) if facts.run.tier else data_bound(
             phases, facts.workers, facts.cores, facts.threads, facts.loading_busy, facts.batches_per_epoch,
-            processes=processes, ready_ms=facts.ready_ms, gpu=not facts.cpu,
+            processes=processes, gpu=not facts.cpu, others=facts.other_cores, queued=queued,
         ),
         teacher_bound(
             phases, facts.cache_bytes, facts.header.get("cacheable", True), facts.cached, epochs=facts.epochs,

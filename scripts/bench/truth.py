@@ -66,6 +66,7 @@ class Plant:
         follow: the items of a run that follows the advice, given the planted run.
         mention: a word that the verdict's sentence must hold.
         cores: that the run may use; default: all of the machine's.
+        neighbours: processes that compute on these cores meanwhile; to follow the advice is to run without them.
     """
 
     name: str
@@ -74,6 +75,11 @@ class Plant:
     follow: Callable[[Run], list[str]]
     mention: str = ""
     cores: int | None = None
+    neighbours: int = 0
+
+    def limit(self, run: Run) -> Limit:
+        """What limits the planted run first; other processes of the machine aside, unless they are the plant."""
+        return limits(run)[0] if self.neighbours else own_limit(run)
 
 
 def plants(pictures: Path) -> list[Plant]:
@@ -103,17 +109,25 @@ def plants(pictures: Path) -> list[Plant]:
               lambda run: [], "checkpoint"),
         Plant("one slow rank", ("communication",), [*two, callback("Slow", part="student", seconds=0.3, rank=1)],
               lambda run: two, "rank 1 computes"),
+        Plant("a neighbour on the only core", ("host",), [], lambda run: [], "other processes use", 1, neighbours=1),
+        Plant("neighbours beside a busy loader", ("host",), [busy, "data.num_workers=1"],
+              lambda run: [busy, "data.num_workers=1"], "other processes use", 2, neighbours=2),
     ]  # fmt: skip
 
 
-def train(recipe: Path, items: list[str], cores: int | None = None) -> Run:
-    """One run in a process of its own, one compute thread, on the first ``cores`` cores."""
+def train(recipe: Path, items: list[str], cores: int | None = None, neighbours: int = 0) -> Run:
+    """One run in a process of its own, one compute thread, on the first ``cores`` cores, beside others that compute."""
     root = Path(tempfile.mkdtemp(dir=recipe.parent))
     command = [sys.executable, "-m", "kd.cli", f"recipe={recipe}", f"runs_dir={root}", *items]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    if cores is not None:
-        command = ["taskset", "-c", ",".join(str(c) for c in sorted(os.sched_getaffinity(0))[:cores]), *command]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    pin = [] if cores is None else ["taskset", "-c", ",".join(map(str, sorted(os.sched_getaffinity(0))[:cores]))]
+    beside = [subprocess.Popen([*pin, sys.executable, "-c", "while True: pass"]) for _ in range(neighbours)]
+    try:
+        done = subprocess.run([*pin, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
+    finally:
+        for process in beside:
+            process.kill()
+            process.wait()
     if done.returncode:
         raise RuntimeError(f"{' '.join(items)}: {done.stderr[-2000:]}")
     return read_run(next(root.glob("*/000")))
@@ -160,10 +174,11 @@ class Round:
 
 def play(plant: Plant, recipe: Path, items: list[str]) -> Round:
     """One round of a plant."""
-    planted = train(recipe, [*plant.items, *items], plant.cores)
+    planted = train(recipe, [*plant.items, *items], plant.cores, plant.neighbours)
     after = train(recipe, [*plant.follow(planted), *items], plant.cores)
     reached = (images_per_s(after) or 0) / (images_per_s(planted) or 1)
-    return Round(own_limit(planted), reached, max(Facts(planted).other_cores, Facts(after).other_cores))
+    others = Facts(after).other_cores if plant.neighbours else max(Facts(r).other_cores for r in (planted, after))
+    return Round(plant.limit(planted), reached, others)
 
 
 def quiet_ones(rounds: list[Round]) -> list[Round]:

@@ -31,6 +31,7 @@ CASES: list[tuple[Callable[..., Any], str, tuple[Any, ...], tuple[Any, ...]]] = 
     (rules.max_initialization_time, "MaxInitializationTime", (1201.0,), (1199.0,)),
     (rules.dataloader, "Dataloader", (0.0, 16, 2, 2), (0.02, 1, 1, 2)),
     (rules.dataloader, "Dataloader", (0.4, 1, 1, 8), (0.02, 1, 1, 8)),
+    (rules.dataloader, "Dataloader", (0.4, 0, 1, 2), (0.4, 0, 1, 2, 0.1, 1, 1.9)),  # others use the second core
     (rules.dataloader, "Dataloader", (0.0, 16, 1, 96, 0.1, 8), (0.0, 8, 1, 96, 0.1, 8)),  # 8 ranks
     (rules.hot_cores, "HotCores", ([[100] * 6 + [35] * 90] * 90,), ([[100] * 6 + [35] * 90] * 90, [95] * 90)),
     (rules.hot_cores, "HotCores", ([[100] * 2 + [0] * 6] * 90,), ([[0, 100] * 4] * 90,)),

@@ -8,6 +8,7 @@ import pytest
 from kd.report import verdict as v
 from kd.report.facts import Facts
 from kd.report.records import Run
+from kd.report.rules import findings
 
 HEALTHY = {
     "data": 1.0, "h2d": 0.5, "teacher": 22.0, "student": 25.0, "loss": 2.0, "backward": 45.0, "optimizer": 3.0,
@@ -182,6 +183,41 @@ def test_starvation_names_who_took_the_core() -> None:
     assert "other processes" in v.starved(phases, 60.0, 0, 2, 1, others=0.9, processes=2).text  # type: ignore[union-attr]
 
 
+def shared(count: int, others: float, wait: float, ready: float, **sample: Any) -> Run:
+    """Two cores, of which other processes use so many; ``wait`` and ``ready`` of a step's 207 ms."""
+    run = run_of({"data": wait, "student": 207 - wait}, cores=2, threads=1, num_workers=count)
+    run.totals[0] |= {"ready_ms": 100 * ready, "data_cpu_ms": 100 * 0.2 * wait}
+    used = {"main": 40.0, "workers": [30.0] * count, **sample}
+    rest = 100 * others + used["main"] + sum(used["workers"])
+    run.samples["n"] = [{"t": 0.5 * i, "cpu": [rest / 2] * 2, **used} for i in range(50)]
+    return run
+
+
+def test_a_limit_promises_no_more_than_its_own_share() -> None:
+    """46 of 207 ms waited for a batch, 150 for a core that others had: without the former the step takes 161 ms."""
+    waited = v.data_bound({"data": 46.0, "student": 161.0}, num_workers=4, cores=2, threads=1, busy=0.4)
+    assert waited is not None and waited.gain is not None
+    assert waited.gain == pytest.approx(207 / 161)
+    for workers in (0, 4):
+        found = v.limits(shared(workers, 1.9, 46.0, 150.0, workers=[45.0] * workers))
+        assert found[0].text.startswith("other processes use 1.9 cores: ")
+        assert all((limit.gain or 0) <= 207 / 161 + 0.01 for limit in found if limit.bound == "data")
+
+
+def test_the_loaders_own_cpu_time_tells_slow_ones_from_those_without_a_core() -> None:
+    """The step waits 150 of 207 ms for its batch; its loader stood ready without a core for 80 % of the time."""
+    late = v.limits(shared(1, 1.6, 150.0, 10.0, loader_wait=[80.0]))
+    assert [limit.bound for limit in late] == ["host"]
+    assert "training and its loader processes stood ready but got no core for 130 of 207 ms" in late[0].text
+    assert late[0].lever == "run alone on the machine"
+    assert late[0].gain == pytest.approx(207 / 77)
+    slow = v.limits(shared(1, 0.1, 150.0, 10.0, loader_wait=[2.0], workers=[95.0]))
+    assert slow[0].bound == "data"
+    here = v.limits(shared(0, 1.6, 150.0, 115.0))  # made by the training process, whose delay is on record
+    assert here[0].bound == "host"
+    assert "data" not in [limit.bound for limit in here[1:] if (limit.gain or 0) > 207 / (207 - 35)]
+
+
 def test_only_the_cores_that_the_run_may_use_count_as_taken_by_others() -> None:
     run = Run(Path("x"), samples={"n": [{"cpu": [100.0, 100.0], "main": 30.0, "workers": [40.0]}] * 3})
     assert Facts(run).other_cores == pytest.approx(1.3)
@@ -236,6 +272,10 @@ def test_of_few_steps_nothing_is_said() -> None:
     assert found["bound"] == "none"
     assert found["text"] == "too few steps were recorded to tell (19 of 20)"
     assert not found.get("others")
+    run.samples["n"] = [{"t": 0.0, "cpu": [10.0] * 8, "thread_wait": [90.0]}]
+    assert not findings(run)
+    run.totals[0]["steps"] = 20
+    assert [f.rule for f in findings(run)] == ["SchedulerDelay"]
 
 
 def test_startup_and_the_whole_run_are_timed_by_one_clock() -> None:
