@@ -79,7 +79,11 @@ class Plant:
 
     def limit(self, run: Run) -> Limit:
         """What limits the planted run first; other processes of the machine aside, unless they are the plant."""
-        return limits(run)[0] if self.neighbours else own_limit(run)
+        if not self.neighbours:
+            return own_limit(run)
+        return next(
+            limit for limit in limits(run) if limit.bound != "startup"
+        )  # beside them the short run starts slowly
 
 
 def plants(pictures: Path) -> list[Plant]:
