@@ -24,9 +24,10 @@ kd-serve: a run's student, or an export of it, behind HTTP (extra serve; ONNX Ru
   GET /healthz, /readyz, /metrics
 
   host=127.0.0.1  port=8000        port=0 takes a free one
+  hosts=NAME,NAME                  names by which clients reach it, beside localhost and this machine's addresses
   threads=0                        of the model; 0: all cores
   max_batch=16  max_wait_ms=2      pictures a batch, and how long one waits for company
-  queue=512                        pictures that may wait, requests at a time: more are answered 503, Retry-After
+  queue=512                        pictures, and requests, at a time: more are answered 503, Retry-After
   timeout_s=30                     of a request
   max_upload_mb=16  max_pixels=40000000  max_pictures=32     of a request, of a picture, of a request
   teacher=true                     the run's teacher answers too (in torch)
@@ -34,7 +35,7 @@ kd-serve: a run's student, or an export of it, behind HTTP (extra serve; ONNX Ru
 A run without an ONNX export is exported first (kd-export). SIGTERM finishes what was taken and ends with status 0.
 """
 
-OWN = ("host", "port", "threads", "teacher", "int8")
+OWN = ("host", "hosts", "port", "threads", "teacher", "int8")
 
 
 def run(request: Request) -> int:
@@ -47,7 +48,9 @@ def run(request: Request) -> int:
 
     for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):
         need(package, "serve", "kd-serve")
-    from kd.serving.app import Limits, Server
+    from kd.serving.answers import try_out
+    from kd.serving.app import Server
+    from kd.serving.bodies import Limits
     from kd.serving.run import bind, serve
 
     keys = (*OWN, *(f.name for f in fields(Limits)))
@@ -63,8 +66,11 @@ def run(request: Request) -> int:
         models = {"student": student}
         if truth(own, "teacher"):
             models["teacher"] = _teacher(request, manifest)
+        for name, model in models.items():
+            try_out(model, manifest, str(file) if name == "student" else "teacher: it")
+        names = {name.strip().lower() for key in ("host", "hosts") for name in own.get(key, "").split(",")} - {""}
+        server = Server(manifest, models, limits, names)
         host, port = listening.getsockname()[:2]
-        server = Server(manifest, models, limits)
         print(f"kd-serve: {manifest.arch} on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
         serve(server, listening)
     finally:

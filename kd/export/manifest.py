@@ -3,12 +3,14 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from kd.errors import UserError
 
 FILE = "manifest.json"
 PREFIX = "kd."  # of the keys in a model file's own metadata
+
+MOST = 8192  # pixels a side
 
 TaskKind = Literal["classification", "multilabel", "segmentation", "features"]
 Layout = Literal["nhwc", "nchw"]
@@ -33,6 +35,9 @@ class Manifest:
         std: likewise.
         format: the export's format.
         int8: whether weights and activations are quantised.
+
+    Raises:
+        ValueError: a value that no export has; a file from elsewhere may say anything.
     """
 
     task: TaskKind
@@ -45,6 +50,19 @@ class Manifest:
     std: list[float]
     format: str
     int8: bool = False
+
+    def __post_init__(self) -> None:
+        words = [self.arch, *self.classes] if isinstance(self.classes, list) else [None]
+        checks: dict[str, bool] = {
+            "task": self.task in get_args(TaskKind),
+            "layout": self.layout in get_args(Layout),
+            "arch and classes": all(isinstance(word, str) for word in words) and self.arch.isprintable(),
+            "classes": bool(self.classes) or self.task == "features",
+            "size": all(0 < side <= MOST for side in self.size),
+            "crop_ratio": isinstance(self.crop_ratio, int | float) and 1e-6 < self.crop_ratio <= 1,
+        }
+        if wrong := [name for name, right in checks.items() if not right]:
+            raise ValueError(f"{', '.join(wrong)}: not what an export says of itself")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -71,7 +89,9 @@ def from_metadata(metadata: dict[str, str], file: Path) -> Manifest:
     try:
         return _manifest({key: json.loads(value) for key, value in found.items()})
     except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{file} was not written by kd-export: its metadata does not say what goes in") from error
+        raise UserError(
+            f"{file} was not written by kd-export: its metadata does not say what goes in ({error})"
+        ) from error
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -86,7 +106,7 @@ def read_manifest(folder: Path) -> Manifest:
     except FileNotFoundError as error:
         raise UserError(f"{folder} is not an export: it has no {FILE}") from error
     except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{file} can't be read as the manifest of an export") from error
+        raise UserError(f"{file} can't be read as the manifest of an export: {error}") from error
 
 
 def _manifest(content: dict) -> Manifest:

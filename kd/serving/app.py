@@ -1,21 +1,16 @@
 """The web application: ``POST /predict``, ``/healthz``, ``/readyz``, ``/metrics``, and a page to try it."""
 
 import asyncio
-import base64
-import binascii
 import json
 import time
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from starlette.applications import Starlette
-from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -23,57 +18,25 @@ from starlette.routing import Route
 from kd.export.base import Runtime
 from kd.export.manifest import Manifest
 from kd.serving.answers import answer
-from kd.serving.batcher import Batcher, Busy
+from kd.serving.batcher import Batcher
+from kd.serving.bodies import Limits, Refused, read_uploads
+from kd.serving.hosts import KnownHosts
 from kd.serving.metrics import Metrics
 from kd.serving.pictures import BadUpload, view
+from kd.serving.room import Busy, Room, Share
+from kd.serving.threads import Daemons
 
 PAGE = Path(__file__).parent / "page.html"
 RETRY_S = 1
-DROPPED = 8
-"""A body of so many times the limit is cut off."""
+BODIES = 16
+"""The bodies of all requests together are at most so many times a request's."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src blob: data:; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; connect-src 'self'",
     "X-Content-Type-Options": "nosniff",
 }
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a server takes.
-
-    Attributes:
-        max_batch: pictures that the model runs at a time.
-        max_wait_ms: so long a batch waits for company.
-        queue: pictures that may wait for the model, and requests that are answered at a time.
-        timeout_s: of a request, from its first byte to its answer.
-        max_upload_mb: of a request's body.
-        max_pixels: of a decoded picture.
-        max_pictures: of a request.
-        decoders: threads that decode.
-    """
-
-    max_batch: int = 16
-    max_wait_ms: float = 2.0
-    queue: int = 512
-    timeout_s: float = 30.0
-    max_upload_mb: float = 16.0
-    max_pixels: int = 40_000_000
-    max_pictures: int = 32
-    decoders: int = 2
-
-
-class Refused(Exception):
-    """A request that is answered with an error.
-
-    Args:
-        status: of the answer.
-        reason: in words.
-    """
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Server:
@@ -83,22 +46,24 @@ class Server:
         manifest: of the student.
         models: ``student`` and, maybe, ``teacher``: both take what the manifest says.
         limits: what is taken.
+        hosts: names by which requests reach it, beside this machine's addresses and ``localhost``.
     """
 
-    def __init__(self, manifest: Manifest, models: dict[str, Runtime], limits: Limits) -> None:
-        self.manifest, self.models, self.limits = manifest, models, limits
+    def __init__(
+        self, manifest: Manifest, models: dict[str, Runtime], limits: Limits, hosts: Collection[str] = ()
+    ) -> None:
+        self.manifest, self.models, self.limits, self.hosts = manifest, models, limits, hosts
         self.metrics, self.ready, self.open_requests = Metrics(), False, 0
         wait = limits.max_wait_ms / 1000
         self.batchers = {
             name: Batcher(model, limits.max_batch, wait, limits.queue, self.metrics) for name, model in models.items()
         }
-        self._decoders = ThreadPoolExecutor(limits.decoders, "decoder")
+        self._bytes, self._pictures = Room(BODIES * limits.max_upload_mb * 1e6), Room(limits.queue)
+        self._decoders, self._free = Daemons(limits.decoders, "decoder"), asyncio.Semaphore(limits.decoders)
 
     @asynccontextmanager
     async def life(self, app: Starlette) -> AsyncIterator[None]:
-        """Warms the models up, then is ready; at the end finishes what waits."""
-        for model in self.models.values():
-            await asyncio.to_thread(model, np.zeros((1, *self.manifest.shape), np.uint8))
+        """Is ready; at the end finishes what waits."""
         for batcher in self.batchers.values():
             batcher.start()
         self.ready = True
@@ -106,7 +71,6 @@ class Server:
         self.ready = False
         for batcher in self.batchers.values():
             await batcher.stop()
-        self._decoders.shutdown()
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -138,26 +102,42 @@ class Server:
 
     async def _predictions(self, request: Request) -> dict[str, Any]:
         top = _top(request.query_params.get("top", "5"))
-        uploads = await read_uploads(request, self.limits)
-        if not all(batcher.room(len(uploads)) for batcher in self.batchers.values()):
-            raise Busy
-        views = [await self._view(name, data) for name, data in uploads]
-        waiting = {name: [batcher.submit(v) for v in views] for name, batcher in self.batchers.items()}
-        found = {name: await asyncio.gather(*futures) for name, futures in waiting.items()}
+        with Share(self._bytes) as share, Share(self._pictures) as pictures:
+            uploads = await read_uploads(request, self.limits, share, self._elsewhere)
+            pictures.take(len(uploads))
+            views = [await self._view(name, data) for name, data in uploads]
+            waiting = {name: [batcher.submit(v) for v in views] for name, batcher in self.batchers.items()}
+            found = {name: await asyncio.gather(*futures) for name, futures in waiting.items()}
         predictions = []
         for i, (name, _) in enumerate(uploads):
-            mine = answer(found["student"][i], self.manifest, top)
+            mine = self._answer(found["student"][i], top)
             if "teacher" in found:
-                mine["teacher"] = answer(found["teacher"][i], self.manifest, top)
+                mine["teacher"] = self._answer(found["teacher"][i], top)
             predictions.append({"file": name, **mine})
         return {"arch": self.manifest.arch, "task": self.manifest.task, "predictions": predictions}
 
-    async def _view(self, name: str, data: bytes) -> np.ndarray:
-        loop = asyncio.get_running_loop()
+    def _answer(self, numbers: np.ndarray, top: int) -> dict[str, Any]:
         try:
-            return await loop.run_in_executor(self._decoders, view, data, self.manifest, self.limits.max_pixels)
+            return answer(numbers, self.manifest, top)
+        except ValueError as error:
+            raise Refused(500, str(error)) from error
+
+    async def _view(self, name: str, data: bytes) -> np.ndarray:
+        try:
+            return await self._elsewhere(view, data, self.manifest, self.limits.max_pixels)
         except BadUpload as error:
             raise BadUpload(error.status, f"{name}: {error}") from error
+
+    async def _elsewhere(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs in a decoder's thread. A call that hangs keeps its thread; calls that wait for one hold nothing else."""
+        await self._free.acquire()
+        future = asyncio.wrap_future(self._decoders.submit(call, *args, **kwargs))
+        future.add_done_callback(self._is_free)
+        return await asyncio.shield(future)
+
+    def _is_free(self, future: "asyncio.Future[Any]") -> None:
+        self._free.release()
+        _ = future.cancelled() or future.exception()  # looked at: its request may have gone
 
     async def page(self, request: Request) -> Response:
         """A page to drop a picture on."""
@@ -189,7 +169,8 @@ class Server:
             Route("/readyz", self.readyz),
             Route("/metrics", self.numbers),
         ]
-        return Starlette(routes=routes, lifespan=self.life)
+        middleware = [Middleware(KnownHosts, names=self.hosts)]
+        return Starlette(routes=routes, middleware=middleware, lifespan=self.life)
 
 
 def _error(status: int, reason: str, headers: dict[str, str] | None = None) -> Response:
@@ -201,85 +182,6 @@ def _busy() -> Response:
 
 
 def _top(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) <= 1000):
+    if not (text.isascii() and text.isdigit() and len(text) <= 4 and 0 < int(text) <= 1000):
         raise Refused(400, f"top: must be a whole number from 1 to 1000, got '{text[:20]}'")
     return int(text)
-
-
-# -- bodies ------------------------------------------------------------------------------------------------------------
-
-
-async def read_uploads(request: Request, limits: Limits) -> list[tuple[str, bytes]]:
-    """The pictures of a request, by name; never more bytes in memory than the limit.
-
-    Raises:
-        Refused: too large, too many, or neither multipart nor JSON with pictures.
-    """
-    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if kind == "multipart/form-data":
-        found = await _multipart(request, limits)
-    elif kind == "application/json":
-        found = _from_json(b"".join([part async for part in _bounded(request, limits)]))
-    else:
-        raise Refused(415, "send multipart/form-data with files, or application/json with base64 'images'")
-    if not found:
-        raise Refused(400, "no pictures in the request")
-    if len(found) > limits.max_pictures:
-        raise Refused(413, f"{len(found)} pictures are more than {limits.max_pictures} a request")
-    return found
-
-
-async def _bounded(request: Request, limits: Limits) -> AsyncIterator[bytes]:
-    """The body's parts. What is over the limit is read and dropped: few clients read before they have sent."""
-    seen, most = 0, limits.max_upload_mb * 1e6
-    async for part in request.stream():
-        seen += len(part)
-        if seen > DROPPED * most:
-            break
-        if seen <= most:
-            yield part
-    if seen > most:
-        raise Refused(413, f"the request is larger than {limits.max_upload_mb:g} MB")
-
-
-async def _multipart(request: Request, limits: Limits) -> list[tuple[str, bytes]]:
-    parser = MultiPartParser(
-        request.headers,
-        _bounded(request, limits),  # type: ignore[arg-type]
-        max_files=limits.max_pictures + 1,
-        max_fields=100,
-    )
-    try:
-        form = await parser.parse()
-    except (MultiPartException, KeyError) as error:
-        raise Refused(400, f"the form can't be read: {getattr(error, 'message', error)}") from error
-    async with _closing(form):
-        files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-        return [(file.filename or f"picture {i}", await file.read()) for i, file in enumerate(files)]
-
-
-@asynccontextmanager
-async def _closing(form: FormData) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        await form.close()
-
-
-def _from_json(body: bytes) -> list[tuple[str, bytes]]:
-    try:
-        content = json.loads(body)
-        pictures = content["images"] if "images" in content else [content["image"]]
-        assert isinstance(pictures, list) and all(isinstance(picture, str) for picture in pictures)
-    except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
-        raise Refused(400, 'the JSON must be {"images": ["BASE64", ...]} or {"image": "BASE64"}') from error
-    return [(f"picture {i}", _decoded(i, text)) for i, text in enumerate(pictures)]
-
-
-def _decoded(i: int, text: str) -> bytes:
-    if text.startswith("data:"):
-        text = text.partition(",")[2]
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise Refused(400, f"picture {i} is not base64") from error

@@ -3,18 +3,18 @@
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 
 from kd.export.base import Runtime
 from kd.serving.metrics import Metrics
+from kd.serving.room import Busy
+from kd.serving.threads import Daemons
 
+ENDING_S = 5.0
+"""A batch that runs at the server's end has so long."""
 Waiting = tuple[np.ndarray, asyncio.Future[np.ndarray]]
-
-
-class Busy(Exception):
-    """The queue is full."""
 
 
 class Batcher:
@@ -31,7 +31,7 @@ class Batcher:
     def __init__(self, runtime: Runtime, max_batch: int, max_wait_s: float, queue: int, metrics: Metrics) -> None:
         self.runtime, self.max_batch, self.max_wait_s, self.metrics = runtime, max_batch, max_wait_s, metrics
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue(queue)
-        self._thread = ThreadPoolExecutor(1, "model")
+        self._thread = Daemons(1, "model")
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -39,15 +39,11 @@ class Batcher:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Ends after what waits."""
-        await self._queue.join()
+        """Ends after what waits, or without a model that hangs."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._queue.join(), ENDING_S)
         if self._task is not None:
             self._task.cancel()
-        self._thread.shutdown()
-
-    def room(self, pictures: int) -> bool:
-        """Whether so many may wait."""
-        return self._queue.qsize() + pictures <= self._queue.maxsize
 
     def submit(self, picture: np.ndarray) -> asyncio.Future[np.ndarray]:
         """The answer to come, of one picture.

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,7 +128,7 @@ def test_the_servers_view_of_a_picture_is_validations(size: tuple[int, int], cro
     colours = Image.fromarray(rng.randint(0, 256, (50, 70, 3), dtype=np.uint8)).resize((140, 100))
     turned = colours.getexif()
     turned[0x112] = 6
-    made = [
+    made: list[tuple[Image.Image, str, dict[str, Any]]] = [
         (colours, "JPEG", {"exif": turned}), (colours.convert("RGBA"), "PNG", {}), (colours.convert("L"), "PNG", {}),
         (colours.quantize(16), "GIF", {}), (colours, "WEBP", {"lossless": True}),
         (Image.fromarray((rng.randint(0, 256, (60, 90)) * 256).astype(np.uint16)), "PNG", {}),
@@ -189,7 +190,8 @@ def test_the_page_and_the_metrics(port: int) -> None:
 async def client(port: int, body: bytes, kind: str, requests: int) -> list[int]:
     """One keep-alive connection that asks one after the other; the statuses."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    headers = f"Host: 127.0.0.1\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /predict HTTP/1.1\r\n{headers}".encode()
     statuses = []
     for _ in range(requests):
         writer.write(head + body)
@@ -223,7 +225,9 @@ def test_back_pressure_time_out_and_a_clean_stop(finished: Path, files: list[Pat
         statuses = asyncio.run(clients(port, 40, body, kind, requests=5))
         assert set(statuses) == {200, 503}
         assert ask(port, "/predict", body, kind)[0] == 200
-        head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
         with socket.create_connection(("127.0.0.1", port), timeout=30) as slow:
             slow.sendall(head.encode() + body[:10])
             assert b" 408 " in slow.recv(4096)

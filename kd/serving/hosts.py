@@ -1,0 +1,42 @@
+"""By which names a server answers: a page elsewhere reaches it through a browser, by a name of that page's own."""
+
+from collections.abc import Collection
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+class KnownHosts:
+    """Passes on requests to this machine's own names, from pages of the server itself.
+
+    An address is always known: what a page elsewhere can make a browser believe are names (DNS rebinding).
+
+    Args:
+        app: what is asked.
+        names: beside ``localhost``, in lower case.
+    """
+
+    def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
+        self.app, self.names = app, {"localhost", *names}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            host, origin = headers.get("host", "").lower(), headers.get("origin")
+            if not self._known(host):
+                refused = f"unknown host '{host[:60]}': hosts=NAME lets it pass"
+                return await JSONResponse({"error": refused}, 403)(scope, receive, send)
+            if origin is not None and origin.lower().partition("://")[2] != host:
+                return await JSONResponse({"error": "the page of another site asks"}, 403)(scope, receive, send)
+        return await self.app(scope, receive, send)
+
+    def _known(self, host: str) -> bool:
+        try:
+            parts = urlsplit(f"//{host}")
+            plain = parts.netloc == host and parts.username is None
+            return plain and (parts.hostname in self.names or bool(ip_address(parts.hostname or "")))
+        except ValueError:
+            return False
