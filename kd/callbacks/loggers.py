@@ -16,6 +16,7 @@ from kd.errors import UserError
 
 RUN = "RUN"  # in a logger's arguments: the run's folder
 LIGHTNINGS = "lightning_logs"  # the name that Lightning's loggers give where none is given
+NEED_A_FOLDER = ("CSVLogger", "TensorBoardLogger")
 PACKAGES = {
     "TensorBoardLogger": ("tensorboard", "tensorboardX"),
     "WandbLogger": ("wandb",),
@@ -52,6 +53,8 @@ def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:
     ours |= {"save_dir": str(run), "root_dir": str(run)}
     in_folders = defaults.get("name") == LIGHTNINGS  # its name and version are folders, not a run's name
     ours |= {"name": kind, "version": ""} if in_folders else {"name": ours["run_name"]}
+    if name == "MLFlowLogger":
+        given = _with_database(given, defaults, run.parent.parent)
     for key, value in ours.items():
         if key in defaults and given.get(key, defaults[key]) == defaults[key]:
             place = Path(str(defaults[key])).name if key == "save_dir" else ""
@@ -60,6 +63,16 @@ def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:
         if isinstance(value, str) and (value == RUN or value.startswith(f"{RUN}/")):
             given[key] = f"{run}{value[len(RUN) :]}"
     return {"class_path": spec["class_path"], "init_args": given}
+
+
+def _with_database(given: dict[str, Any], defaults: dict[str, Any], runs: Path) -> dict[str, Any]:
+    """MLflow's arguments with a database for all runs, unless they name a server: it writes plain files no more."""
+    if given.get("tracking_uri") or defaults["tracking_uri"]:  # the default is MLFLOW_TRACKING_URI
+        return given
+    folder = given.get("save_dir") or defaults["save_dir"]
+    folder = str(runs) if folder == defaults["save_dir"] else folder
+    ours = {"tracking_uri": f"sqlite:///{folder}/mlflow.db", "artifact_location": f"{folder}/mlflow"}
+    return {**given, **{key: value for key, value in ours.items() if not given.get(key)}}
 
 
 @dataclass

@@ -48,8 +48,23 @@ def check_values(config: dict[str, Any]) -> None:
             raise UserError(f"trainer.{name}: must be >= {low:g}, got {trainer[name]}")
     if trainer["limit_train_batches"] == 0:
         raise UserError("trainer.limit_train_batches: must be > 0, got 0: there is nothing to train")
-
+    _check_parts(trainer)
     _check_sizes(config["data"])
+
+
+def _check_parts(trainer: dict[str, Any]) -> None:
+    """What Lightning lets people leave out or replace, and a run's folder is made of."""
+    if trainer["enable_checkpointing"] is False:
+        raise UserError("trainer.enable_checkpointing: must be true: a run is resumed from its last epoch and exports "
+                        "its best one")  # fmt: skip
+    if trainer["barebones"]:
+        raise UserError("trainer.barebones: must be false: callbacks, checkpoints and log make a run's folder")
+    callbacks = trainer["callbacks"] or []
+    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
+        name = callback["class_path"].rpartition(".")[2]
+        if name.endswith("ProgressBar"):
+            raise UserError(f"trainer.callbacks: {name} can't be added: a run has its own progress bar "
+                            "(trainer.enable_progress_bar=false hides it)")  # fmt: skip
 
 
 def _check_names(config: dict[str, Any]) -> None:

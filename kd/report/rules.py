@@ -186,13 +186,19 @@ def _training(facts: Facts, ask: _Rules) -> Found:
     }
     return [
         ask("LossNotDecreasing", [row["train/loss"] for row in run.metrics if "train/loss" in row]),
-        ask("ClassImbalance", run.counts.get("train", [])),
+        None if _balances(run) else ask("ClassImbalance", run.counts.get("train", [])),
         ask("TeacherNearChance", teacher["acc1"], max(val_counts) / sum(val_counts), sum(val_counts))
         if "acc1" in teacher and val_counts
         else None,
         ask("SimilarAcrossRuns", loss, others),
         *(finding for student in run.students for finding in _of_student(run, student, ask)),
     ]
+
+
+def _balances(run: Run) -> bool:
+    """Whether the run itself evens out how often its classes are seen."""
+    data = (run.config or {}).get("data")
+    return isinstance(data, dict) and data.get("balance_classes") is True
 
 
 def _of_student(run: Run, student: str, ask: _Rules) -> Found:

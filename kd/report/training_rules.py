@@ -37,7 +37,7 @@ def class_imbalance(counts: Sequence[int], factor: float = 10) -> Finding | None
     if len(counts) < 2 or max(counts) < factor * max(1, min(counts)):
         return None
     text = f"the most frequent class has {max(counts)} pictures, the rarest {min(counts)}"
-    return Finding("ClassImbalance", text, "more pictures of the rare classes; read accuracy by class")
+    return Finding("ClassImbalance", text, "data.balance_classes=true, or more pictures of the rare classes")
 
 
 def teacher_near_chance(acc1: float, chance: float, val: int, sigma: float = 3) -> Finding | None:

@@ -1,5 +1,6 @@
 """The search: asks for values, runs trials beside each other, stops poor ones early, remembers everything."""
 
+import math
 import signal
 import statistics
 import time
@@ -202,7 +203,7 @@ class Search:
         self.free.append(job.slot)
         job.owner.release()
         if job.stopped in ("", "pruned", TOO_LONG):
-            self.seconds.append(time.monotonic() - job.began)
+            self.seconds.append(max(time.monotonic() - job.began, summary.get("wall_s") or 0.0))  # it may be resumed
             self.say(self.line(running))
             self.changed(self)
 
@@ -222,14 +223,15 @@ class Search:
 
     def progress(self) -> str:
         """How many trials have ended, the best so far, the time left."""
-        ended, total = len(self.study.trials("complete", "pruned", "failed")), self.plan.trials
+        done = self.study.trials("complete", "pruned", "failed")
+        ended, total = len(done), self.plan.trials
         best = self.study.best()
         so_far = f", best trial {best[0].number}" if best else ""
-        each = statistics.mean(self.seconds) if self.seconds else 0.0
-        left = each * max(0, total - ended) / self.places
+        took = self.seconds or [t.user_attrs["wall_s"] for t in done if t.user_attrs.get("wall_s")]  # before a resume
+        left = statistics.mean(took) * max(0, total - ended) / self.places if took else math.inf
         if self.plan.hours is not None:
             left = min(left, max(0.0, 3600 * self.plan.hours - (time.monotonic() - self.began)))
-        return f"{ended} of {total} ended{so_far}, about {duration(left)} left"
+        return f"{ended} of {total} ended{so_far}" + (f", about {duration(left)} left" if math.isfinite(left) else "")
 
     # -- the end --------
 

@@ -61,7 +61,34 @@ def test_arguments_left_at_their_defaults_follow_the_run() -> None:
     mlflow = {"class_path": loggers + "MLFlowLogger", "init_args": {"run_name": "mine", "save_dir": "./mlruns"}}
     assert placed(mlflow, run)["init_args"] == {
         "run_name": "mine", "save_dir": "/runs/food/007/mlruns", "experiment_name": "food",
+        "tracking_uri": "sqlite:////runs/mlflow.db", "artifact_location": "/runs/mlflow",
     }  # fmt: skip
+    mlflow["init_args"] = {"save_dir": "/elsewhere"}
+    assert placed(mlflow, run)["init_args"]["tracking_uri"] == "sqlite:////elsewhere/mlflow.db"
+    mlflow["init_args"] = {"tracking_uri": "http://server"}
+    assert "artifact_location" not in placed(mlflow, run)["init_args"]
+
+
+def test_two_loggers_at_once(recipe: Path) -> None:
+    short = {"class_path": "CSVLogger", "init_args": {"name": "again"}}
+    items = [f"trainer.logger=[CSVLogger,{json.dumps(short)}]", "trainer.max_epochs=1"]
+    assert train_main([f"recipe={recipe}", *items]) == 0
+    run = recipe.parent / "runs" / "tiny" / "000"
+    assert "train/kd_loss" in (run / "csv" / "metrics.csv").read_text()
+    assert list((run / "again").rglob("metrics.csv"))
+
+
+def test_mlflow_keeps_all_runs_in_one_database(recipe: Path) -> None:
+    """By the package itself, in the version that is installed."""
+    mlflow = pytest.importorskip("mlflow")
+    for rate in (0.001, 0.002):
+        items = ["trainer.logger=MLFlowLogger", f"optim.lr={rate}", "trainer.max_epochs=1"]
+        assert train_main([f"recipe={recipe}", *items]) == 0
+    client = mlflow.MlflowClient(f"sqlite:///{recipe.parent / 'runs' / 'mlflow.db'}")
+    runs = client.search_runs([client.get_experiment_by_name("tiny").experiment_id])
+    assert {run.info.run_name for run in runs} == {"tiny-000", "tiny-001"}
+    assert {float(run.data.params["optim.lr"]) for run in runs} == {0.001, 0.002}
+    assert all(run.data.metrics["train/loss"] > 0 and run.info.status == "FINISHED" for run in runs)
 
 
 def test_a_missing_package_is_named(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from kd.report import rules
 from kd.report.host_limits import Swing
-from kd.report.records import Run
+from kd.report.records import Run, read_run
+from tests.report.test_html import write_run
 
 PICTURES = {"constant": 0.0, "duplicated": 0.0, "low": 0, "high": 255, "bytes": True}
 
@@ -163,3 +164,11 @@ def test_thresholds_are_arguments() -> None:
     assert rules.low_gpu_utilization([60] * 1600, low=50) is None
     assert rules.step_outlier([50.0] * 2000 + [500.0] * 5, ignore=2) is not None
     assert rules.exploding_tensor([math.nan] * 3) is not None
+
+
+def test_a_run_that_balances_its_classes_is_not_warned_of_them(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run"))
+    run.counts["train"] = [1000, 50]
+    assert "ClassImbalance" in {finding.rule for finding in rules.findings(run)}
+    run.config = {"data": {"balance_classes": True}}
+    assert "ClassImbalance" not in {finding.rule for finding in rules.findings(run)}
