@@ -10,6 +10,7 @@ import pytest
 from kd.cli import train_main
 from kd.config import keys
 from kd.config.parser import KDCLI, known_keys
+from kd.config.request import translate
 from kd.config.suggest import SYNONYMS, suggest
 from kd.errors import UserError
 from tests._helpers import ROOT
@@ -119,6 +120,22 @@ GUESSES = {  # what an engineer would type, and what was meant
     "early_stopping": "monitor.actions",
     "save_every": "checkpoint.every_n_steps",
     "resume_from": "resume",
+    "data.sampler": "data.balance_classes",
+    "weighted_sampler": "data.balance_classes",
+    "class_weight": "model.task.class_weights",
+    "save_top_k": "checkpoint.monitor",
+    "verbose": "trainer.enable_progress_bar",
+    "progress": "trainer.enable_progress_bar",
+    "backend": "trainer.strategy",
+    "sync_bn": "trainer.sync_batchnorm",
+    "project": "trainer.logger",
+    "val_split": "data.val_fraction",
+    "val_ratio": "data.val_fraction",
+    "eval_every": "trainer.check_val_every_n_epoch",
+    "val_interval": "trainer.val_check_interval",
+    "freeze_backbone": "model.student.freeze",
+    "hard_label_weight": "model.task_loss_weight",
+    "layer_decay": "optim.lr",
 }
 RECIPE = {"data": {"source": "ImageFolder"}, "model": {"distill_losses": {"kd": "KDLoss"}}}
 
@@ -190,6 +207,8 @@ def test_what_there_is(items: list[str], lines: list[str], capsys: pytest.Captur
         ("model.distill_losses.kd.temprature=1", "did you mean 'model.distill_losses.kd.temperature'?"),
         ("model.student.drop_path_rate=0.1", "did you mean 'model.student.kwargs.drop_path_rate'?"),
         ("data.source.path=x", "no key 'data.source.path'"),
+        ("optim=SGD", "optim: got 'SGD'; did you mean 'optim.name=sgd'?"),
+        ("trainer.max_epochs=ten", "trainer.max_epochs: must be a whole number, got 'ten'"),
     ],
 )
 def test_a_wrong_key_is_told_without_torch(item: str, message: str, recipe: Path) -> None:
@@ -200,6 +219,38 @@ def test_a_wrong_key_is_told_without_torch(item: str, message: str, recipe: Path
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "2 []"
     assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ("monitor=val/acc1", "monitor: got 'val/acc1'; did you mean 'checkpoint.monitor=val/acc1'?"),
+        ("model.distill_losses=DKDLoss", "did you mean 'model.distill_losses.kd=DKDLoss'?"),
+        ("trainer.logger=wandb", "did you mean 'trainer.logger=WandbLogger'?"),
+        ("class_weights=balanced", "did you mean 'model.task.class_weights=auto'?"),
+        ("model.task.class_weights=balanced", "did you mean 'model.task.class_weights=auto'?"),
+        ("optim.lr=abc", "optim.lr: must be a number, got 'abc'"),
+        ("trainer.max_epochs=2.5", "trainer.max_epochs: must be a whole number, got '2.5'"),
+        ("data.batch_size=many", "data.batch_size: must be a whole number or one of auto, got 'many'"),
+        ("model.teacher.cache=maybe", "must be true or false or one of off, on, auto, only, got 'maybe'"),
+        ("data.augment={mixup: much}", "data.augment.mixup: must be a number, got 'much'"),
+        ("model.distill_losses.kd.temperature=hot", "model.distill_losses.kd.temperature: must be a number, got 'hot'"),
+    ],
+)
+def test_a_wrong_value_is_reported_before_torch_is_imported(item: str, message: str, recipe: Path) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        translate([f"recipe={recipe}", item]).parser_args()
+
+
+@pytest.mark.parametrize(
+    "item",
+    ["optim.lr=1e-3", "trainer.max_epochs=2.0", "data.batch_size=auto", "model.teacher.cache=yes",
+     "seed=${oc.env:SEED}",
+     "data.img_size=[32, 48]", "model.ema_decay=null", "trainer.logger=WandbLogger", "optim=settings.yaml",
+     "trainer.limit_val_batches=0.5", "optim.kwargs.momentum=0.9", "trainer.devices=0,1"],
+)  # fmt: skip
+def test_a_value_that_may_be_right_is_left_to_the_parser(item: str, recipe: Path) -> None:
+    assert f"--{item}" in translate([f"recipe={recipe}", item]).parser_args()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import inspect
 import re
 
 from kd.config.suggest import hint
+from kd.config.typed import TYPES
 from kd.data.sources import ImageFolder, Source
 from kd.data.transforms import Augment
 from kd.losses import FeatureLoss, LayersLoss, LogitLoss, Projection
@@ -13,14 +14,6 @@ from kd.models.taps import TapSpec
 from kd.tasks import Classification, Task
 
 LENGTH = 300
-TYPES = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "str": "text",
-    "dict": "settings (NAME: VALUE)",
-    "list": "a list",
-}
 PROTOCOLS = {
     "Builder": "it needs the method build(self, num_classes: int, img_size: tuple[int, int] | None) -> nn.Module, with "
     "these annotations"

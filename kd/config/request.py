@@ -14,6 +14,7 @@ from kd.config.find import find, part_of
 from kd.config.moved import current
 from kd.config.paths import check_no_files, pairs, source_items
 from kd.config.trust import check_file, check_plain
+from kd.config.typed import check_types
 from kd.config.unread import check_read
 from kd.errors import UserError
 from kd.launch.sagemaker import CHANNEL, folder_of
@@ -112,9 +113,20 @@ class Request:
 
     def _check_keys(self, contents: list[dict[Any, Any]]) -> None:
         for number, content in enumerate(contents, 1):  # a later file may name another class, with other keys
-            keys.check((key for key, _ in files.leaves(content)), keys.merged(contents[:number], {}))
-        overrides = {key.rstrip("+"): value for item in self.overrides for key, value in _as_tree(item).items()}
-        keys.check((item.partition("=")[0] for item in self.overrides), keys.merged(contents, overrides))
+            leaves = [*files.leaves(content)]
+            _check([key for key, _ in leaves], leaves, keys.merged(contents[:number], {}))
+        given = [pair for item in self.overrides for pair in _as_tree(item).items()]
+        leaves = [leaf for key, value in given for leaf in files.leaves(value, key)]
+        whole = keys.merged(contents, {key.rstrip("+"): value for key, value in given})
+        _check([key for key, _ in given], leaves, whole)
+
+
+def _check(names: list[str], leaves: list[tuple[str, Any]], whole: dict[str, Any]) -> None:
+    """Values that a key can't have, and keys that there are not."""
+    model = whole.get("model")
+    losses = model.get("distill_losses") if isinstance(model, dict) else None
+    check_types(leaves, {**keys.schema(), **keys.of_recipe(whole)[0]}, losses if isinstance(losses, dict) else ())
+    keys.check(names, whole)
 
 
 def _as_now(file: Path, content: dict[Any, Any]) -> str:
