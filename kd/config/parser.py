@@ -46,6 +46,7 @@ from kd.config.messages import one_line
 from kd.config.trust import remember
 from kd.config.values import flatten
 from kd.data.datamodule import DistillationDataModule
+from kd.distill.fitting import check_batch
 from kd.errors import UserError, causes
 from kd.export import save_student
 from kd.fit_to_machine.precision import choose_precision
@@ -58,6 +59,7 @@ from kd.run_urls import on_disk
 from kd.strategies.checkpoint_files import CheckpointFiles
 from kd.tasks import Classification, Task
 from kd.teachers import shared_teachers
+from kd.teachers.open_cache import check_precision
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "logger": False,  # RunFolder adds metrics.csv; others by trainer.logger
@@ -214,6 +216,10 @@ class KDCLI(LightningCLI):
             raise self._told_by_key(error) from error
         for name, module in self.model.named_students().items():
             check_losses(module.objective.losses, f"students.{name}.model" if name else "model", self.datamodule.info)
+            check_batch(module.objective.active, self.datamodule.batch_size, self.trainer.world_size)
+        self.datamodule.splits.check_fraction()
+        if self.model.teacher is not None:
+            check_precision(self.model.teacher, self.datamodule, self.model.students.wanted)
         if runs_in_child_processes(self.trainer):  # the run would be in a child process, and lost with it
             raise UserError(f"trainer.strategy: '{self.config.trainer.strategy}' is not supported; take ddp")
 

@@ -118,7 +118,8 @@ class DistillationDataModule(LightningDataModule):
         Raises:
             UserError: missing data, or damaged pictures (unless they are left out).
         """
-        self.splits.prepare()
+        for name in self.splits.names:
+            self.split(name)
         if self.tier is not None:
             self.tier.connect()
 

@@ -76,17 +76,11 @@ class Splits:
         """
         return self.probe is not None and bool(self.listed("probe"))
 
-    def prepare(self) -> None:
-        """Checks the pictures of all splits.
-
-        Raises:
-            UserError: damaged pictures; a share of the training pictures to hold out where none is needed.
-        """
+    def check_fraction(self) -> None:
+        """Raises a UserError where a share of the training pictures is to be held out and none is needed."""
         if self.val_fraction != FRACTION and self.source.has("val"):
             raise UserError(f"data.val_fraction: {self.val_fraction} has no effect: data.source has validation "
                             "pictures of its own")  # fmt: skip
-        for name in self.names:
-            self.split(name)
 
     @property
     def left_out(self) -> dict[str, int]:

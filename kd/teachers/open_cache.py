@@ -111,6 +111,14 @@ def _measured(teacher: FrozenTeacher, kind: Kind, data: DistillationDataModule) 
     return kind.codec.measure(logits, {(path, tokens): x for (_, path, tokens), x in found.items()})
 
 
+def check_precision(teacher: Teacher, data: DistillationDataModule, wanted: Wanted) -> None:
+    """Raises a UserError where int8 is asked for and a cache would keep nothing in it."""
+    for name, member in _asking(teacher, wanted).items():
+        if member.spec.cache_precision == "int8" and not (wanted.of(name).features or data.source.masks):
+            raise UserError(f"{member.key}.cache_precision: int8 is for features, and no loss reads any; logits are "
+                            "kept in half precision")  # fmt: skip
+
+
 def check_cacheable(teacher: Teacher, data: DistillationDataModule, wanted: Wanted, filling: bool = False) -> None:
     """Raises a UserError where the losses or the data need more than a cache can give."""
     asking = _asking(teacher, wanted, filling)
@@ -139,9 +147,6 @@ def _check_teacher(teacher: FrozenTeacher, data: DistillationDataModule, wanted:
         if shape[0] != TRIAL:
             raise UserError(f"{teacher.key}.cache: keeps features by picture, but the layer '{layer}' of model.taps "
                             f"gives {shape[0]} rows for {TRIAL} pictures")  # fmt: skip
-    if teacher.spec.cache_precision == "int8" and not (wanted.features or data.source.masks):
-        raise UserError(f"{teacher.key}.cache_precision: int8 is for features, and no loss reads any; logits are kept "
-                        "in half precision")  # fmt: skip
     topk = teacher.spec.cache_topk
     if topk is None:
         return
