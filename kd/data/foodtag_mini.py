@@ -30,6 +30,12 @@ SIZE = 80
 _CANVAS = 2 * SIZE
 _SPREAD = 0.2  # how far pose, light, focus and clutter vary, 0 .. 1; low, so that a small ViT learns in two minutes
 _SUMS = "SHA256SUMS"
+_TURNS = {
+    steps: [(t, math.cos(t), math.sin(t)) for t in (2 * math.pi * i / steps for i in range(steps))]
+    for steps in (12, 36)
+}
+_ROWS, _COLUMNS = np.mgrid[:_CANVAS, :_CANVAS].astype(np.float32)
+_HEIGHTS, _WIDTHS = np.mgrid[-1 : 1 : SIZE * 1j, -1 : 1 : SIZE * 1j].astype(np.float32)
 _VAL_SEED = 1_000_000
 
 Colour = tuple[int, ...]
@@ -117,11 +123,11 @@ class Pen:
         self, x: float, y: float, rx: float, fill: Colour, ry: float = 0, turn: float = 0, wobble: float = 0.04
     ) -> None:
         """An ellipse with an irregular outline; a circle without ``ry``."""
-        waves = [(k, self.rng.uniform(0, 7), self.rng.uniform(0, wobble)) for k in (2, 3, 5)]
-        cos, sin, points, steps = math.cos(turn), math.sin(turn), [], 12 if rx * self.scale < 8 else 36
-        for t in (2 * math.pi * i / steps for i in range(steps)):
-            r = 1 + sum(w * math.sin(k * t + phase) for k, phase, w in waves)
-            u, v = rx * r * math.cos(t), (ry or rx) * r * math.sin(t)
+        (p, a), (q, b), (o, c) = [(self.rng.uniform(0, 7), self.rng.uniform(0, wobble)) for _ in range(3)]
+        cos, sin, points, ry, wave = math.cos(turn), math.sin(turn), [], ry or rx, math.sin
+        for t, x_of, y_of in _TURNS[12 if rx * self.scale < 8 else 36]:
+            r = 1 + (a * wave(2 * t + p) + b * wave(3 * t + q) + c * wave(5 * t + o)) if wobble else 1.0
+            u, v = rx * r * x_of, ry * r * y_of
             points.append((x + u * cos - v * sin, y + u * sin + v * cos))
         self.shape(points, fill)
 
@@ -575,7 +581,7 @@ def _clouds(chance: np.random.RandomState, cells: int, rows: int = 0) -> np.ndar
 def _table(rng: random.Random, chance: np.random.RandomState) -> Image.Image:
     """Wood, cloth, marble, tiles, speckled stone or a plain table."""
     base = Pen(Image.new("RGB", (1, 1)), rng, (1, 0, 0, 0, 1, 0)).pick("metal", "metal", "skin", "chocolate", "any")
-    y, x = np.mgrid[:_CANVAS, :_CANVAS].astype(np.float32)
+    y, x = _ROWS, _COLUMNS
     t, pitch = rng.uniform(0, math.pi), rng.uniform(12, 40)
     u, v = x * math.cos(t) + y * math.sin(t), y * math.cos(t) - x * math.sin(t)
     kind = rng.choice(("wood", "cloth", "stripes", "marble", "tiles", "stone", "plain"))
@@ -640,7 +646,7 @@ def _photograph(image: Image.Image, rng: random.Random, chance: np.random.Random
     """Light and camera: focus, colour temperature, vignette, a cast shadow, noise."""
     image = image.filter(ImageFilter.GaussianBlur(rng.choice((0.0, 0.0, 1.8 * _SPREAD * rng.random()))))
     image = ImageEnhance.Color(image.reduce(2)).enhance(1 + 0.5 * _SPREAD * rng.uniform(-1, 0.5))
-    y, x = np.mgrid[-1 : 1 : SIZE * 1j, -1 : 1 : SIZE * 1j].astype(np.float32)
+    y, x = _HEIGHTS, _WIDTHS
     t, warm, noise = rng.uniform(0, 6.28), 0.22 * _SPREAD * rng.uniform(-1, 1), 0.05 * _SPREAD * rng.random()
     side = x * math.cos(t) + y * math.sin(t)
     light = 1 + _SPREAD * (rng.uniform(0, 0.35) * side - rng.uniform(0, 0.35) * (x * x + y * y))
