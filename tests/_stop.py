@@ -129,6 +129,15 @@ class Interrupt(Callback):
             os.kill(os.getpid(), signal.SIGINT)
 
 
+class TerminateAndInterrupt(Callback):
+    """SIGTERM and SIGINT within one step, as some launchers send them."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+
+
 class KillOnce(KillAtStep):
     """As KillAtStep, in the job's first life alone."""
 

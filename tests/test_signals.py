@@ -2,11 +2,14 @@
 
 import ctypes
 import errno
+import fcntl
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +32,7 @@ def stopped(recipe: Path, *items: str) -> tuple[int, str, Path]:
     return status, log.read_text(), recipe.parent / "runs" / "tiny" / "000"
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_to_the_group_spares_the_loaders_workers(recipe: Path, number: int, status: int) -> None:
     ended, log, folder = stopped(recipe, disturb("SignalGroup", step=2, number=int(number)))
     assert ended == status, log
@@ -37,6 +40,35 @@ def test_a_signal_to_the_group_spares_the_loaders_workers(recipe: Path, number: 
     assert "Traceback" not in log
     assert_good(folder, 3)
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+
+
+def test_an_interrupt_after_a_sigterm_keeps_the_step(recipe: Path) -> None:
+    ended, log, folder = stopped(recipe, disturb("TerminateAndInterrupt"))
+    assert ended == 143, log
+    assert_good(folder, 3)
+
+
+def login(terminal: int, other: int) -> None:
+    """Makes a terminal the session's own, and keeps nothing of its other end."""
+    os.close(terminal)
+    fcntl.ioctl(other, termios.TIOCSCTTY, 0)
+
+
+def test_a_terminal_that_is_closed_keeps_the_step(recipe: Path) -> None:
+    """The kernel sends SIGHUP, and whatever is written from then on fails."""
+    terminal, other = os.openpty()
+    items = [f"recipe={recipe}", *QUIET, disturb("Slow", seconds=0.1), "trainer.max_epochs=50"]
+    pid = start(items, Path(os.ttyname(other)), login, terminal, other)
+    os.close(other)
+    folder = recipe.parent / "runs" / "tiny" / "000"
+    while not (folder / "metrics.csv").exists() or (folder / "metrics.csv").read_text().count("\n") < 3:
+        if select.select([terminal], [], [], 0.05)[0]:
+            os.read(terminal, 4096)
+    os.close(terminal)
+    assert status_of(pid) == 129
+    assert survivors(pid) == []
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    assert (folder / "checkpoints" / "last.ckpt").is_file()
 
 
 def test_a_worker_that_dies_after_the_signal_is_a_part_of_it(recipe: Path) -> None:

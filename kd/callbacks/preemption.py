@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: finish the step, save, stop."""
+"""SIGTERM, SIGHUP and Ctrl-C: finish the step, save, stop."""
 
 import signal
 from pathlib import Path
@@ -45,7 +45,9 @@ class RunStopped(Preempted):
 
 
 class Preemption(Callback):
-    """Turns the first SIGTERM or SIGINT into a checkpoint and :class:`Preempted`; a second SIGINT stops at once.
+    """Turns the first SIGTERM, SIGHUP or SIGINT into a checkpoint and :class:`Preempted`.
+
+    A second SIGINT stops at once; one after another signal is the first: whoever ends a job may send several.
 
     With several processes the ranks agree every few batches, so that all of them save at the same step. At an
     epoch's last batch the validation and the epoch's usual checkpoint come first. A loader worker that dies after the
@@ -54,23 +56,26 @@ class Preemption(Callback):
 
     def __init__(self) -> None:
         self._received: int | None = None
+        self._interrupted = False
         self._reason = ""
         self._stop_after_epoch = False
         self._before: dict[int, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes the signals over."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._on_signal)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                self._before[number] = signal.signal(number, self._on_signal)
 
     def stop_for(self, reason: str) -> None:
         """Stops as a signal does, but as the run's own doing (:class:`RunStopped`). Any thread of rank 0 may call."""
         self._reason = self._reason or reason
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._received is not None and number == signal.SIGINT:
+        if self._interrupted and number == signal.SIGINT:
             signal.default_int_handler(number, frame)
-        self._received = number
+        self._interrupted = self._interrupted or number == signal.SIGINT
+        self._received = self._received or number
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int

@@ -54,7 +54,8 @@ Often used keys:
 
 Recipes:
 {recipes}
-Exit status: 0 done, 1 failed (the run folder says why), 2 wrong use, 130 Ctrl-C, 143 SIGTERM (both leave a checkpoint).
+Exit status: 0 done, 1 failed (the run folder says why), 2 wrong use, 130 Ctrl-C, 143 SIGTERM, 129 a closed terminal
+(all three leave a checkpoint).
 """
 
 

@@ -1,5 +1,6 @@
 """Output whose reader has gone (``kd-train ... | head``) must not end a run."""
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from typing import Any, TextIO
 
 
 class Unbroken:
-    """A text stream that turns silent when its pipe is closed, instead of raising in whoever prints next.
+    """A text stream that turns silent when its pipe or terminal is closed, instead of raising in whoever prints next.
 
     Args:
         stream: standard output or error; all that is not here is asked of it.
@@ -24,19 +25,21 @@ class Unbroken:
         """As of any stream."""
         try:
             return self._stream.write(text)
-        except BrokenPipeError:
-            self._silence()
+        except OSError as error:
+            self._silence(error)
             return len(text)
 
     def flush(self) -> None:
         """As of any stream."""
         try:
             self._stream.flush()
-        except BrokenPipeError:
-            self._silence()
+        except OSError as error:
+            self._silence(error)
 
-    def _silence(self) -> None:
+    def _silence(self, error: OSError) -> None:
         """All who hold the stream, Python's own flush at the exit too, write to nowhere from now on."""
+        if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: of a terminal that was closed
+            raise error
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)

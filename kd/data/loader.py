@@ -16,17 +16,17 @@ from kd.errors import NO_SHARED_MEMORY, RunError
 
 # The training process alone answers these: it needs its workers until the checkpoint is written. Python on macOS can't
 # say who sent a signal, so a worker there could not be ended by its own process: nothing is held back there.
-HELD_BACK = {signal.SIGTERM, signal.SIGINT} if hasattr(signal, "sigwaitinfo") else set[signal.Signals]()
+HELD_BACK = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP} if hasattr(signal, "sigwaitinfo") else set[signal.Signals]()
 
 Made = TypeVar("Made")
 """A batch."""
 
 
 class Loader(DataLoader):
-    """A ``DataLoader`` whose workers ignore SIGTERM and SIGINT from anyone but the training process.
+    """A ``DataLoader`` whose workers ignore SIGTERM, SIGINT and SIGHUP from anyone but the training process.
 
-    ``torchrun``, SLURM, systemd and a terminal's Ctrl-C send their signal to the whole process group: workers that die
-    of it take the run down before it has saved. To be made by :meth:`of`.
+    ``torchrun``, SLURM, systemd, a terminal's Ctrl-C and its end reach the whole process group: workers that die of it
+    take the run down before it has saved. To be made by :meth:`of`.
     """
 
     @classmethod
