@@ -54,7 +54,7 @@ def decoded(image: Image.Image) -> Image.Image:
     """
     try:
         image.load()
-        return _upright(_eight_bits(image))
+        return upright(_eight_bits(image))
     except Exception as error:  # Pillow's readers raise many kinds
         raise in_words(error) from error
 
@@ -123,7 +123,8 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def upright(image: Image.Image) -> Image.Image:
+    """A picture turned as its EXIF orientation says."""
     try:
         return ImageOps.exif_transpose(image)
     except Exception:  # damaged EXIF says nothing of the pixels

@@ -45,6 +45,8 @@ class OptimSpec:
     def __post_init__(self) -> None:
         if self.name not in list_optimizers():
             raise ValueError(f"name must be one of timm's optimizers, got '{self.name}'")
+        if self.name == "adahessian":
+            raise ValueError("name must not be that of an optimizer that needs second derivatives, got 'adahessian'")
         for key, low in (("lr", 0.0), ("weight_decay", 0.0), ("warmup_epochs", 0.0), ("min_lr_ratio", 0.0)):
             if not getattr(self, key) >= low:
                 raise ValueError(f"{key} must be >= {low:g}, got {getattr(self, key)}")

@@ -113,7 +113,7 @@ def test_a_name_that_stands_twice_is_refused_where_it_is_needed(tmp_path: Path) 
 
 def test_names_from_a_file_and_a_map(tmp_path: Path) -> None:
     file = save_teacher(tmp_path / "plain.safetensors", 5)
-    (tmp_path / "names.txt").write_text("pomme\nbread\ncake\ndates\nzebra\n")
+    (tmp_path / "names.txt").write_text("\ufeffpomme\nbread\ncake\ndates\nzebra\n")
     mapped = spec(file, classes=str(tmp_path / "names.txt"), class_map={"apple": "pomme"})
     whole = build_teacher(spec(file), 5)(PICTURES)
     torch.testing.assert_close(build_teacher(mapped, 4, CLASSES)(PICTURES), whole[:, :4])
@@ -125,6 +125,7 @@ def test_names_from_a_file_and_a_map(tmp_path: Path) -> None:
         (["apple", "bread", "cake"], {}, r"class_map: the teacher has no class 'dates' among its 3, 1 of the data's 4"),
         (["a", "b", "c", "d"], {"apple": "x"}, r"no class 'x' \(for apple\) among its 4, 4 of"),
         (["apple", "bread", "cake", "dates", "e"], {"appel": "e"}, "class_map: 'appel' is no class of the data"),
+        (None, {"appel": "e"}, "class_map: 'appel' is no class of the data"),
         ("nowhere.txt", {}, "model.teacher.classes: nowhere.txt can't be read as a list of names"),
     ],
 )

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from kd.cli import eval_main, train_main
 from kd.fit_to_machine.precision import choose_precision
+from kd.report.records import read_run
 from tests._forks import run_ranks
 from tests._helpers import ROOT, run_cli, write_recipe
 
@@ -399,3 +400,10 @@ def test_under_torchrun(recipe: Path) -> None:
     assert done.stdout.count("run folder:") == 1
     summary = json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
     assert (summary["status"], summary["world_size"]) == ("done", 2)
+
+
+def test_equal_runs_are_equal_files_and_an_audit_is_no_torn_record(recipe: Path) -> None:
+    runs = [run(recipe, "config=audit", "trainer.max_epochs=1") for _ in range(2)]
+    for name in ("student.safetensors", "student/model.safetensors", "student/config.json"):
+        assert (runs[0] / name).read_bytes() == (runs[1] / name).read_bytes()
+    assert read_run(runs[0]).notes == []

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from pytorch_lightning import LightningModule, Trainer
+
 from kd.callbacks.numbers import GAUGES, Numbers, Outlet
 from kd.errors import UserError
 
@@ -39,6 +41,12 @@ class Prometheus(Outlet):
         except OSError as error:
             where = "" if self.address == "127.0.0.1" else f" at {self.address} (monitor.prometheus_host)"
             raise UserError(f"monitor.prometheus_port: {self.port} can't be opened{where}: {error.strerror}") from error
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Opens the port and closes it again: one that is taken is reported before the run has a folder."""
+        if trainer.local_rank == 0:
+            self.open()
+            self.close()
 
     def describe(self) -> list[Any]:
         """Nothing ahead of the first scrape: the registry asks for it."""

@@ -21,7 +21,9 @@ from kd.errors import UserError
 from kd.losses import LogitLoss
 
 SEEDS = 2**32
-AT_LEAST: dict[str, float] = {"accumulate_grad_batches": 1, "log_every_n_steps": 1}
+AT_LEAST: dict[str, float] = {"accumulate_grad_batches": 1, "log_every_n_steps": 1, "check_val_every_n_epoch": 1}
+EMPTY = ("checkpoint.monitor", "data.unlabeled", "model.teacher.checkpoint", "model.student.checkpoint")
+"""Settings that an empty text would turn off in silence."""
 AT_MOST = {".cache_views": 10_000, "data.unlabeled_ratio": 10_000}
 
 
@@ -35,6 +37,8 @@ def check_values(config: dict[str, Any]) -> None:
     for key, value in leaves(config):
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{key.replace('.init_args', '')}: must be a finite number, got {value}")
+        if value == "" and key in EMPTY:
+            raise UserError(f"{key}: must not be empty; null is none")
     if not 0 <= config["seed"] < SEEDS:
         raise UserError(f"seed: must be >= 0 and < {SEEDS}, got {config['seed']}")
     _check_names(config)
@@ -46,8 +50,11 @@ def check_values(config: dict[str, Any]) -> None:
     for name, low in AT_LEAST.items():
         if trainer[name] is not None and trainer[name] < low:
             raise UserError(f"trainer.{name}: must be >= {low:g}, got {trainer[name]}")
-    if trainer["limit_train_batches"] == 0:
-        raise UserError("trainer.limit_train_batches: must be > 0, got 0: there is nothing to train")
+    for name in ("limit_train_batches", "val_check_interval"):
+        if trainer[name] == 0:
+            raise UserError(f"trainer.{name}: must be > 0, got 0")
+    if trainer["precision"] in ("16-true", "transformer-engine-float16"):
+        raise UserError(f"trainer.precision: {trainer['precision']} has no room for gradients; 16-mixed scales them")
     _check_parts(trainer)
     _check_sizes(config["data"])
 

@@ -21,7 +21,7 @@ class Augment:
         scale: smallest share of the picture's area that the random resized crop keeps, in (0, 1].
         hflip: probability of a horizontal flip.
         color_jitter: strength of brightness, contrast and saturation changes; hue gets a quarter of it. 0: none.
-        rand_augment: magnitude of RandAugment with two operations (timm and torchvision use 9). 0: none.
+        rand_augment: magnitude of RandAugment with two operations (timm and torchvision use 9), up to 30. 0: none.
         random_erasing: probability that a rectangle is erased.
         mixup: alpha of mixup's beta distribution. 0: none.
         cutmix: alpha of cutmix's. 0: none. With both, each pair of pictures takes one of the two by chance.
@@ -46,6 +46,9 @@ class Augment:
         for name in ("color_jitter", "rand_augment", "mixup", "cutmix"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+
+        if self.rand_augment > 30:
+            raise ValueError(f"rand_augment must be <= 30, got {self.rand_augment}")
 
     @property
     def mixes(self) -> bool:

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import timm
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import nn
 
+from kd.checkpoints import write_whole
 from kd.export.base import Format, Job, Runtime
 from kd.export.hub import made_of, model_size
 from kd.export.manifest import from_metadata
-from kd.export.student import read_metadata
+from kd.export.student import in_order, read_metadata
 from kd.models import Preprocess
 from kd.models.loading import classifier_names
 
@@ -42,8 +43,8 @@ class Backbone(Format):
             "dense": json.dumps(model is not job.student),
         }
         file = folder / "backbone.safetensors"
-        save_file(state, file, {**metadata, **job.manifest.as_metadata()})
-        file.chmod(0o644)
+        whole = in_order(save(state, {**metadata, **job.manifest.as_metadata()}))
+        write_whole(file, lambda opened: opened.write(whole))
         return file
 
     def reference(self, job: Job) -> nn.Module:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lightning_fabric.plugins.environments import LightningEnvironment
 
 PORT = "29500"
+RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ def recognise(env: Mapping[str, str] = os.environ, resource_file: Path | None = 
     Raises:
         UserError: a description that contradicts itself.
     """
+    for name in RANKS:
+        _number(env, name, default=0)
     file = groups.base(env) / groups.RESOURCE_FILE if resource_file is None else resource_file
     machines = groups.machines(env, file)
     if env.get("KD_ROLE", "train") not in ("train", "data"):
@@ -248,4 +251,5 @@ def _digest(*parts: str) -> str:
 
 def is_rank_zero() -> bool:
     """Whether this process speaks for the job, by its environment: known before any process group exists."""
-    return all(int(os.environ.get(name, "0")) == 0 for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK"))
+    told = (os.environ.get(name, "0") for name in RANKS)
+    return all(not text.isdecimal() or int(text) == 0 for text in told)  # what is no number, recognise() refuses

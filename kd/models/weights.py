@@ -247,7 +247,7 @@ def read_names(file: Path, key: str) -> list[str]:
         UserError: no such file, or no names in it.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
         names = json.loads(text) if file.suffix == ".json" else [line.strip() for line in text.splitlines()]
         names = [str(name) for name in names if str(name)]
     except (OSError, ValueError, TypeError) as error:

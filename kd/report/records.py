@@ -105,7 +105,8 @@ def read_run(folder: Path) -> Run:
         found = _mapping(folder / "export" / "latency.json", run.notes).get("rows")
         needed = {"model", "runtime", "threads", "batch", "median_ms"}
         run.latency = [row for row in found or [] if isinstance(row, dict) and needed <= set(row)]
-    files = sorted((folder / "records").glob("*.jsonl"))
+    found = sorted((folder / "records").glob("*.jsonl"))
+    files = [file for file in found if not file.name.startswith("samples.")]  # those are an audit's, not for a report
     if not files:
         run.notes.append("the run has no records (monitor.enabled=false, or it stopped before the first step)")
     for file in files:

@@ -15,13 +15,13 @@ from kd.models.weights import about
 
 def columns(spec: TeacherSpec, classes: Sequence[str], key: str) -> tuple[list[str], Tensor | None]:
     """The teacher's class names, and where the data's classes are among them; None where they are the same."""
+    unknown = [name for name in spec.class_map if classes and name not in classes]
+    if unknown:
+        raise UserError(f"{key}.class_map: '{unknown[0]}' is no class of the data")
     names = _names(spec, classes, key)
     if not names or not classes or not spec.head:
         return names, None
     wanted = [spec.class_map.get(name, name) for name in classes]
-    unknown = [name for name in spec.class_map if name not in classes]
-    if unknown:
-        raise UserError(f"{key}.class_map: '{unknown[0]}' is no class of the data")
     if names == wanted:
         return names, None
     twice = next((name for name in wanted if names.count(name) > 1), None)

@@ -88,6 +88,7 @@ def test_a_taken_port_is_one_line(recipe: Path, capsys: pytest.CaptureFixture[st
         port = held.getsockname()[1]
         assert train_main([f"recipe={recipe}", f"monitor.prometheus_port={port}"]) == 2
     assert f"monitor.prometheus_port: {port} can't be opened" in capsys.readouterr().err
+    assert not (recipe.parent / "runs").exists()
 
 
 class Scrape(Callback):

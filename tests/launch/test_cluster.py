@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kd.cli import train_main
 from kd.errors import UserError
 from kd.launch.cluster import Cluster, marker, recognise
 from tests._forks import start, status_of
@@ -92,6 +93,8 @@ def test_each_launcher_is_recognised(env: dict[str, str], found: Cluster | None)
         (TRAIN_JOB | {"PET_MASTER_ADDR": ""}, "PET_NODE_RANK: machine 1 of 2, but nothing says where the first one is"),
         (TRAIN_JOB | {"PET_NNODES": "1:4"}, "PET_NNODES: must be a whole number >= 1, got '1:4'"),
         ({"KD_DATA_NODES": "some"}, "KD_DATA_NODES: must be a whole number >= 1, got 'some'"),
+        ({"RANK": "x"}, "RANK: must be a whole number >= 0, got 'x'"),
+        ({"LOCAL_RANK": ""}, "LOCAL_RANK: must be a whole number >= 0, got ''"),
         ({"KD_ROLE": "gpu"}, "KD_ROLE: must be train or data, got 'gpu'"),
         ({"KD_ROLE": "data"}, "KD_ROLE: a data machine needs MASTER_ADDR"),
     ],
@@ -100,6 +103,16 @@ def test_what_contradicts_itself_is_an_error_in_one_line(env: dict[str, str], to
     with pytest.raises(UserError, match=told) as error:
         recognise(env, NOWHERE)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["x", "", "-1", "\u00b2"])
+def test_a_rank_that_is_no_number_is_told_in_one_line(
+    text: str, recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", text)
+    assert train_main([f"recipe={recipe}"]) == 2
+    told = f"kd-train: LOCAL_RANK: must be a whole number >= 0, got '{text}'\n"
+    assert capsys.readouterr().err == told
 
 
 def test_sagemakers_resource_file(tmp_path: Path) -> None:

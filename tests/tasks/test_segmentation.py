@@ -11,7 +11,7 @@ from PIL import Image
 
 from kd.cli import eval_main, pack_main, train_main
 from kd.data.datamodule import DistillationDataModule
-from kd.data.pictures import decode
+from kd.data.pictures import ORIENTATION, decode
 from kd.data.sources import SegmentationFolder, Shards
 from kd.data.transforms import Augment
 from kd.distill.inherit import inherit_dense
@@ -257,6 +257,21 @@ def test_damaged_masks_are_named_by_path(damage, message: str, root: Path) -> No
         SegmentationFolder(str(root), NAMES, 9), img_size=(24, 32), batch_size=4, on_bad_image="skip"
     )
     assert skipping.info.train == 7
+
+
+def test_a_mask_is_turned_as_its_picture_is(root: Path) -> None:
+    """Both say by EXIF that they lie on their side."""
+    turned, files = Image.Exif(), (root / "images/train/3.jpg", root / "masks/train/3.png")
+    turned[ORIENTATION] = 6
+    split = SegmentationFolder(str(root), NAMES, 9).load("train")
+    before = split.target(3)
+    for file in files:
+        with Image.open(file) as image:
+            image.load()
+            image.save(file, exif=turned)
+    assert torch.equal(split.target(3), before.rot90(-1, (1, 2)))
+    assert decode(split.read(3)).shape[1:] == split.target(3).shape[1:]
+    split.check_mask(3, *split.target(3).shape[1:])
 
 
 def test_a_missing_mask_and_a_missing_folder(root: Path) -> None:

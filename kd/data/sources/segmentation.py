@@ -12,7 +12,7 @@ from torchvision import tv_tensors
 from kd.data.sources.base import Source, bytes_of
 from kd.data.sources.files import FileSplit, PathLike
 from kd.data.sources.places import DISK, IMAGE_SUFFIXES, Place, joined, place_of
-from kd.decoding import open_picture
+from kd.decoding import open_picture, upright
 from kd.errors import UserError
 
 
@@ -43,7 +43,7 @@ class MaskSplit(FileSplit):
         """
         try:
             with self.at(self.masks[i]).open(self.masks[i]) as file, open_picture(file) as opened:
-                mask = np.array(opened if opened.mode in ("L", "P", "1") else opened.convert("L"))
+                mask = np.array(upright(opened if opened.mode in ("L", "P", "1") else opened.convert("L")))
                 several = opened.mode not in ("L", "P", "1")
         except Exception as error:
             raise RuntimeError(f"its mask {self.masks[i]} can't be read: {error}") from error

@@ -133,7 +133,7 @@ class WebDataset(Source):
         if isinstance(self.names, list):
             return list(self.names)
         try:
-            lines = Path(self.names).read_text(encoding="utf-8").splitlines()
+            lines = Path(self.names).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"data.source.classes: {self.names} can't be read as a list of names") from error
         return [line.strip() for line in lines if line.strip()]
@@ -194,7 +194,7 @@ def shards_of(places: str | Sequence[str], key: str) -> list[str]:
 
 def _listed(file: Path, key: str) -> list[str]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{key}: {file} can't be read as a list of shards") from error
     return [str(file.parent / line.strip()) for line in lines if line.strip()]
