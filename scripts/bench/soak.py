@@ -260,7 +260,7 @@ def main() -> int:
         os.environ["KD_CACHE"] = f"{folder}/machine"
         import kd.tuning.places
 
-        kd.tuning.places.start_kd_train = ForkedRun  # type: ignore[assignment,misc] # imports nothing anew
+        kd.tuning.places.start_kd_train = ForkedRun  # type: ignore[assignment] # imports nothing anew
         soak(Soak(Path(folder), asked.seed), chosen, -(-asked.kills // len(chosen)), say)
     table = "".join(
         f"| {name} | {kind.runs} | {kind.kills} | {'; '.join(kind.unequal) or 'all equal'} |\n"
