@@ -153,12 +153,14 @@ class Taps:
         given: list[tuple[str, Tensor]] = []
         features: list[Tensor] = []
 
-        def note(path: str, output: Any) -> None:
+        own: Any = getattr(self._model, "forward_features", None)
+
+        def note(path: str, output: object) -> None:
             first = output[0] if isinstance(output, (tuple, list)) and output else output
             if isinstance(first, Tensor) and self._is_map(first):
                 given.append((path, first))
 
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def watched(*args: object, **kwargs: object) -> object:
             output = own(*args, **kwargs)
             features.extend(x for _, x in given[-1:])
             features.extend(x for _, x in given if x is output)
@@ -166,7 +168,6 @@ class Taps:
 
         hooks = [m.register_forward_hook(lambda _m, _i, out, path=path: note(path, out))
                  for path, m in self._layers.items() if path]  # fmt: skip
-        own = getattr(self._model, "forward_features", None)
         training = self._model.training
         self._model.eval()
         try:
@@ -198,7 +199,7 @@ class Taps:
     def __exit__(self, *_: object) -> None:
         self._caught = None
 
-    def _catch(self, path: str, _module: nn.Module, _inputs: object, output: Any) -> None:
+    def _catch(self, path: str, _module: nn.Module, _inputs: object, output: object) -> None:
         if self._caught is not None:
             self._caught[path] = output[0] if isinstance(output, (tuple, list)) else output
 

@@ -10,7 +10,7 @@ from kd.checkpoints import write_whole
 from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.tuning.page import write_page
-from kd.tuning.places import Place, places
+from kd.tuning.places import Place, Share, deal, gpus_of
 from kd.tuning.plan import LATENCY, Objective, Plan
 from kd.tuning.results import BEST, Confirmation, chosen, print_table, write_best
 from kd.tuning.revive import revive
@@ -23,7 +23,7 @@ TEST = "test"
 
 def search_and_confirm(plan: Plan) -> int:
     """Searches, writes what was found after each trial, prints the table; returns the exit status."""
-    with places(plan.jobs, plan.config["trainer"]["accelerator"]) as free, _preflight_once(plan):
+    with _places(plan.jobs, plan.config["trainer"]["accelerator"]) as free, _preflight_once(plan):
         return _search_and_confirm(plan, free)
 
 
@@ -112,3 +112,15 @@ def has_test_split(plan: Plan) -> bool:
     source = plan.config["data"]["source"] or {}
     root = str((source.get("init_args") or {}).get("root") or "")
     return str(source.get("class_path", "")).endswith(".ImageFolder") and bool(root) and ImageFolder(root).has(TEST)
+
+
+@contextmanager
+def _places(jobs: int | Share, accelerator: str) -> Iterator[list[Place]]:
+    """The shares of this machine, or of the Ray cluster that is joined or started meanwhile."""
+    if isinstance(jobs, int):
+        yield list(deal(jobs, gpus_of(accelerator)))
+        return
+    from kd.tuning.ray_cluster import joined
+
+    with joined(jobs, accelerator) as found:
+        yield found

@@ -2,8 +2,8 @@
 
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
@@ -98,15 +98,3 @@ class Share:
 
     cores: int | None = None
     gpus: int | None = None
-
-
-@contextmanager
-def places(jobs: int | Share, accelerator: str) -> Iterator[list[Place]]:
-    """The shares of this machine, or of the Ray cluster that is joined or started meanwhile."""
-    if isinstance(jobs, int):
-        yield list(deal(jobs, gpus_of(accelerator)))
-        return
-    from kd.tuning.ray_cluster import joined
-
-    with joined(jobs, accelerator) as found:
-        yield found
