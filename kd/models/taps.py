@@ -199,7 +199,7 @@ class Taps:
     def __exit__(self, *_: object) -> None:
         self._caught = None
 
-    def _catch(self, path: str, _module: nn.Module, _inputs: object, output: object) -> None:
+    def _catch(self, path: str, _module: nn.Module, _inputs: object, output: Any) -> None:
         if self._caught is not None:
             self._caught[path] = output[0] if isinstance(output, (tuple, list)) else output
 
