@@ -10,6 +10,7 @@ from kd.report.records import PHASES, percentile
 from kd.report.sections import PERCENTILES, flat, notes
 from kd.report.verdict import verdict_of
 
+CLASSES = 8  # that changed most
 NO_DIFFERENCE = ("recipe", "runs_dir", "resume")  # settings that change nothing of a run
 
 
@@ -21,6 +22,8 @@ def comparison(runs: Sequence[Facts]) -> list[dict[str, Any]]:
     verdicts = [f"{name}: {verdict_of(facts)['text']}" for name, facts in zip(names, runs, strict=True)]
     hot = [heat(facts.run) for facts in runs]
     sections: list[dict[str, Any] | None] = [
+        _table("What came of it", [_outcome(facts) for facts in runs], names),
+        _moved_classes(runs[0], runs[-1], names),
         {"kind": "verdict", "bound": "comparison", "text": text, "others": verdicts},
         _numbers(runs, names),
         {"kind": "table", "title": "Settings that differ", "columns": ["key", *names], "rows": differing,
@@ -67,10 +70,36 @@ def _hardware(runs: Sequence[Facts]) -> list[list[str]]:
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
+def _outcome(facts: Facts) -> dict[str, float | None]:
+    """What a run has made, by name: how good its students are, how large and how fast."""
+    run, found = facts.run, dict[str, float | None]()
+    for student in run.students:
+        name, model = student or "student", run.model_of(student)
+        found[f"{name} val {run.primary}"] = facts.best_val(student)
+        found[f"{name} val agreement"] = (model.get("best_val") or {}).get("agreement")
+        found[f"{name} parameters (M)"] = model["params"] / 1e6 if model.get("params") else None
+        found |= {f"{name} ms, {r['runtime']}, batch {r['batch']}, {r['threads']} thread{'s' * (r['threads'] > 1)}": r["median_ms"]
+                  for r in run.latency if r["model"] == name}  # fmt: skip
+    return found
+
+
+def _moved_classes(before: Facts, after: Facts, names: Sequence[str]) -> dict[str, Any] | None:
+    """The classes whose share of right answers differs most, of each run's (first) student."""
+    first, last = (facts.run.confusion_of(facts.run.students[0]) for facts in (before, after))
+    if not first or not last or before.run.classes != after.run.classes:
+        return None
+    shares = [(name, a, b) for name, a, b in zip(before.run.classes, first["right"], last["right"], strict=False)
+              if a is not None and b is not None and a != b]  # fmt: skip
+    moved = sorted(shares, key=lambda share: -abs(share[2] - share[1]))[:CLASSES]
+    rows = [[name, f"{100 * a:.1f}", f"{100 * b:.1f}", f"{100 * (b - a):+.1f}"] for name, a, b in moved]
+    return {"kind": "table", "title": "Classes that changed most (% right)", "empty": "None: all are as before.",
+            "columns": ["class", names[0], names[-1], "points"], "rows": rows,
+            "note": f"After the last validations, of epochs {first['epoch'] + 1} and {last['epoch'] + 1}."}  # fmt: skip
+
+
 def _row(facts: Facts) -> dict[str, float | None]:
-    """The numbers of a run that are compared, by name."""
-    found = {f"{name or 'student'} val {facts.run.primary}": facts.best_val(name) for name in facts.run.students}
-    found |= {
+    """What a run took, by name."""
+    found: dict[str, float | None] = {
         "hours": facts.hours,
         "epochs": facts.epochs_done,
         "hours per epoch": facts.hours_per_epoch,
@@ -97,17 +126,21 @@ def _times(a: float | None, b: float | None) -> float | None:
 
 
 def _numbers(runs: Sequence[Facts], names: Sequence[str]) -> dict[str, Any]:
-    tables = [_row(facts) for facts in runs]
+    title = "Side by side" if len(runs) > 2 else "Before and after"
+    return _table(title, [_row(facts) for facts in runs], names)
+
+
+def _table(title: str, tables: Sequence[dict[str, float | None]], names: Sequence[str]) -> dict[str, Any]:
+    """Numbers of the runs by name; of two runs how they differ, too."""
     absent = {f"{name} (ms)": 0.0 for name in PHASES}
     found = {
         name: [table.get(name, absent.get(name)) for table in tables]
         for name in dict.fromkeys(k for table in tables for k in table)
     }
     rows = [[name, *map(_short, values)] for name, values in found.items() if any(_known(v) for v in values)]
-    if len(runs) > 2:
-        return {"kind": "table", "title": "Side by side", "columns": ["", *names], "rows": rows}
-    rows = [[*row, _change(row[0], *found[row[0]])] for row in rows]
-    return {"kind": "table", "title": "Before and after", "columns": ["", *names, "before / after"], "rows": rows}
+    if len(tables) == 2:
+        rows, names = [[*row, _change(row[0], *found[row[0]])] for row in rows], [*names, "before / after"]
+    return {"kind": "table", "title": title, "columns": ["", *names], "rows": rows, "empty": "Nothing is known yet."}
 
 
 def _known(value: float | None) -> bool:

@@ -32,16 +32,43 @@ def sections_of(file: Path) -> list[dict[str, Any]]:
     return json.loads(data.group(1))["sections"]  # type: ignore[union-attr]
 
 
+def titled(sections: list[dict[str, Any]], title: str) -> dict[str, Any]:
+    return next(section for section in sections if section.get("title") == title)
+
+
+def verdict_in(sections: list[dict[str, Any]]) -> str:
+    return next(section["text"] for section in sections if section["kind"] == "verdict")
+
+
+def test_it_opens_with_what_came_of_the_runs(tmp_path: Path) -> None:
+    before, after = made(tmp_path / "a", 1, 10, 4, "GPU"), made(tmp_path / "b", 1, 5, 4, "GPU")
+    for folder, agreement, right in ((before, 0.5, "[1.0, 0.6]"), (after, 0.75, "[1.0, 0.8]")):
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["student"]["best_val"] = {"acc1": agreement, "agreement": agreement}
+        (folder / "summary.json").write_text(json.dumps(summary))
+        confusion = folder / "records" / "confusion.jsonl"
+        confusion.write_text(confusion.read_text().replace("[1.0, 0.6]", right))
+    assert report_main([str(before), str(after)]) == 0
+    outcome, moved, verdict, numbers = sections_of(after / "comparison.html")[:4]
+    rows = {row[0]: row[1:] for row in outcome["rows"]}
+    assert rows["student val agreement"] == ["0.5", "0.75", "+25.0 points"]
+    assert rows["student parameters (M)"] == ["22", "22", "1.00x"]
+    assert rows["student ms, torch, batch 1, 1 thread"] == ["9.5", "9.5", "1.00x"]
+    assert moved["rows"] == [["bread", "60.0", "80.0", "+20.0"]]
+    assert verdict["kind"] == "verdict"
+    assert numbers["title"] == "Before and after"
+
+
 def test_kts_two_runs_are_28x_and_per_gpu_hour_1_75x(tmp_path: Path) -> None:
     """2 x A100-80: 40 days for 300 epochs; 32 x A100-40: 24 h for 210 epochs. Sixteen of the 28 are more GPUs."""
     before = made(tmp_path / "a", 2, 960, 300, "NVIDIA A100-SXM4-80GB")
     after = made(tmp_path / "b", 32, 24, 210, "NVIDIA A100-SXM4-40GB")
     assert report_main([str(before), str(after)]) == 0
     sections = sections_of(after / "comparison.html")
-    text = sections[0]["text"]
+    text = verdict_in(sections)
     assert text.startswith("they differ in trainer.devices (2, 32); ")  # first what differs
     assert "3.2 hours an epoch before, 0.114 after: 28.0x faster on 16x the GPUs, 1.75x per GPU-hour" in text
-    rows = {row[0]: row[1:] for row in sections[1]["rows"]}
+    rows = {row[0]: row[1:] for row in titled(sections, "Before and after")["rows"]}
     assert rows["hours"] == ["960", "24", "40.00x"]
     assert rows["epochs"] == ["300", "210", "1.43x"]
     assert rows["hours per epoch"] == ["3.2", "0.1143", "28.00x"]
@@ -62,7 +89,9 @@ def test_accuracy_differs_in_points_and_cost_by_price(tmp_path: Path) -> None:
     metrics = (after / "metrics.csv").read_text() + "4,499,,,0.6,0.9\n"
     (after / "metrics.csv").write_text(metrics)
     assert report_main([str(before), str(after)]) == 0
-    rows = {row[0]: row[1:] for row in sections_of(after / "comparison.html")[1]["rows"]}
+    sections = sections_of(after / "comparison.html")
+    parts = (titled(sections, title) for title in ("What came of it", "Before and after"))
+    rows = {row[0]: row[1:] for part in parts for row in part["rows"]}
     gained = 100 * (0.6 - float(rows["student val acc1"][0]))
     assert rows["student val acc1"][2] == f"{gained:+.1f} points"
     assert rows["cost"] == ["30", "20", "1.50x"]
@@ -84,7 +113,7 @@ def test_cost_of_a_step_with_a_second_kind_of_machine(
         lines[-1] |= {"p": {"student": lines[-1]["steps"] * float(took)}}
         steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert report_main([str(folder) for folder in folders]) == 0
-    rows = {row[0]: row[1:] for row in sections_of(folders[1] / "comparison.html")[1]["rows"]}
+    rows = {row[0]: row[1:] for row in titled(sections_of(folders[1] / "comparison.html"), "Before and after")["rows"]}
     a, b = (float(value) for value in rows["cost per 1000 steps"][:2])
     assert 1 - b / a == pytest.approx(cheaper, abs=0.01)
     assert a == pytest.approx(prices[0] * ms[0] / 3600, rel=1e-3)
@@ -96,11 +125,11 @@ def test_operations_that_came_and_went_and_three_runs(tmp_path: Path) -> None:
     kernels.write_text(kernels.read_text().replace("aten::op0", "ncclDevKernel_ReduceScatter"))
     assert report_main([str(folder) for folder in folders]) == 0
     sections = sections_of(folders[2] / "comparison.html")
-    assert sections[1]["columns"] == ["", "demo/a", "demo/b", "demo/c"]
+    assert titled(sections, "Side by side")["columns"] == ["", "demo/a", "demo/b", "demo/c"]
     rows = {
         row[0]: row[1] for row in next(s for s in sections if s.get("title", "").startswith("Top operations"))["rows"]
     }
     assert rows["aten::op0"] == "leaves"
     assert rows["ncclDevKernel_ReduceScatter"] == "enters"
     assert rows["aten::op1"] == "stays"
-    assert sections[0]["text"].startswith("no setting differs; ")
+    assert verdict_in(sections).startswith("no setting differs; ")
