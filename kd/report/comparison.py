@@ -78,8 +78,10 @@ def _outcome(facts: Facts) -> dict[str, float | None]:
         found[f"{name} val {run.primary}"] = facts.best_val(student)
         found[f"{name} val agreement"] = (model.get("best_val") or {}).get("agreement")
         found[f"{name} parameters (M)"] = model["params"] / 1e6 if model.get("params") else None
-        found |= {f"{name} ms, {r['runtime']}, batch {r['batch']}, {r['threads']} thread{'s' * (r['threads'] > 1)}": r["median_ms"]
-                  for r in run.latency if r["model"] == name}  # fmt: skip
+        for row in run.latency:
+            if row["model"] == name:
+                threads = f"{row['threads']} thread{'s' * (row['threads'] > 1)}"
+                found[f"{name} ms, {row['runtime']}, batch {row['batch']}, {threads}"] = row["median_ms"]
     return found
 
 
