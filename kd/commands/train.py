@@ -136,6 +136,7 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
     request.check_read()
     from kd.config.parser import KDCLI
     from kd.config.quiet import quiet_libraries
+    from kd.config.teacher_files import what_files_say
     from kd.config.train_first import teacher_settings
 
     quiet_libraries()
@@ -167,6 +168,7 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
         args.append(f"--resume={request.resume}")
     if resume_from:
         _check_start(Path(request.resume or ""), parsed.as_dict())
+    args += what_files_say(parsed.as_dict(), request.overrides)
     args += [f"--{item}" for item in teacher_settings(parsed.as_dict())]
     mirror = Mirror(place) if is_url(place) else None
     cli = KDCLI(args, cluster=cluster, marker=marker)

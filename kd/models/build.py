@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from kd.errors import UserError, plain
+from kd.models.foreign import HUGGING_FACE, TRANSFORMERS
 from kd.models.loading import NEW, load_checkpoint
 from kd.models.own import Builder, build_own, name_of
 from kd.models.preprocess import preprocess_for
@@ -69,7 +70,7 @@ def _built(
     if own is not None and num_classes and own != num_classes and not spec.checkpoint:
         what = f"names {own} classes, the data has {num_classes}" if own else "has no classifier"
         if head:
-            without = f" ({key}.head=false: its features teach)" if not own else ""
+            without = f" ({key}.head=false: its features teach)" if not own else f"; {key}.classes says which those are"
             raise UserError(f"{key}.builder: {name_of(builder)} {what}{without}")
         say(f"{key}: {name_of(builder)} {what}: its backbone is taken, the classifier is new")
     size = None if spec.img_size is None else (spec.img_size,) * 2 if isinstance(spec.img_size, int) else spec.img_size
@@ -136,6 +137,9 @@ def check_arch(arch: str, key: str) -> None:
             f"{key}.arch: which model? Give the name of one of timm's (timm.list_models()), or a "
             f"{key}.checkpoint that says it"
         )
+    if arch.startswith(("hf_hub:", "hf-hub:")):
+        loads = f"{key}.builder={HUGGING_FACE} {key}.builder.path={arch[7:]}"
+        raise UserError(f"{key}.arch: '{arch}' is none of timm's own; download it: {key}.checkpoint=DIR, or {loads}")
     if timm.is_model(arch):
         return
     near = difflib.get_close_matches(arch, timm.list_models(), 1, 0.5)
@@ -148,8 +152,8 @@ def _check_pretrained_classes(spec: ModelSpec, num_classes: int, key: str) -> No
     own = config.num_classes if config else None
     if own is not None and own != num_classes:
         raise UserError(
-            f"{key}.pretrained: timm's {spec.arch} names {own} classes, the data has {num_classes}; "
-            f"fine-tune it first and give {key}.checkpoint"
+            f"{key}.pretrained: timm's {spec.arch} names {own} classes, the data has {num_classes}; {key}.classes=FILE "
+            f"says which those are, or fine-tune it first and give {key}.checkpoint"
         )
 
 
@@ -165,9 +169,14 @@ def completed(spec: Spec, key: str) -> Spec:
         if spec.arch not in ("", name):
             say(f"{key}: built by {name}, not timm's {spec.arch}")
         return replace(spec, arch=name, mean=spec.mean or _three(said.mean), std=spec.std or _three(said.std))
+    if said.builder == TRANSFORMERS:
+        raise UserError(f"{key}.checkpoint: {spec.checkpoint} is a model of transformers, not timm's; in its place: "
+                        f"{key}.builder={HUGGING_FACE} {key}.builder.path={spec.checkpoint}")  # fmt: skip
     if said.builder:
         raise UserError(f"{key}.builder: {spec.checkpoint} was built by {said.builder}; name it and its arguments")
-    if isinstance(spec, TeacherSpec) and said.arch and said.arch != spec.arch:
+    if said.foreign and spec.arch:  # timm may have several names for it
+        pass
+    elif isinstance(spec, TeacherSpec) and said.arch and said.arch != spec.arch:
         size = said.img_size and (said.img_size[0] if said.img_size[0] == said.img_size[1] else said.img_size)
         before = f", not the settings' {spec.arch}" if spec.arch else ""
         say(f"{key}: {said.arch} at {size} px, as {spec.checkpoint} says{before}")
@@ -175,7 +184,7 @@ def completed(spec: Spec, key: str) -> Spec:
     elif (isinstance(spec, TeacherSpec) or not spec.arch) and said.arch:
         spec = replace(spec, arch=said.arch)
         spec = replace(spec, img_size=spec.img_size or said.img_size, kwargs={**said.kwargs, **spec.kwargs})
-    if said.arch not in ("", spec.arch):
+    if said.arch not in ("", spec.arch) and not said.foreign:
         return spec
     return replace(spec, mean=spec.mean or _three(said.mean), std=spec.std or _three(said.std))
 

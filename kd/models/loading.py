@@ -9,6 +9,7 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from kd.errors import UserError
+from kd.models.foreign import renamed
 from kd.models.weights import About, Weights, read_weights, say
 
 NEW = "kd_new_classifier"  # an attribute of a model whose classifier has no weights from its file
@@ -28,6 +29,9 @@ def load_checkpoint(model: nn.Module, path: Path, key: str, classes: Sequence[st
         UserError: no such file, not a checkpoint, or tensors that do not fit (the first ones are named).
     """
     found = read_weights(path, key)
+    found.state, library = renamed(found.state)
+    if library:
+        say(f"{key}: {found.file}: names of {library} brought into timm's")
     state = _in_the_models_layout(_without_prefix(found, model, key), model, found.about)
     has_classifier = bool(_below(state, classifier_names(model)))
     state = _without_the_classifier(state, model)
@@ -36,7 +40,8 @@ def load_checkpoint(model: nn.Module, path: Path, key: str, classes: Sequence[st
     last = _below(of_head, ["head.classifier"]) or of_head  # a dense model's head is more than its classifier
     other = _other_classes(found.about.classes, classes, state, expected, last)
     if other and head:
-        raise UserError(f"{key}: {found.file} {other}")
+        names = f"{key.removesuffix('.checkpoint')}.classes=FILE (one name a line) says which those are"
+        raise UserError(f"{key}: {found.file} {other}" + ("" if found.about.classes else f"; {names}"))
     if other:
         state = {k: v for k, v in state.items() if k not in last}
         say(f"{key}: {found.file} {other}: its backbone is taken, the classifier is new")
@@ -47,11 +52,15 @@ def load_checkpoint(model: nn.Module, path: Path, key: str, classes: Sequence[st
         for k, v in expected.items()
         if k in state and state[k].shape != v.shape
     ]
-    wrong += [f"{k} is missing" for k in expected if k not in state and (head or k not in of_head)]
+    missing = [k for k in expected if k not in state and (head or k not in of_head)]
+    wrong += [f"{k} is missing" for k in missing]
     wrong += [f"{k} is not in the model" for k in state if k not in expected]
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
-        raise UserError(f"{key}: {found.file} does not fit: {'; '.join(wrong[:3])}{more}")
+        root = key.removesuffix(".checkpoint")
+        other = f"; a model of another library or of your own: {root}.builder (kd/models/README.md)"
+        hint = other if 2 * len(missing) > len(expected) else ""
+        raise UserError(f"{key}: {found.file} does not fit: {'; '.join(wrong[:3])}{more}{hint}")
     model.load_state_dict({k: v.to(expected[k].dtype) for k, v in state.items()}, strict=False)
     setattr(model, NEW, not all(k in state for k in last))
 
@@ -112,11 +121,24 @@ def _without_prefix(found: Weights, model: nn.Module, key: str) -> dict[str, Ten
         if not prefix or (part is not model and prefix == "backbone."):
             return state
         inner = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        inner |= _head_beside(state, prefix, expected - inner.keys(), part)
         rest = len(state) - len(inner)
         left = f", {rest} tensors beside it are left out" if rest else ""
         say(f"{key}: {found.file}: the weights below '{prefix[:-1]}' are taken{left}")
         return inner
     return state
+
+
+def _head_beside(state: Mapping[str, Tensor], prefix: str, missing: set[str], model: nn.Module) -> dict[str, Tensor]:
+    """The one linear layer beside a wrapped backbone that is of the classifier's width, where the backbone has none."""
+    names = [name for name in classifier_names(model) if f"{name}.weight" in missing]
+    width = model.state_dict()[f"{names[0]}.weight"].shape[1:] if len(names) == 1 else None
+    beside = [k.removesuffix("weight") for k, v in state.items() if k.endswith("weight") and v.shape[1:] == width
+              and v.ndim == 2 and not k.startswith(prefix)]  # fmt: skip
+    if len(beside) != 1:
+        return {}
+    parts = ("weight", "bias")
+    return {f"{names[0]}.{part}": state[f"{beside[0]}{part}"] for part in parts if f"{beside[0]}{part}" in state}
 
 
 def _common_prefix(state: Mapping[str, Tensor], expected: set[str]) -> str | None:

@@ -1,5 +1,6 @@
 """What a recipe says of a model."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,8 +17,8 @@ class ModelSpec:
     Attributes:
         builder: makes a model of one's own, by class path (:class:`kd.models.own.Builder`; for transformers'
             ``kd.models.hugging_face.HuggingFace``), in place of ``arch`` and ``kwargs``.
-        arch: a timm model name; a teacher's is taken from its checkpoint where that names one, a student's where the
-            settings name none.
+        arch: a timm model name (``timm/NAME`` and ``hf_hub:timm/NAME`` mean the same); a teacher's is taken from its
+            checkpoint where that names one, a student's where the settings name none.
         img_size: side of its square input in pixels, or height and width; default: the architecture's own.
         mean: what its input was normalised with, of each channel, of values in 0..1; default: the checkpoint's, else
             the architecture's own.
@@ -42,6 +43,7 @@ class ModelSpec:
     builder: Builder | None = None
 
     def __post_init__(self) -> None:
+        self.arch = re.sub(r"^(hf[-_]hub:)?timm/", "", self.arch)
         for name, low in (("mean", None), ("std", 0.0)):
             value = getattr(self, name)
             if value is not None and (len(value) != 3 or (low is not None and not min(value) > low)):

@@ -20,6 +20,7 @@ from torch import Tensor
 from kd.checkpoints import models_in, run_folder
 from kd.errors import UserError
 from kd.machine import cache_dir
+from kd.models.foreign import of_transformers
 from kd.object_store import fetched
 
 STATES = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict")  # where trainers keep the weights
@@ -43,6 +44,7 @@ class About:
         std: likewise.
         classes: names by class id.
         builder: class path of the builder that made it, where it was not timm.
+        foreign: it is another library's model, of which this is timm's nearest.
     """
 
     arch: str = ""
@@ -52,6 +54,7 @@ class About:
     std: list[float] | None = None
     classes: list[str] = field(default_factory=list)
     builder: str = ""
+    foreign: bool = False
 
 
 @dataclass
@@ -114,7 +117,10 @@ def weights_file(path: Path, key: str) -> Path:
     for file in candidates:
         if file.is_file():
             return file
-    raise UserError(f"{key}: there is no {candidates[0]}")
+    hub = re.fullmatch(r"(?:hf[-_]hub:)?timm/(\S+)", str(path))
+    root = key.removesuffix(".checkpoint")
+    meant = f"; timm's weights: {root}.arch={hub[1]} {root}.pretrained=true" if hub else ""
+    raise UserError(f"{key}: there is no {candidates[0]}{meant}")
 
 
 def describe(file: Path) -> About:
@@ -128,6 +134,10 @@ def describe(file: Path) -> About:
         content = json.loads(config.read_text(encoding="utf-8"))
         if "architecture" in content:
             return _from_timm(content)
+        if "model_type" in content:
+            names = _names_in(content)
+            unnamed = all(name == f"LABEL_{i}" for i, name in enumerate(names))
+            return About(**of_transformers(content, file.parent), classes=[] if unnamed else names)
     if file.suffix == ".safetensors":
         with safe_open(file, framework="pt") as opened:
             return _from_metadata(opened.metadata() or {})

@@ -1,0 +1,212 @@
+"""Teachers as people have them: weights of transformers and torchvision, wrapped by trainers, named as on the hub."""
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+import yaml
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from kd.cli import train_main
+from kd.errors import UserError
+from kd.models import ModelSpec, TeacherSpec, build_model
+from kd.models.foreign import of_transformers, renamed
+from kd.teachers import build_teacher
+from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit
+from tests.test_train import run
+
+transformers = pytest.importorskip("transformers")
+NORMALISED = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+OURS = {**TINY, "mlp_ratio": 2}
+
+
+@functools.cache
+def hugging_face() -> nn.Module:
+    torch.manual_seed(0)
+    names = {"id2label": dict(enumerate(CLASSES)), "label2id": {name: i for i, name in enumerate(CLASSES)}}
+    config = transformers.ViTConfig(**SIZES, intermediate_size=64, **names)
+    return shaken(transformers.ViTForImageClassification(config))
+
+
+@functools.cache
+def torch_vision() -> nn.Module:
+    torch.manual_seed(0)
+    model = torchvision.models.VisionTransformer(32, 8, 2, 2, 32, 64, num_classes=4, norm_layer=nn.LayerNorm)
+    return shaken(model)
+
+
+def shaken(model: nn.Module) -> nn.Module:
+    """Random weights everywhere: zeros and ones would hide a wrong name."""
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, 0.1, 0.3)
+    return model.eval()
+
+
+def logits(output: object) -> Tensor:
+    return getattr(output, "logits", output)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("make", [hugging_face, torch_vision])
+@pytest.mark.parametrize("wrapped", ["", "model.", "net.encoder."])
+def test_a_vits_weights_give_the_same_logits(make, wrapped: str, tmp_path: Path, capsys) -> None:
+    theirs = make()
+    torch.save({"state_dict": {f"{wrapped}{k}": v for k, v in theirs.state_dict().items()}}, tmp_path / "w.pth")
+    spec = TeacherSpec(ARCH, 32, checkpoint=str(tmp_path / "w.pth"), kwargs=OURS)
+    ours = build_model(spec, 4, "model.teacher", head=True).eval()
+    with torch.no_grad():
+        want, got = logits(theirs(NORMALISED)), ours(NORMALISED)
+    assert want.std() > 0.1
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert f"names of {make.__name__.replace('hugging_face', 'transformers').replace('_', '')} brought into timm's" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_folder_of_transformers_brings_size_normalisation_and_class_names(tmp_path: Path) -> None:
+    hugging_face().save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.1, 0.2, 0.3], "image_std": [0.3, 0.2, 0.1]}')
+    turned = tuple(reversed(CLASSES))
+    for arch in ("", ARCH):
+        kwargs = OURS if arch else {}
+        teacher = build_teacher(
+            TeacherSpec(arch, 32 if arch else None, checkpoint=str(tmp_path), kwargs=kwargs), 4, turned
+        )
+        pictures = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+        pixels = (pictures / 255 - torch.tensor([0.1, 0.2, 0.3])[:, None, None]) / torch.tensor([0.3, 0.2, 0.1])[
+            :, None, None
+        ]
+        with torch.no_grad():
+            want = logits(hugging_face()(pixels)).flip(1)
+        torch.testing.assert_close(teacher(pictures), want, rtol=1e-4, atol=1e-4)
+
+
+def test_dinov2_of_transformers_gives_the_same_features(tmp_path: Path) -> None:
+    model = shaken(transformers.Dinov2Model(transformers.Dinov2Config(**SIZES, mlp_ratio=2)))
+    model.save_pretrained(tmp_path)
+    teacher = build_teacher(TeacherSpec(checkpoint=str(tmp_path), head=False), 0)
+    assert (teacher.arch, teacher.prepare.size) == ("vit_base_patch14_dinov2", (32, 32))
+    with torch.no_grad():
+        want = model(NORMALISED).last_hidden_state
+        got = teacher.model.forward_features(NORMALISED)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_vit_that_timm_has_a_name_for(tmp_path: Path) -> None:
+    known = {**SIZES, "hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "image_size": 224}
+    vit = {**known, "model_type": "vit", "patch_size": 16, "intermediate_size": 1536}
+    dino = {**known, "model_type": "dinov2", "patch_size": 14, "mlp_ratio": 4}
+    for config, arch in ((vit, "vit_small_patch16_224"), (dino, "vit_small_patch14_dinov2")):
+        said = of_transformers(config, tmp_path)
+        assert (said["arch"], said["kwargs"], said["img_size"]) == (arch, {}, (224, 224))
+
+
+def test_another_model_of_transformers_is_told_the_keys_that_load_it(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = transformers.ConvNextConfig(hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], num_labels=4)
+    transformers.ConvNextForImageClassification(config).save_pretrained(tmp_path)
+    assert train_main([f"recipe={recipe}", f"model.teacher.checkpoint={tmp_path}"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"model.teacher.checkpoint: {tmp_path} is a model of transformers, not timm's; in its place: " in line
+    keys = line.partition("in its place: ")[2].split()
+    assert keys == [
+        "model.teacher.builder=kd.models.hugging_face.HuggingFace",
+        f"model.teacher.builder.path={tmp_path}",
+    ]
+    assert train_main([f"recipe={recipe}", *keys, "model.teacher.checkpoint=null", "model.teacher.img_size=32",
+                       "trainer.max_epochs=1"]) == 0  # fmt: skip
+
+
+def test_torchvisions_mobilenets_are_told_the_key(tmp_path: Path) -> None:
+    torch.save(torchvision.models.mobilenet_v3_small(num_classes=4).state_dict(), tmp_path / "w.pth")
+    spec = TeacherSpec("mobilenetv3_small_100", checkpoint=str(tmp_path / "w.pth"))
+    with pytest.raises(UserError, match=r"does not fit: .*; a model of another library .*: model.teacher.builder"):
+        build_model(spec, 4, "model.teacher", head=True)
+
+
+def test_weights_of_timm_keep_their_names() -> None:
+    state = tiny_vit().state_dict()
+    assert renamed(state) == (state, "")
+
+
+# -- wrapped by a trainer --------
+
+
+@pytest.mark.parametrize("head", ["net.head.", "net.classifier.fc.", "head."])
+def test_a_head_beside_a_wrapped_backbone_is_taken(head: str, tmp_path: Path) -> None:
+    want = tiny_vit(seed=3)
+    state = {(head + k[5:] if k.startswith("head.") else f"net.backbone.{k}"): v for k, v in want.state_dict().items()}
+    torch.save(
+        {"state_dict": {**state, "loss.weight": torch.ones(4)}, "pytorch-lightning_version": "2.6.0"},
+        tmp_path / "w.ckpt",
+    )
+    spec = TeacherSpec(ARCH, 32, checkpoint=str(tmp_path / "w.ckpt"), kwargs=TINY)
+    ours = build_model(spec, 4, "model.teacher", head=True)
+    assert all(torch.equal(v, want.state_dict()[k]) for k, v in ours.state_dict().items())
+
+
+def test_of_two_heads_none_is_taken(tmp_path: Path) -> None:
+    state = {f"net.backbone.{k}": v for k, v in tiny_vit(0).state_dict().items()}
+    torch.save({**state, "net.a.weight": torch.ones(4, 32), "net.b.weight": torch.ones(4, 32)}, tmp_path / "w.ckpt")
+    with pytest.raises(UserError, match="head.weight is missing"):
+        spec = TeacherSpec(ARCH, 32, checkpoint=str(tmp_path / "w.ckpt"), kwargs=TINY)
+        build_model(spec, 4, "model.teacher", head=True)
+
+
+# -- names and classes --------
+
+
+def test_names_of_the_hub() -> None:
+    for name in ("timm/vit_small_patch14_dinov2.lvd142m", "hf_hub:timm/vit_small_patch14_dinov2.lvd142m",
+                 "hf-hub:timm/vit_small_patch14_dinov2.lvd142m"):  # fmt: skip
+        assert ModelSpec(name).arch == "vit_small_patch14_dinov2.lvd142m"
+        with pytest.raises(UserError, match=r"weights: model.teacher.arch=vit_small_\S+ model.teacher.pretrained"):
+            build_teacher(TeacherSpec(ARCH, checkpoint=name), 4)
+    with pytest.raises(UserError, match=r"model.teacher.arch: 'hf_hub:me/net' .* model.teacher.builder.path=me/net"):
+        build_teacher(TeacherSpec("hf_hub:me/net"), 4)
+
+
+def test_other_numbers_of_classes_name_the_key(tmp_path: Path) -> None:
+    file = save_teacher(tmp_path / "w.safetensors", 81)
+    with pytest.raises(UserError, match=r"names 81 classes, the data has 4; model.teacher.classes=FILE \(one"):
+        build_teacher(TeacherSpec(ARCH, 32, checkpoint=str(file), kwargs=TINY), 4, CLASSES)
+
+
+# -- an architecture that is not the file's --------
+
+
+@pytest.fixture
+def speaking(tmp_path: Path) -> Path:
+    """Weights that name their architecture."""
+    kwargs = {**TINY, "depth": 1, "num_classes": 4}
+    said = {"arch": ARCH, "kwargs": json.dumps(kwargs), "img_size": "32"}
+    save_file(tiny_vit(depth=1).state_dict(), tmp_path / "spoken.safetensors", said)
+    return tmp_path / "spoken.safetensors"
+
+
+def test_a_typed_architecture_that_is_not_the_files_is_refused(
+    recipe: Path, speaking: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = [f"recipe={recipe}", f"model.teacher.checkpoint={speaking}", "model.teacher.arch=resnet18"]
+    assert train_main(items) == 2
+    assert f"model.teacher.arch: {speaking} holds {ARCH}, got resnet18; leave it out" in capsys.readouterr().err
+
+
+def test_a_recipes_architecture_gives_way_and_the_run_records_the_files(
+    recipe: Path, speaking: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = recipe.read_text()
+    content = yaml.safe_load(text)
+    content["model"]["teacher"] |= {"arch": "resnet18", "img_size": 64, "kwargs": {}}
+    recipe.write_text(yaml.safe_dump(content))
+    folder = run(recipe, f"model.teacher.checkpoint={speaking}", "trainer.max_epochs=1")
+    recipe.write_text(text)
+    told = f"model.teacher: {ARCH} at 32 px, as {speaking} says, not the settings' resnet18"
+    assert capsys.readouterr().out.count(told) == 1
+    used = yaml.safe_load((folder / "config.yaml").read_text())["model"]["teacher"]
+    assert (used["arch"], used["img_size"], used["kwargs"]) == (ARCH, 32, {**TINY, "depth": 1})
