@@ -181,6 +181,7 @@ class Summary(Callback):
                 "classes": len(info.classes),
                 "unlabeled": info.unlabeled,
                 "skipped": len(data.skipped),
+                "shared": len(data.splits.shared),
             },
             "seed": self.seed,
         }

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from kd.callbacks.preemption import RunStopped, interruption
 from kd.checkpoints import LAST
-from kd.data.sources import said
+from kd.data.sources import printable, said
 from kd.errors import UserError, reason, run_error
 from kd.launch.cluster import is_rank_zero
 from kd.launch.loopback import meet_on_loopback
@@ -42,9 +42,8 @@ def fit(cli: "KDCLI", resume_from: Path | None) -> int:
     return status
 
 
-def _fit(cli: "KDCLI", resume_from: Path | None) -> int:
-    say = print if is_rank_zero() else lambda *_, **__: None
-    cli.datamodule.prepare_data()  # in each process, before a trainer that would wait for the others
+def _say_data(cli: "KDCLI", say: Callable[..., None]) -> None:
+    """What there is to learn from, and what is odd about it."""
     info = cli.datamodule.info
     say(f"data: {cli.datamodule.source.describe()}", flush=True)
     left_out = f", {len(cli.datamodule.skipped)} damaged left out" if cli.datamodule.skipped else ""
@@ -55,6 +54,11 @@ def _fit(cli: "KDCLI", resume_from: Path | None) -> int:
     )
     if cli.datamodule.holds_out:
         say(f"      {info.val} of its training pictures are held out for validation: it has none (data.val_fraction)")
+    shared = cli.datamodule.splits.shared
+    if shared:
+        ours, theirs = map(printable, shared[0])
+        of_all = f"{len(shared)} of {info.val} validation pictures are training pictures too"
+        say(f"      warning: {of_all}, for example {ours}{'' if ours == theirs else f' ({theirs})'}")
     if info.classes and cli.model.task.labels and not info.labels:
         say(
             "      training on the unlabelled pictures alone: no task loss (beside labelled ones: data.unlabeled_ratio)"
@@ -65,6 +69,12 @@ def _fit(cli: "KDCLI", resume_from: Path | None) -> int:
     short = [f"trainer.{name}={limit}" for name, limit in limits.items() if limit != 1.0 or isinstance(limit, int)]
     if short:
         say(f"      an epoch uses some of them: {', '.join(short)}")
+
+
+def _fit(cli: "KDCLI", resume_from: Path | None) -> int:
+    say = print if is_rank_zero() else lambda *_, **__: None
+    cli.datamodule.prepare_data()  # in each process, before a trainer that would wait for the others
+    _say_data(cli, say)
     if cli.precision_note:
         say(cli.precision_note)
     cli.model.resumed = resume_from is not None

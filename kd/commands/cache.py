@@ -78,8 +78,11 @@ def _built(request: Request) -> "KDCLI":
     args = request.parser_args()
     from kd.config.parser import KDCLI
     from kd.config.quiet import quiet_libraries
+    from kd.config.teacher_files import what_files_say
     from kd.config.train_first import teacher_settings
 
     quiet_libraries()
-    args += [f"--{item}" for item in teacher_settings(KDCLI(args, instantiate=False).as_dict())]
+    config = KDCLI(args, instantiate=False).as_dict()
+    args += what_files_say(config, request.overrides)
+    args += [f"--{item}" for item in teacher_settings(config)]
     return KDCLI(args)

@@ -116,10 +116,12 @@ class DistillationDataModule(LightningDataModule):
         """Checks the pictures of both splits; the first process of a machine does it, others wait and read its answer.
 
         Raises:
-            UserError: missing data, or damaged pictures (unless they are left out).
+            UserError: missing data, damaged pictures (unless they are left out), or a validation split that is the
+                training pictures.
         """
         for name in self.splits.names:
             self.split(name)
+        self.splits.check_apart()
         if self.tier is not None:
             self.tier.connect()
 

@@ -1,5 +1,6 @@
 """Finds pictures that can't be decoded, before training meets them; once a machine, on all its cores."""
 
+import hashlib
 import json
 import os
 import tempfile
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from filelock import FileLock
 
@@ -39,7 +40,19 @@ def _store(split: Split) -> Store | None:
     return split.store if isinstance(split, FileSplit) else None
 
 
-def damaged(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_PIXELS) -> dict[int, str]:
+class Scan(NamedTuple):
+    """What a look at a split has found.
+
+    Attributes:
+        damaged: the reason by the picture's number, for those that can't be read or decoded.
+        digests: a hash of each picture's bytes, where they were read whole; else empty.
+    """
+
+    damaged: dict[int, str]
+    digests: list[str]
+
+
+def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_PIXELS) -> Scan:
     """Looks at every picture of a split once and remembers the answer in the user's cache folder.
 
     Of several processes on a machine one looks, and the others wait for it.
@@ -49,29 +62,29 @@ def damaged(split: Split, label: str, check: Check = "all", max_pixels: int = MA
         label: what the progress bar calls them.
         check: decode each picture, read the headers alone, or nothing.
         max_pixels: a picture of more counts as damaged.
-
-    Returns:
-        The reason by the picture's number, for those that can't be read or decoded.
     """
     if check == "off":
-        return {}
+        return Scan({}, [])
     memory = cache_dir() / "scans" / f"{fingerprint(split)}-{check}-{max_pixels}.json"
     count = len(split.targets)
-    found = _remembered(memory, count)
+    found = _remembered(memory, count, check)
     if found is not None:
         return found
     with _alone(memory.with_suffix(".lock")):
-        found = _remembered(memory, count)
+        found = _remembered(memory, count, check)
         if found is None:
-            look = partial(_reason, split, check, max_pixels)
+            look = partial(_look, split, check, max_pixels)
             with ThreadPoolExecutor(max(cores(), AT_ONCE) if _store(split) else cores()) as pool:
-                reasons = list(bar(pool.map(look, range(count)), label=f"checking {label}", total=count))
-            found = {i: reason for i, reason in enumerate(reasons) if reason}
+                seen = list(bar(pool.map(look, range(count)), label=f"checking {label}", total=count))
+            reasons = {i: printable(reason) for i, (reason, _) in enumerate(seen) if reason}
+            found = Scan(reasons, [digest for _, digest in seen] if check == "all" else [])
             _remember(memory, found)
     return found
 
 
-def _reason(split: Split, check: Check, max_pixels: int, i: int) -> str | None:
+def _look(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str]:
+    """Why a picture can't be used, or nothing, and the hash of its bytes."""
+    digest = ""
     try:
         split.name(i).encode()
         while isinstance(split, Subset):
@@ -79,33 +92,38 @@ def _reason(split: Split, check: Check, max_pixels: int, i: int) -> str | None:
         if check == "headers":
             with split.open(i) if isinstance(split, FileSplit) else BytesIO(split.read(i)) as stream:
                 check_header(stream, max_pixels)
-            return None
-        picture = decode(split.read(i), max_pixels)
+            return "", ""
+        content = split.read(i)
+        digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+        picture = decode(content, max_pixels)
         if isinstance(split, MaskSplit):
             split.check_mask(i, *picture.shape[1:])
     except UnicodeEncodeError:
-        return "its name is not UTF-8"
+        return "its name is not UTF-8", digest
     except OSError as error:
-        return error.strerror or str(error)
+        return error.strerror or str(error), digest
     except (RuntimeError, ValueError, MemoryError) as error:
-        return first_line(error)
-    return None
+        return first_line(error), digest
+    return "", digest
 
 
-def _remembered(file: Path, count: int) -> dict[int, str] | None:
+def _remembered(file: Path, count: int, check: Check) -> Scan | None:
     """What an earlier look found; nothing where there was none, or its file is damaged."""
     try:
-        found = {int(i): str(reason) for i, reason in json.loads(file.read_text()).items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+        noted = json.loads(file.read_text())
+        found = {int(i): str(reason) for i, reason in noted["damaged"].items()}
+        digests = [str(digest) for digest in noted["digests"]]
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):
         return None
-    return found if all(0 <= i < count for i in found) else None
+    whole = all(0 <= i < count for i in found) and len(digests) == (count if check == "all" else 0)
+    return Scan(found, digests) if whole else None
 
 
-def _remember(file: Path, found: dict[int, str]) -> None:
+def _remember(file: Path, found: Scan) -> None:
     """Written under another name first: a process that is killed leaves nothing that would be read."""
     try:
         with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as part:
-            json.dump({i: printable(reason) for i, reason in found.items()}, part)
+            json.dump(found._asdict(), part)
         os.replace(part.name, file)  # noqa: PTH105 - the name is a string
     except OSError:
         return  # a read-only or full cache folder costs a second look, nothing more

@@ -8,8 +8,8 @@ import numpy as np
 from kd.data.held_out import held_out
 from kd.data.pictures import MAX_PIXELS
 from kd.data.probe import KEY, Probe
-from kd.data.scan import Check, damaged, usual
-from kd.data.sources import Source, Split, Subset, labelled_folder, printable
+from kd.data.scan import Check, scan, usual
+from kd.data.sources import FileSplit, Source, Split, Subset, labelled_folder, printable
 from kd.data.sources.places import joined, place_of
 from kd.data.sources.unlabelled import Joined, unlabelled_folder
 from kd.errors import UserError
@@ -62,6 +62,7 @@ class Splits:
         self.skipped: list[str] = []
         self._listed: dict[str, list[Split]] = {}
         self._splits: dict[str, Split] = {}
+        self._pictures: dict[str, Sequence[str]] = {}  # what tells them apart: hashes of their bytes, or their paths
 
     @property
     def names(self) -> list[str]:
@@ -135,7 +136,8 @@ class Splits:
         return self._splits[name]
 
     def _checked(self, split: Split, name: str) -> Split:
-        bad = damaged(split, name, self.check or usual(split), self.max_pixels)
+        bad, digests = scan(split, name, self.check or usual(split), self.max_pixels)
+        self._pictures[name] = [digest for i, digest in enumerate(digests) if i not in bad] or _paths(split)
         if not bad:
             return split
         listed = [f"{printable(split.name(i))} ({reason})" for i, reason in bad.items()]
@@ -152,6 +154,30 @@ class Splits:
             raise UserError(f"data.source: all {len(listed)} pictures of {name} are damaged, the first is {listed[0]}")
         return Subset(split, keep)
 
+    @property
+    def shared(self) -> list[tuple[str, str]]:
+        """Validation pictures that are training pictures too, each with one of those; both splits have been checked."""
+        train, val = (self._pictures.get(name, ()) for name in ("train", "val"))
+        both = {*train} & {*val}
+        if not both:
+            return []
+        first = {picture: i for i, picture in reversed([*enumerate(train)])}
+        ours, theirs = self.split("val"), self.split("train")
+        return [(ours.name(i), theirs.name(first[picture])) for i, picture in enumerate(val) if picture in both]
+
+    def check_apart(self) -> None:
+        """Refuses to validate with nothing but training pictures.
+
+        Raises:
+            UserError: all validation pictures of a source that has its own are training pictures.
+        """
+        shared = [] if self.holds_out else self.shared
+        if shared and len(shared) == len(self.split("val").targets):
+            ours, theirs = map(printable, shared[0])
+            what = ours if ours == theirs else f"{ours} is {theirs}"
+            raise UserError(f"data.source: all {len(shared)} validation pictures are training pictures ({what}); give "
+                            "others, or none, and data.val_fraction of the training pictures is held out")  # fmt: skip
+
     def add_folder(self, folder: str, classes: Sequence[str]) -> None:
         """Makes ``folder/<class>/*.jpg`` the split ``folder``, with ids from ``classes``."""
         place = place_of(folder, "folder", self._cache_bytes)
@@ -166,3 +192,8 @@ class Splits:
     def unlabelled(self) -> int:
         """How many unlabelled pictures stand behind the training pictures."""
         return len(self.parts("train")[1].targets) if self.unlabeled else 0
+
+
+def _paths(split: Split) -> Sequence[str]:
+    """Files by their paths; nothing of pictures that have none."""
+    return split.paths if isinstance(split, FileSplit) else ()

@@ -10,9 +10,11 @@ from kd.cli import train_main
 from kd.config.paths import LISTS
 from kd.config.request import translate
 from kd.data import DistillationDataModule
+from kd.data.scan import Check, scan
 from kd.data.sources import ImageFolder, Manifest, Source, lists
 from kd.errors import UserError
 from tests._helpers import CLASSES, draw_folder
+from tests.test_train import run
 
 # -- folders --------
 
@@ -194,3 +196,55 @@ def test_a_file_named_like_a_number_is_none_of_its_business(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "10").touch()
     assert "--trainer.max_epochs=10" in translate(["recipe=foodtag_vit", "trainer.max_epochs=10"]).parser_args()
+
+
+# -- pictures of both splits --------
+
+
+def test_training_pictures_among_those_of_validation_are_counted(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = draw_folder(tmp_path / "data", train=4, val=2)
+    copy = root / "val" / "cake" / "copied.jpg"
+    shutil.copy(root / "train" / "bread" / "01.jpg", copy)
+    folder = run(recipe, f"data.source.root={root}", "trainer.max_epochs=1")
+    told = (
+        f"warning: 1 of 9 validation pictures are training pictures too, for example {copy} ({root}/train/bread/01.jpg)"
+    )
+    assert told in capsys.readouterr().out
+    assert json.loads((folder / "summary.json").read_text())["data"]["shared"] == 1
+
+
+@pytest.mark.parametrize("check", ["all", "headers", "off"])
+def test_a_list_with_the_same_pictures_for_both_is_refused(check: Check, tmp_path: Path) -> None:
+    root = draw_folder(tmp_path / "data", train=2, val=1)
+    rows = "".join(f"train/{name}/00.jpg,{name}\n" for name in CLASSES)
+    (root / "m.csv").write_text(f"path,label\n{rows}")
+    source = Manifest(str(root / "m.csv"), str(root / "m.csv"))
+    data = DistillationDataModule(source, img_size=32, check=check)
+    with pytest.raises(UserError, match=r"data.source: all 4 validation pictures are training pictures \(.*00.jpg\)"):
+        data.prepare_data()
+
+
+def test_copies_among_pictures_that_are_held_out_are_counted_and_taken(tmp_path: Path) -> None:
+    root = draw_folder(tmp_path / "data", train=4, val=1)
+    for file in [*(root / "train").rglob("*.jpg")]:
+        shutil.copy(file, file.with_stem(f"{file.stem}_again"))
+    data = DistillationDataModule(ImageFolder(str(root / "train")), img_size=32)
+    for _ in range(2):  # the second time from what the first one has noted
+        data.prepare_data()
+        assert len(data.splits.shared) == 4
+        assert all(a.replace("_again", "") == b.replace("_again", "") for a, b in data.splits.shared)
+        data = DistillationDataModule(ImageFolder(str(root / "train")), img_size=32)
+
+
+def test_what_an_earlier_version_noted_of_a_look_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    split = ImageFolder(str(draw_folder(tmp_path / "data", train=1, val=1))).load("train")
+    found = scan(split, "train")
+    (note,) = (tmp_path / "cache" / "scans").glob("*.json")
+    assert len({*found.digests}) == 4
+    note.write_text("{}")
+    assert scan(split, "train") == found

@@ -19,7 +19,7 @@ from PIL import Image
 from kd.cli import main, pack_main, train_main
 from kd.data.engines.device import CutSet
 from kd.data.probe import Probe
-from kd.data.scan import damaged, usual
+from kd.data.scan import scan, usual
 from kd.data.sources import (
     Food101,
     ImageFolder,
@@ -160,7 +160,8 @@ def test_each_source_finds_by_url_what_it_finds_on_a_disk(s3: str, tmp_path: Pat
             assert getattr(a, "left_out", None) == getattr(b, "left_out", None)
             assert identity(a) == identity(b)
             assert usual(a) == usual(b) == "all"
-            assert damaged(a, name) == damaged(b, name) == {}
+            assert scan(a, name) == scan(b, name)
+            assert not scan(a, name).damaged
     assert len(Manifest(f"{url}/lists/train.csv").load("train").targets) == 6
     files, path = file_system(f"{url}/data/train/cake")
     files.pipe_file(f"{path}//00.jpg", b"empty part")  # beside cake/00.jpg
