@@ -116,12 +116,9 @@ class DistillationDataModule(LightningDataModule):
         """Checks the pictures of both splits; the first process of a machine does it, others wait and read its answer.
 
         Raises:
-            UserError: missing data, damaged pictures (unless they are left out), or a validation split that is the
-                training pictures.
+            UserError: missing data, damaged pictures (unless they are left out), or nothing of its own to validate with.
         """
-        for name in self.splits.names:
-            self.split(name)
-        self.splits.check_apart()
+        self.splits.prepare()
         if self.tier is not None:
             self.tier.connect()
 

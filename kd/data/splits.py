@@ -165,12 +165,14 @@ class Splits:
         ours, theirs = self.split("val"), self.split("train")
         return [(ours.name(i), theirs.name(first[picture])) for i, picture in enumerate(val) if picture in both]
 
-    def check_apart(self) -> None:
-        """Refuses to validate with nothing but training pictures.
+    def prepare(self) -> None:
+        """Checks the pictures of all splits.
 
         Raises:
-            UserError: all validation pictures of a source that has its own are training pictures.
+            UserError: damaged pictures, or all validation pictures of a source that has its own are training pictures.
         """
+        for name in self.names:
+            self.split(name)
         shared = [] if self.holds_out else self.shared
         if shared and len(shared) == len(self.split("val").targets):
             ours, theirs = map(printable, shared[0])
