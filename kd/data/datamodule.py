@@ -116,7 +116,7 @@ class DistillationDataModule(LightningDataModule):
         """Checks the pictures of both splits; the first process of a machine does it, others wait and read its answer.
 
         Raises:
-            UserError: missing data, damaged pictures (unless they are left out), or nothing of its own to validate with.
+            UserError: missing data, damaged pictures (unless they are left out), or none to validate with.
         """
         self.splits.prepare()
         if self.tier is not None:
