@@ -153,6 +153,8 @@ def _say(name: str, cache: CachedTeacher, computed: int, seconds: float) -> None
         f"({computed / seconds:,.0f} images/s); {cache.views} view(s) of {cache.samples} pictures, "
         f"{cache.disk_bytes / 1e6:,.1f} MB in {cache.place}"
     )
-    errors = ", ".join(f"{kind} {error:.3%}" for kind, error in cache.error().items())
+    worst = cache.error("worst")
+    errors = ", ".join(f"{kind} {error:.3%} (at worst {worst.get(kind, error):.3%})"
+                       for kind, error in cache.error().items())  # fmt: skip
     if errors:
         print(f"       off by, after rounding (relative error): {errors}")

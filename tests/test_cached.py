@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -506,6 +507,17 @@ def test_a_moving_temperature_needs_all_logits(
     assert "model.teacher.cache_topk: KDLoss needs all logits" in capsys.readouterr().err
 
 
+def test_int8_that_would_be_far_off_is_refused(
+    tmp_path: Path, pictures: Path, teacher: Path, cache: list[str], capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys.modules["kd.teachers.open_cache"], "WORST", 1e-4)
+    recipe = feature_recipe(tmp_path, pictures, teacher, "maps")
+    assert train_main([f"recipe={recipe}", *cache, "model.teacher.cache_precision=int8"]) == 2
+    message = r"model.teacher.cache_precision: int8 is off by \d+% of \S+ of one of \d+ pictures"
+    assert re.search(message, capsys.readouterr().err)
+
+
 def test_several_teachers_each_with_a_cache(
     tmp_path: Path, pictures: Path, teacher: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -525,7 +537,8 @@ def test_several_teachers_each_with_a_cache(
     live = run(recipe, *(f"model.teachers.{name}.cache=off" for name in "ab"), "trainer.precision=32-true")
     filling = run(recipe, *items)
     assert {name: report(filling)[name]["answers_computed"] for name in "ab"} == {"a": 96, "b": 96}
-    assert 0 < report(filling)["b"]["error"]["norm:class"] < 0.01
+    error, worst = (report(filling)["b"][key]["norm:class"] for key in ("error", "worst_error"))
+    assert 0 < error < worst < 0.01
     only = [f"model.teachers.{name}.cache=only" for name in "ab"]
     reading = run(recipe, *items, *only)
     assert {name: report(reading)[name]["answers_computed"] for name in "ab"} == {"a": 0, "b": 0}

@@ -8,9 +8,19 @@ import torch
 from torch import Tensor
 
 from kd.losses.topk import TopKLogits
-from kd.teachers.answer_features import FeatureCodec, HalfFeature, Int8Feature, as_measured, half, relative_error
+from kd.teachers.answer_features import (
+    OUTLIERS,
+    FeatureCodec,
+    HalfFeature,
+    Int8Feature,
+    as_measured,
+    half,
+    relative_error,
+    worst_error,
+)
 from kd.teachers.answer_maps import MapCodec
 
+UNITS_OF = 64  # pictures
 CRC_BYTES = 4
 """At the start of every record: the checksum of the rest (:mod:`kd.teachers.answer_store`)."""
 
@@ -112,7 +122,7 @@ class AnswerCodec:
         found = self.logits.describe() if self.logits else {"format": FEATURES_ALONE}
         if shapes:
             found = {**found, "features": shapes}
-        return found if self.precision == "half" else {**found, "precision": self.precision}
+        return found if self.precision == "half" else {**found, "precision": self.precision, "outliers": OUTLIERS}
 
     def measure(self, logits: Tensor, features: Mapping[Feature, Tensor]) -> dict[str, Any]:
         """What is written once, when a cache is begun: units of int8, and how far answers are off after rounding.
@@ -122,16 +132,22 @@ class AnswerCodec:
             features: likewise ``(N, ...)``.
 
         Returns:
-            ``units`` by feature, and ``error``: the relative error of each kind of answer on these pictures.
+            ``units`` by feature, of the first :data:`UNITS_OF` pictures; of the others (of all, where there are no
+            more) the relative ``error`` of each kind of answer, and ``worst``, that of the worst of them.
         """
         given = {"logits": logits} | {":".join(name): x for name, x in features.items()}
-        units = {name: codec.measure(given[name]) for name, codec in self._named().items()
+        units = {name: codec.measure(given[name][:UNITS_OF]) for name, codec in self._named().items()
                  if isinstance(codec, Int8Feature)}  # fmt: skip
-        back, found = self.decode(self.encode(logits, features).cpu())
-        error = {":".join(name): relative_error(found[name], features[name].float().cpu()) for name in self.features}
+        judged = slice(UNITS_OF if len(logits) > UNITS_OF else 0, None)
+        exact = {name: x[judged].float().cpu() for name, x in given.items()}
+        back, found = self.decode(self.encode(logits[judged], {k: x[judged] for k, x in features.items()}).cpu())
+        there = {":".join(name): x for name, x in found.items()}
         if isinstance(back, Tensor):
-            error["logits"] = relative_error(back, logits.float().cpu())
-        return {"pictures": len(logits), "error": error, **({"units": units} if units else {})}
+            there["logits"] = back
+        error, worst = ({name: measure(x, exact[name]) for name, x in there.items()}
+                        for measure in (relative_error, worst_error))  # fmt: skip
+        noted = {"pictures": len(exact["logits"]), "error": error, "worst": worst}
+        return {**noted, "units": units} if units else noted
 
     def as_measured(self, measured: dict[str, Any]) -> None:
         """Takes what :meth:`measure` has found when the cache was begun.

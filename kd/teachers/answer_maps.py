@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kd.teachers.answer_features import HalfFeature, Int8Feature, half
+from kd.teachers.answer_features import OUTLIERS, HalfFeature, Int8Feature, half
 
 
 class MapCodec:
@@ -37,7 +37,11 @@ class MapCodec:
         """What a reader must know to read the records."""
         kind = "map" if self.topk is None else f"top-{self.topk} map"
         found = {"format": kind, "classes": self.num_classes, "size": list(self.shape[1:])}
-        return found if self.topk or self.precision == "half" else {**found, "precision": self.precision}
+        return (
+            found
+            if self.topk or self.precision == "half"
+            else {**found, "precision": self.precision, "outliers": OUTLIERS}
+        )
 
     def encode(self, logits: Tensor) -> Tensor:
         """``(N, C, h, w)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""

@@ -109,9 +109,9 @@ class CachedTeacher:
         """What is kept of an answer: ``format`` of the logits, ``features`` with their shapes, ``precision``."""
         return described([kept.codec for kept in self.kept])
 
-    def error(self) -> dict[str, float]:
-        """The relative error of each kind of answer, as measured when the cache was begun."""
-        return {name: e for kept in self.kept for name, e in kept.store.measured.get("error", {}).items()}
+    def error(self, which: str = "error") -> dict[str, float]:
+        """The relative error of each kind of answer, as measured when the cache was begun; ``worst``: of a picture."""
+        return {name: e for kept in self.kept for name, e in kept.store.measured.get(which, {}).items()}
 
     def present(self, view: int, index: np.ndarray) -> np.ndarray:
         """Which of the samples ``index`` have whole answers: bool, the shape of ``index``."""
@@ -196,6 +196,7 @@ class CachedTeacher:
             "views": self.views,
             "disk_mb": round(self.disk_bytes / 1e6, 1),
             "error": {name: round(error, 6) for name, error in self.error().items()},
+            "worst_error": {name: round(error, 6) for name, error in self.error("worst").items()},
             "answers_read": self.read,
             "answers_computed": self.computed,
         }

@@ -3,13 +3,15 @@
 from functools import partial
 from typing import Any
 
+import torch
+
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.losses import PixelKDLoss
 from kd.models import Preprocess
 from kd.models.taps import TRIAL
 from kd.teachers.answer import ALL, Wanted
-from kd.teachers.answer_codec import described
+from kd.teachers.answer_codec import UNITS_OF, described
 from kd.teachers.answer_store import FINGERPRINT, AnswerStore, check_room, compare
 from kd.teachers.base import Teacher
 from kd.teachers.cache_layout import Kind, Layout, looking, topk_temperature
@@ -18,7 +20,8 @@ from kd.teachers.ensemble import Ensemble
 from kd.teachers.frozen import FrozenTeacher
 from kd.teachers.published import PublishedStore
 
-MEASURED_ON = 64  # pictures, for the units of int8 and the error that a cache states
+MEASURED_ON = 256  # pictures, for the units of int8 and the error that a cache states
+WORST = 0.1  # of one picture's answer, that int8 may be off by
 
 
 def open_cache(
@@ -105,10 +108,22 @@ def _store(teacher: FrozenTeacher, kind: Kind, layout: Layout, filling: bool) ->
 
 
 def _measured(teacher: FrozenTeacher, kind: Kind, data: DistillationDataModule) -> dict[str, Any]:
-    """What is noted when a cache is begun: units of int8, and the error that rounding makes."""
-    pictures = data.sample_pictures(MEASURED_ON).to(teacher.device)
-    logits, found = teacher.look(pictures, [(ALL, *key) for key in kind.codec.features])
-    return kind.codec.measure(logits, {(path, tokens): x for (_, path, tokens), x in found.items()})
+    """What is noted when a cache is begun: units of int8, and the error that rounding makes.
+
+    Raises:
+        UserError: int8 is off by more than :data:`WORST` of a picture's answer.
+    """
+    layers = [(ALL, *key) for key in kind.codec.features]
+    given = [teacher.look(part, layers) for part in data.sample_pictures(MEASURED_ON).split(UNITS_OF)]
+    features = {layer[1:]: torch.cat([found[layer] for _, found in given]) for layer in layers}
+    noted = kind.codec.measure(torch.cat([logits for logits, _ in given]), features)
+    name = max(noted["worst"], key=noted["worst"].__getitem__, default="")
+    if "units" in noted and noted["worst"][name] > WORST:
+        raise UserError(
+            f"{teacher.key}.cache_precision: int8 is off by {noted['worst'][name]:.0%} of {name} of one of "
+            f"{noted['pictures']} pictures, at most {WORST:.0%} are allowed; cache_precision=half"
+        )
+    return noted
 
 
 def check_precision(teacher: Teacher, data: DistillationDataModule, wanted: Wanted) -> None:
