@@ -6,8 +6,10 @@ import numpy as np
 from torch.utils.data import Sampler
 
 Key = tuple[int, int]
-"""(index, view): what the data set is asked for. The view is the epoch, unless there is a fixed number of views; it is
--1 for padding, see :class:`EvalBatches`."""
+"""(index, view): what the data set is asked for. The view is the epoch, unless there is a fixed number of views; a sample
+that comes again in an epoch shows another one (:data:`TURN`). It is -1 for padding, see :class:`EvalBatches`."""
+TURN = 2**32
+"""Between the views of a sample's turns in an epoch: more than there are epochs."""
 
 GOLDEN = (5**0.5 - 1) / 2
 """Multiples of it, modulo 1, fill [0, 1) evenly however many there are: no other number's do so more evenly."""
@@ -168,9 +170,22 @@ class TrainBatches(Sampler[list[Key]]):
         order, view = self.order(shown), self.view(shown)
         step = self.batch_size * self.world_size
         done = self.resume_at[1] if self.resume_at and self.resume_at[0] == epoch else 0
+        views = np.full(len(order), view)
+        if self.views is None and (self.groups or self.unlabelled):  # a cache wants the same view again
+            views += TURN * _turns(order)
         for start in range(done, self.epoch_length() - step + 1, step):
             mine = start + self.rank * self.batch_size
-            yield [(int(i), view) for i in order[mine : mine + self.batch_size]]
+            there = slice(mine, mine + self.batch_size)
+            yield list(zip(order[there].tolist(), views[there].tolist(), strict=True))
+
+
+def _turns(order: np.ndarray) -> np.ndarray:
+    """How often each sample has been there before in an epoch's order."""
+    sorting = np.argsort(order, kind="stable")
+    of_sample = order[sorting]
+    turns = np.empty(len(order), int)
+    turns[sorting] = np.arange(len(order)) - np.searchsorted(of_sample, of_sample)
+    return turns
 
 
 class ViewBatches(Sampler[list[Key]]):

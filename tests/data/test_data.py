@@ -264,8 +264,13 @@ def test_balanced_classes_come_equally_often(tmp_path: Path) -> None:
         assert max(counts.values()) - min(counts.values()) <= 1
         seen += order.tolist()
     assert set(seen) == set(range(39))
+    shown: dict[int, list[torch.Tensor]] = {}
     for batch in epoch_of(data, 0):
         assert [targets[i] for i in batch["index"]] == batch["target"].tolist()
+        for i, image in zip(batch["index"].tolist(), batch["image"], strict=True):
+            assert not any(torch.equal(image, other) for other in shown.setdefault(i, []))  # repeated, as another view
+            shown[i].append(image)
+    assert max(map(len, shown.values())) > 1
     with pytest.raises(UserError, match="data.balance_classes: needs one label a picture"):
         _ = module(root, balance_classes=True, unlabeled=str(root)).info
 

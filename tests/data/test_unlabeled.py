@@ -51,7 +51,7 @@ def test_where_pairs_come_again_a_picture_has_one_partner_a_view(
             labelled, 4, 0, rank, world_size, unlabelled=unlabelled, ratio=ratio, views=2, paired=True
         )
         live = TrainBatches(labelled, 4, 0, rank, world_size, unlabelled=unlabelled, ratio=ratio, paired=True)
-        assert list(live) == list(batches)
+        assert [[i for i, _ in keys] for keys in live] == [[i for i, _ in keys] for keys in batches]
         for epoch in range(6):
             batches.set_epoch(epoch)
             order = batches.order(epoch)
@@ -73,6 +73,23 @@ def test_the_order_is_the_same_for_every_number_of_processes() -> None:
     one = [key for batch in TrainBatches(20, 4, 0, unlabelled=15, ratio=1.0) for key in batch]
     ranks = [list(TrainBatches(20, 2, 0, rank, 2, 15, 1.0)) for rank in (0, 1)]
     assert one == [key for pair in zip(*ranks, strict=True) for batch in pair for key in batch]
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_a_picture_that_comes_again_in_an_epoch_shows_another_view(paired: bool) -> None:
+    """As often as the ratio asks for; not where a cache wants the views again."""
+    batches = TrainBatches(20, 4, 0, unlabelled=5, ratio=1.0, paired=paired)
+    epochs = []
+    for epoch in range(3):
+        batches.set_epoch(epoch)
+        epochs.append(Counter(key for keys in batches for key in keys))
+        turns = Counter(index for index, _ in epochs[-1])
+        assert max(turns.values()) >= 3
+        assert max(epochs[-1].values()) == 1
+    assert not epochs[0] & epochs[1]
+    assert not epochs[1] & epochs[2]
+    cached = TrainBatches(20, 4, 0, unlabelled=5, ratio=1.0, views=2, paired=paired)
+    assert {view for keys in cached for _, view in keys} == {0}
 
 
 def test_mixed_batches_and_their_task_loss(pictures: Path, unlabelled: Path) -> None:
