@@ -20,7 +20,7 @@ from kd.data import DistillationDataModule
 from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.export import load_student
-from kd.losses import CosineLoss, RADIOLoss, targets
+from kd.losses import CosineLoss, EachLayer, RADIOLoss, targets
 from kd.losses.functional import phi_s
 from kd.models.taps import TapSpec
 from kd.tasks import Features
@@ -193,6 +193,29 @@ def probed(made: Path) -> Path:
     items = [f"recipe={recipe}", f"data.probe.root={made / 'labelled'}", "model.teacher_drop=0.5"]
     assert main("train", items) == 0
     return made / "runs" / "two" / "000"
+
+
+def test_a_picture_does_without_teachers_over_several_layers(probed: Path, made: Path) -> None:
+    """Each picture's loss is the mean over the layers', whose mean over the pictures is what validation measures."""
+    layers = {"student": ["blocks.0", "norm"], "teacher": ["blocks.0", "norm"], "tokens": "class"}
+    taps = [f"model.taps.dino_summary={json.dumps(layers)}"]
+    items = [f"recipe={made / 'two.yaml'}", *taps, "model.teacher_drop=0.5", "trainer.max_epochs=1", "name=layers"]
+    assert main("train", items) == 0
+    assert 0 < last_val(probed.parent / "layers")["dino_summary_loss"] < 2
+    torch.manual_seed(0)
+    each = EachLayer(CosineLoss())
+    each.build([(4, 6), (4, 5)], [(4, 8), (4, 7)])
+    given = [torch.randn(4, width) for width in (6, 5)], [torch.randn(4, width) for width in (8, 7)]
+    values = each.per_picture(*given)
+    projected = [loss.projection(x) for loss, x in zip(each.losses, given[0], strict=True)]
+    cosines = [torch.nn.functional.cosine_similarity(x, y) for x, y in zip(projected, given[1], strict=True)]
+    torch.testing.assert_close(values, 1 - (cosines[0] + cosines[1]) / 2)
+    torch.testing.assert_close(values.mean(), each(*given, torch.zeros(4)))
+
+
+def test_a_resumed_run_keeps_its_average(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("train", [f"resume={folder(made)}", "trainer.max_epochs=3", "model.ema_decay=null"]) == 2
+    assert "model.ema_decay: a resumed run keeps its average" in capsys.readouterr().err
 
 
 def test_teachers_and_student_are_measured_by_their_features(probed: Path) -> None:

@@ -223,6 +223,10 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Path:
         ("optim.weight_decay=0", "optim.weight_decay: can't be turned on or off at a resume"),
         ("seed=1", "seed: a resumed run keeps it (0, given 1)"),
         ("model.student.pretrained=true", "model.student.pretrained: has no effect on a resumed run"),
+        (
+            "model.ema_decay=0.9",
+            "model.ema_decay: a resumed run keeps its average, or goes without one as it began (None",
+        ),
         ("model.student.kwargs.embed_dim=64", "last.ckpt can't be loaded"),
         ("trainer.gradient_clip_val=-1", "trainer.gradient_clip_val: must be >= 0 (0 does not clip), got -1"),
     ],

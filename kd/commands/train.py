@@ -12,6 +12,7 @@ from kd.checkpoints import LAST, PREVIOUS, check_writable, newest_whole, run_fol
 from kd.config import files, keys
 from kd.config.find import find, listing, names
 from kd.config.request import Request, merge
+from kd.config.values import flatten
 from kd.errors import UserError
 from kd.launch import sagemaker
 from kd.launch.cluster import Cluster, is_rank_zero, recognise
@@ -227,14 +228,27 @@ def _check_start(run: Path, config: dict[str, Any]) -> None:
     import yaml
 
     with suppress(OSError, yaml.YAMLError, TypeError, KeyError):  # the configuration of the run before may be damaged
-        before = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["model"]["student"]
-        now = config["model"]["student"]
+        whole = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+        _check_averages(whole, config)
+        before, now = whole["model"]["student"], config["model"]["student"]
         changed = [key for key in START if before[key] != now[key] and "auto" not in (before[key], now[key])]
         if changed:
             key = changed[0]
             raise UserError(
                 f"model.student.{key}: has no effect on a resumed run, whose weights come from its checkpoint "
                 f"({before[key]}, given {now[key]})"
+            )
+
+
+def _check_averages(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuses an average that the checkpoint does not have, or to drop the one that was validated."""
+    for name in now.get("students") or [""]:
+        then, here = (flatten((c.get("students") or {}).get(name) or {}).get("model.ema_decay", c["model"]["ema_decay"])
+                      for c in (before, now))  # fmt: skip
+        if (then is None) != (here is None):
+            key = f"students.{name}.model.ema_decay" if name else "model.ema_decay"
+            raise UserError(
+                f"{key}: a resumed run keeps its average, or goes without one as it began ({then}, given {here})"
             )
 
 

@@ -68,6 +68,9 @@ def assemble(
     without_labels = not (data.labels and task.labels)
     weight = 0.0 if without_labels and task_loss_weight >= 0 else task_loss_weight  # then there is no such loss
     objective = Objective(task, losses, weight, taps, teacher_of, teacher_drop)
+    if student.freeze and not (objective.task_loss_weight or objective.trains_logits):
+        raise UserError("model.student.freeze: backbone leaves the classifier alone to train, and nothing trains it; "
+                        "give model.task_loss_weight or a loss over logits (SimKDLoss is none)")  # fmt: skip
     task.settle(len(data.classes), data.ignore_index)
     student = completed(student, "model.student")
     classes = data.classes if student.head else []

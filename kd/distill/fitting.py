@@ -35,8 +35,10 @@ def check_listeners(teacher_of: Mapping[str, str], losses: nn.ModuleDict, teache
                             f"{among([m for m in members if m])}")  # fmt: skip
 
 
-def check_dropping(losses: Mapping[str, DistillLoss], teacher_of: Mapping[str, str]) -> None:
-    """Raises a UserError where there is no teacher to leave out, or a loss has no value for each picture."""
+def check_dropping(losses: Mapping[str, DistillLoss], teacher_of: Mapping[str, str], task_loss_weight: float) -> None:
+    """Raises a UserError where there is no teacher to leave out, or a loss has no teacher or no value a picture."""
+    if task_loss_weight:
+        raise UserError("model.teacher_drop: is for losses over teachers' features alone; model.task_loss_weight=0")
     if len({teacher_of.get(name, ALL) for name in losses}) < 2:
         raise UserError("model.teacher_drop: needs losses that listen to several model.teachers (model.teacher_of)")
     for name, loss in losses.items():

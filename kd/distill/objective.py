@@ -114,7 +114,7 @@ class Objective(nn.Module):
         check_task(self.task, data)
         check_listeners(self._teacher_of, self.losses, teacher)
         if self.teacher_drop:
-            check_dropping(self.active, self._teacher_of)
+            check_dropping(self.active, self._teacher_of, self.task_loss_weight)
 
     def _bind_loss(self, name: str, loss: DistillLoss, data: DataInfo, teacher: Teacher | None) -> None:
         key = f"model.distill_losses.{name}"
@@ -216,8 +216,9 @@ class Objective(nn.Module):
         of_teacher: dict[str, Tensor] = {}
         named = {}
         for name, loss in self.active.items():
-            (own, *_), (theirs, *_) = self.looks.read(name, features, answer)
-            values = loss.per_picture(own, theirs)  # type: ignore[operator]
+            own, theirs = self.looks.read(name, features, answer)
+            pair = (own, theirs) if isinstance(loss, LayersLoss) else (own[0], theirs[0])
+            values = loss.per_picture(*pair)  # type: ignore[operator]
             named[f"{name}_loss"] = values.detach().mean()
             member = self._teacher_of[name]
             of_teacher[member] = of_teacher.get(member, 0.0) + self.weight_of(name) * values

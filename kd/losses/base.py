@@ -151,3 +151,8 @@ class EachLayer(LayersLoss):
         """The mean over the pairs."""
         values = [loss(s, t, target, **extra) for loss, s, t in zip(self.losses, student, teacher, strict=True)]
         return sum(values[1:], values[0]) / len(values)
+
+    def per_picture(self, student: list[Tensor], teacher: list[Tensor]) -> Tensor:
+        """The mean over the pairs for each picture, ``(N,)``; see :meth:`FeatureLoss.per_picture`."""
+        pairs = zip(self.losses, student, teacher, strict=True)
+        return torch.stack([loss.per_picture(s, t) for loss, s, t in pairs]).mean(dim=0)  # type: ignore[operator]
