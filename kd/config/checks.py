@@ -1,18 +1,22 @@
 """What the types let pass and a run could not stand, by its key."""
 
 import copy
+import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+import yaml
 from torch import nn
 
-from kd.config.files import leaves
+from kd.callbacks.loggers import NEED_A_FOLDER, RUN
+from kd.config.files import leaves, read
 from kd.config.trust import check_plain
 from kd.config.values import flatten
 from kd.data.batch import DataInfo
@@ -72,6 +76,24 @@ def _check_parts(trainer: dict[str, Any]) -> None:
         if name.endswith("ProgressBar"):
             raise UserError(f"trainer.callbacks: {name} can't be added: a run has its own progress bar "
                             "(trainer.enable_progress_bar=false hides it)")  # fmt: skip
+
+
+def loggers_with_folders(items: Sequence[str]) -> str:
+    """A list of loggers with the run's folder for those that can't be built without one; empty where it is no list."""
+    loggers: object = None
+    for item in items:
+        key, _, value = item.partition("=")
+        if key == "--trainer.logger":
+            loggers = yaml.safe_load(value)
+        elif key == "--config":
+            loggers = (read(Path(value)).get("trainer") or {}).get("logger", loggers)
+    if not isinstance(loggers, list):
+        return ""
+    specs: list[dict[str, Any]] = [{"class_path": logger} if isinstance(logger, str) else logger for logger in loggers]
+    for spec in specs:
+        if spec["class_path"].rpartition(".")[2] in NEED_A_FOLDER:
+            spec["init_args"] = {"save_dir": RUN, **(spec.get("init_args") or {})}
+    return f"--trainer.logger={json.dumps(specs)}"
 
 
 def _check_names(config: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from kd.callbacks.finite import Finite
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.last_step import LastStep
 from kd.callbacks.learning_rate import LearningRate
-from kd.callbacks.loggers import NEED_A_FOLDER, RUN, Loggers, check_packages
+from kd.callbacks.loggers import RUN, Loggers, check_packages
 from kd.callbacks.monitor import MonitorSpec, monitors
 from kd.callbacks.nodes import Nodes
 from kd.callbacks.phases import Phases
@@ -40,8 +40,7 @@ from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.students import StudentFolders
 from kd.callbacks.summary import Summary
 from kd.config.assemble import assemble
-from kd.config.checks import check_losses, check_values, find_culprit
-from kd.config.files import read
+from kd.config.checks import check_losses, check_values, find_culprit, loggers_with_folders
 from kd.config.messages import one_line
 from kd.config.trust import remember
 from kd.config.values import flatten
@@ -183,7 +182,7 @@ class KDCLI(LightningCLI):
         except UserError as error:
             if "trainer.logger: needs save_dir" not in str(error):
                 raise
-            items.append(_with_folders(items) or f"--trainer.logger.save_dir={RUN}")
+            items.append(loggers_with_folders(items) or f"--trainer.logger.save_dir={RUN}")
             self.config = parser.parse_args(items)
         except OmegaConfBaseException as error:
             told = " ".join(str(error).split("full_key")[0].split())
@@ -359,24 +358,6 @@ class KDCLI(LightningCLI):
         config = self.config.clone()
         config.resume = config.name = None
         return self.parser.dump(config, skip_none=False, skip_validation=True)
-
-
-def _with_folders(items: Sequence[str]) -> str:
-    """A list of loggers with the run's folder for those that can't be built without one; empty where it is no list."""
-    loggers: object = None
-    for item in items:
-        key, _, value = item.partition("=")
-        if key == "--trainer.logger":
-            loggers = yaml.safe_load(value)
-        elif key == "--config":
-            loggers = (read(Path(value)).get("trainer") or {}).get("logger", loggers)
-    if not isinstance(loggers, list):
-        return ""
-    specs: list[dict[str, Any]] = [{"class_path": logger} if isinstance(logger, str) else logger for logger in loggers]
-    for spec in specs:
-        if spec["class_path"].rpartition(".")[2] in NEED_A_FOLDER:
-            spec["init_args"] = {"save_dir": RUN, **(spec.get("init_args") or {})}
-    return f"--trainer.logger={json.dumps(specs)}"
 
 
 def build_data(config: dict[str, Any]) -> DistillationDataModule:
