@@ -152,3 +152,22 @@ def test_a_teacher_without_a_name(tmp_path: Path) -> None:
         build_teacher(TeacherSpec(checkpoint=str(save_teacher(tmp_path / "t.safetensors"))), 4)
     with pytest.raises(UserError, match=r"model.student.arch: which model\?"):
         assemble(DataInfo(list(CLASSES), 8, 8), StudentSpec())
+
+
+@pytest.mark.parametrize("size", [(32, 128), (96, 24), (64, 64)])
+def test_a_bare_files_position_embeddings_are_taken_on_the_grid_that_they_show(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    """Their number alone (64 are 4 x 16, 16 x 4 and 8 x 8) says too little, and timm takes it for a square."""
+    model = timm.create_model(ARCH, img_size=size, num_classes=4, **TINY)
+    grid = list(model.patch_embed.grid_size)
+    y, x = torch.meshgrid(*(0.2 * torch.arange(side) for side in grid), indexing="ij")
+    smooth = torch.stack([torch.sin(f * y + i) * torch.cos(f * x) for i, f in enumerate([1, 2, 3, 4] * 8)], -1)
+    with torch.no_grad():
+        model.pos_embed[0, 1:] = 0.07 * smooth.flatten(0, 1)
+    save_file(model.state_dict(), tmp_path / "bare.safetensors")
+    for side in (64, 96):
+        spec = TeacherSpec(ARCH, side, checkpoint=str(tmp_path / "bare.safetensors"), kwargs=TINY)
+        got = build_model(spec, 4, "model.teacher", head=True)
+        want = resample_abs_pos_embed(model.pos_embed, list(got.patch_embed.grid_size), grid, num_prefix_tokens=1)
+        torch.testing.assert_close(got.pos_embed, want, atol=1e-6, rtol=0)

@@ -1,10 +1,12 @@
 """Brings weights into a model's own layout and loads them."""
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
@@ -186,13 +188,40 @@ def _filtered(state: dict[str, Tensor], model: nn.Module, about: About) -> dict[
         return state
 
 
+CLEARLY = 0.8  # of the squared difference between neighbours on a square grid
+
+
+def grid_shown(positions: Tensor) -> list[int]:
+    """The grid that is not square on which neighbouring position embeddings ``(L, D)`` are alike; else nothing.
+
+    Trained embeddings are smooth over their own grid; those that were only drawn show none.
+    """
+    length, off = len(positions), {}
+    for height in (n for n in range(2, length // 2 + 1) if length % n == 0):
+        grid = positions.float().unflatten(0, (height, length // height))
+        pairs = [grid.diff(dim=0).square().mean(-1), grid.diff(dim=1).square().mean(-1)]
+        off[height] = torch.cat([part.flatten() for part in pairs]).mean().item()
+    best, square = min(off, key=off.__getitem__, default=0), math.isqrt(length)
+    if best == square or best == 0 or off[best] > CLEARLY * off.get(square, max(off.values())):
+        return []
+    return [best, length // best]
+
+
 def _with_positions(state: dict[str, Tensor], model: nn.Module, about: About) -> dict[str, Tensor]:
-    """Resamples position embeddings from the grid that the file names: their number alone can mean several grids."""
+    """Resamples position embeddings from the grid that the file names, or that they show: their number alone can mean
+    several grids."""
     new: Any = getattr(getattr(model, "patch_embed", None), "grid_size", None)
     positions, patch = state.get("pos_embed"), state.get("patch_embed.proj.weight")
-    if about.img_size is None or new is None or positions is None or patch is None or positions.ndim != 3:
+    if new is None or positions is None or patch is None or positions.ndim != 3:
         return state
-    old = [side // step for side, step in zip(about.img_size, patch.shape[-2:], strict=True)]
+    if about.img_size is not None:
+        old = [side // step for side, step in zip(about.img_size, patch.shape[-2:], strict=True)]
+    else:
+        own = 0 if getattr(model, "no_embed_class", False) else getattr(model, "num_prefix_tokens", 0)
+        old = grid_shown(positions[0, own:])
+        if not old:
+            return state
+        say(f"position embeddings of {old[0]}x{old[1]} patches (by how alike neighbours are) for {new[0]}x{new[1]}")
     prefix = positions.shape[1] - old[0] * old[1]
     if old == list(new) or prefix not in (0, getattr(model, "num_prefix_tokens", 0)):
         return state
