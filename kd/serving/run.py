@@ -31,7 +31,7 @@ FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close
 class _Connection(H11Protocol):
     """uvicorn's, of which no stage lasts for ever: headers take seconds, a request and its answer their time-out.
 
-    A connection above the bound takes the place of the one that has sent no whole request for longest.
+    A connection above the bound takes the place of the one that has sent no whole request for longest: 503.
     """
 
     _due: asyncio.TimerHandle
@@ -41,14 +41,12 @@ class _Connection(H11Protocol):
         self._watch()
         if len(self.connections) <= cast(int, self.limit_concurrency) - self.config.backlog:
             return
-        idle = [c for c in cast("set[_Connection]", self.connections) if c.idle and c is not self]
-        if idle:
-            oldest = min(idle, key=lambda c: c._due.when())
-            self.connections.discard(oldest)
-            oldest.transport.abort()
-        else:
-            transport.write(FULL)
-            transport.close()
+        others = [c for c in cast("set[_Connection]", self.connections) if c.idle and c is not self]
+        least = min(others, key=lambda c: c._due.when(), default=self)
+        self.connections.discard(least)
+        if least.cycle is None:
+            least.transport.write(FULL)
+        least.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._due.cancel()
