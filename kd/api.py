@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import nn
 
+from kd.commands._finished import student_in
 from kd.commands._fit import fit
 from kd.commands.eval import evaluated
 from kd.commands.train import prepare
+from kd.config.parser import KDCLI
 from kd.config.quiet import quiet_libraries
 from kd.config.request import Request, translate
 from kd.errors import RunError, UserError
-from kd.export.student import load_student
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class RunResult:
         file = (self.folder / "students" / name if name else self.folder) / "student.safetensors"
         if not file.is_file():
             raise UserError(f"there is no {file}")
-        return load_student(file)[0]
+        settings = Request(recipe=str(file.with_name("config.yaml")))
+        return student_in(file, settings, KDCLI(settings.parser_args(), instantiate=False).as_dict())[0]
 
 
 def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) -> RunResult:

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
+from kd.elsewhere import fresh, plain_name, text_of
 from kd.errors import UserError
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
@@ -82,7 +83,7 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object], keep: Path | N
     """
     part = path.with_name(f"{path.name}.part")
     try:
-        with part.open("wb") as file:
+        with fresh(part) as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -98,14 +99,14 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object], keep: Path | N
 
 def _keep(path: Path, keep: Path) -> None:
     """A second name for the old file: ``path`` never goes missing. Where the file system has no links, it moves."""
-    fresh = keep.with_name(f"{keep.name}.part")
+    second = keep.with_name(f"{keep.name}.part")
     try:
-        fresh.unlink(missing_ok=True)
-        os.link(path, fresh)
+        second.unlink(missing_ok=True)
+        os.link(path, second)
     except OSError:
         path.replace(keep)
     else:
-        fresh.replace(keep)
+        second.replace(keep)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -155,9 +156,14 @@ def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
 
 
 def run_folder(path: Path) -> Path:
-    """The run's own folder where ``path`` is a recipe's ``latest`` (a link, or a one-line file); else ``path``."""
+    """The run's own folder where ``path`` is a recipe's ``latest`` (a link, or a one-line file); else ``path``.
+
+    Raises:
+        UserError: ``latest`` names no run beside it.
+    """
     if path.is_symlink():
-        return path.parent / path.readlink()
+        to = path.readlink()
+        return path.parent / (plain_name(str(to), str(path)) if path.name == "latest" else to)
     if path.name == "latest" and path.is_file():
-        return path.parent / path.read_text(encoding="utf-8").strip()
+        return path.parent / plain_name(text_of(path).strip(), str(path))
     return path

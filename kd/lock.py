@@ -6,6 +6,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+from kd.elsewhere import appended
 from kd.errors import UserError
 
 NAME = ".lock"
@@ -25,7 +26,7 @@ class RunLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = (folder / NAME).open("a+", encoding="utf-8")
+        self._file = appended(folder / NAME)
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
+from kd.elsewhere import inside
 from kd.errors import UserError, first_line
 
 TRIES = 6
@@ -45,6 +46,9 @@ def file_system(url: str, key: str = "data.source.root") -> tuple[Any, str]:
     """
     try:
         import fsspec
+
+        if "::" in url or url.startswith("reference:"):  # URLs in URLs, and lists of them with templates that are run
+            raise UserError(f"{key}: must be the URL of one place, got {url}")
     except ImportError as error:
         raise UserError(f"{key}: {url} needs the extra stream: pip install 'kd-train[stream]'") from error
     try:
@@ -89,7 +93,7 @@ def fetched(url: str, folder: Path, key: str) -> Path:
         size = int(found["size"])
         state = [str(found.get(name)) for name in ("ETag", "LastModified", "mtime", "created")]
         digest = hashlib.sha256("\0".join([url, str(size), *state]).encode()).hexdigest()[:16]
-        file = folder / digest / url.rpartition("/")[2]
+        file = inside(folder / digest, url.rpartition("/")[2], key)
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.parent / ".lock"):  # one of all processes fetches it
             if not file.is_file() or file.stat().st_size != size:
@@ -116,6 +120,7 @@ def fetch_whole(get: Callable[[str, str], object], path: str, file: Path, size: 
     part = file.with_name(f"{file.name}.part")
 
     def attempt() -> None:
+        part.unlink(missing_ok=True)  # a link in its place would be followed
         get(path, str(part))
         if part.stat().st_size != size:
             raise OSError(f"{part.stat().st_size} bytes came, it has {size}")

@@ -9,6 +9,7 @@ from typing import Any
 from filelock import FileLock
 
 from kd.checkpoints import LAST, PREVIOUS, run_folder, write_whole
+from kd.elsewhere import inside, json_of, plain_name, text_of
 from kd.errors import UserError, first_line
 from kd.lock import is_held
 from kd.machine import cache_dir
@@ -21,10 +22,15 @@ TAGS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "cr
 def on_disk(place: str) -> Path:
     """Where ``runs_dir`` or a run's folder lies on this machine: a URL has its folder in the cache.
 
+    Raises:
+        UserError: a URL that leads out of the cache.
+
     >>> on_disk("runs/food").as_posix()
     'runs/food'
     """
-    return cache_dir() / "runs" / place.rstrip("/").replace("://", "/") if is_url(place) else Path(place)
+    if not is_url(place):
+        return Path(place)
+    return inside(cache_dir() / "runs", place.rstrip("/").replace("://", "/"), "runs_dir")
 
 
 def run_at(place: str) -> Path:
@@ -64,7 +70,7 @@ def fetched_marker(place: str, marker: Path, together: bool) -> None:
     recipe = f"{place.rstrip('/')}/{marker.parent.name}"
     files, path = file_system(recipe, "runs_dir")
     try:
-        name = tried(lambda: files.cat_file(f"{path}/{marker.name}"), f"{recipe} can't be read").decode().strip()
+        name = _name_in(tried(lambda: files.cat_file(f"{path}/{marker.name}"), f"{recipe} can't be read"), recipe)
         there = tried(lambda: files.exists(f"{path}/{name}/config.yaml"), f"{recipe} can't be read")
     except FileNotFoundError:
         there = False
@@ -96,7 +102,7 @@ def fetched_run(url: str, key: str = "resume", checkpoints: bool = True, togethe
         files, path = file_system(url, key)
         files.invalidate_cache()
         if url.endswith("/latest"):
-            name = tried(lambda: files.cat_file(path), f"{url} can't be read").decode().strip()
+            name = _name_in(tried(lambda: files.cat_file(path), f"{url} can't be read"), f"{key}: {url}")
             url, path = (f"{of.removesuffix('latest')}{name}" for of in (url, path))
         folder = on_disk(url)
         if folder.is_dir() and is_held(folder):  # it is trained here: nothing there is newer
@@ -117,6 +123,10 @@ def fetched_run(url: str, key: str = "resume", checkpoints: bool = True, togethe
         raise UserError(f"{key}: {url} can't be fetched: {first_line(error)}") from error
 
 
+def _name_in(content: bytes, where: str) -> str:
+    return plain_name(content.decode(errors="replace").strip(), where)
+
+
 def _fetch_all(
     get: Callable[[str, str], object], path: str, there: Mapping[str, Mapping[str, Any]], copies: "Copies", key: str,
     checkpoints: bool, together: bool,
@@ -131,9 +141,8 @@ def _fetch_all(
             f"remove the folder to go on from there"
         )
     for name, found in there.items():
-        inside = ".." not in Path(name).parts and not Path(name).name.startswith(".")
-        wanted = inside and (checkpoints or not name.startswith("checkpoints/"))
-        changed, file = copies.changed_here(name), copies.folder / name
+        wanted = not Path(name).name.startswith(".") and (checkpoints or not name.startswith("checkpoints/"))
+        changed, file = copies.changed_here(name), inside(copies.folder, name, key)
         if wanted and not (stays and changed) and (copies.differ(name, found) or (together and changed)):
             file.parent.mkdir(parents=True, exist_ok=True)
             fetch_whole(get, f"{path}/{name}", file, int(found["size"]))
@@ -166,7 +175,7 @@ class Copies:
     def __init__(self, folder: Path, url: str = "") -> None:
         self.folder, self.url, self.known = folder, url, dict[str, dict[str, Any]]()
         with suppress(OSError, ValueError, KeyError, TypeError):
-            kept = json.loads((folder / KEPT).read_text(encoding="utf-8"))
+            kept = json_of(text_of(folder / KEPT))
             if url in ("", kept["url"]):
                 self.url, self.known = kept["url"], kept["files"]
 

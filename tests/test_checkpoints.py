@@ -220,7 +220,7 @@ def test_a_disk_that_fills_at_any_place_is_told_alike(
                 raise OSError(28, "No space left on device")
             return super().write(data)
 
-    monkeypatch.setattr(Path, "open", lambda path, _mode: Small(path, "w"))
+    monkeypatch.setattr("kd.checkpoints.fresh", lambda path: Small(path, "w"))
     with pytest.raises(RunError, match=r"last.ckpt can't be written: No space left on device; the one before"):
         save(tmp_path / "last.ckpt", 1.0)
     assert [p.name for p in tmp_path.iterdir()] == ["whole.ckpt"]

@@ -52,7 +52,7 @@ WRONG = [
     ("model.student.kwargs.patch_size=64", "model.student: vit_tiny_patch16_224 can't take pictures of 32x32"),
     ("model.student.kwargs.in_chans=1", "model.student: vit_tiny_patch16_224 can't take pictures of 32x32"),
     ("model.student.kwargs.act_layer=nonsense", "model.student: vit_tiny_patch16_224 can't be built with"),
-    ("model.student.kwargs.checkpoint_path=x", "model.student.kwargs.checkpoint_path: a file of weights is"),
+    ("model.student.kwargs.checkpoint_path=x", "model.student.kwargs.checkpoint_path: can't be an argument of the"),
     ("model.student={}", "model.student: {} sets nothing"),
     ("model.teacher=tests/old_run/teacher.safetensors", "model.teacher.checkpoint=FILE"),
     ("model.teacher.cache=only", "model.teacher.cache: only, but 48 of an epoch's answers are missing"),

@@ -13,6 +13,7 @@ from tests._helpers import ROOT
 
 LAYERS = [
     {"kd", "kd.errors"},
+    {"kd.elsewhere"},
     {
         "kd._bar",
         "kd.checkpoints",

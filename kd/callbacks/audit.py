@@ -11,7 +11,9 @@ from pytorch_lightning.utilities.types import STEP_OUTPUT
 from kd.callbacks.context import output_of
 from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.steps import after_step
+from kd.checkpoints import write_whole
 from kd.data.batch import Batch
+from kd.elsewhere import appended, json_of
 from kd.optim import short_window
 
 
@@ -52,7 +54,7 @@ class Audit(Callback):
             return
         loss = sum(self._losses) / len(self._losses)
         line = {"epoch": trainer.current_epoch, "step": trainer.global_step, "index": self._index, "loss": loss}
-        with self._file.open("a", encoding="utf-8") as file:
+        with appended(self._file) as file:
             file.write(json.dumps(line) + "\n")
         self._index, self._losses = [], []
 
@@ -61,8 +63,8 @@ def read(file: Path) -> Iterable[dict[str, Any]]:
     """The lines of a record; one that was torn by a power cut ends it."""
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            content = json.loads(line)
-        except json.JSONDecodeError:
+            content = json_of(line)
+        except ValueError:
             return
         if not isinstance(content, dict) or "step" not in content:
             return
@@ -74,9 +76,7 @@ def drop_after(file: Path, step: int) -> None:
     if not file.exists():
         return
     kept = [json.dumps(line) + "\n" for line in read(file) if line["step"] <= step]
-    part = file.with_name(f"{file.name}.part")
-    part.write_text("".join(kept), encoding="utf-8")
-    part.replace(file)
+    write_whole(file, lambda opened: opened.write("".join(kept).encode()))
 
 
 def _rank(file: Path) -> int:

@@ -1,18 +1,19 @@
 """The run's folder: ``<runs_dir>/<recipe>/<version>/`` with config, metrics and checkpoints."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 
 from kd.callbacks.context import RunContext
 from kd.callbacks.last_checkpoint import LastCheckpoint
-from kd.checkpoints import write_whole
+from kd.checkpoints import LAST, PREVIOUS, write_whole
 from kd.errors import UserError, first_line
 from kd.lightning_internals import CSVWriter
 from kd.lock import RunLock
@@ -47,6 +48,9 @@ class MetricsCSV(CSVLogger):
         """Drops the rows of ``step`` and later: a resumed run makes these steps again. Damaged rows go too; a file
         without a header is put aside as ``metrics.csv.damaged``."""
         aside = self._file.with_name(f"{self._file.name}.part")
+        for file in (self._file, aside):
+            if file.is_symlink():
+                file.unlink()
         if aside.is_file() and not self._file.is_file():
             aside.replace(self._file)
         if not self._file.is_file():
@@ -93,7 +97,6 @@ class RunFolder(Callback):
         runs_dir: folder of all runs.
         recipe: the recipe's name.
         config: the resolved configuration, YAML.
-        checkpoints: the callbacks that write below it.
         resume: the folder of the run to go on with.
         marker: a file to write the folder's name into.
         name: of the folder, in place of the next free number.
@@ -109,14 +112,13 @@ class RunFolder(Callback):
         runs_dir: Path,
         recipe: str,
         config: str,
-        checkpoints: Sequence[LastCheckpoint],
         resume: Path | None = None,
         marker: Path | None = None,
         name: str | None = None,
     ) -> None:
         self.name = name
         self.mirror: Mirror | None = None
-        self.parent, self.config, self.checkpoints, self.resume = runs_dir / recipe, config, checkpoints, resume
+        self.parent, self.config, self.resume = runs_dir / recipe, config, resume
         self.path: Path | None = None
         self.begun = False
         self.marker = marker
@@ -155,8 +157,10 @@ class RunFolder(Callback):
             raise UserError(problem)
         self.path = self.resume or self.parent / name  # each machine has a cache of its own
         self.begun = not self.resume
-        for checkpoint in self.checkpoints:  # their own setup has taken Lightning's default folder
-            checkpoint.dirpath = os.path.realpath(self.path / "checkpoints")
+        usual = str(Path(trainer.default_root_dir, "checkpoints"))
+        for checkpoint in trainer.checkpoint_callbacks:  # their own setup has taken Lightning's default folder
+            if isinstance(checkpoint, (LastCheckpoint, ModelCheckpoint)) and checkpoint.dirpath in (None, usual):
+                checkpoint.dirpath = os.path.realpath(self.path / "checkpoints")
         self.metrics = [MetricsCSV(self.path)]
         self.metrics += [StudentCSV(self.student_path(name), name) for name in run.students.named() if name]
         trainer.loggers = [*trainer.loggers, *self.metrics]
@@ -165,6 +169,16 @@ class RunFolder(Callback):
         """The folder of one of several students; of a single one (no name) the run's own."""
         assert self.path is not None
         return self.path / "students" / name if name else self.path
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """The folder may have moved since, or come from elsewhere: a checkpoint names its files, never where they lie.
+
+        Lightning removes what a state names once a better epoch comes.
+        """
+        states = checkpoint.get("callbacks", {})
+        for own in trainer.checkpoint_callbacks:
+            if isinstance(own, ModelCheckpoint) and own.state_key in states and own.dirpath is not None:
+                states[own.state_key] = _here(states[own.state_key], Path(own.dirpath))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A resumed run makes the folder its own; a killed one had written steps that its checkpoint lacks."""
@@ -230,3 +244,20 @@ class RunFolder(Callback):
             fresh.write_text(self.path.name + "\n")
         with suppress(OSError):
             fresh.replace(latest)
+
+
+def _here(state: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A state of ModelCheckpoint with its files' names kept, in the callback's own folder.
+
+    >>> state = {"monitor": "val/acc1", "dirpath": "/b/0", "best_model_path": "s3://b/../victim", "best_k_models": {}}
+    >>> _here(state, Path("/a/0"))["best_model_path"], _here(state, Path("/a/0"))["monitor"]
+    ('/a/0/victim', 'val/acc1')
+    """
+
+    def own(path: object) -> str:
+        name = str(path).rpartition("/")[2]
+        return str(folder / name) if name not in ("", ".", "..", LAST, PREVIOUS) else ""
+
+    models = {own(path): score for path, score in state.get("best_k_models", {}).items() if own(path)}
+    files = {key: own(path) for key, path in state.items() if key.endswith("_model_path")}
+    return {**state, **files, "dirpath": str(folder), "best_k_models": models}

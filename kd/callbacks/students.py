@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from kd.callbacks.best import Best
 from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import RunFolder
+from kd.checkpoints import write_whole
 
 
 @dataclass
@@ -34,7 +36,7 @@ class StudentFolders(Callback):
             for name, config in self.configs.items():
                 path = self.folder.student_path(name)
                 path.mkdir(parents=True, exist_ok=True)
-                (path / "config.yaml").write_text(config)
+                write_whole(path / "config.yaml", methodcaller("write", config.encode()))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keeps the students that were never better."""

@@ -15,12 +15,13 @@ from kd.config.own_keys import refuse_foreign
 from kd.config.parser import KDCLI, build_data, build_task
 from kd.config.quiet import quiet_libraries
 from kd.config.request import Request, translate
+from kd.config.trust import ALL, trusted_class
 from kd.data.datamodule import DistillationDataModule
 from kd.data.transforms import height_width
 from kd.errors import UserError
 from kd.export.manifest import Layout, Manifest, TaskKind
 from kd.export.prepared import Prepared
-from kd.export.student import load_student, read_metadata
+from kd.export.student import builder_in, load_student, read_metadata
 from kd.models import Preprocess, TeacherSpec
 from kd.object_store import is_url
 from kd.run_urls import run_at
@@ -119,12 +120,28 @@ def open_run(request: Request, takes: tuple[str, ...] = ()) -> FinishedRun:
     refuse_foreign(request, takes)
     request.recipe = str(folder / "config.yaml")
     config = KDCLI(request.parser_args(), instantiate=False).as_dict()
-    model, preprocess, classes = load_student(folder / "student.safetensors")
+    model, preprocess, classes = student_in(folder / "student.safetensors", request, config)
     if classes and read_metadata(folder / "student.safetensors").get("classifies") == "false":
         model.reset_classifier(0)  # type: ignore[operator]
         classes = []
     task = build_task(config["model"]["task"])
     return FinishedRun(folder, config, model, preprocess, classes, task)
+
+
+def student_in(file: Path, request: Request, config: dict[str, Any]) -> tuple[nn.Module, Preprocess, list[str]]:
+    """The student in a file: built by timm, by :mod:`kd.models`, or by a class that the user stands for.
+
+    Args:
+        file: its weights.
+        request: the command line, with ``trust=``.
+        config: the settings of its run, which were checked.
+
+    Raises:
+        UserError: see :func:`kd.load_student`.
+    """
+    named = (config["model"]["student"] or {}).get("builder") or {}
+    trusted = [*request.trust, *([ALL] if "trust" in request.flags else []), *named.get("class_path", "").split()]
+    return load_student(file, trusted_class(builder_in(file), trusted))
 
 
 def teacher_of_run(model: dict[str, Any], classes: list[str], dense: bool) -> FrozenTeacher | Ensemble | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kd.callbacks.fidelity import start, write
 from kd.checkpoints import write_whole
-from kd.commands._finished import check_finished, teacher_of_run
+from kd.commands._finished import check_finished, student_in, teacher_of_run
 from kd.config.parser import KDCLI, build_data, build_task
 from kd.config.request import Request
 from kd.data.corruptions import CORRUPTIONS, STRENGTHS, corrupted
@@ -21,7 +21,7 @@ from kd.data.sources import class_folders, identity, printable
 from kd.data.sources.places import joined, place_of
 from kd.errors import UserError
 from kd.evaluation import evaluate
-from kd.export.student import load_student, read_metadata
+from kd.export.student import read_metadata
 from kd.models import Prepare, TeacherSpec, count_parameters
 from kd.models.weights import about, weights_file
 from kd.object_store import is_url
@@ -150,17 +150,19 @@ def _of_run(run: Path, request: Request, asked: Asked) -> Subject:
         raise UserError(f"{run} has several students, name one: {', '.join(several)}")
     check_finished(run)
     config = _settings(request, str(run / "config.yaml"))
-    model, prepare, classes = _kd_student(run / "student.safetensors", str(run))
+    model, prepare, classes = _kd_student(run / "student.safetensors", str(run), request, config)
     data = _data(config, asked, classes)
     task = _task(config, classes, data)
     return Subject(str(run), run, model, prepare, classes, data, task,
                    teacher_of_run(config["model"], classes, task.dense))  # fmt: skip
 
 
-def _kd_student(file: Path, name: str) -> tuple[nn.Module, Prepare, list[str]]:
+def _kd_student(
+    file: Path, name: str, request: Request, config: dict[str, Any]
+) -> tuple[nn.Module, Prepare, list[str]]:
     if read_metadata(file).get("classifies") == "false":
         raise UserError(f"{name}: nothing has trained the student's classifier (kd-predict writes its features)")
-    return load_student(file)
+    return student_in(file, request, config)
 
 
 def _of_file(word: str, run: str | None, request: Request, asked: Asked) -> Subject:
@@ -173,7 +175,7 @@ def _of_file(word: str, run: str | None, request: Request, asked: Asked) -> Subj
                         "data.source=ImageFolder data.source.root=DIR")  # fmt: skip
     config = _settings(request, recipe)
     ours = file.suffix == ".safetensors" and {"arch", "kwargs"} <= read_metadata(file).keys()
-    model, prepare, classes, data = _ours(file, config, asked) if ours else _foreign(word, config, asked)
+    model, prepare, classes, data = _ours(file, request, config, asked) if ours else _foreign(word, config, asked)
     if not recipe and "data.img_size" not in given:
         data.size = prepare.size  # views as large as the model's input
     task = _task(config, classes, data)
@@ -181,8 +183,8 @@ def _of_file(word: str, run: str | None, request: Request, asked: Asked) -> Subj
     return Subject(word, None, model, prepare, classes, data, task, teacher)
 
 
-def _ours(file: Path, config: dict[str, Any], asked: Asked) -> Found:
-    model, prepare, classes = _kd_student(file, str(file))
+def _ours(file: Path, request: Request, config: dict[str, Any], asked: Asked) -> Found:
+    model, prepare, classes = _kd_student(file, str(file), request, config)
     return model, prepare, classes, _data(config, asked, classes)
 
 

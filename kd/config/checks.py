@@ -5,7 +5,6 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ def check_values(config: dict[str, Any]) -> None:
     Raises:
         UserError: the first one, by its key.
     """
-    check_plain(config, "")
+    check_plain(config)
     for key, value in leaves(config):
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{key.replace('.init_args', '')}: must be a finite number, got {value}")
@@ -117,6 +116,20 @@ def check_name(name: str) -> None:
         raise UserError(f"name: begins with a letter (letters, digits, . + - _), got '{name[:80]}'")
 
 
+def check_student(name: str, own: dict[str, Any]) -> None:
+    """Refuses what one of several students must share with the others.
+
+    Raises:
+        UserError: names it.
+    """
+    foreign = [key for key in flatten(own) if key and not key.startswith(("model.", "optim."))]
+    foreign += [key for key in flatten(own) if key.startswith(("model.teacher.", "model.teachers.", "model.task."))]
+    if foreign:
+        raise UserError(f"students.{name}: may differ in model.student, its losses and optim, not in '{foreign[0]}'")
+    if not re.fullmatch(r"[\w-]+", name):
+        raise UserError(f"students: a name is made of letters, digits, _ and -, got '{name}'")
+
+
 def _check_sizes(data: dict[str, Any]) -> None:
     """Pictures that the machine's memory can't hold are a slip of the keyboard."""
     height, width = height_width(data["img_size"])
@@ -155,25 +168,57 @@ def check_losses(losses: nn.ModuleDict, key: str, data: DataInfo) -> None:
             raise UserError(f"{key}.distill_losses.{name}: is not finite on a trial batch ({given})")
 
 
-def find_culprit(config: dict[str, Any]) -> str | None:
-    """Which of the configured classes can't be built from its arguments, and why; each is tried by itself.
+class Unbuilt(ValueError):
+    """A class that the settings name has refused its arguments.
 
     Args:
-        config: a resolved configuration that could not be built as a whole.
+        kind: the class.
+        arguments: that it was given.
+        reason: what it has raised.
+    """
+
+    def __init__(self, kind: type, arguments: dict[str, Any], reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.kind, self.arguments, self.reason = kind, arguments, reason
+
+
+def build(kind: type, *args: object, **arguments: object) -> object:
+    """Builds an object that the settings describe.
+
+    Raises:
+        UserError: its own.
+        Unbuilt: what else it raises.
+    """
+    try:
+        return kind(*args, **arguments)
+    except UserError:
+        raise
+    except Exception as error:
+        raise Unbuilt(kind, arguments, error) from error
+
+
+def blamed(config: dict[str, Any], unbuilt: Unbuilt) -> str | None:
+    """Which of the configured classes it was that could not be built, and why.
+
+    Args:
+        config: a resolved configuration.
+        unbuilt: what was raised.
+
+    Returns:
+        A line; None for what no class path names.
     """
     for key, node in _classes(config):
-        arguments = node.get("init_args") or {}
-        if any(isinstance(value, dict) and "class_path" in value for value in arguments.values()):
-            continue
-        module, _, name = node["class_path"].rpartition(".")
-        kind = getattr(import_module(module), name)
-        try:
-            kind(**arguments)
-        except UserError as error:
-            return str(error)
-        except Exception as error:
-            return _blamed(key, kind, arguments, error)
+        own = node.get("init_args") or {}
+        if node["class_path"].rpartition(".")[2] == unbuilt.kind.__name__ and all(
+            _same(value, unbuilt.arguments.get(name)) for name, value in own.items()
+        ):
+            return _blamed(key, unbuilt.kind, own, unbuilt.reason)
     return None
+
+
+def _same(told: object, given: object) -> bool:
+    """Whether an argument is what the settings say; what was built of settings is compared nowhere."""
+    return isinstance(told, (dict, list)) or told == given or str(told) == str(given)
 
 
 def _blamed(key: str, kind: type, arguments: dict[str, Any], error: Exception) -> str:

@@ -8,10 +8,11 @@ from typing import Any
 import yaml
 
 from kd.config.moved import current
+from kd.elsewhere import Loader, text_of, yaml_of
 from kd.errors import UserError
 
 
-class _Strict(yaml.SafeLoader):
+class _Strict(Loader):
     """Refuses a key that is given twice: the last one would win in silence."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -33,10 +34,10 @@ def read(file: Path) -> dict[Any, Any]:
         UserError: it is no YAML mapping; the message names the file and the place.
     """
     try:
-        content = yaml.load(current(file.read_text(encoding="utf-8")), _Strict)
+        content = yaml_of(current(text_of(file)), _Strict)
     except OSError as error:
         raise UserError(f"{file} can't be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or thousands of digits
+    except ValueError as error:
         raise UserError(f"{file} is no YAML: {' '.join(str(error).split())[:200]}") from error
     if not isinstance(content, dict):
         raise UserError(f"{file} must hold settings (key: value), not {type(content).__name__}")
@@ -60,6 +61,15 @@ def check_text(tree: object, where: str = "") -> None:
         if any(CONTROL.search(str(text)) for text in (key, value)):
             shown = repr(f"{key}={value}" if CONTROL.search(key) else str(value))
             raise UserError(f"{where}{CONTROL.sub('?', key)}: must hold no control characters, got {shown[:80]}")
+
+
+def structure(text: str) -> list[Any] | dict[Any, Any] | None:
+    """The list or mapping that a text is, as YAML; None for other text."""
+    try:
+        found = yaml_of(text) if re.search(r"[\[{\n:-]", text) else None
+    except ValueError:  # whoever needs it says so
+        return None
+    return found if isinstance(found, (list, dict)) else None
 
 
 def leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:

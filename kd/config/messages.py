@@ -5,6 +5,7 @@ import inspect
 import re
 
 from kd.config.suggest import hint
+from kd.config.trust import refused
 from kd.config.typed import TYPES
 from kd.data.sources import ImageFolder, Source
 from kd.data.transforms import Augment
@@ -80,6 +81,9 @@ def _reason(key: str, given: str, reasons: list[str]) -> str:
     wrong_class = re.search(r"Expected a dot import path string: (\S+)|Unexpected import path format: (\S+)", last)
     if wrong_class:
         return _wrong_class(key, wrong_class[1] or wrong_class[2])
+    denied = re.search(r"Importing '([\w.]+)' is not allowed", " ".join(reasons))
+    if denied:
+        return f"{key} {refused(denied[1])}"
     option = re.search(r"Option '([\w.]+)' is not accepted|Key '([\w.]+)' is not expected", last)
     if option:
         return f"{key}: no option '{option[1] or option[2]}'{_near(option[1] or option[2], _argument_names())}"

@@ -6,12 +6,12 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import yaml
-from jsonargparse import Namespace
+from jsonargparse import Namespace, set_parsing_settings
 from lightning_fabric.plugins.environments import ClusterEnvironment
 from lightning_fabric.utilities.seed import seed_everything
 from omegaconf.errors import OmegaConfBaseException
@@ -24,7 +24,7 @@ from kd.callbacks.best import Best
 from kd.callbacks.export import Export
 from kd.callbacks.fidelity import FidelityRecord
 from kd.callbacks.finite import Finite
-from kd.callbacks.last_checkpoint import LastCheckpoint
+from kd.callbacks.last_checkpoint import CheckpointSpec, LastCheckpoint
 from kd.callbacks.last_step import LastStep
 from kd.callbacks.learning_rate import LearningRate
 from kd.callbacks.loggers import RUN, Loggers, check_packages
@@ -40,9 +40,18 @@ from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.students import StudentFolders
 from kd.callbacks.summary import Summary
 from kd.config.assemble import assemble
-from kd.config.checks import check_losses, check_values, find_culprit, loggers_with_folders
+from kd.config.checks import (
+    Unbuilt,
+    blamed,
+    build,
+    check_losses,
+    check_student,
+    check_values,
+    loggers_with_folders,
+)
 from kd.config.messages import one_line
-from kd.config.trust import remember
+from kd.config.request import TRUSTED
+from kd.config.trust import ALL, check_resolved, importable, remember
 from kd.config.values import flatten
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.fitting import check_batch
@@ -70,37 +79,24 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 
 
-@dataclass
-class CheckpointSpec:
-    """Which epoch is the best one, and how often the run is saved.
-
-    Attributes:
-        monitor: the validation metric that decides (``val/acc1``); default: the task's main one.
-        mode: whether more (``max``) or less (``min``) of a metric of your own is better; default: as ours mean it.
-        every_n_steps: save ``last.ckpt`` after so many optimizer steps, not only at an epoch's end.
-        every_n_minutes: save it after so many minutes.
-        asynchronous: training goes on, with a copy of its state in memory, while the file is written.
-    """
-
-    monitor: str | None = None
-    mode: Literal["max", "min"] | None = None
-    every_n_steps: int | None = None
-    every_n_minutes: float | None = None
-    asynchronous: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("every_n_steps", "every_n_minutes"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be > 0, got {value}")
-
-
 class Parser(LightningArgumentParser):
     """Says what is wrong in one line, with the nearest key."""
+
+    def instantiate_classes(self, cfg: Namespace) -> Namespace:
+        """Builds the objects; the class that fails is known by its error."""
+        return self.instantiate(cfg, instantiators=[(build, object, True)])
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raises a UserError instead of printing the usage."""
         raise UserError(one_line(message, list(known_keys(self)))) from ex
+
+
+def _import_only(trusted: list[str]) -> None:
+    """What settings name is imported while they are parsed: only then are they resolved, and can be checked."""
+    set_parsing_settings(
+        import_path_denylist=[] if ALL in trusted else ["*"], import_path_allowlist=importable(trusted),
+        instantiate_subclass_spec_in_any=False,
+    )  # fmt: skip
 
 
 def known_keys(parser: LightningArgumentParser) -> Iterator[str]:
@@ -114,7 +110,9 @@ class KDCLI(LightningCLI):
     """Parses recipe, overlays and overrides into one typed configuration, and builds the objects.
 
     Args:
-        args: ``--config=FILE`` and ``--key=value`` items, in order of rising priority.
+        args: ``--config=FILE`` and ``--key=value`` items, in order of rising priority; before them ``--trusted=NAME``
+            for what the user stands for (:meth:`kd.config.request.Request.parser_args`), without which no class of
+            another package is imported.
         instantiate: build data, module and trainer; else only parse.
         cluster: the job that this process is part of.
         marker: the file by which a restarted job finds its run folder.
@@ -125,6 +123,8 @@ class KDCLI(LightningCLI):
     ) -> None:
         self._instantiate, self.cluster, self._marker = instantiate, cluster, marker
         self._args = args
+        own = list(takewhile(lambda item: item.startswith(TRUSTED), args))
+        self._trusted = [item.removeprefix(TRUSTED) for item in own]
         self.student_configs: dict[str, str] = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -135,7 +135,7 @@ class KDCLI(LightningCLI):
                 trainer_defaults=TRAINER_DEFAULTS,
                 parser_class=Parser,
                 parser_kwargs={"parser_mode": "omegaconf+", "exit_on_error": False, "allow_abbrev": False},
-                args=args,
+                args=args[len(own) :],
                 run=False,
                 auto_configure_optimizers=False,
                 load_from_checkpoint_support=False,
@@ -177,6 +177,7 @@ class KDCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parses without a look at ``sys.argv`` (Lightning's own warns where both are there)."""
         items = list(args or [])
+        _import_only(self._trusted)
         try:
             self.config: Namespace = parser.parse_args(items)
         except UserError as error:
@@ -192,6 +193,7 @@ class KDCLI(LightningCLI):
             self.config = parser.parse_args([*items, f"--trainer.strategy={json.dumps({'class_path': strategy})}"])
             if isinstance(self.config.trainer.strategy, str):
                 raise UserError(f"trainer.strategy: no class '{strategy}'")
+        check_resolved(self.as_dict(), self._trusted)
         check_values({**self.as_dict(), "name": self.config.name})
 
     def _set_seed(self) -> None:
@@ -237,9 +239,11 @@ class KDCLI(LightningCLI):
         mistake = next((cause for cause in causes(error) if isinstance(cause, UserError)), None)
         if mistake is not None:
             return mistake
-        culprit = find_culprit(self.as_dict())
+        unbuilt = next((cause for cause in causes(error) if isinstance(cause, Unbuilt)), None)
+        culprit = unbuilt and blamed(self.as_dict(), unbuilt)
         if culprit:
             return UserError(culprit)
+        error = unbuilt.reason if unbuilt else error
         if not isinstance(error, ValueError):
             return error
         message = one_line(str(error), [])
@@ -285,9 +289,7 @@ class KDCLI(LightningCLI):
         where = resume.resolve() / "checkpoints" if resume else None
         last = LastCheckpoint(where, config.checkpoint.every_n_steps, config.checkpoint.every_n_minutes)
         remember(self._yaml)
-        self.folder = RunFolder(
-            on_disk(config.runs_dir), config.recipe, self._yaml, [last], resume, self._marker, config.name
-        )
+        self.folder = RunFolder(on_disk(config.runs_dir), config.recipe, self._yaml, resume, self._marker, config.name)
         watching = monitors(MonitorSpec(**config.monitor), self.folder)
         best = Best(self.folder, monitor, mode)
         self.summary = Summary(self.folder, preflight, config.recipe, config.seed, best)
@@ -334,18 +336,12 @@ class KDCLI(LightningCLI):
     def _student(self, name: str) -> DistillationModule:
         """One of several students, built as it would be in a run of its own."""
         own = self.config.students[name] or {}
-        foreign = [key for key in flatten(own) if key and not key.startswith(("model.", "optim."))]
-        foreign += [key for key in flatten(own) if key.startswith(("model.teacher.", "model.teachers.", "model.task."))]
-        if foreign:
-            raise UserError(
-                f"students.{name}: may differ in model.student, its losses and optim, not in '{foreign[0]}'"
-            )
-        if not re.fullmatch(r"[\w-]+", name):
-            raise UserError(f"students: a name is made of letters, digits, _ and -, got '{name}'")
+        check_student(name, own)
         items = [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in own.items()]
         cli = KDCLI([*self._args, *items, "--students=null"], instantiate=False)
         cli.config.trainer.precision = self.config.trainer.precision
         self.student_configs[name] = cli.as_yaml()
+        remember(self.student_configs[name])
         seed_everything(self.config.seed, workers=True, verbose=False)
         return cli.parser.instantiate_classes(cli.config).model
 

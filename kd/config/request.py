@@ -13,7 +13,7 @@ from kd.config import files, keys
 from kd.config.find import find, part_of
 from kd.config.moved import current
 from kd.config.paths import check_no_files, pairs, source_items
-from kd.config.trust import check_file, check_plain
+from kd.config.trust import check_file, vouched
 from kd.config.typed import check_types
 from kd.config.unread import check_read
 from kd.errors import UserError
@@ -37,6 +37,7 @@ FLAGS = (
 )  # fmt: skip
 ABOUT = ("-h", "--help", "--keys", "--list")  # these may be followed by what to say more of
 ENTRIES = ("taps", "teachers")  # named entries whose fields the parser takes only once the entry is there
+TRUSTED = "--trusted="  # before all other items for the parser: what the user stands for
 KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.]*\+?)=(.*)$", re.S)
 
 
@@ -69,7 +70,7 @@ class Request:
     here: bool = True
 
     def parser_args(self) -> list[str]:
-        """For the parser, in order of rising priority: recipe, overlays, overrides.
+        """For the parser: what the user stands for; then in order of rising priority recipe, overlays, overrides.
 
         Raises:
             UserError: a file that is missing, no YAML, or names code that the user has not said to trust.
@@ -77,21 +78,22 @@ class Request:
         found = self._files()
         contents = {file: files.read(file) for file in found}
         for file, content in contents.items():
-            check_plain(content, f"{file}: ")
+            files.check_text(content, f"{file}: ")
             group = next((key for key in GROUPS if not isinstance(content.get(key) or {}, dict)), None)
             if group:
                 raise UserError(f"{file}: {group}: has settings of its own, got '{content[group]}'")
         self.overrides = [meant for item in self.overrides for meant in source_items(item, contents.values())]
         check_no_files(pairs(contents.values(), self.overrides))
-        for item in self.overrides:
-            tree = _as_tree(item)
-            check_plain(tree, "")
-            _check_says_something(*tree.popitem())
+        trees = [_as_tree(item) for item in self.overrides]
+        for tree in trees:
+            files.check_text(tree)
+            _check_says_something(*next(iter(tree.items())))
         self._check_keys(list(contents.values()))
         for file, content in contents.items():  # last: it looks at classes, which takes seconds
             if "trust" not in self.flags:
                 check_file(file, content, self.trust)
-        args = [f"--config={_as_now(file, contents[file] if self.here else {})}" for file in found]
+        args = [TRUSTED + name for name in vouched(contents, trees, self.trust, "trust" in self.flags)]
+        args += [f"--config={_as_now(file, contents[file] if self.here else {})}" for file in found]
         if self.recipe and contents[found[0]].get("recipe") is None:
             args.append(f"--recipe={found[0].stem}")
         overrides = [_with_folders(item, _as_tree(item) if self.here else {}) for item in self.overrides]

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -61,7 +60,7 @@ class Stopwatch:
         theirs.close()
         self._ask(load)
 
-    def _ask(self, question: object) -> Any:
+    def _ask(self, question: object) -> tuple[list[float], float]:
         try:
             self._mine.send(question)
             return self._mine.recv()

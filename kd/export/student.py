@@ -1,10 +1,9 @@
 """The student alone: weights that plain timm loads."""
 
-import importlib
 import json
 import os
 import shutil
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,11 @@ from torch import Tensor, nn
 
 from kd.checkpoints import models_in, write_whole
 from kd.distill.student import Student
-from kd.errors import UserError
+from kd.elsewhere import json_of
+from kd.errors import UserError, plain
 from kd.models import Preprocess
-from kd.models.hugging_face import HuggingFaceModel
+from kd.models.arguments import check_arguments
+from kd.models.hugging_face import HuggingFace, HuggingFaceModel
 from kd.models.own import OwnModel, build_own
 from kd.models.segmenter import DenseModel
 from kd.module import DistillationModule
@@ -132,35 +133,76 @@ def read_metadata(path: Path) -> dict[str, str]:
         return dict(opened.metadata() or {})
 
 
-def load_student(path: Path) -> tuple[nn.Module, Preprocess, list[str]]:
-    """Reads ``student.safetensors``: the model in eval mode, its input, its class names."""
-    meta = read_metadata(path)
-    if "img_size" not in meta or ("builder" not in meta and not timm.is_model(meta["arch"])):
+def load_student(path: Path, builder: type | None = None) -> tuple[nn.Module, Preprocess, list[str]]:
+    """Reads ``student.safetensors``: the model in eval mode, its input, its class names.
+
+    Args:
+        path: the file. It is data: what it says of its model runs no code but timm's and :mod:`kd.models`'.
+        builder: the class that has built its model, where that is one of your own.
+
+    Raises:
+        UserError: a damaged file, a model that kd can't build, or one that the weights are not of.
+    """
+    try:
+        said = read_metadata(path)
+        meta: dict[str, Any] = {name: said[name] if name == "arch" else json_of(said[name]) for name in said}
+        make = _rebuilt(path, meta, builder) if "builder" in meta else _of_timm(path, meta)
+        preprocess = Preprocess(meta["img_size"], meta["mean"], meta["std"])
+        if builder is None:
+            _check_shapes(path, make)
+        model = make()
+        model.load_state_dict(load_file(path))
+    except UserError:
+        raise
+    except Exception as error:  # whatever a damaged file, or one from elsewhere, makes the readers raise
+        raise UserError(f"{path}: its model can't be built: {plain(error)}") from error
+    return model.eval(), preprocess, [str(name) for name in meta["classes"]]
+
+
+def builder_in(path: Path) -> str:
+    """Class path of the builder that the file's model needs; empty where timm builds it."""
+    made_by = json_of(read_metadata(path).get("builder", "{}"))
+    return str(made_by.get("class_path", "")) if isinstance(made_by, dict) else ""
+
+
+def _of_timm(path: Path, meta: dict[str, Any]) -> Callable[[], nn.Module]:
+    if "img_size" not in meta or not timm.is_model(meta["arch"]):
         raise UserError(f"{path}: holds the weights of a {meta['arch']}, which kd can't build: load them into your own "
                         "with safetensors.torch.load_file")  # fmt: skip
-    kwargs = json.loads(meta["kwargs"])
-    if "builder" in meta:
-        model: nn.Module = _rebuilt(path, meta)
-    elif "dense" in meta:
-        classes = kwargs.pop("num_classes")
-        model = DenseModel(timm.create_model(meta["arch"], num_classes=0, **kwargs), classes)
-    else:
-        model = timm.create_model(meta["arch"], **kwargs)
-    model.load_state_dict(load_file(path))
-    preprocess = Preprocess(json.loads(meta["img_size"]), json.loads(meta["mean"]), json.loads(meta["std"]))
-    return model.eval(), preprocess, json.loads(meta["classes"])
+    kwargs = dict(meta["kwargs"])
+    classes = kwargs.pop("num_classes")
+    check_arguments({k: v for k, v in kwargs.items() if k != "img_size"}, f"{path}: ", tensors_in(path))
+    if "dense" in meta:
+        return lambda: DenseModel(timm.create_model(meta["arch"], num_classes=0, **kwargs), classes)
+    return lambda: timm.create_model(meta["arch"], num_classes=classes, **kwargs)
 
 
-def _rebuilt(path: Path, meta: dict[str, str]) -> nn.Module:
-    """A model of a builder of one's own. A file names no code that is not here already."""
-    made_by = json.loads(meta["builder"])
-    place, _, name = made_by.get("class_path", "").rpartition(".")
-    if place.startswith("kd.models."):
-        importlib.import_module(place)
-    kind = getattr(sys.modules.get(place), name, None)
-    if kind is None:
-        raise UserError(f"{path}: its model is built by {place}.{name}; import that first")
-    size, classes = json.loads(meta["img_size"]), json.loads(meta["kwargs"])["num_classes"]
+def _rebuilt(path: Path, meta: dict[str, Any], builder: type | None) -> Callable[[], nn.Module]:
+    """A model of a builder: of :mod:`kd.models` by its arguments alone, or of the class that is handed over."""
+    made_by = meta["builder"]
+    name, arguments = made_by["class_path"], made_by["init_args"]
+    if builder is None:
+        if name != f"{HuggingFace.__module__}.{HuggingFace.__qualname__}" or set(arguments) != {"config"}:
+            raise UserError(f"{path}: its model is built by {name}: kd.load_student(FILE, builder=CLASS) takes the "
+                            f"class; commands, if you trust it, trust={name.rpartition('.')[0]}")  # fmt: skip
+        check_arguments(arguments["config"], f"{path}: ", tensors_in(path))
+    size = meta["img_size"]
     size = (size, size) if isinstance(size, int) else tuple(size)
-    mean, std = json.loads(meta["mean"]), json.loads(meta["std"])
-    return build_own(kind(**made_by["init_args"]), classes, size, mean, std, str(path))
+    make: Any = builder or HuggingFace
+    return lambda: build_own(
+        make(**arguments), meta["kwargs"]["num_classes"], size, meta["mean"], meta["std"], str(path)
+    )
+
+
+def tensors_in(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of a file's tensors, by name."""
+    with safe_open(path, framework="pt") as opened:
+        return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+
+
+def _check_shapes(path: Path, make: Callable[[], nn.Module]) -> None:
+    """Builds the model without memory for its weights: one that the file has no weights for may fit no machine."""
+    with torch.device("meta"):
+        wanted = {name: tuple(value.shape) for name, value in make().state_dict().items()}
+    if wanted != tensors_in(path):
+        raise UserError(f"{path}: its weights are not of the model that it describes")

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from kd.errors import UserError, plain
+from kd.models.arguments import check_arguments
 from kd.models.foreign import HUGGING_FACE, TRANSFORMERS
 from kd.models.loading import NEW, load_checkpoint
 from kd.models.own import Builder, build_own, name_of
@@ -97,8 +98,7 @@ def _check_forward(model: nn.Module, spec: ModelSpec, key: str) -> None:
 
 def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
     kwargs = dict(spec.kwargs)
-    if "checkpoint_path" in kwargs:
-        raise UserError(f"{key}.kwargs.checkpoint_path: a file of weights is {key}.checkpoint")
+    check_arguments(kwargs, f"{key}.kwargs.")
     if spec.img_size is not None:
         kwargs["img_size"] = spec.img_size
     pretrained = spec.pretrained and not spec.checkpoint

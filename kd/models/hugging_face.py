@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from kd.errors import UserError
+from kd.models.arguments import architecture_alone
 from kd.models.own import OwnModel, Size
 from kd.models.preprocess import Preprocess
 
@@ -79,8 +80,15 @@ class HuggingFace:
         transformers = _transformers()
         try:
             if self.path:
-                return transformers.AutoConfig.from_pretrained(self.path)
-            given = {k: v for k, v in self.config.items() if k not in ("model_type", "architectures", "dtype")}
+                found = transformers.AutoConfig.from_pretrained(self.path, trust_remote_code=False)
+                if "/" in str(found._attn_implementation):
+                    raise ValueError(f"attn_implementation is code of the hub ({found._attn_implementation})")
+                return found
+            given = {
+                k: v
+                for k, v in architecture_alone(self.config).items()
+                if k not in ("model_type", "architectures", "dtype")
+            }
             if img_size is not None and "image_size" in given:
                 given["image_size"] = img_size[0] if img_size[0] == img_size[1] else list(img_size)
             return transformers.AutoConfig.for_model(self.config.get("model_type", ""), **given)

@@ -199,9 +199,9 @@ class Taps:
     def __exit__(self, *_: object) -> None:
         self._caught = None
 
-    def _catch(self, path: str, _module: nn.Module, _inputs: object, output: Any) -> None:
+    def _catch(self, path: str, _module: nn.Module, _inputs: object, output: Tensor | Sequence[Tensor]) -> None:
         if self._caught is not None:
-            self._caught[path] = output[0] if isinstance(output, (tuple, list)) else output
+            self._caught[path] = output[0] if isinstance(output, Sequence) else output
 
     def _catch_input(self, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if self._caught is not None:

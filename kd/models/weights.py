@@ -20,6 +20,7 @@ from torch import Tensor
 from kd.checkpoints import models_in, run_folder
 from kd.errors import UserError
 from kd.machine import cache_dir
+from kd.models.arguments import LOADS
 from kd.models.foreign import of_transformers
 from kd.object_store import fetched
 
@@ -27,9 +28,7 @@ STATES = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dic
 NAMES = ("class_names", "classes", "label_names", "labels", "categories", "id2label", "idx_to_class", "class_to_idx")
 FILES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar", ".npz", ".pkl")
 TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
-NOT_PASSED_ON = (
-    "num_classes", "img_size", "pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay",
-)  # fmt: skip
+NOT_PASSED_ON = ("num_classes", "img_size", *LOADS)
 
 
 @dataclass

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from kd.elsewhere import appended, fresh, json_of
+
 SCHEMA = 1
 PHASES = (
     "data", "h2d", "teacher", "student", "loss", "backward", "communication", "optimizer", "logging", "checkpoint",
@@ -49,7 +51,7 @@ class Writer:
         self._header = {"kind": "header", "schema": SCHEMA, **header}
         self._lines = len(earlier)
         self._number = max((r.get("n", 0) for r in earlier), default=0)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = appended(path)
         if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
             self._file.write("\n")  # a torn last line ends here
         self.write({**self._header, "share": self.share})
@@ -75,10 +77,11 @@ class Writer:
         headers = [{**r, "share": self.share} if r["kind"] == "header" else r for r in rest]
         lines = headers + totals + [r for r in records if r["kind"] in THINNED and kept(r["n"], self.share)]
         self._file.close()
-        fresh = self.path.with_suffix(".tmp")
-        fresh.write_text("".join(json.dumps(r, separators=(",", ":")) + "\n" for r in lines), encoding="utf-8")
-        fresh.replace(self.path)
-        self._file = self.path.open("a", encoding="utf-8")
+        part = self.path.with_suffix(".tmp")
+        with fresh(part) as file:
+            file.write("".join(json.dumps(r, separators=(",", ":")) + "\n" for r in lines).encode())
+        part.replace(self.path)
+        self._file = appended(self.path)
         self._lines = len(lines)
 
     def close(self) -> None:
@@ -92,7 +95,7 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     torn, notes = 0, []
     for line in path.read_bytes().splitlines():
         try:
-            record = json.loads(line)
+            record = json_of(line)
             assert isinstance(record, dict) and isinstance(record["kind"], str)
         except (ValueError, AssertionError, KeyError):
             torn += bool(line.strip())

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kd.elsewhere import text_of, yaml_of
 from kd.errors import UserError
 
 INSTANCE = re.compile(r"(?:(\d+)\*)?([^*:]+)(?::(on_demand|spot))?")
@@ -17,11 +18,9 @@ def read_prices(file: Path) -> dict[str, dict[str, float]]:
     Raises:
         UserError: no such file, or a value that is no price.
     """
-    import yaml
-
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        found = yaml_of(text_of(file))
+    except (OSError, ValueError) as error:
         raise UserError(f"monitor.prices: {file} can't be read: {error}".splitlines()[0]) from error
     if not isinstance(found, dict):
         raise UserError(f"monitor.prices: {file} is no table of instances and prices")

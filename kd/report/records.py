@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kd.elsewhere import text_of, yaml_of
 from kd.report.lines import PHASES, SCHEMA, Writer, read_lines
 
 __all__ = ["PHASES", "SCHEMA", "Run", "Writer", "is_run", "percentile", "read_lines", "read_run"]
@@ -178,16 +179,14 @@ def _keep_header(run: Run, record: dict[str, Any]) -> None:
 
 
 def _mapping(file: Path, notes: list[str]) -> dict[str, Any]:
-    import yaml
-
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))  # JSON is YAML
+        found = yaml_of(text_of(file))  # JSON is YAML
         if isinstance(found, dict):
             return found
         notes.append(f"{file.name} is {'empty' if found is None else 'no mapping'}")
     except FileNotFoundError:
         notes.append(f"{file.name} is missing")
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError):
         notes.append(f"{file.name} can't be read")
     return {}
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from kd.config import files
 from kd.config.checks import check_name
 from kd.config.find import folder
 from kd.config.parser import KDCLI, build_task
 from kd.config.request import Request
+from kd.config.trust import check_file
 from kd.config.values import flatten
 from kd.errors import UserError
 from kd.report.metric import less_is_better
@@ -182,17 +181,20 @@ def _from_file(request: Request, own: dict[str, Any], searched: dict[str, str]) 
         return {}
     file = Path(own.pop("tune", shipped))
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"tune: {file} can't be read: {' '.join(str(error).split())[:200]}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("search", {}), dict):
+        content = files.read(file)
+    except UserError as error:
+        raise UserError(f"tune: {error}") from error
+    if not isinstance(content.get("search", {}), dict):
         raise UserError(f"tune: {file} must hold settings, and under search: keys and their spaces")
     files.check_text(content, f"tune: {file}: ")
     for key in content:
         if key not in KEYS and key != "search":
             near = difflib.get_close_matches(str(key), [*KEYS, "search"], 1, 0.5)
             raise UserError(f"tune: {file}: no key '{key}'{f'; did you mean {near[0]!r}?' if near else ''}")
-    return {**content, "search": {**flatten_spaces(content.get("search", {})), **searched}}
+    spaces = flatten_spaces(content.get("search", {}))
+    if "trust" not in request.flags:
+        check_file(file, spaces, request.trust)
+    return {**content, "search": {**spaces, **searched}}
 
 
 def flatten_spaces(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

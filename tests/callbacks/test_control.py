@@ -49,7 +49,7 @@ def test_two_ranks_follow_at_the_same_batch(recipe: Path) -> None:
 
 
 def test_the_sampling_changes_its_pace(tmp_path: Path) -> None:
-    system = System(RunFolder(tmp_path, "tiny", "", []), 0.5)
+    system = System(RunFolder(tmp_path, "tiny", ""), 0.5)
     for text, on, interval in (
         ("off interval=7", False, 7.0), ("interval=0.1", False, 0.1), ("health=3", False, 0.1), ("on", True, 0.1),
         ("off interval=0", True, 0.1),

@@ -154,7 +154,7 @@ class LateRank(Callback):
 
 
 def test_the_progress_bar_says_what_limits_the_run_so_far(tmp_path: Path) -> None:
-    phases = Phases(RunFolder(tmp_path, "tiny", "", []))
+    phases = Phases(RunFolder(tmp_path, "tiny", ""))
     phases.header = {"device": "cpu", "cores": 4, "threads": 1, "num_workers": 0}
     step = {"ms": 100.0, "p": {"data": 60.0, "student": 40.0}, **dict.fromkeys(COUNTED, 0.0)}
     phases.recent.extend([step] * 10)

@@ -143,7 +143,7 @@ def test_every_query_of_the_dashboard_names_a_series_that_there_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Names, labels and their values: of a run with all kinds of numbers, on a machine with a GPU."""
-    folder = RunFolder(tmp_path, "tiny", "", [])
+    folder = RunFolder(tmp_path, "tiny", "")
     phases, system, health, watch = Phases(folder), System(folder), Health(folder), Watch(folder)
     phases.header = {"batch_size": 8, "world_size": 1}
     phases.recent.append({"step": 0, "epoch": 0, "ms": 5.0, "p": {"data": 1.0}})
