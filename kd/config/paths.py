@@ -56,7 +56,8 @@ def check_no_files(items: Iterable[tuple[str, Any]]) -> None:
     """
     for key, value in items:
         if isinstance(value, str) and _is_file(value) and not value.endswith(SETTINGS) and _takes_no_text(key):
-            raise UserError(f"{key}: takes no file, got {value}")
+            model = key in ("model.teacher", "model.student")
+            raise UserError(f"{key}: takes no file, got {value}{f' ({key}.checkpoint=FILE does)' if model else ''}")
 
 
 def pairs(contents: Iterable[dict[Any, Any]], overrides: Iterable[str]) -> Iterator[tuple[str, Any]]:
