@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zlib
 from collections import Counter
@@ -208,22 +209,22 @@ async def capacity(client: Client, seconds: float, clients: int = 16) -> float:
     return done / seconds
 
 
-async def sampled(pid: int, every_s: float, out: list[float]) -> None:
-    """The server's resident memory, MB, until cancelled."""
-    while True:
+def sampled(pid: int, ended: threading.Event, out: list[float]) -> None:
+    """The server's resident memory, MB, each second; in a thread, for the clients are busy."""
+    while not ended.wait(1.0):
         out.append(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20)
-        await asyncio.sleep(every_s)
 
 
 async def soak(process: "subprocess.Popen[str]", port: int, args: argparse.Namespace) -> list[str]:
     """All of it; the result's lines."""
     able = await capacity(Client(port, 1), 10)
     client, memory = Client(port, 2), list[float]()
-    watch = asyncio.create_task(sampled(process.pid, 1.0, memory))
+    ended = threading.Event()
+    threading.Thread(target=sampled, args=(process.pid, ended, memory), daemon=True).start()
     left_out = await load(
         client, args.factor * able, 60 * args.minutes, args.hostile, lambda: process.poll() is not None
     )
-    watch.cancel()
+    ended.set()
     alive = process.poll() is None
     process.send_signal(signal.SIGTERM)
     told, _ = await asyncio.to_thread(process.communicate, timeout=60)
@@ -238,8 +239,9 @@ async def soak(process: "subprocess.Popen[str]", port: int, args: argparse.Names
         f"cores. Able: {able:.0f} requests/s. Sent: {args.factor * able:.0f} a second for {args.minutes:g} minutes, "
         f"{args.hostile:.0%} hostile; {left_out:,} left out ({OPEN} were under way).",
         "",
-        f"Wrong answers and statuses: {len(client.wrong)}. Alive at the end: {alive}; exit status "
-        f"{process.returncode}; lines of log: {max(0, told.count(chr(10)) - 1)}.",
+        f"Wrong answers: {sum(': ' not in line for line in client.wrong)}; honest requests that were closed without "
+        f"one: {client.counts['honest', 0]:,}; all that is wrong: {len(client.wrong)}. Alive at the end: {alive}; exit "
+        f"status {process.returncode}; lines of log: {max(0, told.count(chr(10)) - 1)}.",
         f"Honest requests that were answered: median {statistics.median(seconds):.2f} s, p99 "
         f"{seconds[len(seconds) * 99 // 100]:.2f} s.",
         "",
