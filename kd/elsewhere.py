@@ -56,7 +56,7 @@ def yaml_of(text: str, loader: type[yaml.SafeLoader] = Loader) -> Any:
         raise ValueError(str(error)) from error
 
 
-def json_of(text: str | bytes) -> Any:
+def json_of(text: str | bytes | bytearray) -> Any:
     """What a JSON text holds.
 
     Raises:

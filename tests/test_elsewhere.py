@@ -81,8 +81,8 @@ RECIPES = {
     "text of students": {"students": {"a": {"model.distill_losses": "{kd: {class_path: evil_code.Evil}}"}, "b": {}}},
     "text": {"trainer": {"callbacks": "[{class_path: evil_code.Evil}]"}},
     "anything else of students": {"students": {"a": {"model.student.kwargs": {"act_layer": SHELL}}, "b": {}}},
-    "data that fail": {"data": {"source": {"class_path": "kd.data.sources.ImageFolder", "init_args": {"root": "/no"}}},
-                       "students": {"a": {"x": SHELL}}},
+    "settings that fail": {"recipe": "os.system", "optim": {"lr": -1},
+                           "students": {"a": {"model.x": {**SHELL, "class_path": "${recipe}"}}}},
     "a function of ours": {"model": {"task": {"class_path": "kd.config.parser.build_task"}}},
     "by a module of torch": {"trainer": {"callbacks": [{"class_path": "torch.os.system"}]}},
     "a callable": {"trainer": {"callbacks": [{"class_path": "pytorch_lightning.callbacks.LambdaCallback",
@@ -376,3 +376,13 @@ def test_anchors_are_fine(recipe: Path, tmp_path: Path) -> None:
     text = recipe.read_text() + "students: {a: &a {optim.lr: 0.1}, b: {<<: *a}, c: *a}\n"
     (tmp_path / "x.yaml").write_text(text)
     assert main("train", [f"recipe={tmp_path / 'x.yaml'}", "--print_config"]) == 0
+
+
+def test_a_program_of_torch_from_elsewhere_is_not_opened(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = copied / "export" / "torch_export" / "model.pt2"
+    program.parent.mkdir(parents=True)
+    program.write_bytes(b"code")
+    known = {"torch_export": {"kept": True, "to": "torch_export", "file": str(program), "int8": False}}
+    (copied / "export" / "export.json").write_text(json.dumps(known))
+    line = refused("latency", [str(copied), "runtime=torch_export", "seconds=0.01", "batch=1", "threads=1"], capsys)
+    assert "not this machine's (--trust)" in line

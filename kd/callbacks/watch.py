@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from kd.callbacks.preemption import Preemption
 from kd.callbacks.run_folder import RunFolder
+from kd.elsewhere import json_of
 from kd.errors import first_line
 from kd.report.records import Writer
 
@@ -156,7 +157,7 @@ def ask_rules(folder: Path) -> dict[str, Any]:
     paths = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
     try:
         done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, timeout=300)
-        return dict(json.loads(done.stdout))
+        return dict(json_of(done.stdout))
     except (OSError, TypeError, ValueError, subprocess.SubprocessError):
         return {}
 

@@ -10,6 +10,8 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from kd.config.request import Request
+from kd.config.trust import remember_made
+from kd.elsewhere import json_of, text_of
 from kd.errors import UserError
 
 if TYPE_CHECKING:
@@ -140,6 +142,8 @@ def _export(
             if out.exists():
                 shutil.rmtree(out)
             part.replace(out)
+            if to == "torch_export":
+                remember_made(Path(where).read_bytes())
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return problem, {**found, "kept": not problem}
@@ -151,7 +155,7 @@ def _remember(folder: Path, name: str, found: dict[str, Any]) -> None:
 
     file = folder / "export" / "export.json"
     file.parent.mkdir(exist_ok=True)
-    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    known = json_of(text_of(file)) if file.is_file() else {}
     text = json.dumps({**known, name: found}, indent=2) + "\n"
     write_whole(file, lambda opened: opened.write(text.encode()))
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kd.config.request import Request
+from kd.config.trust import made_here
+from kd.elsewhere import json_of, text_of
 from kd.errors import UserError
 
 if TYPE_CHECKING:
@@ -56,8 +58,8 @@ def run(request: Request) -> int:
     threads = _numbers(own, "threads", sorted({1, cores()}))
     seconds = positive("seconds", own.get("seconds", "1"), 3600)
     opened = open_run(request, ("runtime", "batch", "threads", "seconds"))
-    items = [request.rest[0], *request.overrides]
-    runtimes = _runtimes(opened.folder, own.get("runtime"))
+    items = [request.rest[0], *request.overrides, *request.trusted]
+    runtimes = _runtimes(opened.folder, own.get("runtime"), "trust" in request.flags)
     rows = [row for count in threads for row in _measure(opened, items, runtimes, batches, count, seconds)]
     _compare_with_teacher(rows)
     content = {"machine": _machine(), "rows": rows}
@@ -79,11 +81,14 @@ def _numbers(own: dict[str, str], key: str, default: list[int]) -> list[int]:
     return sorted({int(word) for word in words})  # ascending: memory's peak is that of the batches so far
 
 
-def _runtimes(run: Path, asked: str | None) -> dict[str, dict[str, Any]]:
-    """Exports by name, ``torch`` first; what is asked for must be there."""
+def _runtimes(run: Path, asked: str | None, trust: bool) -> dict[str, dict[str, Any]]:
+    """Exports by name, ``torch`` first; what is asked for must be there. A program of torch's can run code of its own:
+    one that was not exported on this machine is opened by ``--trust`` alone."""
     file = run / "export" / "export.json"
-    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    known = json_of(text_of(file)) if file.is_file() else {}
     there = {k: v for k, v in known.items() if v["kept"] and v["to"] in RUNNABLE and Path(v["file"]).exists()}
+    if not trust:
+        there = {k: v for k, v in there.items() if v["to"] != "torch_export" or made_here(Path(v["file"]))}
     if asked is None:
         return {"torch": {}, **{name: found for name, found in there.items() if found["to"] != "triton"}}
     chosen: dict[str, dict[str, Any]] = {}
@@ -93,7 +98,9 @@ def _runtimes(run: Path, asked: str | None) -> dict[str, dict[str, Any]]:
             found = {"torch": {}}
         if not found:
             to = "openvino int8=true" if name == "int8" else name
-            raise UserError(f"runtime: {run} has no export '{name}' (kd-export {run} to={to})")
+            raise UserError(
+                f"runtime: {run} has no export '{name}' (kd-export {run} to={to}), or not this machine's (--trust)"
+            )
         chosen |= found
     return chosen
 

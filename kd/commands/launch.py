@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.config.request import Request
+from kd.elsewhere import json_of, text_of
 from kd.errors import UserError
 from kd.jobs.job import KEYS, Job, read_job
 from kd.jobs.target import Target
@@ -125,7 +126,7 @@ def _write(folder: Path, files: dict[str, str], record: dict[str, Any]) -> None:
 
 def _note(folder: Path, **more: object) -> None:
     file = folder / "job.json"
-    record = json.loads(file.read_text(encoding="utf-8")) | more
+    record = json_of(text_of(file)) | more
     file.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.config.request import Request
+from kd.elsewhere import json_of, text_of
 from kd.errors import UserError
 from kd.lock import is_held
 from kd.report.metric import told
@@ -55,7 +56,7 @@ def _runs_in(folder: Path) -> Iterator[Path]:
 def _described(folder: Path) -> dict[str, Any]:
     """What the table says of a run; a damaged summary counts as none."""
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        summary = json_of(text_of(folder / "summary.json"))
     except (OSError, ValueError):
         summary = {}
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]

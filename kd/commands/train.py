@@ -13,6 +13,7 @@ from kd.config import files, keys
 from kd.config.find import find, listing, names
 from kd.config.request import Request, merge
 from kd.config.values import flatten
+from kd.elsewhere import text_of, yaml_of
 from kd.errors import UserError
 from kd.launch import sagemaker
 from kd.launch.cluster import Cluster, is_rank_zero, recognise
@@ -225,10 +226,8 @@ def _listed(kind: str) -> str:
 
 def _check_start(run: Path, config: dict[str, Any]) -> None:
     """Refuses to change how the student of a resumed run has started."""
-    import yaml
-
-    with suppress(OSError, yaml.YAMLError, TypeError, KeyError):  # the configuration of the run before may be damaged
-        whole = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    with suppress(OSError, ValueError, TypeError, KeyError):  # the configuration of the run before may be damaged
+        whole = yaml_of(text_of(run / "config.yaml"))
         _check_averages(whole, config)
         before, now = whole["model"]["student"], config["model"]["student"]
         changed = [key for key in START if before[key] != now[key] and "auto" not in (before[key], now[key])]

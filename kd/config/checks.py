@@ -11,7 +11,6 @@ from typing import Any
 
 import psutil
 import torch
-import yaml
 from torch import nn
 
 from kd.callbacks.loggers import NEED_A_FOLDER, RUN
@@ -20,6 +19,7 @@ from kd.config.trust import check_plain
 from kd.config.values import flatten
 from kd.data.batch import DataInfo
 from kd.data.transforms import height_width
+from kd.elsewhere import yaml_of
 from kd.errors import UserError
 from kd.losses import LogitLoss
 
@@ -83,7 +83,7 @@ def loggers_with_folders(items: Sequence[str]) -> str:
     for item in items:
         key, _, value = item.partition("=")
         if key == "--trainer.logger":
-            loggers = yaml.safe_load(value)
+            loggers = yaml_of(value)
         elif key == "--config":
             loggers = (read(Path(value)).get("trainer") or {}).get("logger", loggers)
     if not isinstance(loggers, list):

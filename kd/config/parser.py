@@ -10,7 +10,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from lightning_fabric.plugins.environments import ClusterEnvironment
 from lightning_fabric.utilities.seed import seed_everything
@@ -55,6 +54,7 @@ from kd.config.trust import ALL, check_resolved, importable, remember
 from kd.config.values import flatten
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.fitting import check_batch
+from kd.elsewhere import yaml_of
 from kd.errors import UserError, causes
 from kd.export import save_student
 from kd.fit_to_machine.precision import choose_precision
@@ -293,7 +293,7 @@ class KDCLI(LightningCLI):
         watching = monitors(MonitorSpec(**config.monitor), self.folder)
         best = Best(self.folder, monitor, mode)
         self.summary = Summary(self.folder, preflight, config.recipe, config.seed, best)
-        loggers = Loggers(self.folder, self.loggers, build_loggers, flatten(yaml.safe_load(self._yaml)))
+        loggers = Loggers(self.folder, self.loggers, build_loggers, flatten(yaml_of(self._yaml)))
         ours: list[Callback] = [
             Nodes(self.cluster.launcher if self.cluster else None),
             preflight,
@@ -347,7 +347,7 @@ class KDCLI(LightningCLI):
 
     def as_dict(self) -> dict[str, Any]:
         """The resolved configuration as plain values."""
-        return yaml.safe_load(self.as_yaml())
+        return yaml_of(self.as_yaml())
 
     def as_yaml(self) -> str:
         """The resolved configuration; ``kd-train FILE`` repeats the run."""

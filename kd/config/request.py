@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from kd.config import files, keys
 from kd.config.find import find, part_of
 from kd.config.moved import current
@@ -16,6 +14,7 @@ from kd.config.paths import check_no_files, pairs, source_items
 from kd.config.trust import check_file, vouched
 from kd.config.typed import check_types
 from kd.config.unread import check_read
+from kd.elsewhere import yaml_of
 from kd.errors import UserError
 from kd.launch.sagemaker import CHANNEL, folder_of
 
@@ -98,6 +97,11 @@ class Request:
             args.append(f"--recipe={found[0].stem}")
         overrides = [_with_folders(item, _as_tree(item) if self.here else {}) for item in self.overrides]
         return args + self.cluster + [f"--{item}" for item in _entries_whole(overrides, contents.values())]
+
+    @property
+    def trusted(self) -> list[str]:
+        """``trust=`` and ``--trust`` as items of another command's line."""
+        return [*(f"trust={module}" for module in self.trust), *(["--trust"] if "trust" in self.flags else [])]
 
     def check_read(self) -> None:
         """Refuses settings that no part of a run would read (:mod:`kd.config.unread`)."""
@@ -186,8 +190,8 @@ def _as_tree(item: str) -> dict[str, Any]:
     """``key=value`` with the value as YAML, where it is any."""
     key, _, value = item.partition("=")
     try:
-        return {key: yaml.safe_load(value)}
-    except (yaml.YAMLError, ValueError):  # the parser says what is wrong
+        return {key: yaml_of(value)}
+    except ValueError:  # the parser says what is wrong
         return {key: value}
 
 

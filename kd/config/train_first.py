@@ -1,6 +1,5 @@
 """The teacher that a recipe names, where no checkpoint is given: it ships with the recipe, or is trained first."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from kd.config.find import find
 from kd.config.parser import KDCLI, build_data
 from kd.config.request import translate
 from kd.data.sources import Source
+from kd.elsewhere import json_of
 from kd.errors import UserError
 from kd.launch.cluster import is_rank_zero
 
@@ -71,11 +71,11 @@ def shipped_teacher(teacher: dict[str, Any], source: Source) -> Path | None:
     with safe_open(file, "pt") as opened:
         made = opened.metadata()
     wanted = {**teacher["kwargs"], "img_size": teacher["img_size"]}
-    kwargs = {key: value for key, value in json.loads(made["kwargs"]).items() if key != "num_classes"}
+    kwargs = {key: value for key, value in json_of(made["kwargs"]).items() if key != "num_classes"}
     if made["arch"] != teacher["arch"] or kwargs != wanted:
         return None
     source.load("train")  # only then its classes are known
-    return file if json.loads(made["classes"]) == list(source.classes) else None
+    return file if json_of(made["classes"]) == list(source.classes) else None
 
 
 def _refuse_random_weights(config: dict[str, Any]) -> None:

@@ -15,10 +15,9 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from kd.config import files
 from kd.config.find import folder
+from kd.elsewhere import yaml_of
 from kd.errors import UserError
 from kd.machine import cache_dir
 
@@ -210,16 +209,26 @@ def is_own(file: Path) -> bool:
     if any(file.is_relative_to(folder(kind).resolve()) for kind in ("recipes", "configs")):
         return True
     if file.name == "config.yaml":  # a run's
-        return _note(file.read_bytes()).is_file()
+        return made_here(file)
     return file.is_relative_to(Path.cwd().resolve())
 
 
 def remember(config: str) -> None:
     """Notes that a run of these settings was started here, where a file from elsewhere could not have named them."""
-    if _refusal(yaml.safe_load(config), []):
-        note = _note(config.encode())
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.touch()
+    if _refusal(yaml_of(config), []):
+        remember_made(config.encode())
+
+
+def remember_made(content: bytes) -> None:
+    """Notes that a file of this content was written here."""
+    note = _note(content)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.touch()
+
+
+def made_here(file: Path) -> bool:
+    """Whether a file's content was noted so."""
+    return _note(file.read_bytes()).is_file()
 
 
 def _note(content: bytes) -> Path:

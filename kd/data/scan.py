@@ -18,6 +18,7 @@ from kd._bar import bar
 from kd.data.pictures import MAX_PIXELS, check_header, decode
 from kd.data.sources import FileSplit, MaskSplit, Split, Subset, cache_dir, fingerprint, printable
 from kd.data.sources.places import AT_ONCE, Store
+from kd.elsewhere import json_of, text_of
 from kd.errors import first_line
 from kd.machine import cores
 
@@ -110,7 +111,7 @@ def _look(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str
 def _remembered(file: Path, count: int, check: Check) -> Scan | None:
     """What an earlier look found; nothing where there was none, or its file is damaged."""
     try:
-        noted = json.loads(file.read_text())
+        noted = json_of(text_of(file))
         found = {int(i): str(reason) for i, reason in noted["damaged"].items()}
         digests = [str(digest) for digest in noted["digests"]]
     except (OSError, ValueError, TypeError, AttributeError, KeyError):

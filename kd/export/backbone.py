@@ -12,11 +12,13 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from kd.checkpoints import write_whole
+from kd.elsewhere import json_of
 from kd.export.base import Format, Job, Runtime
 from kd.export.hub import made_of, model_size
 from kd.export.manifest import from_metadata
-from kd.export.student import in_order, read_metadata
+from kd.export.student import in_order, read_metadata, tensors_in
 from kd.models import Preprocess
+from kd.models.arguments import check_arguments
 from kd.models.loading import classifier_names
 
 
@@ -57,9 +59,11 @@ class Backbone(Format):
         """See :meth:`kd.export.base.Format.open`: gives the last layer's features, flattened, ``(N, D)``."""
         meta = read_metadata(file)
         manifest = from_metadata(meta, file)
-        model: Any = timm.create_model(meta["arch"], **json.loads(meta["kwargs"]))
-        model.load_state_dict(load_file(file), strict=not json.loads(meta["dense"]))  # a dense student ends earlier
-        prepare = Preprocess(json.loads(meta["img_size"]), manifest.mean, manifest.std)
+        kwargs = json_of(meta["kwargs"])
+        check_arguments(kwargs, f"{file}: ", tensors_in(file))
+        model: Any = timm.create_model(meta["arch"], **kwargs)
+        model.load_state_dict(load_file(file), strict=not json_of(meta["dense"]))  # a dense student ends earlier
+        prepare = Preprocess(json_of(meta["img_size"]), manifest.mean, manifest.std)
 
         model.eval()
 

@@ -1,6 +1,5 @@
 """timm's hub format: a folder that ``timm.create_model("local-dir:FOLDER", pretrained=True)`` loads."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 import timm
 import torch
 
+from kd.elsewhere import json_of
 from kd.errors import UserError
 from kd.export.base import Format, Job, Runtime
 from kd.export.manifest import read_manifest
@@ -52,11 +52,11 @@ def made_of(weights: Path, key: str) -> tuple[str, dict[str, Any]]:
     """
     found = read_metadata(weights)
     if "builder" in found:
-        builder = json.loads(found["builder"]).get("class_path")
+        builder = json_of(found["builder"]).get("class_path")
         raise UserError(f"{key}: the student was built by {builder}, not by timm (to=onnx takes it)")
-    return found["arch"], json.loads(found["kwargs"])
+    return found["arch"], json_of(found["kwargs"])
 
 
 def model_size(weights: Path) -> int | list[int]:
     """The side, or height and width, of a student's input in pixels."""
-    return json.loads(read_metadata(weights)["img_size"])
+    return json_of(read_metadata(weights)["img_size"])

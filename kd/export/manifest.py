@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from kd.elsewhere import json_of, text_of
 from kd.errors import UserError
 
 FILE = "manifest.json"
@@ -87,7 +88,7 @@ def from_metadata(metadata: dict[str, str], file: Path) -> Manifest:
     """
     found = {key.removeprefix(PREFIX): value for key, value in metadata.items() if key.startswith(PREFIX)}
     try:
-        return _manifest({key: json.loads(value) for key, value in found.items()})
+        return _manifest({key: json_of(value) for key, value in found.items()})
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(
             f"{file} was not written by kd-export: its metadata does not say what goes in ({error})"
@@ -102,7 +103,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     file = folder / FILE
     try:
-        return _manifest(json.loads(file.read_text(encoding="utf-8")))
+        return _manifest(json_of(text_of(file)))
     except FileNotFoundError as error:
         raise UserError(f"{folder} is not an export: it has no {FILE}") from error
     except (ValueError, TypeError, KeyError) as error:

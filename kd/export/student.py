@@ -77,7 +77,7 @@ def in_order(file: bytes) -> bytes:
     """The same file with its metadata sorted, which the library writes in an order drawn anew each time: equal students
     are equal files."""
     end = 8 + int.from_bytes(file[:8], "little")
-    header = json.loads(file[8:end])
+    header = json_of(file[8:end])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text = text.ljust(-8 * (-len(text) // 8))  # the weights begin at a multiple of 8

@@ -180,7 +180,7 @@ def read_job(request: Request, own: dict[str, str]) -> Job:
     own_files: dict[str, Path] = {}
     items = [f"recipe={_name(request.recipe, 'recipes', own_files)}"]
     items += [f"config={_name(overlay, 'configs', own_files)}" for overlay in request.overlays]
-    items += [*(f"trust={module}" for module in request.trust), *(["--trust"] if "trust" in request.flags else [])]
+    items += request.trusted
     runs_dir = [item.split("=", 1)[1] for item in request.overrides if item.startswith("runs_dir=")]
     request.overrides = [item for item in request.overrides if not item.startswith("runs_dir=")]
     config = _checked(request)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from kd.elsewhere import json_of
 from kd.errors import UserError
 from kd.jobs.job import Job, Machines
 from kd.jobs.program import ask, need
@@ -66,7 +67,7 @@ class Kubernetes:
         print(f"kd-launch: kubectl -n {namespace} logs -f -l jobset.sigs.k8s.io/jobset-name={name} shows its log")
         last = ""
         while True:
-            told = json.loads(ask(["kubectl", "-n", namespace, "get", "trainjob", name, "-o", "json"]))
+            told = json_of(ask(["kubectl", "-n", namespace, "get", "trainjob", name, "-o", "json"]))
             state, message = _state(told.get("status", {}).get("conditions", []))
             if state != last:
                 print(f"kd-launch: {name}: {state} {message}".rstrip(), flush=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kd.archives import unpack
 from kd.config.own_keys import positive
+from kd.elsewhere import json_of, text_of
 from kd.errors import UserError
 from kd.jobs.bucket import bucket_url
 from kd.jobs.job import Job, Machines
@@ -120,7 +121,7 @@ def uploaded(job: Job) -> Iterator["Session"]:
 
 def read_request(folder: Path) -> dict[str, Any]:
     """The request as it was shown."""
-    return json.loads((folder / "request.json").read_text(encoding="utf-8"))
+    return json_of(text_of(folder / "request.json"))
 
 
 def training_job(job: Job) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The machines of a SageMaker job and what each of them is for, from its description of the cluster."""
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kd.elsewhere import json_of
 from kd.errors import UserError
 
 T = TypeVar("T", dict, list)
@@ -78,7 +78,7 @@ def read_json(text: str, where: str, kind: type[T]) -> T:
         UserError: it is not.
     """
     try:
-        found = json.loads(text)
+        found = json_of(text)
     except ValueError as error:
         raise UserError(f"{where}: is no JSON: {error}") from error
     if not isinstance(found, kind):

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from kd.elsewhere import json_of
 from kd.errors import UserError
 from kd.launch.groups import base, read_json
 
@@ -72,7 +73,7 @@ def _as_text(value: object) -> str:
     if not isinstance(value, str):
         return json.dumps(value)
     with suppress(ValueError):
-        if isinstance(inner := json.loads(value), str):
+        if isinstance(inner := json_of(value), str):
             return inner
     return value
 

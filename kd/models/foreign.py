@@ -1,6 +1,5 @@
 """Weights of other libraries: the names of transformers' and torchvision's ViTs as timm has them."""
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from kd.elsewhere import json_of, text_of
 
 HUGGING_FACE, TRANSFORMERS = "kd.models.hugging_face.HuggingFace", "transformers"
 ANCHORS = {"embeddings.patch_embeddings.projection.weight": "transformers", "conv_proj.weight": "torchvision"}
@@ -85,7 +86,7 @@ def of_transformers(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     kwargs = {"patch_size": patch, "embed_dim": width, "depth": depth, "num_heads": heads, "mlp_ratio": ratio,
               "qkv_bias": config.get("qkv_bias", True)}  # fmt: skip
     file = folder / "preprocessor_config.json"
-    pixels = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    pixels = json_of(text_of(file)) if file.is_file() else {}
     return {
         "arch": f"vit_{size if fits else 'base'}_patch{kind if fits or dino else '16_224'}",
         "kwargs": {} if fits else kwargs,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from kd.elsewhere import json_of
 from kd.errors import UserError
 from kd.models.arguments import architecture_alone
 from kd.models.own import OwnModel, Size
@@ -74,7 +75,7 @@ class HuggingFace:
         size = img_size or _size(pixels) or _pair(getattr(config, "image_size", 224))
         made_by = {"class_path": f"{__name__}.HuggingFace", "init_args": {"config": model.config.to_dict()}}
         mean, std = (pixels.get(f"image_{name}") or HALF for name in ("mean", "std"))
-        return HuggingFaceModel(model, num_classes, size, mean, std, json.loads(json.dumps(made_by, default=str)))
+        return HuggingFaceModel(model, num_classes, size, mean, std, json_of(json.dumps(made_by, default=str)))
 
     def _config(self, img_size: Size | None = None) -> "transformers.PretrainedConfig":
         transformers = _transformers()

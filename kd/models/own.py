@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from kd.elsewhere import json_of
 from kd.errors import UserError
 from kd.models.taps import classifier_of
 
@@ -184,6 +185,6 @@ def remade(builder: Builder) -> dict[str, Any]:
     kind = type(builder)
     made_by = {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": dict(vars(builder))}
     try:
-        return json.loads(json.dumps(made_by))
+        return json_of(json.dumps(made_by))
     except TypeError:  # arguments that no file can hold
         return {}

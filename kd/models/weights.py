@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import json
 import re
 import zipfile
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from timm.models import clean_state_dict
 from torch import Tensor
 
 from kd.checkpoints import models_in, run_folder
+from kd.elsewhere import json_of, text_of
 from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.models.arguments import LOADS
@@ -130,7 +130,7 @@ def describe(file: Path) -> About:
     """
     config = file.with_name("config.json")
     if file.name in TIMM_FILES and config.is_file():
-        content = json.loads(config.read_text(encoding="utf-8"))
+        content = json_of(text_of(config))
         if "architecture" in content:
             return _from_timm(content)
         if "model_type" in content:
@@ -155,7 +155,7 @@ def about(checkpoint: str | None) -> About:
 
 def _from_metadata(meta: Mapping[str, str]) -> About:
     """Of a ``student.safetensors``; a segmentation student is no plain timm model, so its architecture stays unsaid."""
-    said = {name: json.loads(meta[name]) for name in ("kwargs", "img_size", "mean", "std", "classes") if name in meta}
+    said = {name: json_of(meta[name]) for name in ("kwargs", "img_size", "mean", "std", "classes") if name in meta}
     size = said.get("img_size")
     return About(
         "" if "dense" in meta or "builder" in meta else meta.get("arch", ""),
@@ -164,7 +164,7 @@ def _from_metadata(meta: Mapping[str, str]) -> About:
         said.get("mean"),
         said.get("std"),
         said.get("classes", []),
-        json.loads(meta.get("builder", "{}")).get("class_path", ""),
+        json_of(meta.get("builder", "{}")).get("class_path", ""),
     )
 
 
@@ -257,7 +257,7 @@ def read_names(file: Path, key: str) -> list[str]:
     """
     try:
         text = file.read_text(encoding="utf-8-sig")
-        names = json.loads(text) if file.suffix == ".json" else [line.strip() for line in text.splitlines()]
+        names = json_of(text) if file.suffix == ".json" else [line.strip() for line in text.splitlines()]
         names = [str(name) for name in names if str(name)]
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{key}: {file} can't be read as a list of names ({type(error).__name__})") from error

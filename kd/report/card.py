@@ -1,12 +1,12 @@
 """A model card from a run's folder: Markdown with the metadata that the Hugging Face hub reads."""
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from kd.elsewhere import json_of, text_of
 from kd.report.records import Run
 
 TASKS = {"segmentation": "image-segmentation", "features": "image-feature-extraction"}
@@ -47,7 +47,7 @@ def card(run: Run, license_name: str | None = None) -> str:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json_of(text_of(file))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -1,8 +1,8 @@
 """How faithful the student is to its teacher: numbers, classes, confusions, calibration, pictures of its mistakes."""
 
-import json
 from typing import Any
 
+from kd.elsewhere import json_of, text_of
 from kd.report.records import Run
 
 BARS = 30  # classes in the chart of bars: those that lost most
@@ -27,7 +27,7 @@ def faithful(run: Run) -> list[Section]:
             continue
         of = f" of {student}" if student else ""
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = json_of(text_of(file))
             found += [section for section in _of_one(content, of) if section]
         except (ValueError, KeyError, TypeError, AttributeError):
             run.notes.append(f"{file.name}{of} can't be read")

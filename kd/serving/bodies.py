@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
+from kd.elsewhere import json_of
 from kd.serving.room import Share
 
 DROPPED = 8
@@ -140,7 +140,7 @@ def _from_json(body: bytearray, most: int) -> list[Upload]:
     try:
         if sum(map(body.count, (b"[", b"{", b",", b":"))) > MARKS:
             raise ValueError
-        content = json.loads(body)
+        content = json_of(body)
         pictures = content["images"] if "images" in content else [content["image"]]
         if not (isinstance(pictures, list) and all(isinstance(picture, str) for picture in pictures)):
             raise TypeError

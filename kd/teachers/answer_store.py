@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from kd.elsewhere import json_of
 from kd.errors import UserError
 from kd.teachers.answer_codec import CRC_BYTES
 
@@ -246,11 +247,11 @@ def compare(text: str, fingerprint: dict[str, dict[str, Any]], folder: str, key:
         UserError: it is damaged, or the cache's answers depend on something else: the first difference is named.
     """
     try:
-        found = json.loads(text)
+        found = json_of(text)
         parts = {name: dict(found[name]) for name in fingerprint}
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{key}.cache_dir: {folder}/{FINGERPRINT} is damaged ({type(error).__name__})") from error
-    for name, here in json.loads(json.dumps(fingerprint)).items():
+    for name, here in json_of(json.dumps(fingerprint)).items():
         differing = difference(parts[name], here)
         if differing:
             raise UserError(f"{key}.cache_dir: {folder} was filled with other {NAMED.get(name, name)}: {differing}")

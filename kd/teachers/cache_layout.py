@@ -19,6 +19,7 @@ import torchvision
 
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import FileSplit, Split, cache_dir, changed, content, fingerprint
+from kd.elsewhere import json_of, text_of
 from kd.errors import UserError
 from kd.losses import LogitLoss
 from kd.models import Preprocess
@@ -223,7 +224,7 @@ def _file_of_old(teacher: FrozenTeacher, parts: Mapping[str, Any]) -> Path:
 def _still_right(file: Path, wanted: str, split: Split) -> bool:
     """Whether a cache from before pictures had stamps was begun after the last of them was changed."""
     try:
-        return json.loads(file.read_text())["data"]["content"] == wanted and changed(split) <= file.stat().st_mtime
+        return json_of(text_of(file))["data"]["content"] == wanted and changed(split) <= file.stat().st_mtime
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

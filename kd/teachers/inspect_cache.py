@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from kd.data.datamodule import DistillationDataModule
+from kd.elsewhere import json_of
 from kd.errors import UserError, first_line
 from kd.object_store import file_system, is_url
 from kd.teachers.answer import Wanted
@@ -103,7 +104,7 @@ def _fingerprints(place: str) -> Iterator[tuple[str, str]]:
 
 def _held(folder: str, text: str) -> Held | None:
     try:
-        noted = json.loads(text)
+        noted = json_of(text)
         parts = {name: dict(noted[name]) for name in PARTS}
         pictures, measured = int(parts["data"]["pictures"]), dict(noted.get("measured") or {})
         if "shards" in noted:  # published: whole before it had a fingerprint
@@ -158,7 +159,7 @@ def _differences(one: Held, kind: Kind, key: str) -> list[str]:
     """What differs, each with the key that sets it; other kinds of answers last."""
     found = []
     for part in PARTS:
-        there, here = one.parts[part], json.loads(json.dumps(kind.parts[part]))
+        there, here = one.parts[part], json_of(json.dumps(kind.parts[part]))
         for name in [*here, *(k for k in there if k not in here)]:
             said = difference({name: there.get(name)}, {name: here.get(name)})
             if said:

@@ -19,6 +19,7 @@ import numpy as np
 from kd._bar import bar
 from kd.data.sources import Split, cache_dir
 from kd.data.sources.shards import ShardSplit
+from kd.elsewhere import json_of, text_of
 from kd.errors import UserError, first_line
 from kd.object_store import Ranged, file_system, is_url, tried
 from kd.teachers.answer_store import FINGERPRINT, AnswerStore, WholeRecords, compare
@@ -54,7 +55,7 @@ def publish(store: AnswerStore, split: Split, out: str) -> int:
                     raise UserError(f"out: {int((~there).sum())} answers of view {view} are missing in {store.folder}")
                 written += _put(f"{out}/{name}.view-{view:04d}.bin", records.tobytes())
                 first += count
-        noted = json.loads((store.folder / FINGERPRINT).read_text())
+        noted = json_of(text_of(store.folder / FINGERPRINT))
         whole = {**noted, "views": store.views, "record_bytes": store.record_bytes, "shards": shards}
         _put(f"{out}/{FINGERPRINT}", json.dumps(whole, indent=1).encode())
     except UserError:

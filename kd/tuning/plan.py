@@ -15,6 +15,7 @@ from kd.config.parser import KDCLI, build_task
 from kd.config.request import Request
 from kd.config.trust import check_file
 from kd.config.values import flatten
+from kd.elsewhere import json_of, text_of
 from kd.errors import UserError
 from kd.report.metric import less_is_better
 from kd.run_urls import folder_of_runs
@@ -51,9 +52,9 @@ class Objective:
     def value(self, run: Path) -> float:
         """Of a finished run: of validation metrics the best epoch's, whose student is kept."""
         if self.name == LATENCY:
-            rows = json.loads((run / "export" / "latency.json").read_text(encoding="utf-8"))["rows"]
+            rows = json_of(text_of(run / "export" / "latency.json"))["rows"]
             return float(next(row["median_ms"] for row in rows if row["model"] == "student"))
-        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        summary = json_of(text_of(run / "summary.json"))
         student = summary["student"]
         if self.name.startswith("val/"):
             metric = self.name.removeprefix("val/")
@@ -130,7 +131,7 @@ def plan(request: Request) -> Plan:
     if config["students"]:
         raise UserError("students: a search trains one student a trial; set students=null")
     items = [f"recipe={request.recipe}", *(f"config={o}" for o in request.overlays)]
-    items += [*(f"trust={module}" for module in request.trust), *(["--trust"] if "trust" in request.flags else [])]
+    items += request.trusted
     objectives = _objectives(given.get("objective"), config)
     several = len(objectives) > 1
     pruner = str(given.get("pruner") or ("none" if several or not objectives[0].name.startswith("val/") else "asha"))
@@ -341,6 +342,6 @@ def _taken(args: list[str], chosen: Sequence[tuple[str, Any]], space: Space) -> 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> Callable[[], str] | None:
     """What was changed since a search was begun, as a text to be made; None for nothing."""
-    before, now = json.loads(json.dumps(before)), json.loads(json.dumps(now))
+    before, now = json_of(json.dumps(before)), json_of(json.dumps(now))
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     return (lambda: f"{changed[0]}={before.get(changed[0])}, now {now.get(changed[0])}") if changed else None

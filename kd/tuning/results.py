@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kd.checkpoints import write_whole
+from kd.elsewhere import text_of, yaml_of
 from kd.tuning.plan import Plan
 from kd.tuning.space import item, short
 from kd.tuning.study import Study
@@ -46,7 +47,7 @@ def write_best(study: Study, plan: Plan) -> Path | None:
     best = chosen(study, plan)
     if best is None:
         return None
-    config = yaml.safe_load((Path(best.user_attrs["folder"]) / "config.yaml").read_text(encoding="utf-8"))
+    config = yaml_of(text_of(Path(best.user_attrs["folder"]) / "config.yaml"))
     config["runs_dir"] = plan.config["runs_dir"]
     config["trainer"]["enable_progress_bar"] = plan.config["trainer"]["enable_progress_bar"]
     found = ", ".join(f"{o.name} {v:.6g}" for o, v in zip(plan.objectives, best.values, strict=True))

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from kd.elsewhere import yaml_of
 from kd.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,8 +74,8 @@ def parse(key: str, text: object) -> Space:
     """
     told = f"search.{key}: {FORMS}; got {text if isinstance(text, str) else json.dumps(text)}"
     try:
-        value = yaml.safe_load(text) if isinstance(text, str) else text
-    except yaml.YAMLError as error:
+        value = yaml_of(text) if isinstance(text, str) else text
+    except ValueError as error:
         raise UserError(told) from error
     if isinstance(value, list):
         if not value:

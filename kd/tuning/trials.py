@@ -2,7 +2,6 @@
 
 import csv
 import fcntl
-import json
 import re
 import shutil
 import signal
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kd.checkpoints import newest_whole
+from kd.elsewhere import json_of, text_of
 from kd.tuning.places import LOST, RUNNER, Place, Process
 
 LOG = "log.txt"
@@ -154,7 +154,7 @@ class Job:
     def summary(self) -> dict[str, Any]:
         """The run's ``summary.json``; empty without one."""
         try:
-            return json.loads((self.run / "summary.json").read_text(encoding="utf-8"))
+            return json_of(text_of(self.run / "summary.json"))
         except (OSError, ValueError):
             return {}
 
@@ -185,7 +185,7 @@ def evaluate(run: Path, split: str, slot: Place) -> dict[str, float]:
         process = slot.start(["eval", str(run), f"split={split}"], run.parent.parent / LOG)
         while process.poll() is None:
             time.sleep(0.05)
-    return json.loads(file.read_text(encoding="utf-8"))["student"] if file.is_file() else {}
+    return json_of(text_of(file))["student"] if file.is_file() else {}
 
 
 def epoch_values(run: Path, metric: str) -> list[tuple[int, float]]:

@@ -3,9 +3,10 @@
 import codecs
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+from kd.elsewhere import json_of
 
 TABLES = (".csv", ".tsv", ".txt")
 DELIMITERS = "\t,;| "
@@ -63,12 +64,12 @@ def read_list(
 def _records(text: str) -> Mapping[str, Any] | list[dict[Any, Any]]:
     """COCO's dict, a list of dicts, or one dict a line."""
     try:
-        found = json.loads(text)
+        found = json_of(text)
     except ValueError:
         found = None
     if isinstance(found, list) or (isinstance(found, dict) and "annotations" in found and "images" in found):
         return found
-    return [json.loads(line) for line in text.split("\n") if line.strip()]
+    return [json_of(line) for line in text.split("\n") if line.strip()]
 
 
 def _check_there(name: Column, names: Sequence[Column], given: str) -> None:

@@ -7,7 +7,6 @@ that pictures lie in, when they are wanted; they are kept in the user's cache fo
 """
 
 import hashlib
-import json
 import os
 import re
 from functools import cached_property
@@ -20,6 +19,7 @@ from kd.data.batch import Target
 from kd.data.pictures import MAX_BYTES, decode_grey
 from kd.data.sources.base import Source, Split, bytes_of, cache_dir
 from kd.data.sources.files import UNLABELLED
+from kd.elsewhere import json_of
 from kd.errors import UserError, first_line
 from kd.object_store import Ranged, file_system, is_url, tried
 
@@ -72,7 +72,7 @@ class Shards(Source):
         files, path = file_system(self.root)
         try:
             text = tried(lambda: bytes(files.cat_file(f"{path}/{split}.json")), f"{self.root} can't be read")
-            index = json.loads(text)
+            index = json_of(text)
             check_index(index)
             return index, hashlib.sha256(text).hexdigest()[:16]
         except FileNotFoundError as error:

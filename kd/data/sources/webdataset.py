@@ -24,6 +24,7 @@ from kd.data.sources.files import UNLABELLED, said
 from kd.data.sources.manifest import in_order
 from kd.data.sources.places import IMAGE_SUFFIXES
 from kd.data.sources.shards import ShardSplit
+from kd.elsewhere import json_of, text_of
 from kd.errors import UserError
 
 FIELDS = ("label", "cls", "class", "class_id", "class_name", "label_name", "category", "target")
@@ -253,7 +254,7 @@ def index(shard: str, label: str, key: str) -> Shard:
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_suffix(".lock")):  # one of all processes reads the headers
         try:
-            return Shard(**json.loads(file.read_text(encoding="utf-8")))
+            return Shard(**json_of(text_of(file)))
         except (OSError, ValueError, TypeError):
             found = _read(shard, label, key)
         text = json.dumps(asdict(found))
@@ -318,7 +319,7 @@ def _label(shard: IO[bytes], members: dict[str, tuple[int, int]], label: str, wh
 
 def _field(text: str, label: str, where: str) -> str | None:
     try:
-        content: Any = json.loads(text)
+        content: Any = json_of(text)
     except ValueError as error:
         raise UserError(f"data.source.label: the json of {where} can't be read") from error
     fields = content if isinstance(content, dict) else {}

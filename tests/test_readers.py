@@ -1,0 +1,204 @@
+"""What comes from elsewhere passes one gate: every reader in kd/ is listed here, with what makes it safe.
+
+A reader is a call that turns a file, a bucket or a page into objects, or a name into code. A new one, or a new library,
+fails these tests until it goes by :mod:`kd.elsewhere` (sizes, names, places) or :mod:`kd.config.trust` (code), or until
+a line here says why it need not.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests._helpers import ROOT
+
+FILES = sorted((ROOT / "kd").rglob("*.py"))
+READERS = {
+    "json": {"load", "loads", "JSONDecoder"}, "yaml": {"load", "load_all", "safe_load", "safe_load_all", "full_load",
+    "unsafe_load", "compose", "parse", "scan"}, "pickle": {"load", "loads", "Unpickler"}, "marshal": {"load", "loads"},
+    "shelve": {"open"}, "sqlite3": {"connect"}, "tarfile": {"open", "TarFile"}, "zipfile": {"ZipFile"},
+    "gzip": {"open", "GzipFile"}, "bz2": {"open"}, "lzma": {"open"}, "shutil": {"unpack_archive"},
+    "configparser": {"ConfigParser"}, "tomllib": {"load", "loads"}, "plistlib": {"load", "loads"}, "runpy": {"*"},
+    "xml": {"*"}, "urllib.request": {"urlopen", "urlretrieve"}, "importlib": {"import_module"}, "fsspec": {"*"},
+    "importlib.util": {"spec_from_file_location", "module_from_spec"}, "PIL": {"Image.open"}, "PIL.Image": {"open"},
+    "torch": {"load", "hub.load", "jit.load", "export.load", "package.PackageImporter", "from_file"},
+    "safetensors": {"safe_open", "deserialize"}, "safetensors.torch": {"load", "load_file", "load_model"},
+    "numpy": {"load", "loadtxt", "genfromtxt", "fromfile", "memmap"}, "onnx": {"load", "load_model"},
+    "onnxruntime": {"InferenceSession"}, "openvino": {"Core"}, "optuna": {"load_study"},
+    "csv": {"reader", "DictReader"},
+    "timm": {"create_model"}, "webdataset": {"*"}, "requests": {"*"}, "httpx": {"*"}, "pandas": {"*"}, "joblib": {"*"},
+    "huggingface_hub": {"*"}, "h5py": {"*"}, "pyarrow": {"*"}, "lmdb": {"*"}, "cloudpickle": {"*"}, "dill": {"*"},
+}  # fmt: skip
+METHODS = {"from_pretrained", "read_model", "cat_file", "get_file", "InferenceSession", "load_from_checkpoint",
+           "get_image_processor_dict", "download_file", "load_state_dict_from_url", "extractall", "urlopen",
+           "unsafe_load"}  # fmt: skip
+BUILTIN = {"eval", "exec", "__import__", "compile"}
+
+WEIGHTS = "tensors and plain values alone: safetensors, or weights_only"
+NAMES = "the names are ours, or kd.config.trust has passed them"
+WRITES = "it writes"
+BYTES = "bytes, whose size and place kd.elsewhere.inside, the index or the listing has bounded"
+ROWS = "text by lines, each checked by its reader"
+BUILT = "arguments from files have passed kd.models.arguments.check_arguments"
+OURS = "what this process has written itself"
+ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
+    "kd.elsewhere": {"json.loads": "the gate", "yaml.load": "the gate"},
+    "kd.archives": {"tarfile.TarFile": "bounded there, the one place", "tarfile.open": "bounded there, the one place"},
+    "kd.callbacks.loggers": {"importlib.import_module": NAMES},
+    "kd.callbacks.shared_preflight": {"torch.load": WEIGHTS},
+    "kd.callbacks.watch": {"urllib.request.urlopen": "it posts to the user's address; the answer is not read"},
+    "kd.checkpoints": {"torch.load": WEIGHTS, "zipfile.ZipFile": "checksums of a checkpoint; nothing is unpacked"},
+    "kd.cli": {"importlib.import_module": NAMES},
+    "kd.commands.launch": {"importlib.import_module": NAMES},
+    "kd.config.train_first": {"safetensors.safe_open": "a file that ships with its recipe"},
+    "kd.config.trust": {"importlib.import_module": "the gate"},
+    "kd.data.pack": {"tarfile.TarFile": WRITES, "tarfile.open": WRITES},
+    "kd.data.sources.lists": {"csv.reader": ROWS},
+    "kd.data.sources.shards": {"files.cat_file": BYTES},
+    "kd.data.views": {"importlib.import_module": NAMES},
+    "kd.decoding": {"PIL.Image.open": "pictures, their kinds and sizes bounded there, the one place"},
+    "kd.export": {"importlib.import_module": NAMES},
+    "kd.export.backbone": {"safetensors.torch.load_file": WEIGHTS, "timm.create_model": BUILT},
+    "kd.export.base": {"importlib.import_module": NAMES},
+    "kd.export.formats": {"importlib.import_module": NAMES},
+    "kd.export.hub": {"timm.create_model": OURS},
+    "kd.export.onnx": {"onnx.load": OURS, "runtime.InferenceSession": "a graph without code, checked at the start"},
+    "kd.export.openvino": {"openvino.Core": OURS},
+    "kd.export.sagemaker": {"tarfile.open": WRITES},
+    "kd.export.student": {"safetensors.safe_open": WEIGHTS, "safetensors.torch.load_file": WEIGHTS,
+                          "timm.create_model": BUILT, "torch.load": WEIGHTS},
+    "kd.export.torch_export": {"torch.export.load": "exported on this machine, or by --trust: kd-latency looks"},
+    "kd.inference": {"super().load_from_checkpoint": WEIGHTS},
+    "kd.jobs.bucket": {"fsspec.core.url_to_fs": "the user's own job"},
+    "kd.jobs.job": {"importlib.import_module": NAMES},
+    "kd.jobs.sagemaker": {"importlib.import_module": NAMES, "aws_session().client('s3').download_file": OURS},
+    "kd.models.build": {"timm.create_model": BUILT},
+    "kd.models.hugging_face": {
+        "transformers.AutoConfig.from_pretrained": "trust_remote_code=False",
+        "kind.from_pretrained": "trust_remote_code=False",
+        "transformers.image_processing_base.ImageProcessingMixin.get_image_processor_dict": "JSON",
+    },
+    "kd.models.weights": {"torch.load": WEIGHTS, "safetensors.safe_open": WEIGHTS,
+                          "safetensors.torch.load_file": WEIGHTS},
+    "kd.object_store": {"files.cat_file": BYTES, "files.get_file": BYTES, "fsspec.core": "one URL, of no list of URLs",
+                        "fsspec.core.url_to_fs": "one URL, of no list of URLs"},
+    "kd.report.records": {"csv.DictReader": ROWS},
+    "kd.run_urls": {"files.cat_file": "names, by plain_name", "files.get_file": BYTES},
+    "kd.strategies.ddp": {"importlib.import_module": NAMES},
+    "kd.teachers.inspect_cache": {"numpy.memmap": "bytes of a size that the folder's fingerprint says",
+                                  "files.cat_file": BYTES},
+    "kd.teachers.published": {"files.cat_file": BYTES},
+    "kd.tuning.trials": {"csv.DictReader": ROWS},
+    "kd": {"importlib.import_module": NAMES},
+}  # fmt: skip
+LIBRARIES = {
+    "PIL", "boto3", "botocore", "datasets", "deepspeed", "filelock", "fsspec", "hta", "jsonargparse",
+    "lightning_fabric", "lightning_utilities", "numpy", "nvidia", "omegaconf", "onnx", "onnxruntime",
+    "opentelemetry", "openvino", "optuna", "prometheus_client", "psutil", "pynvml", "pytorch_lightning", "ray",
+    "rich", "safetensors", "starlette", "timm", "torch", "torchcodec", "torchmetrics", "torchvision", "tqdm",
+    "transformers", "uvicorn", "yaml",
+}  # fmt: skip
+"""All that kd/ imports beside the standard library."""
+
+
+def name_of(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def calls(file: Path) -> Iterator[tuple[str, str]]:
+    """``(function, reader)`` of each call that reads, under the names of its imports."""
+    tree = ast.parse(file.read_text())
+    known: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            known |= {
+                a.asname or a.name.split(".")[0]: a.name if a.asname else a.name.split(".")[0] for a in node.names
+            }
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            known |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+
+    def walk(node: ast.AST, function: str) -> Iterator[tuple[str, str]]:
+        for child in ast.iter_child_nodes(node):
+            inside = child.name if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)) else function
+            if isinstance(child, (ast.Attribute, ast.Name)) and isinstance(child.ctx, ast.Load):
+                dotted = ast.unparse(child)
+                first, _, rest = dotted.partition(".")
+                full = f"{known.get(first, first)}.{rest}".rstrip(".")
+                if reads(full):
+                    yield inside, full
+            yield from walk(child, inside)
+
+    yield from walk(tree, "")
+
+
+def reads(full: str) -> bool:
+    if full in BUILTIN or ("." in full and full.rpartition(".")[2] in METHODS):
+        return True
+    for module, names in READERS.items():
+        if full.startswith(f"{module}.") and ("*" in names or full.removeprefix(f"{module}.") in names):
+            return True
+    return False
+
+
+def found() -> dict[str, set[str]]:
+    places: dict[str, set[str]] = {}
+    for file in FILES:
+        for _, reader in calls(file):
+            places.setdefault(name_of(file), set()).add(reader)
+    return places
+
+
+def test_every_reader_passes_the_gate() -> None:
+    new = {name: readers - ALLOWED.get(name, {}).keys() for name, readers in found().items()}
+    assert not {name: readers for name, readers in new.items() if readers}
+
+
+def test_the_list_names_no_reader_that_is_gone() -> None:
+    there = found()
+    gone = {name: reasons.keys() - there.get(name, set()) for name, reasons in ALLOWED.items()}
+    assert not {name: readers for name, readers in gone.items() if readers}
+
+
+def libraries() -> set[str]:
+    names: set[str] = set()
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module.split(".")[0])
+    return names - set(sys.stdlib_module_names) - {"kd"}
+
+
+def test_a_new_library_is_looked_at() -> None:
+    """It may read files in ways that no list above knows: add it here once its readers are in :data:`READERS`."""
+    assert libraries() <= LIBRARIES
+
+
+READS = [
+    "import json as j\nj.loads(x)", "from yaml import safe_load\nsafe_load(x)", "import torch\ntorch.load(f)",
+    "from safetensors import safe_open as o\no(f)", "import numpy as np\nnp.load(f)", "eval(x)", "load = json.loads",
+    "Model.from_pretrained(x)", "from importlib import import_module\nimport_module(x)",
+    "import pickle\npickle.loads(x)",
+    "from xml.etree import ElementTree\nElementTree.parse(f)", "files.cat_file(x)",
+    "def f():\n    import json\n    json.load(x)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", READS)
+def test_a_reader_is_seen_under_any_name(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "kd" / "x.py"
+    file.parent.mkdir()
+    file.write_text(text)
+    assert list(calls(file))
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_torch_loads_weights_alone(file: Path) -> None:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+            assert any(word.arg == "weights_only" and ast.unparse(word.value) == "True" for word in node.keywords)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("from_pretrained"):
+            assert any(word.arg == "trust_remote_code" and ast.unparse(word.value) == "False" for word in node.keywords)
