@@ -1,6 +1,7 @@
 """Hostile files: each names what must not happen, and the test looks whether it did."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -386,3 +387,58 @@ def test_a_program_of_torch_from_elsewhere_is_not_opened(copied: Path, capsys: p
     (copied / "export" / "export.json").write_text(json.dumps(known))
     line = refused("latency", [str(copied), "runtime=torch_export", "seconds=0.01", "batch=1", "threads=1"], capsys)
     assert "not this machine's (--trust)" in line
+
+
+# -- what is cut short, and what others read ---------------------------------------------------------------------------
+
+
+def test_settings_cut_short_are_not_believed(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = copied / "config.yaml"
+    whole = config.read_text()
+    old = whole.removeprefix("---\n").removesuffix("...\n")  # as runs before wrote it
+    lines = whole.splitlines(keepends=True)
+    cuts = ["".join(lines[:n]) for n in range(2, len(lines), 40)] + [whole[:-2], whole[: len(whole) // 2]]
+    cuts += ["".join(old.splitlines(keepends=True)[:n]) for n in (20, 60)] + [old[:-3]]
+    for text in cuts:
+        config.write_text(text)
+        line = refused("train", [f"resume={copied}", "trainer.max_epochs=2"], capsys)
+        assert any(why in line for why in ("was cut short", "is no YAML", "must hold settings"))
+    for text in (whole, old):
+        config.write_text(text)
+        assert main("train", [f"resume={copied}", "trainer.max_epochs=2", "--print_config"]) == 0
+
+
+BAD = "x`|<script>alert(1)</script>\n# [a](http://b) *c*"
+
+
+def test_names_in_a_card_open_no_markup(copied: Path) -> None:
+    summary = json.loads((copied / "summary.json").read_text())
+    summary["recipe"], summary["student"]["arch"], summary["teacher"]["arch"] = BAD, BAD, BAD
+    (copied / "summary.json").write_text(json.dumps(summary))
+    (copied / "export").mkdir(exist_ok=True)
+    row = {"model": BAD, "runtime": BAD, "threads": 1, "batch": 1, "median_ms": 1, "p95_ms": 1, "images_per_s": 1}
+    (copied / "export" / "latency.json").write_text(json.dumps({"machine": BAD, "rows": [row]}))
+    fidelity = json.loads((copied / "fidelity.json").read_text())
+    fidelity |= {"score": BAD, "per_class": [{"name": BAD, "count": 3, "student": 0.1, "teacher": 0.2}]}
+    (copied / "fidelity.json").write_text(json.dumps(fidelity))
+    assert main("card", [str(copied)]) == 0
+    text = next(copied.glob("*.md")).read_text().split("\n---\n", 1)[1]
+    assert "script" in text and not re.search(r"(?<!\\)(<script|\[a\]\(|\*c\*|`\\?\|)|^# \[", text, re.M)
+
+
+def test_a_report_fetches_nothing(copied: Path) -> None:
+    fidelity = json.loads((copied / "fidelity.json").read_text())
+    example = {"image": "http://127.0.0.1:9/pixel.png", "name": "x"}
+    good = {"image": "data:image/jpeg;base64,AAAA", "name": "y"}
+    fidelity |= {"examples": {"lost": [example, good]}, "colours": {"a": "url(http://127.0.0.1:9/c)", "b": "#00ff00"}}
+    (copied / "fidelity.json").write_text(json.dumps(fidelity))
+    assert main("report", [str(copied)]) == 0
+    page = (copied / "report.html").read_text()
+    assert "127.0.0.1:9" not in page and "#00ff00" in page
+    assert "default-src 'none'; img-src data:" in page
+
+
+def test_a_class_name_is_one_line() -> None:
+    from kd.export.manifest import as_lines
+
+    assert as_lines(["a\nb", "c\r\u2028d", "e"]).splitlines() == ["a b", "c d", "e"]

@@ -243,12 +243,13 @@ def _print_rows(rows: Rows) -> None:
 def _write_masks(answers: Iterator[Predicted], root: Path, opened: "FinishedRun", folder: Path) -> None:
     """Class ids and colours at each picture's own size, in the pictures' tree below their common folder."""
     from kd.data.sources.segmentation import colours
+    from kd.export.manifest import as_lines
 
     palette = colours(len(opened.classes))
     for name, logits, shape in answers:
         _write_mask(folder / Path(name).resolve().relative_to(root), logits, shape, palette)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "classes.txt").write_text("".join(f"{name}\n" for name in opened.classes), encoding="utf-8")
+    (folder / "classes.txt").write_text(as_lines(opened.classes), encoding="utf-8")
 
 
 def _write_mask(stem: Path, logits: "torch.Tensor", shape: tuple[int, int], palette: "np.ndarray") -> None:

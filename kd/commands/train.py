@@ -321,4 +321,6 @@ def _check_resume(request: Request, together: bool = False) -> Path | None:
         print(f"kd-train: warning: {told or 'last.ckpt is gone'}; going on from {checkpoint}", file=sys.stderr)
     if request.recipe is None:
         request.recipe = str(run / "config.yaml")
+        if (run / "config.yaml").is_file():
+            files.check_whole(run / "config.yaml")
     return checkpoint.resolve()

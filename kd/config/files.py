@@ -44,6 +44,8 @@ def read(file: Path) -> dict[Any, Any]:
     return content
 
 
+BEGIN, END = "---\n", "...\n"  # of a run's config.yaml
+GROUPS = {"recipe", "seed", "runs_dir", "trainer", "data", "model", "optim", "checkpoint", "monitor"}
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -61,6 +63,17 @@ def check_text(tree: object, where: str = "") -> None:
         if any(CONTROL.search(str(text)) for text in (key, value)):
             shown = repr(f"{key}={value}" if CONTROL.search(key) else str(value))
             raise UserError(f"{where}{CONTROL.sub('?', key)}: must hold no control characters, got {shown[:80]}")
+
+
+def check_whole(file: Path) -> None:
+    """Refuses a run's settings that were cut short: what they lack would take its default in silence.
+
+    Raises:
+        UserError: they were.
+    """
+    given, text = read(file), text_of(file)
+    if not (text.endswith(END) if text.startswith(BEGIN) else text.endswith("\n") and given.keys() >= GROUPS):
+        raise UserError(f"resume: {file} was cut short; give the run's settings (recipe=FILE)")
 
 
 def structure(text: str) -> list[Any] | dict[Any, Any] | None:

@@ -48,6 +48,7 @@ from kd.config.checks import (
     check_values,
     loggers_with_folders,
 )
+from kd.config.files import BEGIN, END
 from kd.config.messages import one_line
 from kd.config.request import TRUSTED
 from kd.config.trust import ALL, check_resolved, importable, remember
@@ -353,7 +354,7 @@ class KDCLI(LightningCLI):
         """The resolved configuration; ``kd-train FILE`` repeats the run."""
         config = self.config.clone()
         config.resume = config.name = None
-        return self.parser.dump(config, skip_none=False, skip_validation=True)
+        return BEGIN + self.parser.dump(config, skip_none=False, skip_validation=True) + END
 
 
 def build_data(config: dict[str, Any]) -> DistillationDataModule:

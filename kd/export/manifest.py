@@ -1,6 +1,7 @@
 """What a program must know to use an exported student; written into every export."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -15,6 +16,15 @@ MOST = 8192  # pixels a side
 
 TaskKind = Literal["classification", "multilabel", "segmentation", "features"]
 Layout = Literal["nhwc", "nchw"]
+
+
+def as_lines(names: Iterable[str]) -> str:
+    """Class names, one a line whatever they hold: the line is the class id.
+
+    >>> as_lines(["bread", "two\\nlines"])
+    'bread\\ntwo lines\\n'
+    """
+    return "".join(f"{' '.join(name.split())}\n" for name in names)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from kd.export.base import INPUT, OUTPUT, Format, Job, Runtime
-from kd.export.manifest import Manifest
+from kd.export.manifest import Manifest, as_lines
 from kd.export.onnx import Onnx
 
 NAME = "student"
@@ -50,8 +50,7 @@ class Triton(Format):
         answer = self.open(folder)(np.zeros((1, *job.manifest.shape), np.uint8))
         (folder / NAME / "config.pbtxt").write_text(config(job.manifest, answer.shape[1:]), encoding="utf-8")
         if job.manifest.classes:
-            names = "".join(f"{name}\n" for name in job.manifest.classes)
-            (folder / NAME / "labels.txt").write_text(names, encoding="utf-8")
+            (folder / NAME / "labels.txt").write_text(as_lines(job.manifest.classes), encoding="utf-8")
         return file.parents[2]
 
     def open(self, file: Path, threads: int = 0) -> Runtime:

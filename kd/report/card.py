@@ -1,5 +1,6 @@
 """A model card from a run's folder: Markdown with the metadata that the Hugging Face hub reads."""
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def card(run: Run, license_name: str | None = None) -> str:
     fidelity = _read(run.folder / "fidelity.json")
     sections = [
         _front(run, license_name),
-        f"# {_name(run)}\n\n{_opening(run)}",
+        f"# {_plain(_name(run))}\n\n{_opening(run)}",
         _loading(run),
         _making(run),
         _goodness(run, fidelity),
@@ -99,10 +100,10 @@ def _opening(run: Run) -> str:
     teacher, student = run.summary.get("teacher"), _student(run)
     data = run.summary.get("data") or {}
     size = f"{student['params'] / 1e6:.2f} M parameters" if "params" in student else ""
-    taught = f", distilled from {teacher['arch']} ({teacher['params'] / 1e6:.2f} M)" if teacher else ""
-    known = f" It tells {data['classes']} classes apart." if data.get("classes") else ""
+    taught = f", distilled from {_plain(teacher['arch'])} ({teacher['params'] / 1e6:.2f} M)" if teacher else ""
+    known = f" It tells {_plain(data['classes'])} classes apart." if data.get("classes") else ""
     known = " It gives features, without a classifier." if _is_features(run) else known
-    return f"{student.get('arch', 'A student')}, {size}{taught}.{known}"
+    return f"{_plain(student.get('arch', 'A student'))}, {size}{taught}.{known}"
 
 
 def _loading(run: Run) -> str:
@@ -169,7 +170,7 @@ def _classes(fidelity: dict[str, Any]) -> str:
         return ""
     each = [(r["name"], str(r["count"]), _percent(r.get("teacher")), _percent(r["student"])) for r in rows]
     return (
-        f"## Class by class\n\n<details><summary>{fidelity['score']} of {len(rows)} classes</summary>\n\n"
+        f"## Class by class\n\n<details><summary>{_plain(fidelity['score'])} of {len(rows)} classes</summary>\n\n"
         + _table(["class", "pixels" if fidelity["kind"] == "segmentation" else "pictures", "teacher", "student"], each)
         + "\n\n</details>"
     )
@@ -184,7 +185,7 @@ def _speed(latency: dict[str, Any]) -> str:
         for r in latency.get("rows") or []
     ]  # fmt: skip
     columns = ["", "runtime", "threads", "batch", "median ms", "p95 ms", "images/s", "times the teacher's speed"]
-    return f"## How fast it is\n\nOn {latency['machine']}.\n\n{_table(columns, rows)}" if rows else ""
+    return f"## How fast it is\n\nOn {_plain(latency['machine'])}.\n\n{_table(columns, rows)}" if rows else ""
 
 
 def _exports(exports: dict[str, Any]) -> str:
@@ -224,11 +225,9 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(_plain(cell) for cell in line) + " |" for line in lines)
 
 
-def _plain(text: str) -> str:
-    """No class name opens markup or ends a cell."""
-    for sign in ("\\", "|", "<", "*", "_", "`", "["):
-        text = text.replace(sign, f"\\{sign}")
-    return " ".join(text.split())
+def _plain(value: object) -> str:
+    """No name opens markup, ends a cell or begins a line."""
+    return " ".join(re.sub(r"([\\|<*_`\[\]#&])", r"\\\1", str(value)).split())
 
 
 def _percent(value: float | None) -> str:

@@ -1,5 +1,6 @@
 """How faithful the student is to its teacher: numbers, classes, confusions, calibration, pictures of its mistakes."""
 
+import re
 from typing import Any
 
 from kd.elsewhere import json_of, text_of
@@ -121,7 +122,8 @@ def _pictures(content: dict[str, Any], of: str) -> list[Section]:
         title = TITLES["alone" if kind == "both_wrong" and "agreement" not in content else kind]
         items = [_item(example) for example in examples if example["image"].startswith("data:image/jpeg;base64,")]
         if items:
-            legend = list(content.get("colours", {}).items())
+            colours = {name: c for name, c in content.get("colours", {}).items() if re.fullmatch("#[0-9a-f]{6}", c)}
+            legend = list(colours.items())
             found.append({"kind": "pictures", "title": f"{title}{of}", "items": items, "legend": legend})
     return found
 
