@@ -1,6 +1,7 @@
 """A loss that is no number stops the run while its checkpoints are still good."""
 
 import math
+from collections import deque
 from typing import Any
 
 import torch
@@ -19,29 +20,30 @@ SHOWN = 16  # indices that the message names
 class Finite(Callback):
     """Stops at a NaN or infinite loss and names the step and the batch; never lets such weights into a checkpoint.
 
-    The loss of a step is read while the next one runs, so the device is never waited for. Before a checkpoint the
-    newest loss and all weights are looked at.
+    Each loss is copied to the host beside the training and read at the first later step that finds the copy done, so
+    no step waits for the device. Before a checkpoint, and at the end of an epoch, all losses are waited for; before a
+    checkpoint all weights are looked at too.
     """
 
     def __init__(self) -> None:
-        self._pending: tuple[int, Tensor, Tensor] | None = None
+        self._pending: deque[_Copy] = deque()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
-        """Looks at the step before this one."""
-        self._look(trainer)
+        """Looks at the steps before this one that are done."""
+        self._look(trainer, wait=False)
         loss = output_of(outputs)["loss"].detach()
-        self._pending = (trainer.fit_loop.epoch_loop.total_batch_idx, loss, batch["index"])
+        self._pending.append(_Copy(trainer.fit_loop.epoch_loop.total_batch_idx, loss, batch["index"]))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Looks at the last step."""
-        self._look(trainer)
+        """Looks at the last steps."""
+        self._look(trainer, wait=True)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keeps weights that are no numbers out of the file: the one before stays the last good one."""
         run = RunContext.of(trainer)
-        self._look(trainer)
+        self._look(trainer, wait=True)
         trained = [own(p).detach() for p in run.module.parameters() if p.requires_grad]
         if not math.isfinite(float(torch.stack([p.abs().max() for p in trained if p.numel()]).float().max())):
             raise RunError(
@@ -49,17 +51,44 @@ class Finite(Callback):
                 "infinite); the last checkpoint is from before"
             )
 
-    def _look(self, trainer: Trainer) -> None:
-        if self._pending is None:
-            return
-        batch, loss, index = self._pending
-        self._pending = None
-        value = float(loss)
-        if math.isfinite(value):
-            return
-        named = ", ".join(str(int(i)) for i in index[:SHOWN])
-        more = f" and {len(index) - SHOWN} more" if len(index) > SHOWN else ""
-        raise RunError(
-            f"the loss is {value} in batch {batch} of the run (step {batch // trainer.accumulate_grad_batches}, epoch "
-            f"{trainer.current_epoch + 1}, rank {trainer.global_rank}); training pictures: {named}{more}"
-        )
+    def _look(self, trainer: Trainer, wait: bool) -> None:
+        while self._pending and (wait or self._pending[0].is_there()):
+            copy = self._pending.popleft()
+            value = copy.value()
+            if math.isfinite(value):
+                continue
+            self._pending.clear()
+            named = ", ".join(str(int(i)) for i in copy.index[:SHOWN])
+            more = f" and {len(copy.index) - SHOWN} more" if len(copy.index) > SHOWN else ""
+            raise RunError(
+                f"the loss is {value} in batch {copy.batch} of the run (step "
+                f"{copy.batch // trainer.accumulate_grad_batches}, epoch {trainer.current_epoch + 1}, rank "
+                f"{trainer.global_rank}); training pictures: {named}{more}"
+            )
+
+
+class _Copy:
+    """A batch's loss on its way to the host.
+
+    Args:
+        batch: number of the batch in the run.
+        loss: a scalar on any device.
+        index: the pictures' numbers ``(N,)``.
+    """
+
+    def __init__(self, batch: int, loss: Tensor, index: Tensor) -> None:
+        self.batch, self.index = batch, index
+        self._done = torch.cuda.Event() if loss.is_cuda else None
+        self._loss = loss.to("cpu", non_blocking=True) if loss.is_cuda else loss  # into pinned memory
+        if self._done is not None:
+            self._done.record(torch.cuda.current_stream(loss.device))
+
+    def is_there(self) -> bool:
+        """Whether reading it would not wait."""
+        return self._done is None or self._done.query()
+
+    def value(self) -> float:
+        """The loss; waits for it."""
+        if self._done is not None:
+            self._done.synchronize()
+        return float(self._loss)

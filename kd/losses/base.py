@@ -22,6 +22,20 @@ class Float32(nn.Module):
         return super()._apply(moved, recurse)
 
 
+class KnownOnHost(nn.Module):
+    """A part of a loss that keeps on the host what a buffer of its own says: to read the buffer waits for the device.
+
+    Attributes:
+        known: the buffer's value; None: to be read, as at first and after a state was loaded.
+    """
+
+    known: int | None = None
+
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self.known = None
+
+
 class DistillLoss(nn.Module):
     """Base of all distillation losses. A loss takes tensors, never a model or a layer's name.
 

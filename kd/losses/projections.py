@@ -3,7 +3,8 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import orthogonal
+from torch.nn.utils.parametrizations import _OrthMaps, _Orthogonal
+from torch.nn.utils.parametrize import register_parametrization
 
 from kd.losses.base import Float32, Shape
 from kd.losses.functional._checks import wide
@@ -83,6 +84,23 @@ class MLPProjection(Projection):
         return nn.Sequential(first, nn.GELU(), second)
 
 
+class _Cayley(_Orthogonal):
+    """torch's Cayley map without the question whether it worked, for which the host would wait in each step.
+
+    The matrix to be solved is the identity plus a skew-symmetric one, which is never singular.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The free numbers -> an orthonormal matrix of the same shape."""
+        tall = x.mT if x.shape[0] < x.shape[1] else x
+        rows, columns = tall.shape
+        lower = F.pad(tall.tril(), (0, rows - columns))
+        skew, one = lower - lower.mT, torch.eye(rows, dtype=x.dtype, device=x.device)
+        turned, _ = torch.linalg.solve_ex(torch.add(one, skew, alpha=-0.5), torch.add(one, skew, alpha=0.5))
+        turned = self.base @ turned[:, :columns]
+        return turned if tall is x else turned.mT
+
+
 class OrthogonalProjection(Float32, Projection):
     """A learned linear map without bias that keeps all angles and lengths: its columns are orthonormal.
 
@@ -94,7 +112,9 @@ class OrthogonalProjection(Float32, Projection):
 
     def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
         """See :meth:`Projection.make`."""
-        return orthogonal(nn.Linear(width, teacher_width, bias=False, dtype=torch.float32), orthogonal_map="cayley")
+        layer = nn.Linear(width, teacher_width, bias=False, dtype=torch.float32)
+        register_parametrization(layer, "weight", _Cayley(layer.weight, _OrthMaps.cayley), unsafe=True)
+        return layer
 
     def project(self, features: Tensor) -> Tensor:
         """See :meth:`Projection.project`."""

@@ -5,7 +5,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kd.losses.base import FeatureLoss, Shape
+from kd.losses.base import FeatureLoss, KnownOnHost, Shape
 from kd.losses.functional import cka_loss, crd_loss, gram_kl_loss, pseudo_class_loss, rkd_loss, sp_loss
 from kd.losses.functional._checks import matmul, positive, wide
 from kd.losses.projections import Projection, on_one_grid
@@ -97,7 +97,7 @@ class CKALoss(FeatureLoss):
         return cka_loss(student_features, teacher_features)
 
 
-class CRDLoss(FeatureLoss):
+class CRDLoss(KnownOnHost, FeatureLoss):
     """Contrastive representation distillation with a memory of the whole training set, arXiv 1910.10699.
 
     Both models' embeddings, projected and normalised, are told apart from ``negatives`` random samples of the other
@@ -164,6 +164,8 @@ class CRDLoss(FeatureLoss):
         self._share()
         student = F.normalize(self.project_student(student_features.flatten(1)).float(), dim=1)
         teacher = F.normalize(self.project_teacher(teacher_features.detach().flatten(1)).float(), dim=1)
+        if not self.known:
+            self.known = int(not self.scale.isnan().any())
         others = torch.randint(self.num_samples, (self.negatives,), device=index.device)
         loss = self._contrast(teacher, self.memory_student, index, others, 0)
         loss = loss + self._contrast(student, self.memory_teacher, index, others, 1)
@@ -173,10 +175,10 @@ class CRDLoss(FeatureLoss):
     def _contrast(self, anchors: Tensor, memory: Tensor, index: Tensor, others: Tensor, side: int) -> Tensor:
         partner = (anchors * memory[index]).sum(dim=1, keepdim=True)
         scores = torch.cat([partner, matmul(anchors, memory[others].T)], dim=1) / self.temperature
-        if torch.isnan(self.scale[side]):
-            self.scale[side] = scores.detach().logsumexp((0, 1)) - torch.log(
-                torch.tensor(scores.numel() / self.num_samples)
-            )
+        if not self.known:
+            all_pairs = scores.new_full((), scores.numel() / self.num_samples)
+            first = scores.detach().logsumexp((0, 1)) - all_pairs.log()
+            self.scale[side] = torch.where(self.scale[side].isnan(), first, self.scale[side])
         return crd_loss(scores - self.scale[side], self.num_samples)
 
     def _share(self) -> None:
@@ -229,7 +231,7 @@ class GramKLLoss(FeatureLoss):
         return gram_kl_loss(student, teacher, self.temperature)
 
 
-class PseudoClassLoss(FeatureLoss):
+class PseudoClassLoss(KnownOnHost, FeatureLoss):
     """Divergence over pseudo-classes, see :func:`kd.losses.functional.pseudo_class_loss`. Needs no labels.
 
     The classes are the teacher's features of the newest pictures of all processes, this batch's among them, in a queue
@@ -264,7 +266,6 @@ class PseudoClassLoss(FeatureLoss):
         for name, value in (("queue_size", queue_size), ("temperature", temperature)):
             positive(name, value)
         self.queue_size, self.temperature, self.projection = queue_size, temperature, projection or Projection()
-        self._seen: int | None = None  # as the buffer says: to ask the device each step would stop it
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
         """Makes the projection and an empty queue.
@@ -287,21 +288,21 @@ class PseudoClassLoss(FeatureLoss):
 
     def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """See :meth:`FeatureLoss.per_picture`."""
-        if self._seen is None:
-            self._seen = int(self.seen)
+        if self.known is None:
+            self.known = int(self.seen)
         if self.training:
             self._remember(*of_all_ranks(F.normalize(wide(teacher_features.detach()), dim=1)))
-        filled = self.queue[: self._seen]
+        filled = self.queue[: self.known]
         classes = filled if len(filled) else teacher_features
         return pseudo_class_loss(
             self.projection(student_features, teacher_features), teacher_features, classes, self.temperature
         )
 
     def _remember(self, new: Tensor) -> None:
-        assert self._seen is not None
-        first, new = self._seen + max(0, len(new) - self.queue_size), new[-self.queue_size :]
+        assert self.known is not None
+        first, new = self.known + max(0, len(new) - self.queue_size), new[-self.queue_size :]
         self.queue[torch.arange(first, first + len(new), device=new.device) % self.queue_size] = new.to(
             self.queue.dtype
         )
-        self._seen = first + len(new)
-        self.seen.fill_(self._seen)
+        self.known = first + len(new)
+        self.seen.fill_(self.known)

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kd.losses.base import Float32
+from kd.losses.base import Float32, KnownOnHost
 from kd.losses.functional import hadamard, phi_s
 from kd.losses.functional._checks import matmul, wide
 from kd.losses.ranks import in_parallel
@@ -15,7 +15,7 @@ Standardization = Literal["none", "variance", "phi_s"]
 BATCHES = 100  # whose features the statistics are of: more change little, and a target that moves is harder to follow
 
 
-class Standardizer(Float32):
+class Standardizer(KnownOnHost, Float32):
     """Features of mean 0 and variance 1, by statistics of a sample (:meth:`settle`).
 
     ``variance`` divides each channel by its own deviation. ``phi_s`` turns and scales all channels together
@@ -51,28 +51,39 @@ class Standardizer(Float32):
             except ValueError as error:
                 raise ValueError(f"standardize=phi_s: {error}; standardize=variance takes any width") from error
             self.register_buffer("turn", torch.zeros(shape))
-        self._complete = False
 
     def forward(self, features: Tensor) -> Tensor:
         """``(N, C, H, W)``, ``(N, L, C)`` or ``(N, C)`` -> the same shape, float32 at least."""
         is_map = features.ndim == 4
         x = wide(features.detach())
         x = x.movedim(1, -1) if is_map else x
-        self._complete = self._complete or bool(self.batches >= BATCHES)  # asks the device no longer than needed
-        if self.training and not self._complete:
-            self._add(x.flatten(0, -2))
+        if self.known is None or (self.training and not self._is_complete):
+            self._follow(x.flatten(0, -2))
         x = self._standardized(x)
         return x.movedim(-1, 1) if is_map else x
 
     def settle(self, features: Tensor) -> None:
         """Takes a sample's statistics for good, shapes as for the forward: targets that never move."""
         self.batches.fill_(BATCHES - 1)
+        self.known = BATCHES - 1
         x = wide(features.detach())
         self._add((x.movedim(1, -1) if x.ndim == 4 else x).flatten(0, -2))
 
+    @property
+    def _is_complete(self) -> bool:
+        return self.known is not None and self.known >= BATCHES
+
+    @torch.compiler.disable
+    def _follow(self, x: Tensor) -> None:
+        """Takes in ``(M, C)`` rows while statistics are wanted; outside compiled graphs, as a count changes here."""
+        if self.known is None:
+            self.known = int(self.batches)
+        if self.training and not self._is_complete:
+            self._add(x)
+
     def _standardized(self, x: Tensor) -> Tensor:
         x = x - self.mean
-        if self._complete and self.kind == "phi_s":
+        if self._is_complete and self.kind == "phi_s":
             return matmul(x, self.turn.T)
         spread = self.scatter if self.kind == "variance" else self.scatter.diagonal().mean()
         deviation = (spread / self.rows.clamp_min(1)).sqrt()
@@ -80,8 +91,8 @@ class Standardizer(Float32):
 
     @torch.no_grad()
     def _add(self, x: Tensor) -> None:
-        """Takes in ``(M, C)`` rows."""
-        count = _of_all(torch.tensor(float(len(x)), device=x.device))
+        assert self.known is not None
+        count = _of_all(x.new_full((), len(x)))
         mean = _of_all(x.sum(dim=0)) / count
         centred, moved, total = x - mean, mean - self.mean, self.rows + count
         within = _of_all(self._product(centred))
@@ -89,10 +100,9 @@ class Standardizer(Float32):
         self.mean += moved * (count / total)
         self.rows.copy_(total)
         self.batches += 1
-        if self.batches == BATCHES:
-            self._complete = True
-            if self.kind == "phi_s":
-                self._find_turn()
+        self.known += 1
+        if self._is_complete and self.kind == "phi_s":
+            self._find_turn()
 
     def _product(self, x: Tensor) -> Tensor:
         return x.square().sum(dim=0) if self.kind == "variance" else matmul(x.T, x)

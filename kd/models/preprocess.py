@@ -23,6 +23,9 @@ class Preprocess:
         mean: per channel, of values in 0..1.
         std: likewise.
         channels_last: the memory order of the output.
+
+    Raises:
+        ValueError: ``std`` holds a 0.
     """
 
     def __init__(
@@ -35,7 +38,10 @@ class Preprocess:
         self.size = (img_size, img_size) if isinstance(img_size, int) else (int(img_size[0]), int(img_size[1]))
         self.channels_last = channels_last
         self.mean, self.std = tuple(mean), tuple(std)
+        if not all(self.std):
+            raise ValueError(f"std must not be 0, got {std}")
         self.dtype = torch.float32  # of the output; that of the weights where a run trains in half precision throughout
+        self._moments: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, images: Images) -> Tensor:
         """uint8 ``(N, 3, H, W)`` -> floats ``(N, 3, *size)``; floats pass as they are: they are prepared already."""
@@ -43,9 +49,17 @@ class Preprocess:
             return images.to(self.dtype)
         if images.shape[-2:] != self.size:
             images = tvf.resize(images, list(self.size), antialias=True)
-        pictures = tvf.normalize(tvf.to_dtype(images, torch.float32, scale=True), self.mean, self.std)
-        pictures = pictures.to(self.dtype)
-        return pictures.contiguous(memory_format=torch.channels_last) if self.channels_last else pictures
+        mean, std = self._moments_on(images.device)
+        order = torch.channels_last if self.channels_last else torch.preserve_format
+        pictures = images.to(torch.float32, memory_format=order).mul_(1 / 255).sub_(mean)
+        return pictures.div_(std).to(self.dtype)
+
+    def _moments_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation ``(3, 1, 1)``, copied to each device once: a copy waits for all that runs."""
+        if device not in self._moments:
+            mean, std = torch.tensor([self.mean, self.std], dtype=torch.float32, device=device)[..., None, None]
+            self._moments[device] = (mean, std)
+        return self._moments[device]
 
 
 def preprocess_for(

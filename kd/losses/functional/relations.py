@@ -164,7 +164,7 @@ def crd_loss(scores: Tensor, num_samples: int) -> Tensor:
     """
     positive("num_samples", num_samples)
     scores = wide(scores)
-    noise = torch.log(scores.new_tensor((scores.shape[1] - 1) / num_samples))
+    noise = scores.new_full((), (scores.shape[1] - 1) / num_samples).log()
     found = F.logsigmoid(scores[:, 0] - noise)
     rejected = F.logsigmoid(noise - scores[:, 1:]).sum(dim=1)
     return -(found + rejected).mean()

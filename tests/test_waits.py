@@ -1,0 +1,273 @@
+"""On a GPU a step must not wait for the device: each place where it would, found without one (:mod:`tests._fake_gpu`).
+
+Of each kind of training the third step counts: the first ones may settle what is settled once.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import kd
+from kd import losses
+from kd.callbacks.finite import Finite
+from kd.data.engines import device
+from kd.data.transforms import Augment, MixPairs
+from kd.distill.headless import student_of
+from kd.distill.objective import Objective
+from kd.distill.step import moving_average
+from kd.errors import RunError
+from kd.losses import CosineLoss, DistillLoss, LayersLoss, LogitLoss, OrthogonalProjection, RADIOLoss
+from kd.models import Preprocess, TeacherSpec
+from kd.models.segmenter import DenseModel
+from kd.models.taps import TapSpec
+from kd.optim import OptimSpec, build_optimizer
+from kd.tasks import Features, MultiLabel, Segmentation
+from kd.teachers import Ensemble, FrozenTeacher
+from kd.teachers.answer_codec import AnswerCodec, DenseCodec, TopKCodec
+from tests._fake_gpu import CUDA, Waits, backward, gpu
+
+N, SIDE, CLASSES = 4, 32, 12
+NAMES = [str(i) for i in range(CLASSES)]
+BASES = (DistillLoss, LogitLoss, LayersLoss, losses.EachLayer, losses.FeatureLoss, losses.Regression)
+LOSSES = [
+    name for name in losses.__all__
+    if issubclass(kind := getattr(losses, name), DistillLoss) and kind not in BASES
+]  # fmt: skip
+SAMPLE = {"CRDLoss", "PseudoClassLoss"}
+LATER = pytest.mark.slow
+
+
+def vit(classes: int = CLASSES, width: int = 32, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return timm.create_model("vit_tiny_patch16_224", img_size=SIDE, patch_size=8, num_classes=classes, depth=2,
+                             embed_dim=width, num_heads=2)  # fmt: skip
+
+
+def cnn() -> nn.Module:
+    return timm.create_model("resnet10t", num_classes=CLASSES)
+
+
+def prepare() -> Preprocess:
+    return Preprocess(SIDE, (0.5,) * 3, (0.5,) * 3)
+
+
+def pair(distill: dict[str, DistillLoss], make: Callable[..., nn.Module] = vit, **more: Any) -> kd.DistillationModule:
+    """A pair of models and what the student learns."""
+    given = {"task": kd.Classification(CLASSES), "prepare": prepare(), "teacher_prepare": prepare(),
+             "data": kd.DataInfo(NAMES, train=100), **more}  # fmt: skip
+    return kd.DistillationModule(make(), make(), losses=distill, **given)
+
+
+def label_free(*names: str, drop: float = 0.0) -> kd.DistillationModule:
+    """A student without a classifier, and a teacher of each name."""
+    given, taps, of = {}, {}, {}
+    for n in names:
+        given |= {f"{n}_s": CosineLoss(OrthogonalProjection(), "phi_s"), f"{n}_p": RADIOLoss(standardize="phi_s")}
+        taps |= {f"{n}_s": TapSpec("prelogits", "prelogits"), f"{n}_p": TapSpec("norm", "norm")}
+        of |= {f"{n}_s": n, f"{n}_p": n}
+    spec = TeacherSpec("vit", head=False)
+    teachers = Ensemble(
+        {n: FrozenTeacher(vit(0, 32 + 16 * i, i + 1), prepare(), spec=spec) for i, n in enumerate(names)}
+    )
+    objective = Objective(Features(), given, 0.0, taps, of, drop)
+    objective.task.settle(0)
+    info, model = kd.DataInfo([], labels=False, train=100), vit(0)
+    average = moving_average(model, 0.999)
+    student = student_of(objective)(model, prepare(), objective, info, teachers, average)
+    return kd.DistillationModule(student, teachers)
+
+
+def dense(distill: dict[str, DistillLoss]) -> kd.DistillationModule:
+    info = kd.DataInfo(NAMES, train=100, masks=True, ignore_index=255)
+    return pair(distill, lambda: DenseModel(vit(0), CLASSES), task=Segmentation(CLASSES), data=info)
+
+
+def labels(distill: dict[str, DistillLoss]) -> kd.DistillationModule:
+    return pair(distill, task=MultiLabel(CLASSES), data=kd.DataInfo(NAMES, train=100, multi_label=True))
+
+
+def together() -> kd.DistillationModule:
+    teacher = FrozenTeacher(vit(seed=1), prepare())
+    each = {n: kd.DistillationModule(vit(), teacher, losses={"kd": kd.KDLoss()}, task=kd.Classification(CLASSES),
+                                     prepare=prepare()) for n in "ab"}  # fmt: skip
+    return kd.DistillationModule.together(each)
+
+
+def place(module: kd.DistillationModule, waits: Waits) -> None:
+    """Everything to the device, as ``setup`` does."""
+    module.to(CUDA)
+    if module.teacher is not None:
+        module.teacher.to(CUDA, torch.bfloat16)
+    waits.found.clear()
+
+
+def batch_of(target: str, side: int = SIDE) -> dict[str, Tensor]:
+    """A batch on the device; ``target``: what its labels are."""
+    targets = {
+        "ids": lambda: torch.zeros(N, dtype=torch.long, device=CUDA),
+        "shares": lambda: torch.rand(N, CLASSES, device=CUDA),
+        "masks": lambda: torch.zeros(N, SIDE, SIDE, dtype=torch.uint8, device=CUDA),
+    }
+    return {"image": torch.zeros(N, 3, side, side, dtype=torch.uint8, device=CUDA), "target": targets[target](),
+            "index": torch.zeros(N, dtype=torch.long, device=CUDA)}  # fmt: skip
+
+
+def waits_of_third_step(module: kd.DistillationModule, target: str = "ids", side: int = SIDE) -> set[tuple[str, str]]:
+    """What stops the host in the third step: forward, backward, clipping, AdamW, the moving average, the log's end."""
+    if module.teacher is not None:
+        module.teacher.identity()  # hashes the weights while they are real
+    with gpu() as waits:
+        place(module, waits)
+        optimizer, finite = build_optimizer([module], OptimSpec(lr=1e-3)), Finite()
+        for number in range(3):
+            batch = batch_of(target, side)
+            waits.found.clear()
+            with torch.autocast("cuda", torch.bfloat16):
+                out = module.training_step(batch, number)
+            backward(out["loss"], waits)
+            trained = [p for p in module.parameters() if p.requires_grad]
+            assert any(p.grad is not None for p in trained)
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            module.students.move_averages(number + 1)
+            finite.on_train_batch_end(trainer_at(number), module, out, batch, number)
+        return set(waits.found)
+
+
+def trainer_at(batch: int) -> Any:
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(total_batch_idx=batch))
+    return SimpleNamespace(fit_loop=loop, accumulate_grad_batches=1, current_epoch=0, global_rank=0)
+
+
+def with_loss(name: str) -> tuple[kd.DistillationModule, str]:
+    """A training with one loss of the library, and what its targets are."""
+    kind = getattr(losses, name)
+    loss = kind(kd.KDLoss(2.0)) if name == "StandardizedLoss" else kind()
+    if getattr(kind, "for_maps", False):
+        return dense({"x": loss}), "masks"
+    if name == "BinaryKDLoss":
+        return labels({"x": loss}), "shares"
+    if issubclass(kind, LayersLoss):
+        taps = {"x": TapSpec(["blocks.0", "blocks.1"], ["blocks.0", "blocks.1"])}
+    else:
+        taps = {} if issubclass(kind, LogitLoss) or kind.default_tap else {"x": TapSpec("blocks.1", "blocks.1")}
+    weight = 0.0 if name == "SimKDLoss" else 1.0
+    return pair({"x": loss}, taps=taps, task_loss_weight=weight, ema_decay=0.999), "ids"
+
+
+@pytest.mark.parametrize("name", [n if n in SAMPLE else pytest.param(n, marks=LATER) for n in LOSSES])
+def test_no_loss_makes_the_host_wait(name: str) -> None:
+    assert waits_of_third_step(*with_loss(name)) == set()
+
+
+def test_a_value_that_is_read_is_found_whichever_pass_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else all the others would prove nothing."""
+
+    class Reads(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient * gradient.sum().item()
+
+    plain = kd.KDLoss.forward
+    monkeypatch.setattr(kd.KDLoss, "forward", lambda *a: Reads.apply(plain(*a)) + plain(*a).item())
+    found = waits_of_third_step(pair({"kd": kd.KDLoss()}))
+    assert len(found) == 2
+    assert {kind for _, kind in found} == {"reads a value"}
+
+
+KINDS: dict[str, tuple[Callable[[], kd.DistillationModule], str, int]] = {
+    "mixed labels": (lambda: pair({"x": kd.KDLoss()}), "shares", SIDE),
+    "pictures of another size": (lambda: pair({"x": kd.KDLoss()}), "ids", 48),
+    "two losses over maps": (lambda: dense({"p": losses.PixelKDLoss(), "c": losses.CWDLoss()}), "masks", SIDE),
+    "convolutions": (
+        lambda: pair({"kd": kd.KDLoss(), "h": losses.HintLoss()}, cnn, taps={"h": TapSpec("layer3", "layer3")}),
+        "ids", SIDE,
+    ),
+    "a loss of each layer": (
+        lambda: pair({"h": losses.HintLoss()}, taps={"h": TapSpec(["blocks.0", "blocks.1"], ["blocks.0", "blocks.1"])}),
+        "ids", SIDE,
+    ),
+    "a class token": (
+        lambda: pair({"c": CosineLoss(losses.MLPProjection())}, taps={"c": TapSpec("blocks.1", "blocks.1", "class")}),
+        "ids", SIDE,
+    ),
+    "no labels": (lambda: label_free("a"), "ids", SIDE),
+    "no labels, two teachers": (lambda: label_free("a", "b"), "ids", SIDE),
+    "no labels, a teacher dropped": (lambda: label_free("a", "b", drop=0.5), "ids", SIDE),
+    "two students": (together, "ids", SIDE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [k if k.endswith("two teachers") else pytest.param(k, marks=LATER) for k in KINDS])
+def test_no_kind_of_training_makes_the_host_wait(kind: str) -> None:
+    make, target, side = KINDS[kind]
+    assert waits_of_third_step(make(), target, side) == set()
+
+
+def test_a_loss_that_is_no_number_is_still_found_at_the_end_of_an_epoch() -> None:
+    finite = Finite()
+    with gpu() as waits:
+        for number in range(3):
+            out = {"loss": torch.zeros((), device=CUDA)}
+            finite.on_train_batch_end(trainer_at(number), None, out, {"index": torch.zeros(N, device=CUDA)}, number)
+        assert not waits.found
+        finite.on_train_epoch_end(trainer_at(2), None)
+        assert {kind for _, kind in waits.found} == {"waits for an event"}
+    finite.on_train_batch_end(trainer_at(3), None, {"loss": torch.tensor(torch.nan)}, {"index": torch.arange(N)}, 3)
+    with pytest.raises(RunError, match=r"the loss is nan in batch 3 of the run .* training pictures: 0, 1, 2, 3$"):
+        finite.on_train_epoch_end(trainer_at(3), None)
+
+
+@pytest.mark.parametrize("precision", ["half", "int8"])
+@pytest.mark.parametrize("logits", [DenseCodec(CLASSES), TopKCodec(CLASSES, 4, (2.0,))], ids=["dense", "topk"])
+def test_cached_answers_are_decoded_without_a_wait(precision: str, logits: DenseCodec | TopKCodec) -> None:
+    codec = AnswerCodec(logits, {("norm", "patch"): (8, 4, 4)}, precision)
+    if precision == "int8":
+        codec.features["norm", "patch"].units = torch.ones(8)
+    with gpu() as waits:
+        for _ in range(2):
+            waits.found.clear()
+            codec.decode(torch.zeros(N, codec.record_bytes, dtype=torch.uint8, device=CUDA))
+    assert not waits.found
+
+
+def views_on_the_device(mixed: bool) -> Waits:
+    torch.manual_seed(0)
+    augment = Augment(color_jitter=0.2, random_erasing=0.5, mixup=0.8 * mixed, cutmix=1.0 * mixed)
+    chain = device.chain_of((SIDE, SIDE), augment)
+    recipes = [device.draw(chain, 48, 64, (SIDE, SIDE)) for _ in range(N)]
+    views = device.DeviceViews((SIDE, SIDE), augment, MixPairs(augment, CLASSES, 0))
+    with gpu() as waits:
+        pixels = torch.zeros(sum(3 * r.box[2] * r.box[3] for r in recipes), dtype=torch.uint8, device=CUDA)
+        plan = device.Plan(recipes, [(i, 0) for i in range(N)])
+        ids = torch.zeros(N, dtype=torch.long, device=CUDA)
+        views({"pixels": pixels, "plan": plan, "target": ids, "index": ids})
+    return waits
+
+
+def lines(waits: Waits) -> set[str]:
+    return {place for place, _ in waits.found}
+
+
+STILL_WAIT = {
+    "data/engines/device.py: chosen = torch.tensor([i for i, _ in mine], dtype=torch.long).to(images.device)":
+        "still waits: the pictures to be flipped are copied to the device, once a batch",
+    "data/engines/device.py: images[i] = transform.transform(images[i], parameters)":
+        "still waits: torchvision copies the noise of an erased box to the device, picture by picture",
+}  # fmt: skip
+"""Lines of the views made on the device (``engine=device``) that wait, and why they are allowed to."""
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_views_made_on_the_device_wait_where_it_is_known(mixed: bool) -> None:
+    assert lines(views_on_the_device(mixed)) == set(STILL_WAIT)
