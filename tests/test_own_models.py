@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+import kd
 from kd.cli import eval_main, train_main
 from kd.errors import UserError
 from kd.models import TeacherSpec, build_model
@@ -83,6 +84,9 @@ def test_a_builder_of_ones_own_trains_and_comes_back(recipe: Path, capsys: pytes
     assert eval_main([str(folder)]) == 0
     found = json.loads((folder / "eval_val.json").read_text())
     assert found["student"]["acc1"] == summary["student"]["best_val"]["acc1"]
+    with pytest.raises(UserError, match=r"built by tests.test_own_models.Nets: kd.load_student\(FILE, builder=CLASS\)"):
+        kd.load_student(folder / "student.safetensors")
+    assert kd.load_student(folder / "student.safetensors", Nets)[2] == list(CLASSES)
     net = Net(4, 12, "tensor")
     net.load_state_dict({k.removeprefix("model."): v for k, v in load_file(folder / "student.safetensors").items()})
     # as the teacher of the next run, whose folder says who builds it
