@@ -12,10 +12,10 @@ from kd.commands._finished import student_in
 from kd.commands._fit import fit
 from kd.commands.eval import evaluated
 from kd.commands.train import prepare
-from kd.config.parser import KDCLI
-from kd.config.quiet import quiet_libraries
-from kd.config.request import Request, translate
 from kd.errors import RunError, UserError
+from kd.run.parser import KDCLI
+from kd.run.quiet import quiet_libraries
+from kd.run.request import Request, translate
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from kd.config.request import translate
-from kd.config.streams import unbroken_output
 from kd.errors import Stopped, UserError, plain
 from kd.launch.child import end_with_parent
 from kd.launch.cluster import is_rank_zero
 from kd.launch.sagemaker import tell_failure
 from kd.launch.threads import wait_asleep
+from kd.run.request import translate
+from kd.run.streams import unbroken_output
 
 
 def __getattr__(name: str) -> Callable[..., int]:

@@ -1,6 +1,10 @@
-"""What of the machine this process may use: processors, and the folder for what is kept between runs."""
+"""What of the machine this process may use: processors, the folder for what is kept between runs, a Ray of its own."""
 
 import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -23,3 +27,28 @@ def cache_dir() -> Path:
     if "KD_CACHE" in os.environ:
         return Path(os.environ["KD_CACHE"]).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kd"
+
+
+LONGEST_FOLDER = 40  # characters: the system allows a socket's path 107, and Ray's own part is long
+
+
+def own_folder() -> Path:
+    """A new folder for the files of a Ray that is started here, with a path that is short enough for its sockets."""
+    base = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="kd-ray-", dir=base if len(base) <= LONGEST_FOLDER else "/tmp"))
+
+
+@contextmanager
+def signals_kept() -> Iterator[None]:
+    """Ray, joined within it, puts handlers of its own in the place of ours for SIGTERM and SIGINT: ours come back."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def last_line(error: Exception) -> str:
+    """A library's own reason stands at the end of what Ray tells."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()[:200]

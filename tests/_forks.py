@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import kd.config.parser  # noqa: F401 (Lightning and the rest, imported once, not by every fork)
+import kd.run.parser  # noqa: F401 (Lightning and the rest, imported once, not by every fork)
 from kd.cli import main, train_main
 from tests._helpers import ROOT
 

@@ -80,7 +80,7 @@ def rows_of(broken: Path, whole: Path, resumed: list[int]) -> bool:
 
 def known(folder: Path) -> int:
     """The step that the next run goes on from: what its record is cut back to."""
-    from kd.checkpoints import newest_whole
+    from kd.storage.checkpoints import newest_whole
 
     checkpoint, _ = newest_whole(folder / "checkpoints")
     return torch.load(checkpoint, weights_only=True)["global_step"] if checkpoint else 0

@@ -9,12 +9,12 @@ import yaml
 
 import kd
 from kd.cli import main
-from kd.config import moved
 from kd.errors import RunError, UserError
+from kd.run import moved
 
 OLD = [
-    "kd.callbacks.audit.Audit",
-    "kd.callbacks.headspace.Headspace",
+    "kd.monitor.audit.Audit",
+    "kd.monitor.headspace.Headspace",
     "kd.data.masks.SegmentationFolder",
     "kd.data.shards.Shards",
     "kd.data.sources.Food101",

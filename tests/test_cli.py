@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from kd.cli import train_main
-from kd.config.find import find, names
-from kd.config.parser import KDCLI
-from kd.config.request import Request, translate
-from kd.config.values import flatten
 from kd.errors import UserError
+from kd.run.find import find, names
+from kd.run.parser import KDCLI
+from kd.run.request import Request, translate
+from kd.run.values import flatten
 from tests._helpers import ROOT, write_recipe
 
 

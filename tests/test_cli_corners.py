@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kd import _bar
+from kd import progress as _bar
 from kd.cli import kd_main, main
 from tests._helpers import ROOT, write_recipe
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import kd.config.parser
+import kd.run.parser
 from kd.fit_to_machine.precision import bfloat16_time, choose_precision, precision_of_cpu
 from kd.report.limits import precision_bound
 from kd.report.records import read_run
@@ -56,7 +56,7 @@ def test_the_verdict_knows_the_lever() -> None:
 def differ(rank: int) -> None:
     """Two machines with different CPUs."""
     chosen = ("32-true", "bf16-mixed")[rank]
-    kd.config.parser.choose_precision = lambda accelerator: (chosen, "")
+    kd.run.parser.choose_precision = lambda accelerator: (chosen, "")
 
 
 def test_all_processes_take_rank_zeros_precision(recipe: Path) -> None:

@@ -1,8 +1,8 @@
 """What comes from elsewhere passes one gate: every reader in kd/ is listed here, with what makes it safe.
 
 A reader is a call that turns a file, a bucket or a page into objects, or a name into code. A new one, or a new library,
-fails these tests until it goes by :mod:`kd.elsewhere` (sizes, names, places) or :mod:`kd.config.trust` (code), or until
-a line here says why it need not.
+fails these tests until it goes by :mod:`kd.storage.elsewhere` (sizes, names, places) or :mod:`kd.run.trust` (code), or
+until a line here says why it need not.
 """
 
 import ast
@@ -37,43 +37,46 @@ METHODS = {"from_pretrained", "read_model", "cat_file", "get_file", "InferenceSe
 BUILTIN = {"eval", "exec", "__import__", "compile"}
 
 WEIGHTS = "tensors and plain values alone: safetensors, or weights_only"
-NAMES = "the names are ours, or kd.config.trust has passed them"
+NAMES = "the names are ours, or kd.run.trust has passed them"
 WRITES = "it writes"
-BYTES = "bytes, whose size and place kd.elsewhere.inside, the index or the listing has bounded"
+BYTES = "bytes, whose size and place kd.storage.elsewhere.inside, the index or the listing has bounded"
 ROWS = "text by lines, each checked by its reader"
 BUILT = "arguments from files have passed kd.models.arguments.check_arguments"
 OURS = "what this process has written itself"
 ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
-    "kd.elsewhere": {"json.loads": "the gate", "yaml.load": "the gate"},
-    "kd.archives": {"tarfile.TarFile": "bounded there, the one place", "tarfile.open": "bounded there, the one place"},
+    "kd.storage.elsewhere": {"json.loads": "the gate", "yaml.load": "the gate"},
+    "kd.storage.archives": {"tarfile.TarFile": "bounded there, the one place",
+                            "tarfile.open": "bounded there, the one place"},
     "kd.callbacks.loggers": {"importlib.import_module": NAMES},
     "kd.callbacks.shared_preflight": {"torch.load": WEIGHTS},
-    "kd.callbacks.watch": {"urllib.request.urlopen": "it posts to the user's address; the answer is not read"},
-    "kd.checkpoints": {"torch.load": WEIGHTS, "zipfile.ZipFile": "checksums of a checkpoint; nothing is unpacked"},
+    "kd.monitor.watch": {"urllib.request.urlopen": "it posts to the user's address; the answer is not read"},
+    "kd.storage.checkpoints": {"torch.load": WEIGHTS,
+                               "zipfile.ZipFile": "checksums of a checkpoint; nothing is unpacked"},
     "kd.cli": {"importlib.import_module": NAMES},
     "kd.commands.launch": {"importlib.import_module": NAMES},
-    "kd.config.train_first": {"safetensors.safe_open": "a file that ships with its recipe"},
-    "kd.config.trust": {"importlib.import_module": "the gate"},
+    "kd.run.train_first": {"safetensors.safe_open": "a file that ships with its recipe"},
+    "kd.run.trust": {"importlib.import_module": "the gate"},
     "kd.data.pack": {"tarfile.TarFile": WRITES, "tarfile.open": WRITES},
     "kd.data.sources.lists": {"csv.reader": ROWS},
     "kd.data.sources.shards": {"files.cat_file": BYTES},
     "kd.data.views": {"importlib.import_module": NAMES},
-    "kd.decoding": {"PIL.Image.open": "pictures, their kinds and sizes bounded there, the one place"},
-    "kd.export": {"importlib.import_module": NAMES},
-    "kd.export.backbone": {"safetensors.torch.load_file": WEIGHTS, "timm.create_model": BUILT},
-    "kd.export.base": {"importlib.import_module": NAMES},
-    "kd.export.formats": {"importlib.import_module": NAMES},
-    "kd.export.hub": {"timm.create_model": OURS},
-    "kd.export.onnx": {"onnx.load": OURS, "runtime.InferenceSession": "a graph without code, checked at the start"},
-    "kd.export.openvino": {"openvino.Core": OURS},
-    "kd.export.sagemaker": {"tarfile.open": WRITES},
-    "kd.export.student": {"safetensors.safe_open": WEIGHTS, "safetensors.torch.load_file": WEIGHTS,
+    "kd.storage.decoding": {"PIL.Image.open": "pictures, their kinds and sizes bounded there, the one place"},
+    "kd.ship.export": {"importlib.import_module": NAMES},
+    "kd.ship.export.backbone": {"safetensors.torch.load_file": WEIGHTS, "timm.create_model": BUILT},
+    "kd.ship.export.base": {"importlib.import_module": NAMES},
+    "kd.ship.export.formats": {"importlib.import_module": NAMES},
+    "kd.ship.export.hub": {"timm.create_model": OURS},
+    "kd.ship.export.onnx": {"onnx.load": OURS,
+                            "runtime.InferenceSession": "a graph without code, checked at the start"},
+    "kd.ship.export.openvino": {"openvino.Core": OURS},
+    "kd.ship.export.sagemaker": {"tarfile.open": WRITES},
+    "kd.ship.export.student": {"safetensors.safe_open": WEIGHTS, "safetensors.torch.load_file": WEIGHTS,
                           "timm.create_model": BUILT, "torch.load": WEIGHTS},
-    "kd.export.torch_export": {"torch.export.load": "exported on this machine, or by --trust: kd-latency looks"},
-    "kd.inference": {"super().load_from_checkpoint": WEIGHTS},
-    "kd.jobs.bucket": {"fsspec.core.url_to_fs": "the user's own job"},
-    "kd.jobs.job": {"importlib.import_module": NAMES},
-    "kd.jobs.sagemaker": {"importlib.import_module": NAMES, "aws_session().client('s3').download_file": OURS},
+    "kd.ship.export.torch_export": {"torch.export.load": "exported on this machine, or by --trust: kd-latency looks"},
+    "kd.module.inference": {"super().load_from_checkpoint": WEIGHTS},
+    "kd.fleet.jobs.bucket": {"fsspec.core.url_to_fs": "the user's own job"},
+    "kd.fleet.jobs.job": {"importlib.import_module": NAMES},
+    "kd.fleet.jobs.sagemaker": {"importlib.import_module": NAMES, "aws_session().client('s3').download_file": OURS},
     "kd.models.build": {"timm.create_model": BUILT},
     "kd.models.hugging_face": {
         "transformers.AutoConfig.from_pretrained": "trust_remote_code=False",
@@ -82,15 +85,16 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     },
     "kd.models.weights": {"torch.load": WEIGHTS, "safetensors.safe_open": WEIGHTS,
                           "safetensors.torch.load_file": WEIGHTS},
-    "kd.object_store": {"files.cat_file": BYTES, "files.get_file": BYTES, "fsspec.core": "one URL, of no list of URLs",
+    "kd.storage.objects": {"files.cat_file": BYTES, "files.get_file": BYTES, 
+                           "fsspec.core": "one URL, of no list of URLs",
                         "fsspec.core.url_to_fs": "one URL, of no list of URLs"},
     "kd.report.records": {"csv.DictReader": ROWS},
-    "kd.run_urls": {"files.cat_file": "names, by plain_name", "files.get_file": BYTES},
+    "kd.storage.run_urls": {"files.cat_file": "names, by plain_name", "files.get_file": BYTES},
     "kd.strategies.ddp": {"importlib.import_module": NAMES},
     "kd.teachers.inspect_cache": {"numpy.memmap": "bytes of a size that the folder's fingerprint says",
                                   "files.cat_file": BYTES},
     "kd.teachers.published": {"files.cat_file": BYTES},
-    "kd.tuning.trials": {"csv.DictReader": ROWS},
+    "kd.fleet.tuning.trials": {"csv.DictReader": ROWS},
     "kd": {"importlib.import_module": NAMES},
 }  # fmt: skip
 LIBRARIES = {

@@ -15,7 +15,7 @@ from tests._helpers import ROOT, draw_folder, save_teacher
 from tests.tasks.test_segmentation import draw as draw_scenes
 
 README = (ROOT / "README.md").read_text()
-GUIDES = [ROOT / "README.md", *sorted(ROOT.glob("kd/*/README.md")), ROOT / "recipes/README.md"]
+GUIDES = [ROOT / "README.md", *sorted(ROOT.glob("kd/**/README.md")), ROOT / "recipes/README.md"]
 
 
 def commands() -> list[str]:
@@ -86,7 +86,7 @@ def test_the_command_runs(
         pytest.importorskip("boto3")
     if "kd-tune" in command:
         pytest.importorskip("optuna")
-        monkeypatch.setattr("kd.tuning.places.start_kd_train", ForkedRun)
+        monkeypatch.setattr("kd.fleet.tuning.places.start_kd_train", ForkedRun)
         items += ["trials=1", "jobs=1"]
     prepare(command, items, filled)
     name = Path(program).name.removeprefix("kd-")

@@ -18,8 +18,8 @@ import torch
 from torch.multiprocessing.reductions import reduce_storage
 from torch.utils.data import DataLoader
 
-from kd.checkpoints import newest_whole
 from kd.errors import reason
+from kd.storage.checkpoints import newest_whole
 from tests._forks import start, start_ranks, status_of, survivors
 from tests._helpers import ROOT, write_recipe
 

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from kd.cli import train_main
-from kd.config import keys
-from kd.config.request import translate
-from kd.config.unread import READERS
 from kd.errors import UserError
+from kd.run import keys
+from kd.run.request import translate
+from kd.run.unread import READERS
 from tests._helpers import ARCH, ROOT, TINY, write_recipe
 
 CLASSES = [*keys.subclasses("LogitLoss", "FeatureLoss", "LayersLoss", "Source", "Task"), "Trainer"]

@@ -10,7 +10,7 @@ from pytorch_lightning.utilities.types import STEP_OUTPUT
 
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.students import StepOutput, Students
-from kd.module import DistillationModule
+from kd.module.distillation import DistillationModule
 from kd.teachers import Teacher
 
 

@@ -12,8 +12,8 @@ from kd.callbacks.best import Best
 from kd.callbacks.context import RunContext
 from kd.callbacks.preemption import RunStopped
 from kd.callbacks.run_folder import RunFolder
-from kd.checkpoints import damage, newest_whole
 from kd.distill.sharding import Sharding
+from kd.storage.checkpoints import damage, newest_whole
 
 
 @dataclass

@@ -17,13 +17,13 @@ from kd.callbacks.best import Best
 from kd.callbacks.context import RunContext
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
-from kd.checkpoints import write_whole
 from kd.data.batch import Batch
 from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.sources.segmentation import colours
 from kd.data.transforms import EvalView
-from kd.evaluation import Judged
+from kd.module.evaluation import Judged
+from kd.storage.checkpoints import write_whole
 from kd.tasks import Task
 from kd.tasks.fidelity import Fidelity
 

@@ -11,8 +11,8 @@ from pytorch_lightning.utilities.types import STEP_OUTPUT
 
 from kd.callbacks.context import RunContext
 from kd.callbacks.steps import after_step, ranks_meet
-from kd.checkpoints import LAST
 from kd.data.batch import Batch
+from kd.storage.checkpoints import LAST
 
 
 @dataclass

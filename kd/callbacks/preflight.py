@@ -11,12 +11,12 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from kd._bar import bar
 from kd.callbacks.class_order import MOST_CLASSES, Confusions, found_order
 from kd.callbacks.context import RunContext
 from kd.callbacks.shared_preflight import Found, SharedPreflight
 from kd.errors import UserError
-from kd.evaluation import Look
+from kd.module.evaluation import Look
+from kd.progress import bar
 from kd.tasks import Task
 from kd.tasks.base import TargetCounts
 from kd.tasks.fidelity import KeptLogits

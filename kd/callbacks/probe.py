@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from kd.callbacks.context import RunContext
 from kd.callbacks.preflight import Preflight
-from kd.evaluation import Labelled, bank_of, look_at
+from kd.module.evaluation import Labelled, bank_of, look_at
 from kd.report.metric import told
 from kd.teachers import dtype_for
 from kd.teachers.answer import ALL

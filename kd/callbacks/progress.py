@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pytorch_lightning import Callback, LightningModule, Trainer
 from tqdm import tqdm
 
-from kd._bar import CALM, drawn
 from kd.callbacks.context import RunContext
+from kd.progress import CALM, drawn
 
 
 class Progress(Callback):

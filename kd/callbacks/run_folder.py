@@ -13,11 +13,11 @@ from pytorch_lightning.loggers.logger import rank_zero_experiment
 
 from kd.callbacks.context import RunContext
 from kd.callbacks.last_checkpoint import LastCheckpoint
-from kd.checkpoints import LAST, PREVIOUS, write_whole
 from kd.errors import UserError, first_line
 from kd.lightning_internals import CSVWriter
-from kd.lock import RunLock
-from kd.mirror import Mirror
+from kd.storage.checkpoints import LAST, PREVIOUS, write_whole
+from kd.storage.lock import RunLock
+from kd.storage.mirror import Mirror
 
 
 class MetricsCSV(CSVLogger):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kd.callbacks.context import RunContext
-from kd.checkpoints import write_whole
 from kd.data.sources import fingerprint
+from kd.storage.checkpoints import write_whole
 from kd.tasks.fidelity import KeptLogits
 from kd.teachers import dtype_for
 

@@ -11,7 +11,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from kd.callbacks.best import Best
 from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import RunFolder
-from kd.checkpoints import write_whole
+from kd.storage.checkpoints import write_whole
 
 
 @dataclass

@@ -22,7 +22,6 @@ from kd.callbacks.context import RunContext
 from kd.callbacks.preemption import RunStopped, interruption
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
-from kd.checkpoints import write_whole
 from kd.distill.sharding import Sharding
 from kd.distill.student import Student
 from kd.fit_to_machine.memory import state_bytes
@@ -31,6 +30,7 @@ from kd.report.html import write_report
 from kd.report.records import read_run
 from kd.report.rules import findings
 from kd.report.verdict import verdict
+from kd.storage.checkpoints import write_whole
 from kd.teachers import CachedTeacher, Teacher
 from kd.teachers.answer import ALL
 

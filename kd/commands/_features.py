@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kd._bar import bar
 from kd.commands._finished import FinishedRun, feature_teachers, open_run
 from kd.commands._measure import Asked, is_run
-from kd.config.request import Request
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
-from kd.evaluation import bank_of, look_at
-from kd.export.student import read_metadata
 from kd.models import count_parameters
-from kd.run_urls import run_at
+from kd.module.evaluation import bank_of, look_at
+from kd.progress import bar
+from kd.run.request import Request
+from kd.ship.export.student import read_metadata
+from kd.storage.run_urls import run_at
 from kd.tasks.features import rank_of_gram
 
 

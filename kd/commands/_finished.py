@@ -11,20 +11,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from kd.config.own_keys import refuse_foreign
-from kd.config.parser import KDCLI, build_data, build_task
-from kd.config.quiet import quiet_libraries
-from kd.config.request import Request, translate
-from kd.config.trust import ALL, trusted_class
 from kd.data.datamodule import DistillationDataModule
 from kd.data.transforms import height_width
 from kd.errors import UserError
-from kd.export.manifest import Layout, Manifest, TaskKind
-from kd.export.prepared import Prepared
-from kd.export.student import builder_in, load_student, read_metadata
 from kd.models import Preprocess, TeacherSpec
-from kd.object_store import is_url
-from kd.run_urls import run_at
+from kd.run.own_keys import refuse_foreign
+from kd.run.parser import KDCLI, build_data, build_task
+from kd.run.quiet import quiet_libraries
+from kd.run.request import Request, translate
+from kd.run.trust import ALL, trusted_class
+from kd.ship.export.manifest import Layout, Manifest, TaskKind
+from kd.ship.export.prepared import Prepared
+from kd.ship.export.student import builder_in, load_student, read_metadata
+from kd.storage.objects import is_url
+from kd.storage.run_urls import run_at
 from kd.tasks import Task
 from kd.teachers import Ensemble, FrozenTeacher, build_teacher, build_teachers
 

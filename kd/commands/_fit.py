@@ -11,16 +11,16 @@ from rich.console import Console
 from rich.table import Table
 
 from kd.callbacks.preemption import RunStopped, interruption
-from kd.checkpoints import LAST
 from kd.data.sources import printable, said
 from kd.errors import UserError, reason, run_error
 from kd.launch.cluster import is_rank_zero
 from kd.launch.loopback import meet_on_loopback
 from kd.launch.sagemaker import tell_failure
 from kd.report.metric import in_tables, told
+from kd.storage.checkpoints import LAST
 
 if TYPE_CHECKING:
-    from kd.config.parser import KDCLI
+    from kd.run.parser import KDCLI
 
 
 def fit(cli: "KDCLI", resume_from: Path | None) -> int:

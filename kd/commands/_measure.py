@@ -11,21 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from kd.callbacks.fidelity import start, write
-from kd.checkpoints import write_whole
 from kd.commands._finished import check_finished, student_in, teacher_of_run
-from kd.config.parser import KDCLI, build_data, build_task
-from kd.config.request import Request
 from kd.data.corruptions import CORRUPTIONS, STRENGTHS, corrupted
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import class_folders, identity, printable
 from kd.data.sources.places import joined, place_of
 from kd.errors import UserError
-from kd.evaluation import evaluate
-from kd.export.student import read_metadata
 from kd.models import Prepare, TeacherSpec, count_parameters
 from kd.models.weights import about, weights_file
-from kd.object_store import is_url
-from kd.run_urls import run_at
+from kd.module.evaluation import evaluate
+from kd.run.parser import KDCLI, build_data, build_task
+from kd.run.request import Request
+from kd.ship.export.student import read_metadata
+from kd.storage.checkpoints import write_whole
+from kd.storage.objects import is_url
+from kd.storage.run_urls import run_at
 from kd.tasks import Task
 from kd.tasks.fidelity import Fidelity
 from kd.teachers import Teacher, build_teacher

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from kd.config.request import Request
 from kd.errors import UserError
+from kd.run.request import Request
 
 if TYPE_CHECKING:
-    from kd.config.parser import KDCLI
+    from kd.run.parser import KDCLI
 
 HELP = """\
 kd-cache: computes the teacher's answers to a recipe's training pictures ahead, for model.teacher.cache=on or only.
@@ -47,7 +47,7 @@ def _fill(request: Request) -> int:
     if out == "":
         raise UserError("out: must name a folder or a URL, got nothing")
     cli = _built(request)
-    from kd.fill import fill
+    from kd.run.fill import fill
 
     return fill(cli.model, cli.datamodule, cli.trainer, out)
 
@@ -76,10 +76,10 @@ def _describe(request: Request) -> int:
 def _built(request: Request) -> "KDCLI":
     """The recipe's model, data and trainer."""
     args = request.parser_args()
-    from kd.config.parser import KDCLI
-    from kd.config.quiet import quiet_libraries
-    from kd.config.teacher_files import what_files_say
-    from kd.config.train_first import teacher_settings
+    from kd.run.parser import KDCLI
+    from kd.run.quiet import quiet_libraries
+    from kd.run.teacher_files import what_files_say
+    from kd.run.train_first import teacher_settings
 
     quiet_libraries()
     config = KDCLI(args, instantiate=False).as_dict()

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from kd.checkpoints import write_whole
-from kd.config.request import Request
 from kd.errors import UserError
-from kd.run_urls import run_at
+from kd.run.request import Request
+from kd.storage.checkpoints import write_whole
+from kd.storage.run_urls import run_at
 
 HELP = """\
 kd-card: a model card: data, teacher, losses, accuracy by class, fidelity, speed, exports, limits, how to load.

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kd.config.own_keys import take, truth, whole_number
-from kd.config.request import Request
 from kd.errors import UserError
 from kd.report.metric import told
+from kd.run.own_keys import take, truth, whole_number
+from kd.run.request import Request
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,7 +82,7 @@ def _evaluated(request: Request) -> tuple[list[dict[str, Any]], list[Path], list
     """What was found of each model, the files written, and how often the first alone is right, and another alone."""
     asked, out = _asked(request)
     from kd.commands import _measure
-    from kd.config.quiet import quiet_libraries
+    from kd.run.quiet import quiet_libraries
 
     quiet_libraries()
     from kd.commands import _features

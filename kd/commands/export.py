@@ -9,15 +9,15 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
-from kd.config.request import Request
-from kd.config.trust import remember_made
-from kd.elsewhere import json_of, text_of
 from kd.errors import UserError
+from kd.run.request import Request
+from kd.run.trust import remember_made
+from kd.storage.elsewhere import json_of, text_of
 
 if TYPE_CHECKING:
     from kd.commands._finished import FinishedRun
-    from kd.export.base import Format, Limits
-    from kd.export.manifest import Layout
+    from kd.ship.export.base import Format, Limits
+    from kd.ship.export.manifest import Layout
 
 HELP = """\
 kd-export: a run's student for other programs, compared with the student in torch before it is kept.
@@ -50,9 +50,9 @@ def run(request: Request) -> int:
     if "help" in request.flags or len(request.rest) != 1:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
-    from kd.config.own_keys import take, truth, whole_number
-    from kd.config.quiet import quiet_libraries
-    from kd.export.formats import find_format
+    from kd.run.own_keys import take, truth, whole_number
+    from kd.run.quiet import quiet_libraries
+    from kd.ship.export.formats import find_format
 
     quiet_libraries()
     own = take(request, *KEYS)
@@ -82,7 +82,7 @@ def run(request: Request) -> int:
 
 
 def _limits(own: dict[str, str]) -> "Limits":
-    from kd.export.base import Limits
+    from kd.ship.export.base import Limits
 
     numbers = {}
     for key, default in (("min_agreement", 99.9), ("max_drop", 1.0)):
@@ -114,9 +114,9 @@ def _export(
     out: Path,
 ) -> tuple[str, dict[str, Any]]:
     """Writes beside ``out`` first; what fails to agree, or anything that goes wrong, leaves nothing there."""
-    from kd.export.base import Job
-    from kd.export.gate import compare, failure, size_mb
-    from kd.export.manifest import FILE
+    from kd.ship.export.base import Job
+    from kd.ship.export.gate import compare, failure, size_mb
+    from kd.ship.export.manifest import FILE
 
     manifest = opened.manifest(to, layout, int8)
     if kind.features:
@@ -151,7 +151,7 @@ def _export(
 
 def _remember(folder: Path, name: str, found: dict[str, Any]) -> None:
     """The newest comparison of each export, in ``export/export.json``."""
-    from kd.checkpoints import write_whole
+    from kd.storage.checkpoints import write_whole
 
     file = folder / "export" / "export.json"
     file.parent.mkdir(exist_ok=True)

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kd.config.request import Request
-from kd.config.trust import made_here
-from kd.elsewhere import json_of, text_of
 from kd.errors import UserError
+from kd.run.request import Request
+from kd.run.trust import made_here
+from kd.storage.elsewhere import json_of, text_of
 
 if TYPE_CHECKING:
     import numpy as np
 
     from kd.commands._finished import FinishedRun
-    from kd.export.stopwatch import Stopwatch
+    from kd.ship.export.stopwatch import Stopwatch
 
 HELP = """\
 kd-latency: milliseconds, images/s and memory of a run's student and teacher on this machine's CPU.
@@ -44,13 +44,13 @@ def run(request: Request) -> int:
     if "help" in request.flags or len(request.rest) != 1:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
-    from kd.checkpoints import write_whole
     from kd.commands._finished import open_run
-    from kd.config.own_keys import positive, take
-    from kd.config.quiet import quiet_libraries
     from kd.machine import cores
     from kd.report.html import write_report
     from kd.report.records import read_run
+    from kd.run.own_keys import positive, take
+    from kd.run.quiet import quiet_libraries
+    from kd.storage.checkpoints import write_whole
 
     quiet_libraries()
     own = take(request, "runtime", "batch", "threads", "seconds")
@@ -116,7 +116,7 @@ def _measure(
     """One number of threads: all models at once in memory, in turns at each batch."""
     import numpy as np
 
-    from kd._bar import bar
+    from kd.progress import bar
 
     watches: dict[tuple[str, str], Stopwatch] = {}
     rows: list[Row] = []
@@ -145,7 +145,7 @@ def _measure(
 
 
 def _start(load: "Callable[[], Callable[[np.ndarray], object]]", threads: int, key: tuple[str, str]) -> "Stopwatch":
-    from kd.export.stopwatch import Stopwatch
+    from kd.ship.export.stopwatch import Stopwatch
 
     try:
         return Stopwatch(load, threads)
@@ -168,7 +168,7 @@ def _loaders(
 ) -> dict[tuple[str, str], Any]:
     """What each process loads, by model and runtime; the teacher as it came, in torch."""
     from kd.commands._finished import TorchModel, teacher_of_run
-    from kd.export.stopwatch import ExportedFile
+    from kd.ship.export.stopwatch import ExportedFile
 
     found: dict[tuple[str, str], Any] = {}
     if "torch" in runtimes:

@@ -9,12 +9,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from kd.config.request import Request
-from kd.elsewhere import json_of, text_of
 from kd.errors import UserError
-from kd.jobs.job import KEYS, Job, read_job
-from kd.jobs.target import Target
+from kd.fleet.jobs.job import KEYS, Job, read_job
+from kd.fleet.jobs.target import Target
 from kd.launch.groups import read_json
+from kd.run.request import Request
+from kd.storage.elsewhere import json_of, text_of
 
 TARGETS = {"sagemaker": "SageMaker", "sky": "SkyPilot", "slurm": "Slurm", "kubernetes": "Kubernetes",
            "torchrun": "Torchrun"}  # fmt: skip
@@ -81,10 +81,10 @@ def run(request: Request) -> int:
 
 def _target(place: str) -> Target:
     if place == SEARCH:
-        from kd.jobs.tune import SageMakerSearch
+        from kd.fleet.jobs.tune import SageMakerSearch
 
         return SageMakerSearch()
-    return getattr(import_module(f"kd.jobs.{place}"), TARGETS[place])()
+    return getattr(import_module(f"kd.fleet.jobs.{place}"), TARGETS[place])()
 
 
 def _help_of_places() -> str:
@@ -167,6 +167,6 @@ def _follow(folder: Path) -> int:
 def _search(place: str, request: Request) -> Target:
     if place != "sagemaker":
         raise UserError(f"--tune: {place} has no search of its own; kd-tune on its machines searches together")
-    from kd.jobs.tune import SageMakerSearch, planned
+    from kd.fleet.jobs.tune import SageMakerSearch, planned
 
     return SageMakerSearch(*planned(request))

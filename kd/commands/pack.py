@@ -2,8 +2,8 @@
 
 import re
 
-from kd.config.request import Request
 from kd.errors import UserError
+from kd.run.request import Request
 
 HELP = """\
 kd-pack: writes a recipe's pictures as tar shards (WebDataset's layout), for data.source=Shards.
@@ -28,9 +28,9 @@ def run(request: Request) -> int:
         raise UserError(f"short_side: must be a number of pixels, got '{side}'")
     request.overrides = [item for item in request.overrides if item.split("=", 1)[0] not in own]
     args = request.parser_args()
-    from kd.config.parser import KDCLI, build_data
-    from kd.config.quiet import quiet_libraries
     from kd.data.pack import pack
+    from kd.run.parser import KDCLI, build_data
+    from kd.run.quiet import quiet_libraries
 
     quiet_libraries()
     source = build_data(KDCLI(args, instantiate=False).as_dict()["data"]).source

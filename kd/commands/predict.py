@@ -11,8 +11,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from kd.config.request import Request
 from kd.errors import UserError
+from kd.run.request import Request
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,8 +49,8 @@ def run(request: Request) -> int:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
     from kd.commands._finished import choose_device, open_run
-    from kd.config.own_keys import take, whole_number
-    from kd.config.quiet import quiet_libraries
+    from kd.run.own_keys import take, whole_number
+    from kd.run.quiet import quiet_libraries
 
     quiet_libraries()
     own = take(request, "out", "top", "device")
@@ -112,9 +112,9 @@ def predict(
     """The student's answers in the files' order; what can't be read goes into ``bad``, with the reason."""
     import torch
 
-    from kd._bar import bar
     from kd.data.transforms import EvalView
     from kd.machine import cores
+    from kd.progress import bar
 
     model = opened.model.to(device).eval()
     view = EvalView(opened.size, None if opened.kind == "segmentation" else opened.crop_ratio)  # masks: of the whole
@@ -243,7 +243,7 @@ def _print_rows(rows: Rows) -> None:
 def _write_masks(answers: Iterator[Predicted], root: Path, opened: "FinishedRun", folder: Path) -> None:
     """Class ids and colours at each picture's own size, in the pictures' tree below their common folder."""
     from kd.data.sources.segmentation import colours
-    from kd.export.manifest import as_lines
+    from kd.ship.export.manifest import as_lines
 
     palette = colours(len(opened.classes))
     for name, logits, shape in answers:
@@ -265,7 +265,7 @@ def _write_mask(stem: Path, logits: "torch.Tensor", shape: tuple[int, int], pale
 def _write_features(answers: Iterator[Predicted], file: Path) -> None:
     import numpy as np
 
-    from kd.checkpoints import write_whole
+    from kd.storage.checkpoints import write_whole
 
     named = [(name, features.numpy()) for name, features, _ in answers]
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -4,9 +4,9 @@ import json
 import sys
 from pathlib import Path
 
-from kd.config.request import Request
 from kd.errors import UserError
-from kd.run_urls import run_at
+from kd.run.request import Request
+from kd.storage.run_urls import run_at
 
 HELP = """\
 kd-report: what limits a run, as one page.

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kd.config.request import Request
-from kd.elsewhere import json_of, text_of
 from kd.errors import UserError
-from kd.lock import is_held
 from kd.report.metric import told
 from kd.report.records import is_run
+from kd.run.request import Request
+from kd.storage.elsewhere import json_of, text_of
+from kd.storage.lock import is_held
 
 HELP = """\
 kd-runs: the runs in a folder, the newest first.

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kd.config.own_keys import take, whole_number
-from kd.config.request import Request
 from kd.errors import UserError
-from kd.run_urls import folder_of_runs
+from kd.run.own_keys import take, whole_number
+from kd.run.request import Request
+from kd.storage.run_urls import folder_of_runs
 
 HELP = """\
 kd-scale: how a recipe scales over processes here, and over more machines like this one.
@@ -46,9 +46,9 @@ def run(request: Request) -> int:
     if steps < 5:
         raise UserError(f"steps: must be a whole number >= 5, got '{steps}'")
     gbit = _gbit(own["network"]) if "network" in own else None
-    from kd.config.parser import KDCLI
-    from kd.config.quiet import quiet_libraries
-    from kd.config.train_first import teacher_settings
+    from kd.run.parser import KDCLI
+    from kd.run.quiet import quiet_libraries
+    from kd.run.train_first import teacher_settings
 
     args = request.parser_args()
     quiet_libraries()
@@ -66,11 +66,11 @@ def _measure(
     batch: int, steps: int, gbit: float | None,
 ) -> int:  # fmt: skip
     from kd.fit_to_machine.precision import choose_precision
+    from kd.fleet.scaling.measure import Plan, reading, ring_times
+    from kd.fleet.scaling.model import Network, fit, fit_ring
+    from kd.fleet.scaling.page import content, sections
     from kd.machine import cores
     from kd.report.html import page
-    from kd.scaling.measure import Plan, reading, ring_times
-    from kd.scaling.model import Network, fit, fit_ring
-    from kd.scaling.page import content, sections
 
     folder = _claim(folder_of_runs(config["runs_dir"], "kd-scale") / config["recipe"] / "scale")
     model, threads = config["model"], max(1, cores() // processes[-1])

@@ -5,13 +5,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kd.config.request import Request
 from kd.errors import UserError
-from kd.run_urls import run_at
+from kd.run.request import Request
+from kd.storage.run_urls import run_at
 
 if TYPE_CHECKING:
-    from kd.export.base import Runtime
-    from kd.export.manifest import Manifest
+    from kd.ship.export.base import Runtime
+    from kd.ship.export.manifest import Manifest
 
 HELP = """\
 kd-serve: a run's student, or an export of it, behind HTTP (extra serve; ONNX Runtime inside).
@@ -43,15 +43,15 @@ def run(request: Request) -> int:
     if "help" in request.flags or len(request.rest) != 1:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
-    from kd.config.own_keys import refuse_foreign, take, truth
-    from kd.export.base import need
+    from kd.run.own_keys import refuse_foreign, take, truth
+    from kd.ship.export.base import need
 
     for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):
         need(package, "serve", "kd-serve")
-    from kd.serving.answers import try_out
-    from kd.serving.app import Server
-    from kd.serving.bodies import Limits
-    from kd.serving.run import bind, serve
+    from kd.ship.serving.answers import try_out
+    from kd.ship.serving.app import Server
+    from kd.ship.serving.bodies import Limits
+    from kd.ship.serving.run import bind, serve
 
     keys = (*OWN, *(f.name for f in fields(Limits)))
     own = take(request, *keys)
@@ -112,8 +112,8 @@ def _model(request: Request, int8: bool) -> Path:
 
 
 def _opened(file: Path, threads: int) -> "tuple[Manifest, Runtime]":
-    from kd.export.manifest import from_metadata
-    from kd.export.onnx import as_runtime, metadata_of, open_session
+    from kd.ship.export.manifest import from_metadata
+    from kd.ship.export.onnx import as_runtime, metadata_of, open_session
 
     session = open_session(file, threads)
     return from_metadata(metadata_of(session), file), as_runtime(session)

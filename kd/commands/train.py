@@ -8,23 +8,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kd.checkpoints import LAST, PREVIOUS, check_writable, newest_whole, run_folder
-from kd.config import files, keys
-from kd.config.find import find, listing, names
-from kd.config.request import Request, merge
-from kd.config.values import flatten
-from kd.elsewhere import text_of, yaml_of
 from kd.errors import UserError
 from kd.launch import sagemaker
 from kd.launch.cluster import Cluster, is_rank_zero, recognise
 from kd.launch.cluster import marker as job_marker
 from kd.launch.ray_nodes import check_secret, nodes_of, prepare_data
-from kd.mirror import Mirror
-from kd.object_store import is_url
-from kd.run_urls import fetched_marker, fetched_run, on_disk, url_of
+from kd.run import files, keys
+from kd.run.find import find, listing, names
+from kd.run.request import Request, merge
+from kd.run.values import flatten
+from kd.storage.checkpoints import LAST, PREVIOUS, check_writable, newest_whole, run_folder
+from kd.storage.elsewhere import text_of, yaml_of
+from kd.storage.mirror import Mirror
+from kd.storage.objects import is_url
+from kd.storage.run_urls import fetched_marker, fetched_run, on_disk, url_of
 
 if TYPE_CHECKING:
-    from kd.config.parser import KDCLI
+    from kd.run.parser import KDCLI
 
 START = ("checkpoint", "pretrained", "inherit")  # of model.student
 
@@ -84,8 +84,8 @@ def run(request: Request) -> int:
         _join_cluster(request)
         _check_resume(request)
         args = request.parser_args()
-        from kd.config.parser import KDCLI
-        from kd.config.quiet import quiet_libraries
+        from kd.run.parser import KDCLI
+        from kd.run.quiet import quiet_libraries
 
         quiet_libraries()
         print(KDCLI(args, instantiate=False).as_yaml(), end="")
@@ -136,10 +136,10 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
     resume_from = _check_resume(request, together)
     args = request.parser_args()  # a wrong recipe's name is told before anything heavy is imported
     request.check_read()
-    from kd.config.parser import KDCLI
-    from kd.config.quiet import quiet_libraries
-    from kd.config.teacher_files import what_files_say
-    from kd.config.train_first import teacher_settings
+    from kd.run.parser import KDCLI
+    from kd.run.quiet import quiet_libraries
+    from kd.run.teacher_files import what_files_say
+    from kd.run.train_first import teacher_settings
 
     quiet_libraries()
     if resume_from:

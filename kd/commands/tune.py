@@ -2,8 +2,8 @@
 
 import errno
 
-from kd.config.request import Request
 from kd.errors import UserError
+from kd.run.request import Request
 
 HELP = """\
 kd-tune: searches for a better run: learning rate, losses, temperature, views, whatever has a key.
@@ -43,13 +43,13 @@ def run(request: Request) -> int:
     Request(
         request.recipe, request.overlays
     ).parser_args()  # a wrong recipe's name is told before anything heavy is imported
-    import kd.tuning.study  # noqa: F401 - likewise where the extra is missing
-    from kd.config.quiet import quiet_libraries
-    from kd.tuning.plan import plan
+    import kd.fleet.tuning.study  # noqa: F401 - likewise where the extra is missing
+    from kd.fleet.tuning.plan import plan
+    from kd.run.quiet import quiet_libraries
 
     quiet_libraries()
     planned = plan(request)
-    from kd.tuning.confirm import search_and_confirm
+    from kd.fleet.tuning.confirm import search_and_confirm
 
     try:
         return search_and_confirm(planned)

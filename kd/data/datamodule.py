@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from kd.data.batch import Batch, DataInfo, Target
-from kd.data.engines.tier import TierSpec
 from kd.data.info import info_of
 from kd.data.loader import Loader
 from kd.data.pictures import MAX_PIXELS
@@ -21,13 +20,14 @@ from kd.data.sampler import EvalBatches, Key, TrainBatches, ViewBatches
 from kd.data.scan import Check
 from kd.data.sources import FoodTagMini, Source, Split, identity
 from kd.data.splits import Splits
+from kd.data.tier.schedule import TierSpec
 from kd.data.transforms import Augment, height_width
 from kd.data.views import Finish, Views
 from kd.errors import UserError
 from kd.machine import cores
 
 if TYPE_CHECKING:
-    from kd.data.engines.remote import Tier
+    from kd.data.tier.loader import Tier
 
 
 Present: TypeAlias = Callable[[int, np.ndarray], np.ndarray]
@@ -291,7 +291,7 @@ def _tier(spec: TierSpec | None, engine: str, makers: int | str, rank: Callable[
         if spec is not None:
             raise UserError(f"data.tier: is for data.engine=ray, got {engine}; data.tier=null")
         return None
-    from kd.data.engines.remote import Tier
+    from kd.data.tier.loader import Tier
 
     if makers == 0:
         raise ValueError("num_workers must be auto or >= 1 with engine=ray, got 0")

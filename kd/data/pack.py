@@ -11,11 +11,11 @@ import torch
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as tvf
 
-from kd._bar import bar
 from kd.data.pictures import decode, encode_grey, encode_jpeg
 from kd.data.sources import Source, Split
 from kd.errors import UserError, first_line
-from kd.object_store import file_system
+from kd.progress import bar
+from kd.storage.objects import file_system
 
 HEADER = 512  # bytes of a tar member's header in the USTAR format
 BLOCK = 512  # a member's content is filled up to a multiple of it

@@ -1,4 +1,4 @@
-"""Encoded pictures as tensors: the one file of torch that decodes them (:mod:`kd.decoding` needs none).
+"""Encoded pictures as tensors: the one file of torch that decodes them (:mod:`kd.storage.decoding` needs none).
 
 A JPEG goes to TorchCodec (0.16 or newer) where it is installed, to torchvision otherwise: both use libjpeg-turbo and
 give the same pixels. All other formats go to Pillow: torchvision's PNG decoder ends the whole process on a damaged
@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from kd.decoding import MAX_PIXELS, decoded, open_picture
+from kd.storage.decoding import MAX_PIXELS, decoded, open_picture
 
 MAX_BYTES = 2**30  # of an encoded picture: more is a disk image or a sparse file
 JPEG = b"\xff\xd8\xff"

@@ -14,13 +14,13 @@ from typing import Literal, NamedTuple
 
 from filelock import FileLock
 
-from kd._bar import bar
 from kd.data.pictures import MAX_PIXELS, check_header, decode
 from kd.data.sources import FileSplit, MaskSplit, Split, Subset, cache_dir, fingerprint, printable
 from kd.data.sources.places import AT_ONCE, Store
-from kd.elsewhere import json_of, text_of
 from kd.errors import first_line
 from kd.machine import cores
+from kd.progress import bar
+from kd.storage.elsewhere import json_of, text_of
 
 Check = Literal["all", "headers", "off"]
 ALL_UP_TO = 50_000  # pictures: more are checked by their headers unless asked otherwise

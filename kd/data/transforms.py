@@ -10,7 +10,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tvf
 
-from kd.decoding import MAX_PIXELS, frame
+from kd.storage.decoding import MAX_PIXELS, frame
 
 
 @dataclass
@@ -99,7 +99,7 @@ def train_transform(size: tuple[int, int], augment: Augment) -> v2.Compose:
 
 
 class EvalView(v2.Transform):
-    """uint8 ``(3, H, W)`` -> uint8 ``(3, *size)`` by :func:`kd.decoding.frame`; of a mask beside it the same.
+    """uint8 ``(3, H, W)`` -> uint8 ``(3, *size)`` by :func:`kd.storage.decoding.frame`; of a mask beside it the same.
 
     Args:
         size: height and width.
@@ -115,7 +115,7 @@ class EvalView(v2.Transform):
         """A picture, or a picture and its mask.
 
         Raises:
-            TooLarge: as :func:`kd.decoding.frame` does.
+            TooLarge: as :func:`kd.storage.decoding.frame` does.
         """
         height, width = pictures[0].shape[-2:]
         part, scaled, corner = frame((width, height), self.size, self.crop_ratio, self.max_pixels)

@@ -11,10 +11,10 @@ import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import Tensor, nn
 
-from kd._bar import bar
 from kd.data.batch import Target
 from kd.distill.student import Student
 from kd.models.loading import has_new_classifier
+from kd.progress import bar
 from kd.tasks.features import starting_classifier
 
 Sample = Callable[[int, bool], Iterable[tuple[Tensor, Target]]]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kd.elsewhere import json_of
 from kd.errors import UserError
+from kd.storage.elsewhere import json_of
 
 T = TypeVar("T", dict, list)
 RESOURCE_FILE = "input/config/resourceconfig.json"

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kd.elsewhere import json_of
 from kd.errors import UserError
 from kd.launch.groups import base, read_json
+from kd.storage.elsewhere import json_of
 
 CHANNEL = "channel:"
 _NOT_OURS = re.compile(r"sagemaker_.*|_tuning_objective_metric")  # what SageMaker's own tools put beside the settings

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kd.elsewhere import json_of, text_of
+from kd.storage.elsewhere import json_of, text_of
 
 HUGGING_FACE, TRANSFORMERS = "kd.models.hugging_face.HuggingFace", "transformers"
 ANCHORS = {"embeddings.patch_embeddings.projection.weight": "transformers", "conv_proj.weight": "torchvision"}

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from kd.elsewhere import json_of
 from kd.errors import UserError
 from kd.models.arguments import architecture_alone
 from kd.models.own import OwnModel, Size
 from kd.models.preprocess import Preprocess
+from kd.storage.elsewhere import json_of
 
 if TYPE_CHECKING:
     import transformers

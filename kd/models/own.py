@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from kd.elsewhere import json_of
 from kd.errors import UserError
 from kd.models.taps import classifier_of
+from kd.storage.elsewhere import json_of
 
 Size = tuple[int, int]
 

@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 from timm.models import clean_state_dict
 from torch import Tensor
 
-from kd.checkpoints import models_in, run_folder
-from kd.elsewhere import json_of, text_of
 from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.models.arguments import LOADS
 from kd.models.foreign import of_transformers
-from kd.object_store import fetched
+from kd.storage.checkpoints import models_in, run_folder
+from kd.storage.elsewhere import json_of, text_of
+from kd.storage.objects import fetched
 
 STATES = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict")  # where trainers keep the weights
 NAMES = ("class_names", "classes", "label_names", "labels", "categories", "id2label", "idx_to_class", "class_to_idx")

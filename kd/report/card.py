@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from kd.elsewhere import json_of, text_of
 from kd.report.records import Run
+from kd.storage.elsewhere import json_of, text_of
 
 TASKS = {"segmentation": "image-segmentation", "features": "image-feature-extraction"}
 METRICS = {
@@ -109,7 +109,7 @@ def _opening(run: Run) -> str:
 def _loading(run: Run) -> str:
     if _task(run) == "image-segmentation":
         return (
-            "## How to load\n\n```python\nfrom kd.export import load_student\n\n"
+            "## How to load\n\n```python\nfrom kd.ship.export import load_student\n\n"
             'model, prepare, classes = load_student("student.safetensors")\n'
             "masks = model(prepare(pictures)).argmax(1)  # uint8 (N, 3, H, W)\n```"
         )

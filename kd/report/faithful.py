@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
-from kd.elsewhere import json_of, text_of
 from kd.report.records import Run
+from kd.storage.elsewhere import json_of, text_of
 
 BARS = 30  # classes in the chart of bars: those that lost most
 MATRIX = 20  # classes in the heat map: those of the largest confusions

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kd.elsewhere import appended, fresh, json_of
+from kd.storage.elsewhere import appended, fresh, json_of
 
 SCHEMA = 1
 PHASES = (

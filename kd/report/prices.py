@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kd.elsewhere import text_of, yaml_of
 from kd.errors import UserError
+from kd.storage.elsewhere import text_of, yaml_of
 
 INSTANCE = re.compile(r"(?:(\d+)\*)?([^*:]+)(?::(on_demand|spot))?")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kd.elsewhere import text_of, yaml_of
 from kd.report.lines import PHASES, SCHEMA, Writer, read_lines
+from kd.storage.elsewhere import text_of, yaml_of
 
 __all__ = ["PHASES", "SCHEMA", "Run", "Writer", "is_run", "percentile", "read_lines", "read_run"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
-from kd.checkpoints import LAST, PREVIOUS, todays_names, write_whole
 from kd.errors import RunError, causes
+from kd.storage.checkpoints import LAST, PREVIOUS, todays_names, write_whole
 
 
 class CheckpointFiles(TorchCheckpointIO):

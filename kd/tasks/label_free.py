@@ -86,7 +86,7 @@ class Features(Task):
         Args:
             losses: their names, ``feature_loss`` among them.
             width: of the features.
-            probed: whether there are labelled pictures, by which others measure (:func:`kd.evaluation.look_at`).
+            probed: whether there are labelled pictures, by which others measure (:func:`kd.module.evaluation.look_at`).
         """
         self.held_out, self.probed = HeldOut(losses, width), probed
         if probed:

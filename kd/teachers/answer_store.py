@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from kd.elsewhere import json_of
 from kd.errors import UserError
+from kd.storage.elsewhere import json_of
 from kd.teachers.answer_codec import CRC_BYTES
 
 FINGERPRINT = "fingerprint.json"

@@ -19,11 +19,11 @@ import torchvision
 
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import FileSplit, Split, cache_dir, changed, content, fingerprint
-from kd.elsewhere import json_of, text_of
 from kd.errors import UserError
 from kd.losses import LogitLoss
 from kd.models import Preprocess
-from kd.object_store import is_url
+from kd.storage.elsewhere import json_of, text_of
+from kd.storage.objects import is_url
 from kd.teachers.answer import Wanted
 from kd.teachers.answer_codec import CRC_BYTES, AnswerCodec, Codec, DenseCodec, TopKCodec
 from kd.teachers.answer_maps import MapCodec

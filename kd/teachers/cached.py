@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kd.data.batch import Batch
-from kd.data.engines.tier import device_of_a_maker
+from kd.data.tier.schedule import device_of_a_maker
 from kd.errors import UserError
 from kd.models import Images
 from kd.teachers.answer import ALL, Answer, Wanted

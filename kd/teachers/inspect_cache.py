@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from kd.data.datamodule import DistillationDataModule
-from kd.elsewhere import json_of
 from kd.errors import UserError, first_line
-from kd.object_store import file_system, is_url
+from kd.storage.elsewhere import json_of
+from kd.storage.objects import file_system, is_url
 from kd.teachers.answer import Wanted
 from kd.teachers.answer_codec import CRC_BYTES, FEATURES_ALONE
 from kd.teachers.answer_store import FINGERPRINT, difference

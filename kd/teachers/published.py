@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from kd._bar import bar
 from kd.data.sources import Split, cache_dir
 from kd.data.sources.shards import ShardSplit
-from kd.elsewhere import json_of, text_of
 from kd.errors import UserError, first_line
-from kd.object_store import Ranged, file_system, is_url, tried
+from kd.progress import bar
+from kd.storage.elsewhere import json_of, text_of
+from kd.storage.objects import Ranged, file_system, is_url, tried
 from kd.teachers.answer_store import FINGERPRINT, AnswerStore, WholeRecords, compare
 
 PART_BYTES = 256 * 10**6  # where the pictures are in no shards, so much goes into a file

@@ -18,7 +18,7 @@ import timm
 import torch
 from pytorch_lightning.plugins.io import AsyncCheckpointIO
 
-from kd.checkpoints import damage
+from kd.storage.checkpoints import damage
 from kd.strategies.checkpoint_files import CheckpointFiles
 
 

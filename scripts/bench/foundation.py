@@ -237,9 +237,9 @@ def agreement(file: Path) -> float:
     from kd.data.datamodule import DistillationDataModule
     from kd.data.probe import Probe
     from kd.data.sources import Pictures
-    from kd.evaluation import bank_of, look_at
-    from kd.export import load_student
     from kd.models import preprocess_for
+    from kd.module.evaluation import bank_of, look_at
+    from kd.ship.export import load_student
 
     student, prepare, _ = load_student(file)
     teacher = timm.create_model(ARCH, num_classes=81, img_size=SIDE).eval()

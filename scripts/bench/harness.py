@@ -114,10 +114,10 @@ class Turns(Callback):
 
 def train(recipe: str, items: Sequence[str], turns: Turns, prepare: Callable[[Any], None] = lambda cli: None) -> Any:
     """A whole ``kd-train`` run in this process with ``turns`` among its callbacks; returns its KDCLI."""
-    from kd.config.parser import KDCLI
-    from kd.config.quiet import quiet_libraries
-    from kd.config.request import translate
-    from kd.config.train_first import teacher_settings
+    from kd.run.parser import KDCLI
+    from kd.run.quiet import quiet_libraries
+    from kd.run.request import translate
+    from kd.run.train_first import teacher_settings
 
     quiet_libraries()
     quiet = ["trainer.limit_val_batches=0", "trainer.enable_progress_bar=false", "runs_dir=runs/bench"]

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from kd.config.assemble import assemble
 from kd.data.batch import DataInfo
 from kd.losses import KDLoss
 from kd.models import StudentSpec, TeacherSpec
 from kd.optim import OptimSpec, build_optimizer
+from kd.run.assemble import assemble
 from scripts.bench.harness import measure, options, spread, write
 
 CLASSES = [str(i) for i in range(81)]

@@ -54,7 +54,7 @@ class Scraper(threading.Thread):
 
 def rules_s(folder: Path) -> float:
     """Seconds of a core that one look of the rules at a run takes."""
-    from kd.callbacks.watch import ask_rules
+    from kd.monitor.watch import ask_rules
 
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert ask_rules(folder)
@@ -71,17 +71,17 @@ class Watching:
 
     def _find(self, trainer: Any) -> tuple[Any, Any]:
         from kd.callbacks.phases import Phases
-        from kd.callbacks.system import System
+        from kd.monitor.system import System
 
         self.all = self.all or list(trainer.callbacks)
         return next(c for c in self.all if isinstance(c, Phases)), next(c for c in self.all if isinstance(c, System))
 
     def off(self, module: Any) -> None:
         """No clock, no samples, no health, no looks at the file ``monitor``."""
-        from kd.callbacks.control import Control
-        from kd.callbacks.health import Health
-        from kd.callbacks.kernels import Kernels
         from kd.clock import run_clock
+        from kd.monitor.control import Control
+        from kd.monitor.health import Health
+        from kd.monitor.kernels import Kernels
 
         phases, system = self._find(module.trainer)
         run_clock(None)

@@ -22,7 +22,7 @@ from tests._helpers import draw_folder, save_teacher, write_recipe
 HERE = Path(__file__).parent
 STEPS, KILLED_BEFORE = 18, 9
 WIDE = "model.student.kwargs={patch_size: 8, embed_dim: 192, depth: 6, num_heads: 3}"
-AUDIT = {"class_path": "kd.callbacks.audit.Audit"}
+AUDIT = {"class_path": "kd.monitor.audit.Audit"}
 KILL = {"class_path": "tests._stop.KillAtStep", "init_args": {"step": KILLED_BEFORE}}
 
 

@@ -25,9 +25,9 @@ from pathlib import Path
 
 import torch
 
-from kd.checkpoints import newest_whole
-from kd.object_store import file_system
-from kd.run_urls import on_disk
+from kd.storage.checkpoints import newest_whole
+from kd.storage.objects import file_system
+from kd.storage.run_urls import on_disk
 from scripts.bench.harness import settings
 from tests._forks import ForkedRun, free_port, start, start_ranks, status_of, survivors
 from tests._helpers import draw_folder, save_teacher, write_recipe
@@ -258,9 +258,9 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as folder, bucket():
         os.environ["KD_CACHE"] = f"{folder}/machine"
-        import kd.tuning.places
+        import kd.fleet.tuning.places
 
-        kd.tuning.places.start_kd_train = ForkedRun  # type: ignore[assignment] # imports nothing anew
+        kd.fleet.tuning.places.start_kd_train = ForkedRun  # type: ignore[assignment] # imports nothing anew
         soak(Soak(Path(folder), asked.seed), chosen, -(-asked.kills // len(chosen)), say)
     table = "".join(
         f"| {name} | {kind.runs} | {kind.kills} | {'; '.join(kind.unequal) or 'all equal'} |\n"

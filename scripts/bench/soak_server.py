@@ -32,7 +32,7 @@ from onnx import TensorProto, helper
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from kd.export.manifest import Manifest
+from kd.ship.export.manifest import Manifest
 from scripts.bench.harness import options, write
 
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,7 @@ class Told(Callback):
     def on_train_batch_end(self, *_):
         sys.stderr.flush()
         os._exit(7)
-from kd.config.parser import KDCLI
+from kd.run.parser import KDCLI
 own = KDCLI.instantiate_trainer
 def told(self, **kwargs):
     trainer = own(self, **kwargs)

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-from kd.config.assemble import assemble
 from kd.data.batch import DataInfo
 from kd.losses import KDLoss
 from kd.models import StudentSpec, TeacherSpec
-from kd.module import DistillationModule
+from kd.module.distillation import DistillationModule
 from kd.optim import OptimSpec, build_optimizer
+from kd.run.assemble import assemble
 from kd.teachers import shared_teachers
 
 CLASSES = [str(i) for i in range(81)]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from kd.tuning.study import Study
+from kd.fleet.tuning.study import Study
 from scripts.bench.harness import options, write
 
 PLAIN, CACHE, WHOLE, RANDOM = "tpe, asha", "tpe, asha, shared cache", "tpe, no stopping", "random, no stopping"

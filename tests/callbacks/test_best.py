@@ -12,9 +12,9 @@ from pytorch_lightning import Callback, Trainer
 from safetensors.torch import load_file
 
 from kd.cli import train_main
+from kd.fleet.tuning.plan import Objective
 from kd.report.facts import Facts
 from kd.report.records import read_run
-from kd.tuning.plan import Objective
 from tests._helpers import TINY
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from kd.cli import train_main
-from kd.config.paths import LISTS
-from kd.config.request import translate
 from kd.data import DistillationDataModule
 from kd.data.scan import Check, scan
 from kd.data.sources import ImageFolder, Manifest, Source, lists
 from kd.errors import UserError
+from kd.run.paths import LISTS
+from kd.run.request import translate
 from tests._helpers import CLASSES, draw_folder
 from tests.test_train import run
 

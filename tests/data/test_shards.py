@@ -17,7 +17,7 @@ from kd.data.pack import pack
 from kd.data.pictures import decode
 from kd.data.sources import ImageFolder, Shards, fingerprint
 from kd.errors import UserError
-from kd.object_store import file_system, tried
+from kd.storage.objects import file_system, tried
 from tests._faults import Faults, before
 from tests._helpers import draw_folder
 from tests.test_train import assert_same, losses, run, run_folders, student_of
@@ -194,7 +194,7 @@ def test_ranges_come_whole_through_faults_and_the_kept_stay_bounded(
     """Errors, cut connections and slow answers; two processes share 1 MB of blocks of a pack three times as large."""
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     source = ImageFolder(str(draw_folder(tmp_path / "data", size=400)))
-    monkeypatch.setattr("kd.object_store.PAUSE_S", 0.01)
+    monkeypatch.setattr("kd.storage.objects.PAUSE_S", 0.01)
     split = source.load("train")
     size = pack(split, source.classes, f"{s3}/large", "train", shard_mb=2)
     assert size > 3e6
@@ -246,7 +246,7 @@ def test_a_block_that_was_damaged_on_the_disk_is_fetched_once_more(
 
 def test_a_store_that_stays_away_ends_in_a_line(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("kd.object_store.PAUSE_S", 0.0)
+    monkeypatch.setattr("kd.storage.objects.PAUSE_S", 0.0)
     source = ImageFolder(str(draw_folder(tmp_path / "data", train=1, val=1)))
     pack(source.load("train"), source.classes, f"{s3}/gone", "train")
     split = Shards(f"{s3}/gone").load("train")

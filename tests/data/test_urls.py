@@ -34,7 +34,7 @@ from kd.data.sources import (
 )
 from kd.data.transforms import Augment
 from kd.errors import UserError
-from kd.object_store import file_system
+from kd.storage.objects import file_system
 from tests._faults import Faults, before
 from tests._helpers import draw_folder
 from tests.test_train import assert_same, losses, run, run_folders, student_of
@@ -43,7 +43,7 @@ from tests.test_train import assert_same, losses, run, run_folders, student_of
 @pytest.fixture(autouse=True)
 def _own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "machine"))
-    monkeypatch.setattr("kd.object_store.PAUSE_S", 0.0)
+    monkeypatch.setattr("kd.storage.objects.PAUSE_S", 0.0)
 
 
 def put(folder: Path, url: str) -> str:

@@ -16,9 +16,9 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from kd.data.transforms import EvalView
-from kd.decoding import LONGEST, TooLarge, frame
-from kd.export.manifest import Manifest
-from kd.serving.pictures import BadUpload, view
+from kd.ship.export.manifest import Manifest
+from kd.ship.serving.pictures import BadUpload, view
+from kd.storage.decoding import LONGEST, TooLarge, frame
 from tests._helpers import ROOT
 
 
@@ -135,8 +135,8 @@ def test_pictures_beyond_reason_are_refused_and_a_tiny_crop_ratio_takes_no_memor
 
 MEASURED = """
 import resource, sys
-from kd.export.manifest import Manifest
-from kd.serving.pictures import view
+from kd.ship.export.manifest import Manifest
+from kd.ship.serving.pictures import view
 about = Manifest("classification", "x", ["a"], (224, 224), 0.875, "nchw", [0.0] * 3, [1.0] * 3, "onnx")
 data = sys.stdin.buffer.read()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kd.checkpoints import newest_whole
+from kd.storage.checkpoints import newest_whole
 from tests._forks import start, start_ranks, status_of, survivors
 
 HOSTS = {"kd-test-a": "10.77.0.1", "kd-test-b": "10.77.0.2"}

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import timm
 
-from kd.config.request import merge, translate
 from kd.errors import UserError
 from kd.launch.sagemaker import folder_of
+from kd.run.request import merge, translate
 from tests._forks import start, status_of
 from tests._helpers import write_recipe
 from tests.test_survival import disturb

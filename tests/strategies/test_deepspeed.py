@@ -81,7 +81,7 @@ def test_a_checkpoint_holds_what_that_of_ddp_holds(recipe: Path) -> None:
 )
 def test_checkpoints_load_in_the_other(recipe: Path, first: list[str], then: list[str]) -> None:
     kill = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 4}})
-    audit = json.dumps([{"class_path": "kd.callbacks.audit.Audit"}])
+    audit = json.dumps([{"class_path": "kd.monitor.audit.Audit"}])
     whole = train(recipe, *PLAIN)
     folder = train(recipe, *first, "checkpoint.every_n_steps=1", f"trainer.callbacks+={kill}", expect=1)
     train(recipe, *then, f"trainer.callbacks={audit}", resume=folder)

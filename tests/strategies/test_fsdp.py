@@ -38,7 +38,7 @@ def test_shards_learn_what_whole_copies_learn(recipe: Path, more: list[str]) -> 
 )
 def test_checkpoints_load_in_the_other(recipe: Path, first: str, then: str) -> None:
     kill = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 4}})
-    audit = json.dumps([{"class_path": "kd.callbacks.audit.Audit"}])
+    audit = json.dumps([{"class_path": "kd.monitor.audit.Audit"}])
     whole = train(recipe, first)
     folder = train(recipe, first, "checkpoint.every_n_steps=1", f"trainer.callbacks+={kill}", expect=1)
     again = train(recipe, then, f"trainer.callbacks={audit}", resume=folder)

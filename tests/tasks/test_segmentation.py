@@ -16,9 +16,9 @@ from kd.data.sources import SegmentationFolder, Shards
 from kd.data.transforms import Augment
 from kd.distill.inherit import inherit_dense
 from kd.errors import UserError
-from kd.export import load_student
 from kd.models import ModelSpec, build_model, preprocess_for
 from kd.models.segmenter import DenseModel
+from kd.ship.export import load_student
 from kd.tasks import Segmentation
 from kd.tasks.base import TargetCounts
 from kd.teachers.answer_maps import MapCodec

@@ -6,7 +6,7 @@ from typing import IO, Any, TypeAlias
 
 from kd.data.batch import Target
 from kd.data.sources.places import DISK, Place, Store
-from kd.object_store import is_url
+from kd.storage.objects import is_url
 
 PathLike: TypeAlias = str | os.PathLike[str]
 UNLABELLED = -1  # the target of a picture without a label

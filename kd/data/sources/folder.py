@@ -8,7 +8,7 @@ from kd.data.sources.base import Source, bytes_of
 from kd.data.sources.files import FileSplit, PathLike, printable, said
 from kd.data.sources.places import DISK, IMAGE_SUFFIXES, Place, joined, pictures_below, place_of
 from kd.errors import UserError
-from kd.object_store import is_url
+from kd.storage.objects import is_url
 
 KEY = "data.source.root"
 VALIDATION = ("val", "valid", "validation", "test")

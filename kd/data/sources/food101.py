@@ -6,7 +6,7 @@ from pathlib import Path
 from kd.data.sources.base import Source, cache_dir
 from kd.data.sources.files import FileSplit
 from kd.errors import UserError, first_line
-from kd.object_store import is_url
+from kd.storage.objects import is_url
 
 
 class Food101(Source):

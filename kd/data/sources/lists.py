@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kd.elsewhere import json_of
+from kd.storage.elsewhere import json_of
 
 TABLES = (".csv", ".tsv", ".txt")
 DELIMITERS = "\t,;| "

@@ -11,7 +11,7 @@ from kd.data.sources.folder import VALIDATION
 from kd.data.sources.lists import TABLES, Column, Row, Unfit, read_list
 from kd.data.sources.places import DISK, Place, Store, joined, list_at
 from kd.errors import UserError
-from kd.object_store import is_url
+from kd.storage.objects import is_url
 
 
 class Manifest(Source):

@@ -17,7 +17,7 @@ from typing import IO, Any, Protocol
 from kd.data.pictures import MAX_BYTES, open_regular
 from kd.errors import UserError
 from kd.machine import cache_dir
-from kd.object_store import Kept, content_of, is_url, listed, size_in, whole_file
+from kd.storage.objects import Kept, content_of, is_url, listed, size_in, whole_file
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 AT_ONCE = 16  # requests of one process to a store: each waits for its answer many times longer than it works

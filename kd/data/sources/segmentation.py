@@ -12,8 +12,8 @@ from torchvision import tv_tensors
 from kd.data.sources.base import Source, bytes_of
 from kd.data.sources.files import FileSplit, PathLike
 from kd.data.sources.places import DISK, IMAGE_SUFFIXES, Place, joined, place_of
-from kd.decoding import open_picture, upright
 from kd.errors import UserError
+from kd.storage.decoding import open_picture, upright
 
 
 class MaskSplit(FileSplit):

@@ -19,9 +19,9 @@ from kd.data.batch import Target
 from kd.data.pictures import MAX_BYTES, decode_grey
 from kd.data.sources.base import Source, Split, bytes_of, cache_dir
 from kd.data.sources.files import UNLABELLED
-from kd.elsewhere import json_of
 from kd.errors import UserError, first_line
-from kd.object_store import Ranged, file_system, is_url, tried
+from kd.storage.elsewhere import json_of
+from kd.storage.objects import Ranged, file_system, is_url, tried
 
 INDEX_LISTS = ("classes", "shards", "samples", "targets")
 

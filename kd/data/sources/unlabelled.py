@@ -12,7 +12,7 @@ from kd.data.sources.base import Source, Split, bytes_of, cache_dir, changed, fe
 from kd.data.sources.files import UNLABELLED, FileSplit, said
 from kd.data.sources.places import IMAGE_SUFFIXES, pictures_below, place_of
 from kd.errors import UserError
-from kd.object_store import is_url
+from kd.storage.objects import is_url
 
 DRAWN = (5, 2)
 """Pictures of each kind of food that are drawn to train on and to validate with."""

@@ -16,16 +16,16 @@ from typing import IO, Any
 
 from filelock import FileLock
 
-from kd.archives import opened
-from kd.checkpoints import write_whole
 from kd.data.pictures import MAX_BYTES
 from kd.data.sources.base import Source, cache_dir
 from kd.data.sources.files import UNLABELLED, said
 from kd.data.sources.manifest import in_order
 from kd.data.sources.places import IMAGE_SUFFIXES
 from kd.data.sources.shards import ShardSplit
-from kd.elsewhere import json_of, text_of
 from kd.errors import UserError
+from kd.storage.archives import opened
+from kd.storage.checkpoints import write_whole
+from kd.storage.elsewhere import json_of, text_of
 
 FIELDS = ("label", "cls", "class", "class_id", "class_name", "label_name", "category", "target")
 LABELS = ("cls", "json", "txt")

@@ -8,8 +8,8 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from torch import Tensor, nn
 
-from kd._bar import bar
 from kd.distill.inherit.pair import ViT, centres, stream_norms
+from kd.progress import bar
 
 
 def embedding(student: ViT, teacher: ViT) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:

@@ -1,0 +1,1 @@
+"""Batches made by other machines (``data.engine=ray``)."""

@@ -1,0 +1,328 @@
+"""The cluster behind the engine ``ray`` (extra ``ray``): its machines, and processes on them that make batches.
+
+The one file of the data that imports Ray. Ray is asked for little: which machines carry a label, a process on one of
+them, a call to it, and what became of that call. Who makes which batch, and what happens when one fails, is decided in
+``tier.py``.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import torchvision
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from kd.data.batch import Batch
+from kd.data.sampler import Key
+from kd.data.tier.schedule import DEPTH, MB, Made, MakerEnded, TierSpec, Work, device_of_a_maker
+from kd.errors import RunError, UserError, first_line, plain
+from kd.machine import cores, last_line, own_folder, signals_kept
+
+KNOCK_S = 10.0  # for an answer of the cluster's head
+
+
+def _ray() -> ModuleType:
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        raise UserError(f"data.engine: ray needs the extra ray: pip install 'kd-train[ray]' ({error})") from error
+    return ray
+
+
+def versions() -> dict[str, str]:
+    """What must be the same on both sides for views to be the same to the last bit."""
+    import kd
+
+    return {"kd": kd.__version__, "torch": torch.__version__, "torchvision": torchvision.__version__}
+
+
+def differing(there: dict[str, str]) -> str:
+    """What of it is not the same on another machine, for people."""
+    ours = versions()
+    return ", ".join(f"{name} {there.get(name)} (here {ours[name]})" for name in ours if there.get(name) != ours[name])
+
+
+class BatchMaker:
+    """Runs on a machine of the tier, in a process of its own."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a maker without a GPU of its own takes nobody else's
+        self.works: dict[int, tuple[Dataset[Any], Callable[..., Batch]]] = {}
+
+    def greet(self) -> dict[str, str]:
+        """Says that it is there, with which libraries, and on what it computes."""
+        return {**versions(), "device": device_of_a_maker().type}
+
+    def learn(self, work: int, data: Dataset[Any], collate: Callable[..., Batch]) -> None:
+        """Keeps what a kind of batch is made with."""
+        self.works[work] = data, collate
+
+    def make(self, work: int, keys: list[Key]) -> tuple[Any, float]:
+        """A batch, its tensors as arrays, and the seconds that it took."""
+        data, collate = self.works[work]
+        together = getattr(data, "__getitems__", None)
+        wanted = (lambda: together(keys)) if together else (lambda: [data[key] for key in keys])
+        return self._batch(collate, wanted, time.perf_counter())
+
+    def _batch(
+        self, collate: Callable[..., Batch], samples: Callable[[], list[Any]], start: float
+    ) -> tuple[Any, float]:
+        try:
+            batch = collate(samples())
+        except Exception as error:
+            return f"{first_line(error)} (on {socket.gethostname()})", time.perf_counter() - start
+        return apply_to_collection(batch, Tensor, Tensor.numpy), time.perf_counter() - start
+
+
+class GpuMaker(BatchMaker):
+    """A maker that was given a GPU: others, on the cores of its machine, read and decode for it.
+
+    Two batches are in its hands: while one is on the GPU the samples of the next are made. It ends with any of those
+    others, and they with it.
+
+    Args:
+        decoders: how many.
+        options: of each, for Ray.
+    """
+
+    def __init__(self, decoders: int, options: dict[str, object]) -> None:
+        self.works = {}
+        self.ray = _ray()
+        kind = self.ray.remote(BatchMaker).options(**options)
+        self.decoders = [kind.remote() for _ in range(decoders)]
+        self._known, self._gpu = threading.Condition(), threading.Lock()
+
+    def greet(self) -> dict[str, str]:
+        """Once those are there that decode."""
+        self._all([decoder.greet.remote() for decoder in self.decoders])
+        return super().greet()
+
+    def learn(self, work: int, data: Dataset[Any], collate: Callable[..., Batch]) -> None:
+        """Decoders learn to make samples, which become a batch here."""
+        data_there = self.ray.put(data)
+        self._all([decoder.learn.remote(work, data_there, list) for decoder in self.decoders])
+        with self._known:
+            super().learn(work, data, collate)
+            self._known.notify_all()
+
+    def make(self, work: int, keys: list[Key]) -> tuple[Any, float]:
+        """See :meth:`BatchMaker.make`."""
+        torch.set_num_threads(1)  # of this thread: calls come in several
+        start = time.perf_counter()
+        with self._known:
+            self._known.wait_for(lambda: work in self.works)
+        parts = [keys[i :: len(self.decoders)] for i in range(len(self.decoders))]
+        pairs = [(part, decoder) for part, decoder in zip(parts, self.decoders, strict=True) if part]
+        found = self._all([decoder.make.remote(work, part) for part, decoder in pairs])
+        failed = next((made for made, _ in found if isinstance(made, str)), None)
+        if failed is not None:
+            return failed, time.perf_counter() - start
+        samples: list[Any] = [None] * len(keys)
+        for i, (made, _) in enumerate(found):
+            samples[i :: len(self.decoders)] = apply_to_collection(
+                made, np.ndarray, lambda x: torch.from_numpy(x.copy())
+            )
+        with self._gpu:
+            return self._batch(self.works[work][1], lambda: samples, start)
+
+    def _all(self, calls: list[object]) -> list[Any]:
+        """What several calls give."""
+        try:
+            return self.ray.get(calls)
+        except self.ray.exceptions.RayTaskError:
+            raise
+        except self.ray.exceptions.RayError:
+            os._exit(1)  # its batches are made by others
+
+
+class RayCluster:
+    """The cluster, joined by this process or started for it.
+
+    Args:
+        spec: where it is.
+
+    Raises:
+        UserError: Ray is not installed.
+    """
+
+    def __init__(self, spec: TierSpec) -> None:
+        self.ray, self.spec = _ray(), spec
+        self.joined = False
+        self._mine = False  # this process has joined it, not its user's own code
+        self._folder: Path | None = None  # of a Ray that was started here
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._cores_a_gpu: dict[str, float] = {}
+
+    def join(self) -> None:
+        """Joins the cluster, or starts one on this machine; in the main thread, for Ray's processes end with theirs.
+
+        Raises:
+            UserError: there is no cluster, or none of its machines carries the label.
+        """
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        address = self.spec.address or os.environ.get("RAY_ADDRESS")
+        self._mine = not self.ray.is_initialized()
+        try:
+            with signals_kept():
+                if self._mine and address:
+                    _knock(address)
+                    self.ray.init(address, log_to_driver=False, logging_level="ERROR")
+                elif self._mine:
+                    self._start_here()
+        except Exception as error:
+            self.leave()
+            raise UserError(f"data.tier.address: no Ray cluster at {address}: {plain(error)}") from error
+        self.joined = True
+        if self._mine:
+            self._keep_quiet()
+        if not self.machines():
+            there = sum(node["Alive"] for node in self.ray.nodes())
+            self.leave()
+            raise UserError(
+                f"data.tier.label: none of the cluster's {there} machine(s) carries {self.spec.label}; start those "
+                f"that make batches with: ray start --address=HEAD:6379 --labels={self.spec.label}"
+            )
+
+    def _keep_quiet(self) -> None:
+        """Ray prints the log of a machine that has failed into the training's output, and has no switch for it."""
+        with suppress(AttributeError):
+            self.ray._private.worker.print_to_stdstream = lambda *_, **__: None
+
+    def _start_here(self) -> None:
+        """A Ray of this process's own; a guard ends what Ray would leave behind where this process is killed."""
+        self._folder = own_folder()
+        store = min(2 * self.spec.queue_mb * MB, psutil.virtual_memory().available // 8)
+        self.ray.init(
+            "local", num_cpus=cores(), labels=self.spec.selector, include_dashboard=False, log_to_driver=False,
+            logging_level="ERROR", object_store_memory=max(store, 100 * MB), _temp_dir=str(self._folder),
+        )  # fmt: skip
+        processes = [str(child.pid) for child in psutil.Process().children(recursive=True)]
+        self._guard = subprocess.Popen(
+            ["sh", "-c", 'cat; folder=$1; shift; kill -9 "$@"; rm -rf "$folder"', "sh", str(self._folder), *processes],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    def leave(self) -> None:
+        """Leaves it; ends what was started here."""
+        self.joined = False
+        if self._mine:
+            with suppress(Exception):
+                self.ray.shutdown()
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+            self._guard = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def machines(self, gpus: bool = False) -> dict[str, tuple[str, int]]:
+        """Name and cores of the machines that carry the label, by id.
+
+        Args:
+            gpus: those with GPUs, and how many, instead.
+
+        Raises:
+            RunError: this machine is no longer part of the cluster.
+        """
+        nodes = [node for node in self.ray.nodes() if node["Alive"]]
+        here = self.ray.get_runtime_context().get_node_id()
+        if here not in (node["NodeID"] for node in nodes):
+            raise RunError("this machine's part of it has ended")
+        wanted, kind = self.spec.selector.items(), "GPU" if gpus else "CPU"
+        found = {}
+        for node in nodes:
+            there = node["Resources"]
+            if wanted <= node["Labels"].items() and there.get("CPU", 0) >= 1 and there.get(kind, 0) >= 1:
+                found[node["NodeID"]] = node["NodeManagerHostname"], int(there[kind])
+                self._cores_a_gpu[node["NodeID"]] = there["CPU"] / there.get("GPU", 1)
+        return found
+
+    def start(self, node: str, share: float, gpu: bool = False) -> Any:
+        """Starts a maker on a machine.
+
+        Args:
+            node: its id.
+            share: of a core, or of a GPU.
+            gpu: with a GPU, and its part of the machine's cores to decode for it.
+        """
+        where = {"label_selector": {**self.spec.selector, "ray.io/node-id": node}, "max_restarts": 0}
+        if not gpu:
+            return self.ray.remote(BatchMaker).options(num_cpus=share, **where).remote()
+        cores = share * self._cores_a_gpu[node]
+        decoders = max(1, int(cores))
+        options = {"num_cpus": min(1.0, cores), **where}
+        # one call more at a time than it has batches in hand: a batch may come before what it is made with
+        kind = self.ray.remote(GpuMaker).options(num_gpus=share, num_cpus=0, max_concurrency=DEPTH + 1, **where)
+        return kind.remote(decoders, options)
+
+    def end(self, maker: object) -> None:
+        """Ends a maker."""
+        if self.ray.is_initialized():  # else Ray would start a cluster for the call
+            with suppress(Exception):
+                self.ray.kill(maker)
+
+    def put(self, work: Work) -> tuple[object, ...]:
+        """Lays a kind of batch where all machines can read it."""
+        return tuple(self.ray.put(part) for part in work)
+
+    def finished(self, calls: Sequence[object], timeout: float) -> list[object]:
+        """Those of several calls that have ended, one way or another; waits for the first."""
+        return self.ray.wait(list(calls), num_returns=1, timeout=timeout)[0]
+
+    def result(self, call: object) -> Any:
+        """What a call gives.
+
+        Raises:
+            MakerEnded: its maker is gone, or what it had made.
+            UserError: it can't do what it is asked.
+        """
+        failed = self.ray.exceptions
+        try:
+            return self.ray.get(call)
+        except failed.RayTaskError as error:
+            raise UserError(last_line(error)) from error
+        except failed.RayError as error:
+            if "creation task" in str(error):
+                raise UserError(last_line(error)) from error
+            raise MakerEnded(memory=isinstance(error, failed.OutOfMemoryError)) from error
+
+
+def _knock(address: str) -> None:
+    """Raises an OSError where nobody listens: Ray itself would try for minutes."""
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
+
+
+def unpacked(answer: tuple[Any, float]) -> Made:
+    """A maker's answer as tensors of this process's own: the cluster's store gets its memory back at once."""
+    arrays, seconds = answer
+    if isinstance(arrays, str):
+        return Made(RunError(f"data.source: {arrays}"), 0, seconds)
+    size = 0
+
+    def tensor(array: np.ndarray) -> Tensor:
+        nonlocal size
+        size += array.nbytes
+        kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        own = torch.empty(array.shape, dtype=kind, pin_memory=torch.cuda.is_available())
+        own.numpy()[...] = array
+        return own
+
+    return Made(apply_to_collection(arrays, np.ndarray, tensor), size, seconds)

@@ -1,0 +1,344 @@
+"""The data tier in a training process: a loader whose batches other machines make, in the order of the sampler.
+
+The views are those of the engine ``torch``, to the last bit: the same samples by the same code with the same seeds, in
+another place.
+"""
+
+import atexit
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from kd.data.batch import Batch
+from kd.data.sampler import Key
+from kd.data.tier.cluster import RayCluster, differing, unpacked
+from kd.data.tier.schedule import MB, Crew, Job, Machine, Maker, MakerEnded, Stream, TierSpec, Work
+from kd.errors import RunError, UserError, first_line
+
+POLL_S = 0.02  # between two looks at what is finished, while nothing happens
+LOOK_S = 1.0  # between two looks at the cluster
+LOST_S = 30.0  # a cluster that does not answer for so long is lost (Ray itself ends the process after 60)
+PATIENCE_S = 300.0  # without a single batch
+
+
+class TierLoader(DataLoader):
+    """A ``DataLoader`` whose batches are made by the tier.
+
+    Args:
+        tier: that makes them.
+        work: the number of their kind.
+        batches: the keys of each batch.
+    """
+
+    def __init__(self, tier: "Tier", work: int, batches: Iterable[list[Key]]) -> None:
+        data, collate = tier.works[work]
+        super().__init__(data, batch_sampler=batches, num_workers=0, collate_fn=collate)
+        self.tier, self.work, self.keys = tier, work, batches
+        self.stream: Stream | None = None
+
+    def __iter__(self) -> Any:
+        """One pass; a pass before it that was not finished is given up."""
+        torch.empty((), dtype=torch.int64).random_()  # every loader of torch draws a seed here: the same chance after
+        if self.stream is not None:
+            self.tier.drop(self.stream)
+        self.stream = self.tier.stream(self.work, iter(self.keys))
+        return self._pass(self.stream)
+
+    def _pass(self, stream: Stream) -> Iterator[Batch]:
+        try:
+            while (batch := self.tier.next(stream)) is not None:
+                yield batch
+        finally:
+            self.tier.drop(stream)
+
+
+@dataclass
+class Call:
+    """What a call to a maker is for: a batch, or (without a job) its first words."""
+
+    maker: Maker
+    job: Job | None = None
+
+
+class Tier:
+    """The tier, as one training process sees it.
+
+    Args:
+        spec: where it is.
+        makers: of this process; default: its share of all cores of the tier.
+        rank: number and count of the training processes, once they are known.
+
+    Raises:
+        UserError: Ray is not installed.
+    """
+
+    def __init__(self, spec: TierSpec, makers: int | None, rank: Callable[[], tuple[int, int]]) -> None:
+        self.spec, self.count, self.rank = spec, makers, rank
+        self.cluster = RayCluster(spec)
+        self.works: list[Work] = []
+        self.on_gpus = False
+        self._lock = threading.Condition()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._crew: Crew | None = None
+        self._threads: list[threading.Thread] = []
+        self._calls: dict[object, Call] = {}
+        self._put: dict[int, tuple[object, ...]] = {}
+        self._stop = threading.Event()
+        self._failed: Exception | None = None
+        self._answered = self._at_work = time.monotonic()
+        self.waited_s = 0.0
+
+    def connect(self) -> None:
+        """Joins the cluster, in the main thread; :meth:`RayCluster.join` says what can be wrong with it."""
+        if not self.cluster.joined:
+            self.cluster.join()
+            atexit.register(self.close)
+
+    def close(self) -> None:
+        """Ends the makers, and what was started for them."""
+        if not self.cluster.joined:
+            return
+        atexit.unregister(self.close)
+        self._stop.set()
+        with self._lock:
+            self._lock.notify_all()
+        for thread in self._threads:
+            thread.join(timeout=5)
+        for maker in self._crew.makers if self._crew else ():
+            self.cluster.end(maker.handle)
+        self.cluster.leave()
+        self._begin()
+
+    def use_gpus(self) -> bool:
+        """From now on one process for each GPU makes batches, and no other, if the tier has any; :meth:`connect`."""
+        self.connect()
+        self.on_gpus = bool(self.cluster.machines(gpus=True))
+        return self.on_gpus
+
+    # -- what loaders ask for ----------------------------------------------------------------------------------------
+
+    def loader(self, data: Dataset[Any], batches: Iterable[list[Key]], collate: Callable[..., Any]) -> TierLoader:
+        """See :class:`TierLoader`. The same work again is known to the makers already."""
+        return TierLoader(self, place_of((data, collate), self.works), batches)
+
+    def stream(self, work: int, batches: Iterator[list[Key]]) -> Stream:
+        """Begins to make the batches of a pass."""
+        self.connect()
+        stream = Stream(work, batches, self.spec.queue_mb * MB)
+        with self._lock:
+            if self._crew is None:
+                self._crew = Crew(*self.rank(), self.count, self.on_gpus)
+                self._start_threads()
+            self._crew.streams.append(stream)
+            self._hand_out()
+        return stream
+
+    def next(self, stream: Stream) -> Batch | None:
+        """Its next batch, once it is there; None at its end.
+
+        Raises:
+            RunError: the tier can make no more batches; a picture can't be read.
+        """
+        start = time.monotonic()
+        with self._lock:
+            while self._crew is not None:
+                batch = self._crew.take(stream)
+                if isinstance(batch, Exception):
+                    raise batch
+                if batch is not None:
+                    self.waited_s += time.monotonic() - start
+                    self._hand_out()
+                    return batch
+                if stream.ended:
+                    return None
+                self._raise_if_lost(start)
+                self._lock.wait(0.5)
+        raise RunError("data.engine: the data tier was closed while it was in use")
+
+    def drop(self, stream: Stream) -> None:
+        """Gives the rest of a pass up."""
+        with self._lock:
+            if self._crew is not None:
+                self._crew.drop(stream)
+
+    def reading(self) -> dict[str, object]:
+        """What the tier has done so far, for a record."""
+        with self._lock:
+            return {} if self._crew is None else {**self._crew.reading(), "waited_s": round(self.waited_s, 3)}
+
+    def _raise_if_lost(self, waiting_since: float) -> None:
+        if self._failed is not None:
+            raise self._failed
+        now = time.monotonic()
+        if now - self._answered > LOST_S:
+            raise RunError(f"data.engine: lost the Ray cluster: no answer for {LOST_S:.0f} s")
+        if now - max(self._at_work, waiting_since) > PATIENCE_S:
+            raise nobody_works(self.spec.label, self.on_gpus)
+
+    # -- two threads: what is finished, and who is there -------------------------------------------------------------
+
+    def _start_threads(self) -> None:
+        self._look()
+        self._answered = self._at_work = time.monotonic()
+        for part in (self._dispatch, self._look_out):
+            thread = threading.Thread(target=self._guarded, args=(part,), name=f"kd-tier{part.__name__}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _guarded(self, part: Callable[[], None]) -> None:
+        try:
+            part()
+        except Exception as error:
+            if not self._stop.is_set():
+                with self._lock:
+                    self._fail(RunError(f"data.engine: lost the Ray cluster: {first_line(error)}"))
+
+    def _fail(self, error: Exception) -> None:
+        """Ends the run by ``error``; with the lock."""
+        self._failed = self._failed or error
+        self._lock.notify_all()
+
+    def _dispatch(self) -> None:
+        while not self._stop.is_set():
+            with self._lock:
+                self._hand_out()
+                calls = list(self._calls)
+                if not calls:
+                    self._lock.wait(POLL_S)
+                    continue
+            for call in self.cluster.finished(calls, POLL_S):
+                self._take(call)
+
+    def _look_out(self) -> None:
+        while not self._stop.wait(LOOK_S):
+            self._look()
+            self._answered = time.monotonic()
+
+    def _look(self) -> None:
+        """Who is there; starts makers that are missing."""
+        found = self.cluster.machines(self.on_gpus)
+        with self._lock:
+            if self._crew is None:
+                return
+            before = set(self._crew.machines)
+            for machine in self._crew.present(found):
+                self._say(f"{machine.name} has gone")
+                for maker in [m for m in self._crew.makers if m.machine is machine]:
+                    self._lost(maker)
+            for machine in self._crew.working if before else ():
+                if machine.node not in before:
+                    self._say(f"{machine.name} has come ({machine.cores} {'GPUs' if self.on_gpus else 'cores'})")
+            for machine in self._crew.missing():
+                self._start(machine, self._crew)
+
+    def _say(self, what: str) -> None:
+        """Of the machines, for the person at the terminal."""
+        if self._crew is not None and self._crew.rank == 0:
+            print(f"data tier: {what}; {len(self._crew.working)} machine(s) make batches", file=sys.stderr, flush=True)
+
+    def _start(self, machine: Machine, crew: Crew) -> None:
+        """A maker on a machine; it is given work once it has said that it is there."""
+        handle = self.cluster.start(machine.node, crew.share_of_a_core, self.on_gpus)
+        maker = Maker(machine, handle)
+        crew.makers.append(maker)
+        self._calls[handle.greet.remote()] = Call(maker)
+
+    def _hand_out(self) -> None:
+        """Gives makers what they can take; with the lock."""
+        if self._crew is None or self._stop.is_set():
+            return
+        while given := self._crew.give(time.monotonic()):
+            maker, job = given
+            work = job.stream.work
+            if work not in maker.works:
+                maker.works.add(work)
+                if work not in self._put:
+                    self._put[work] = self.cluster.put(self.works[work])
+                self._calls[maker.handle.learn.remote(work, *self._put[work])] = Call(maker)
+            self._calls[maker.handle.make.remote(work, job.keys)] = Call(maker, job)
+
+    def _take(self, reference: object) -> None:
+        """What a finished call has brought."""
+        with self._lock:
+            call = self._calls.pop(reference, None)
+        if call is None:  # its maker has been given up meanwhile
+            return
+        maker = call.maker
+        try:
+            value = self.cluster.result(reference)
+            made = unpacked(value) if call.job else None
+        except UserError as error:
+            with self._lock:
+                self._fail(UserError(f"data.engine: {maker.machine.name} can't make these batches: {error}"))
+            return
+        except MakerEnded as error:
+            self.cluster.end(maker.handle)
+            with self._lock:
+                self._lost(maker, error.memory)
+                self._lock.notify_all()
+            return
+        with self._lock:
+            if self._crew is None:
+                return
+            if made is not None and call.job is not None:
+                self._at_work = time.monotonic()
+                self._crew.done(maker, call.job, made, self._at_work)
+            elif value is not None:
+                self._welcome(maker, value)
+            self._hand_out()
+            self._lock.notify_all()
+
+    def _welcome(self, maker: Maker, there: dict[str, str]) -> None:
+        """A maker's first words: it must have our libraries."""
+        wrong, where = differing(there), maker.machine.name
+        if wrong:
+            self._fail(UserError(f"data.engine: {where} has {wrong}; both must be the same for the same views"))
+        maker.ready = True
+        if self.on_gpus and there["device"] == "cpu":
+            self._say(f"Ray counts a GPU of {where} that torch does not find, its cores compute")
+
+    def _lost(self, maker: Maker, memory: bool = False) -> None:
+        """Gives a maker's batches to others; with the lock."""
+        assert self._crew is not None
+        self._calls = {reference: call for reference, call in self._calls.items() if call.maker is not maker}
+        was_there = not maker.machine.gone
+        to_blame = self._crew.lost(maker, memory)
+        if was_there and maker.machine.gone:
+            self._say(f"{maker.machine.name} is left out: {maker.machine.failures} processes in a row have ended there")
+        if to_blame is not None:
+            self._fail(blamed(to_blame, self.works[to_blame.stream.work]))
+        self._hand_out()
+
+
+def place_of(work: Work, works: list[Work]) -> int:
+    """Its number among those that are known, of which it is one from now on."""
+    found = next((i for i, known in enumerate(works) if known[0] is work[0] and known[1] is work[1]), len(works))
+    if found == len(works):
+        works.append(work)
+    return found
+
+
+def nobody_works(label: str, on_gpus: bool) -> RunError:
+    """Why a run ends that waits for a batch in vain."""
+    who, what = (" and has a GPU", "GPUs or cores") if on_gpus else ("", "cores")
+    return RunError(
+        f"data.engine: no machine that carries {label}{who} has made a batch for {PATIENCE_S:.0f} s (all gone, or "
+        f"their {what} taken by other work)"
+    )
+
+
+def blamed(job: Job, work: Work) -> RunError:
+    """Why a run ends over a batch."""
+    split, first = getattr(work[0], "split", None), job.keys[0][0]
+    return RunError(
+        f"data.engine: {job.lost} processes in turn have ended over one batch (out of memory? data.batch_size); its "
+        f"first picture is {split.name(first) if split else first}"
+    )

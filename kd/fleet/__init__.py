@@ -1,0 +1,1 @@
+"""Many runs, and runs on other machines: jobs, searches, scaling."""

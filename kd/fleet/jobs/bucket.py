@@ -1,0 +1,49 @@
+"""Folders in object storage, by fsspec (extra ``stream``)."""
+
+import re
+from pathlib import Path
+
+from kd.errors import UserError, first_line
+from kd.fleet.jobs.job import Job
+
+
+def bucket_url(job: Job, schemes: str) -> str:
+    """``bucket=``, without a slash at its end.
+
+    Args:
+        job: that gives it.
+        schemes: of URLs that the place takes, first the most usual one: ``s3|gs``.
+
+    Raises:
+        UserError: it is no such URL, or names a bucket that no store has.
+    """
+    first = schemes.split("|")[0]
+    url = job.need("bucket", f"{first}://BUCKET[/FOLDER]").rstrip("/")
+    found = re.fullmatch(rf"(?:{schemes})://([^/]+)(/.*)?", url)
+    if not found:
+        raise UserError(f"bucket: must be a URL ({first}://BUCKET[/FOLDER]), got '{url}'")
+    if not re.fullmatch(r"[a-z0-9][\w.-]{1,61}[a-z0-9]", found[1], re.ASCII):
+        raise UserError(
+            f"bucket: a bucket's name has 3 to 63 lower-case letters, digits, dots and dashes, got '{found[1]}'"
+        )
+    return url
+
+
+def download(url: str, into: Path) -> Path:
+    """Copies a folder of a bucket; ``into`` is there whole or not at all.
+
+    Raises:
+        UserError: it is not there, or can't be read.
+    """
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        raise UserError("fetching from a bucket needs fsspec: pip install 'kd-train[stream]'") from error
+    part = into.with_name(f".{into.name}.part")
+    try:
+        files, path = url_to_fs(url)
+        files.get(path.rstrip("/") + "/", str(part) + "/", recursive=True)
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(f"{url} can't be fetched: {first_line(error)}") from error
+    part.rename(into)
+    return into

@@ -1,0 +1,287 @@
+"""A job as it is asked for, checked as a whole before anything is sent."""
+
+import re
+import secrets
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from kd.errors import UserError
+from kd.launch.groups import has_gpus
+from kd.report.prices import price_of, read_prices
+from kd.run import files
+from kd.run.find import find
+from kd.run.own_keys import positive, truth
+from kd.run.request import Request
+from kd.storage.run_urls import folder_of_runs
+
+_SPECS = {"monitor": "kd.monitor.keys.MonitorSpec", "optim": "kd.optim.OptimSpec"}  # built nowhere but in a run
+KEYS = ("instances", "data_instances", "spot", "image", "hours", "prices", "job", "wait")
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Machines of one type.
+
+    Attributes:
+        count: how many.
+        type: an instance type (``ml.p4d.24xlarge``), or what each has: ``A100:8``, ``gpu:8``, ``cpu:16``.
+    """
+
+    count: int
+    type: str
+
+    @property
+    def parts(self) -> tuple[str, int] | None:
+        """``("A100", 8)``; None for an instance type."""
+        match = re.fullmatch(r"([A-Za-z][\w.-]*):([1-9]\d*)", self.type)
+        return (match[1], int(match[2])) if match else None
+
+    @property
+    def gpus(self) -> int | None:
+        """GPUs of each, where the type says so."""
+        return None if self.parts is None else 0 if self.parts[0] == "cpu" else self.parts[1]
+
+    @property
+    def has_gpus(self) -> bool | None:
+        """Whether each has any; None where the type does not say."""
+        return has_gpus(self.type) if self.gpus is None else self.gpus > 0
+
+    def __str__(self) -> str:
+        return f"{self.count} x {self.type}"
+
+
+def read_machines(key: str, text: str) -> Machines:
+    """``4xml.p4d.24xlarge``, ``ml.g5.xlarge``, ``2xA100:8``.
+
+    Raises:
+        UserError: it is none of these.
+
+    >>> read_machines("instances", "4xA100:8")
+    Machines(count=4, type='A100:8')
+    >>> read_machines("instances", "ml.g5.xlarge").count
+    1
+    """
+    match = re.fullmatch(r"(?:(\d+)x)?([A-Za-z][\w.:+-]*)", text)
+    if not match or int(match[1] or 1) < 1:
+        raise UserError(f"{key}: must be a number of machines and their type (4xml.p4d.24xlarge, 2xA100:8, 1xcpu:16), "
+                        f"got '{text}'")  # fmt: skip
+    return Machines(int(match[1] or 1), match[2])
+
+
+@dataclass(frozen=True)
+class Job:
+    """What shall run where.
+
+    Attributes:
+        name: of the job.
+        recipe: name of the recipe, for folders.
+        files: recipe and overlays that are files of one's own, by the name that they have on the other side.
+        items: the command line of ``kd-train``; files by that name.
+        machines: they train.
+        data_machines: they prepare data.
+        spot: on machines that may be taken away; the job goes on on others.
+        hours: after which it is stopped.
+        image: the container.
+        processes: that train on each machine, where the type says so.
+        runs_dir: of the runs on this machine.
+        own: the place's own keys.
+        prices: of an hour of all machines of a group.
+        secret: by which the machines of a data tier know each other.
+        step: how many pictures an optimizer step takes, in words.
+    """
+
+    name: str
+    recipe: str
+    files: dict[str, Path]
+    items: list[str]
+    machines: Machines
+    data_machines: Machines | None
+    spot: bool
+    hours: float
+    image: str | None
+    processes: int | None
+    runs_dir: Path
+    own: dict[str, str]
+    prices: dict[str, float]
+    secret: str = ""
+    step: str = ""
+
+    @property
+    def channels(self) -> list[str]:
+        """Names of the data roots that the settings, or files of one's own, name as ``channel:NAME``."""
+        values = [item.partition("=")[2] for item in self.items]
+        values += [str(value) for path in self.files.values() for _, value in files.leaves(files.read(path))]
+        return sorted({name for value in values for name in re.findall(r"(?<![\w/])channel:([\w.-]+)", value)})
+
+    @property
+    def groups(self) -> dict[str, Machines]:
+        """The machines by what they are for."""
+        return {"train": self.machines, **({"data": self.data_machines} if self.data_machines else {})}
+
+    def command(self, place: str) -> list[str]:
+        """The arguments of ``kd-train`` where the files lie in ``place``."""
+        return [self._at(item, place) for item in self.items]
+
+    def _at(self, item: str, place: str) -> str:
+        key, _, value = item.partition("=")
+        return f"{key}={place}/{value}" if key in ("recipe", "config") and value in self.files else item
+
+    def shell(self, place: str) -> str:
+        """The same as a line of a shell script."""
+        return shlex.join(self.command(place))
+
+    def need(self, key: str, example: str) -> str:
+        """The value of a key that this place can't do without.
+
+        Raises:
+            UserError: it is not given.
+        """
+        value = self.image if key == "image" else self.own.get(key)
+        if not value:
+            raise UserError(f"{key}: must be given ({key}={example})")
+        return value
+
+    def whole(self, key: str, default: int, most: int) -> int:
+        """The whole number that a key of this place gives, from 1.
+
+        Raises:
+            UserError: it is none, or above ``most``.
+        """
+        text = self.own.get(key, str(default))
+        if not (re.fullmatch(r"\d{1,9}", text, re.ASCII) and 1 <= int(text) <= most):
+            raise UserError(f"{key}: must be a whole number from 1 to {most}, got '{text}'")
+        return int(text)
+
+
+def read_job(request: Request, own: dict[str, str]) -> Job:
+    """Checks a command line of ``kd-launch``.
+
+    Args:
+        request: without the keys in ``own``.
+        own: those of ``kd-launch`` and of the place.
+
+    Raises:
+        UserError: a mistake in it, or in the settings of the run that it would start.
+    """
+    if not request.recipe:
+        raise UserError("recipe: must be given (kd-train --list)")
+    if "instances" not in own:
+        raise UserError("instances: must be given: the machines that train (instances=2xml.p4d.24xlarge)")
+    machines = read_machines("instances", own["instances"])
+    data = read_machines("data_instances", own["data_instances"]) if "data_instances" in own else None
+    prices = _prices(own, machines, data)
+    if prices:
+        request.overrides.append(f"monitor.price_per_hour={sum(prices.values()):.6g}")
+    own_files: dict[str, Path] = {}
+    items = [f"recipe={_name(request.recipe, 'recipes', own_files)}"]
+    items += [f"config={_name(overlay, 'configs', own_files)}" for overlay in request.overlays]
+    items += request.trusted
+    runs_dir = [item.split("=", 1)[1] for item in request.overrides if item.startswith("runs_dir=")]
+    request.overrides = [item for item in request.overrides if not item.startswith("runs_dir=")]
+    config = _checked(request)
+    _check_machines(config, machines, data)
+    return Job(
+        name=_job_name(own, request.recipe),
+        recipe=config["recipe"],
+        files=own_files,
+        items=[*items, *request.overrides],
+        machines=machines,
+        data_machines=data,
+        spot=truth(own, "spot"),
+        hours=_hours(own, config),
+        image=own.get("image"),
+        processes=_processes(config, machines),
+        runs_dir=folder_of_runs(runs_dir[-1] if runs_dir else config["runs_dir"], "kd-launch"),
+        own={key: value for key, value in own.items() if key not in KEYS},
+        prices=prices,
+        secret=secrets.token_hex(32) if data else "",
+        step=_step(config, machines),
+    )
+
+
+def _step(config: dict[str, Any], machines: Machines) -> str:
+    """The pictures of an optimizer step: what a learning rate is chosen for."""
+    batch, each, steps = config["data"]["batch_size"], _processes(config, machines), config["trainer"]
+    accumulate = steps["accumulate_grad_batches"] or 1
+    parts = f"{batch} x {machines.count * each if each else 'all'} processes"
+    parts += f" x {accumulate} batches" if accumulate > 1 else ""
+    known = isinstance(batch, int) and each
+    return f"{batch * machines.count * each * accumulate} = {parts}" if known else parts
+
+
+def _name(name: str, kind: str, own: dict[str, Path]) -> str:
+    """A recipe's or overlay's name as the job knows it; a file of one's own is noted in ``own``."""
+    path = find(kind, name)
+    if str(path) != name:
+        return name
+    if path.name in own:
+        raise UserError(f"{path}: another file of the job has the same name")
+    own[path.name] = path
+    return path.name
+
+
+def _checked(request: Request) -> dict[str, Any]:
+    """The resolved settings of the run: its mistakes are told here, not on machines that cost money."""
+    args = replace(request, here=False).parser_args()
+    from kd.run.parser import KDCLI
+    from kd.run.quiet import quiet_libraries
+
+    quiet_libraries()
+    config = KDCLI(args, instantiate=False).as_dict()
+    for key, spec in _SPECS.items():
+        module, _, name = spec.rpartition(".")
+        try:
+            getattr(import_module(module), name)(**config[key])
+        except UserError:
+            raise
+        except ValueError as error:  # it begins with the argument's name
+            raise UserError(f"{key}." + str(error).replace(" ", ": ", 1)) from error
+    return config
+
+
+def _check_machines(config: dict[str, Any], machines: Machines, data: Machines | None) -> None:
+    accelerator = str(config["trainer"]["accelerator"])
+    if accelerator in ("gpu", "cuda") and machines.has_gpus is False:
+        raise UserError(
+            f"instances: {machines.type} has no GPU, but the run wants one (trainer.accelerator={accelerator})"
+        )
+    if data is not None and config["data"]["engine"] != "ray":
+        raise UserError(f"data_instances: {data} would do nothing: data.engine is {config['data']['engine']}, not ray "
+                        "(config=remote_data)")  # fmt: skip
+
+
+def _processes(config: dict[str, Any], machines: Machines) -> int | None:
+    """One a GPU; on CPUs as many as the settings say."""
+    devices = config["trainer"]["devices"]
+    if machines.gpus:
+        return machines.gpus
+    return int(devices) if machines.gpus == 0 and str(devices).isdigit() else 1 if machines.gpus == 0 else None
+
+
+def _prices(own: dict[str, str], machines: Machines, data: Machines | None) -> dict[str, float]:
+    if "prices" not in own:
+        return {}
+    table, kind = read_prices(Path(own["prices"]).expanduser()), ":spot" if truth(own, "spot") else ""
+    groups = {"train": machines, **({"data": data} if data else {})}
+    return {name: price_of([f"{group.count}*{group.type}{kind}"], table) for name, group in groups.items()}
+
+
+def _hours(own: dict[str, str], config: dict[str, Any]) -> float:
+    asked = own.get("hours", str((config["monitor"]["max_hours"] or 23) + 1))
+    return positive("hours", asked)
+
+
+def _job_name(own: dict[str, str], recipe: str, now: Callable[[], float] = time.time) -> str:
+    """Letters, digits and dashes: what all places allow."""
+    stem = re.sub(r"[^a-z0-9]+", "-", Path(recipe).stem.lower()).strip("-")[:30] or "run"
+    name = own.get("job") or f"{stem}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now()))}"
+    if not re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name):
+        raise UserError(
+            f"job: must be lower-case letters, digits and dashes, 52 at most, and begin with a letter, got '{name}'"
+        )
+    return name

@@ -1,0 +1,197 @@
+"""Kubernetes: a TrainJob of Kubeflow's Trainer 2, sent with ``kubectl``."""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from kd.errors import UserError
+from kd.fleet.jobs.job import Job, Machines
+from kd.fleet.jobs.program import ask, need
+from kd.fleet.jobs.target import Outcome
+from kd.storage.elsewhere import json_of
+
+POLL_S = 10
+RUNS, FILES = "/kd-runs", "/kd-files"
+
+
+class Kubernetes:
+    """A TrainJob; a data tier is a Job beside it."""
+
+    keys: Mapping[str, str] = {
+        "claim": "PersistentVolumeClaim for runs and data, at /kd-runs in every container; shared by all machines",
+        "namespace": "of the job (default)",
+        "runtime": "ClusterTrainingRuntime (torch-distributed)",
+    }
+
+    def write(self, job: Job) -> dict[str, str]:
+        """``trainjob.yaml``."""
+        if job.spot:
+            raise UserError("spot: a cluster's own node pools decide it; spot=true is for sagemaker and sky")
+        if job.channels:
+            raise UserError(f"channel:{job.channels[0]}: give the folder below {RUNS} in the claim itself")
+        documents: list[dict[str, object]] = [_train_job(job)]
+        if job.files:
+            content = {name: path.read_text(encoding="utf-8") for name, path in job.files.items()}
+            documents.insert(0, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(job), "data": content})
+        if job.data_machines:
+            secret: dict[str, object] = {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": _metadata(job),
+                "stringData": {"token": job.secret},
+            }
+            documents = [secret, *documents, _data_job(job, job.data_machines)]
+        return {"trainjob.yaml": yaml.safe_dump_all(documents, sort_keys=False, width=1000)}
+
+    def check(self, job: Job) -> None:
+        """Asks the cluster whether it would take it."""
+        need("kubectl", "kubernetes.io/docs/tasks/tools")
+        ask(["kubectl", "apply", "--dry-run=server", "-f", "-"], self.write(job)["trainjob.yaml"])
+
+    def submit(self, job: Job, folder: Path) -> str:
+        """``kubectl apply``."""
+        file = str(folder / "trainjob.yaml")
+        try:
+            ask(["kubectl", "apply", "-f", file])
+        except UserError:
+            ask(["kubectl", "delete", "--ignore-not-found", "-f", file])
+            raise
+        return f"{_metadata(job)['namespace']} {job.name} {job.recipe} {job.need('claim', 'NAME')} {job.image}"
+
+    def follow(self, handle: str, folder: Path) -> Outcome:
+        """Prints the job's state until its end, then removes the machines that prepare data."""
+        namespace, name, *_ = handle.split(" ")
+        print(f"kd-launch: kubectl -n {namespace} logs -f -l jobset.sigs.k8s.io/jobset-name={name} shows its log")
+        last = ""
+        while True:
+            told = json_of(ask(["kubectl", "-n", namespace, "get", "trainjob", name, "-o", "json"]))
+            state, message = _state(told.get("status", {}).get("conditions", []))
+            if state != last:
+                print(f"kd-launch: {name}: {state} {message}".rstrip(), flush=True)
+                last = state
+            if state in ("Complete", "Failed"):
+                ask(["kubectl", "-n", namespace, "delete", "--ignore-not-found", "job", f"{name}-data"])
+                return Outcome(state == "Complete", f"{state} {message}".rstrip(), where=handle)
+            time.sleep(POLL_S)
+
+    def fetch(self, outcome: Outcome, into: Path) -> Path | None:
+        """Copies the run's folder out of the claim, through a container that does nothing else."""
+        namespace, name, recipe, claim, image = outcome.where.split(" ")
+        pod, part = f"{name}-fetch", into.with_name(f".{into.name}.part")
+        kubectl = ["kubectl", "-n", namespace]
+        container = {"name": "fetch", "image": image, "command": ["sleep", "3600"], "volumeMounts": _mounts({})}
+        spec = {"containers": [container], "volumes": _volumes(claim, {}, name), "restartPolicy": "Never"}
+        ask([*kubectl, "apply", "-f", "-"],
+            json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod}, "spec": spec}))  # fmt: skip
+        try:
+            ask([*kubectl, "wait", "--for=condition=Ready", f"pod/{pod}", "--timeout=600s"])
+            ask([*kubectl, "cp", f"{pod}:{RUNS}/{recipe}/{name}", str(part)])
+        finally:
+            ask([*kubectl, "delete", "--wait=false", "pod", pod])
+        part.rename(into)
+        return into
+
+
+def _metadata(job: Job) -> dict[str, str]:
+    return {"name": job.name, "namespace": job.own.get("namespace", "default")}
+
+
+def _command(job: Job) -> list[str]:
+    return [*job.command(FILES), f"runs_dir={RUNS}", f"name={job.name}"]
+
+
+def _train_job(job: Job) -> dict[str, object]:
+    trainer: dict[str, object] = {
+        "image": job.need("image", "REGISTRY/kd:TAG"),
+        "numNodes": job.machines.count,
+        "numProcPerNode": job.processes or 1,
+        "command": ["torchrun", "-m", "kd.cli"],
+        "args": _command(job),
+        "env": [  # the job's name, by which a restarted one finds its run again
+            {"name": "PET_RDZV_ID", "value": job.name},
+            {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"},
+            *(
+                [{"name": "KD_DATA_NODES", "value": str(job.data_machines.count)}, _token(job)]
+                if job.data_machines
+                else []
+            ),
+        ],
+        "resourcesPerNode": _resources("instances", job.machines),
+    }
+    claim = job.need("claim", "NAME")
+    pod = {"containers": [{"name": "node", "volumeMounts": _mounts(job.files)}],
+           "volumes": _volumes(claim, job.files, job.name)}  # fmt: skip
+    patch = {
+        "template": {"spec": {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": {"spec": pod}}}}]}}
+    }
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": _metadata(job),
+        "spec": {
+            "runtimeRef": {"name": job.own.get("runtime", "torch-distributed")},
+            "trainer": trainer,
+            "activeDeadlineSeconds": round(3600 * job.hours),
+            "runtimePatches": [{"manager": "kd.train/launch", "trainingRuntimeSpec": patch}],
+        },
+    }
+
+
+def _token(job: Job) -> dict[str, object]:
+    return {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": {"name": job.name, "key": "token"}}}
+
+
+def _data_job(job: Job, machines: Machines) -> dict[str, object]:
+    """Its containers join the first training machine, by the name that the TrainJob gives it."""
+    container = {
+        "name": "data",
+        "image": job.image,
+        "command": ["kd-train", *_command(job)],
+        "env": [
+            {"name": "KD_ROLE", "value": "data"},
+            {"name": "MASTER_ADDR", "value": f"{job.name}-node-0-0.{job.name}"},
+            _token(job),
+        ],
+        "resources": _resources("data_instances", machines),
+        "volumeMounts": _mounts(job.files),
+    }
+    pod = {"restartPolicy": "OnFailure", "containers": [container],
+           "volumes": _volumes(job.need("claim", "NAME"), job.files, job.name)}  # fmt: skip
+    metadata = {**_metadata(job), "name": f"{job.name}-data"}
+    spec = {
+        "completions": machines.count,
+        "parallelism": machines.count,
+        "activeDeadlineSeconds": round(3600 * job.hours),
+        "template": {"spec": pod},
+    }
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+
+
+def _resources(key: str, machines: Machines) -> dict[str, dict[str, str]]:
+    if machines.parts is None or machines.parts[0] not in ("gpu", "cpu"):
+        raise UserError(f"{key}: Kubernetes counts gpu:N or cpu:N of each machine (2xgpu:8), got '{machines.type}'")
+    kind, count = machines.parts
+    wanted = {"nvidia.com/gpu" if kind == "gpu" else "cpu": str(count)}
+    return {"requests": wanted, "limits": dict(wanted)}
+
+
+def _mounts(files: Mapping[str, Path]) -> list[dict[str, str]]:
+    mounts = [{"name": "kd-runs", "mountPath": RUNS}]
+    return mounts + ([{"name": "kd-files", "mountPath": FILES}] if files else [])
+
+
+def _volumes(claim: str, files: Mapping[str, Path], name: str) -> list[dict[str, object]]:
+    volumes: list[dict[str, object]] = [{"name": "kd-runs", "persistentVolumeClaim": {"claimName": claim}}]
+    return volumes + ([{"name": "kd-files", "configMap": {"name": name}}] if files else [])
+
+
+def _state(conditions: list[dict[str, str]]) -> tuple[str, str]:
+    held = [c for c in conditions if c.get("status") == "True"]
+    for kind in ("Complete", "Failed", "Suspended"):
+        for condition in held:
+            if condition.get("type") == kind:
+                return kind, condition.get("message", "")
+    return "Running" if held else "Created", ""

@@ -1,0 +1,319 @@
+"""SageMaker: the request of one training job, sent with boto3 (extra ``aws``)."""
+
+import difflib
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from kd.errors import UserError
+from kd.fleet.jobs.bucket import bucket_url
+from kd.fleet.jobs.job import Job, Machines
+from kd.fleet.jobs.target import Outcome
+from kd.run.own_keys import positive
+from kd.storage.archives import unpack
+from kd.storage.elsewhere import json_of, text_of
+
+if TYPE_CHECKING:
+    from boto3 import Session
+    from botocore.client import BaseClient
+    from botocore.exceptions import ClientError
+    from botocore.model import ServiceModel
+
+POLL_S = 20
+METRIC = r"(?:^|\s){name} (-?[0-9.]+(?:e[+-]?[0-9]+)?)"
+"""A value in the line that ``kd-train`` prints after each epoch."""
+
+
+class SageMaker:
+    """Training jobs, homogeneous or of two instance groups."""
+
+    keys: Mapping[str, str] = {
+        "role": "ARN of the role that the job takes",
+        "bucket": "s3://BUCKET[/FOLDER] for results and checkpoints",
+        "channel.NAME": "s3://... of data, as data.source.root=channel:NAME",
+        "volume_gb": "disk of each machine (100)",
+    }
+
+    def write(self, job: Job) -> dict[str, str]:
+        """``request.json``: of CreateTrainingJob, checked against the service's own model."""
+        request = training_job(job)
+        check_request("CreateTrainingJob", request)
+        return {"request.json": json.dumps(request, indent=2) + "\n"}
+
+    def check(self, job: Job) -> None:
+        """Credentials, the bucket, what the channels name."""
+        session = aws_session()
+        s3 = session.client("s3")
+        with told_in_a_line():
+            for key, url in {"bucket": job.own["bucket"], **channels(job)}.items():
+                bucket, _, prefix = url.removeprefix("s3://").partition("/")
+                try:
+                    s3.head_bucket(Bucket=bucket)
+                except s3.exceptions.ClientError as error:
+                    raise UserError(f"{key}: no bucket '{bucket}' to be had ({_code(error)})") from error
+                if key != "bucket" and not s3.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)["KeyCount"]:
+                    raise UserError(f"{key}: there is nothing at {url}")
+
+    def submit(self, job: Job, folder: Path) -> str:
+        """Uploads the files of the job's own and creates it."""
+        with uploaded(job) as session:
+            session.client("sagemaker").create_training_job(**read_request(folder))
+        return job.name
+
+    def follow(self, handle: str, folder: Path) -> Outcome:
+        """Prints status and log lines until the end."""
+        session = aws_session()
+        client, log, last = session.client("sagemaker"), _Log(session.client("logs"), handle), ""
+        while True:
+            with told_in_a_line():
+                told = client.describe_training_job(TrainingJobName=handle)
+                log.print_new()
+            status = f"{told['TrainingJobStatus']}: {told.get('SecondaryStatus', '')}"
+            if status != last:
+                print(f"kd-launch: {handle}: {status}", flush=True)
+                last = status
+            if told["TrainingJobStatus"] in ("Completed", "Failed", "Stopped"):
+                return _outcome(told)
+            time.sleep(POLL_S)
+
+    def fetch(self, outcome: Outcome, into: Path) -> Path | None:
+        """Unpacks ``model.tar.gz``, which holds the run's folder."""
+        return unpacked(outcome, into)
+
+
+def unpacked(outcome: Outcome, into: Path) -> Path | None:
+    """The run's folder, out of the archive that ``outcome`` names."""
+    bucket, _, key = outcome.where.removeprefix("s3://").partition("/")
+    if not key:
+        return None
+    part = into.with_name(f".{into.name}.part")
+    with tempfile.TemporaryDirectory() as folder, told_in_a_line():
+        archive = Path(folder) / "model.tar.gz"
+        aws_session().client("s3").download_file(bucket, key, str(archive))
+        unpack(archive, part)
+    part.rename(into)
+    return into
+
+
+@contextmanager
+def uploaded(job: Job) -> Iterator["Session"]:
+    """The files of the job's own in its bucket; gone again where what follows fails."""
+    session = aws_session()
+    bucket, _, prefix = f"{_place(job)}/files/".removeprefix("s3://").partition("/")
+    s3, sent = session.client("s3"), []
+    try:
+        with told_in_a_line():
+            for name, path in job.files.items():
+                s3.upload_file(str(path), bucket, prefix + name)
+                sent.append(prefix + name)
+            yield session
+    except BaseException:
+        for key in sent:
+            s3.delete_object(Bucket=bucket, Key=key)
+        raise
+
+
+def read_request(folder: Path) -> dict[str, Any]:
+    """The request as it was shown."""
+    return json_of(text_of(folder / "request.json"))
+
+
+def training_job(job: Job) -> dict[str, Any]:
+    """The request, as the SDK's ModelTrainer builds it for an image with its own entry point."""
+    request = {
+        "TrainingJobName": job.name,
+        **common(job),
+        "HyperParameters": hyperparameters(job),
+    }
+    request["AlgorithmSpecification"]["ContainerEntrypoint"] = ["kd-train"]
+    return request
+
+
+def common(job: Job) -> dict[str, Any]:
+    """What a training job and a tuning job's trials have in common."""
+    seconds = max(1, round(job.hours * 3600))
+    stop = {"MaxRuntimeInSeconds": seconds}
+    if job.spot:
+        stop["MaxWaitTimeInSeconds"] = 2 * seconds  # the time without a machine counts here
+    inputs = [_channel(name.removeprefix("channel."), url) for name, url in channels(job).items()]
+    if job.files:
+        inputs.append(_channel("files", f"{_place(job)}/files/"))
+    return {
+        "RoleArn": job.need("role", "arn:aws:iam::ACCOUNT:role/NAME"),
+        "AlgorithmSpecification": {
+            "TrainingImage": job.need("image", "ACCOUNT.dkr.ecr.REGION.amazonaws.com/kd:TAG"),
+            "TrainingInputMode": "File",
+            "MetricDefinitions": [
+                {"Name": name, "Regex": METRIC.format(name=name)}
+                for name in ("train/loss", "val/acc1", "val/miou", "val/map")
+            ],
+        },
+        **({"InputDataConfig": inputs} if inputs else {}),
+        "OutputDataConfig": {"S3OutputPath": f"{_place(job)}/output", "CompressionType": "GZIP"},
+        "StoppingCondition": stop,
+        "EnableManagedSpotTraining": job.spot,
+        "CheckpointConfig": {"S3Uri": f"{_place(job)}/checkpoints", "LocalPath": "/opt/ml/checkpoints"},
+        "ResourceConfig": {
+            **_machines(job),
+            "VolumeSizeInGB": int(positive("volume_gb", job.own.get("volume_gb", "100"))),
+        },
+        "Environment": {"PYTHONUNBUFFERED": "1", **({"RAY_AUTH_TOKEN": job.secret} if job.secret else {})},
+    }
+
+
+def _place(job: Job) -> str:
+    return f"{bucket_url(job, 's3')}/{job.name}"
+
+
+def hyperparameters(job: Job) -> dict[str, str]:
+    """The settings of the run; what is given several times is a list."""
+    found: dict[str, str] = {}
+    overlays = []
+    for item in job.command("channel:files"):
+        key, _, value = item.partition("=")
+        if key == "config":
+            overlays.append(value)
+        elif key == "--trust":
+            raise UserError("--trust: SageMaker takes settings alone; name the module (trust=MODULE)")
+        elif (key.endswith("+") or key == "trust") and key in found:
+            raise UserError(
+                f"{key}: is given twice, and SageMaker takes a key once; put it into an overlay of your own"
+            )
+        else:
+            found[key] = value
+    if overlays:
+        found["config"] = json.dumps(overlays)
+    too_long = next((key for key, value in found.items() if len(value) > 2500), None)
+    if too_long:
+        raise UserError(f"{too_long}: SageMaker takes 2,500 characters; put it into an overlay of your own")
+    return found
+
+
+def channels(job: Job) -> dict[str, str]:
+    """``channel.NAME`` -> URL."""
+    found = {key: value for key, value in job.own.items() if key.startswith("channel.")}
+    for key, url in found.items():
+        if not url.startswith("s3://"):
+            raise UserError(f"{key}: must be s3://BUCKET[/FOLDER], got '{url}'")
+    missing = [name for name in job.channels if f"channel.{name}" not in found]
+    if missing:
+        raise UserError(f"channel.{missing[0]}: must be given: a setting names channel:{missing[0]}")
+    return found
+
+
+def _channel(name: str, url: str) -> dict[str, Any]:
+    source = {"S3DataType": "S3Prefix", "S3Uri": url, "S3DataDistributionType": "FullyReplicated"}
+    return {"ChannelName": name, "DataSource": {"S3DataSource": source}}
+
+
+def _machines(job: Job) -> dict[str, Any]:
+    for key, group in (("instances", job.machines), ("data_instances", job.data_machines)):
+        if group is not None:
+            _check_type(key, group)
+    if job.data_machines is None:
+        return {"InstanceType": job.machines.type, "InstanceCount": job.machines.count}
+    groups = [{"InstanceGroupName": n, "InstanceType": g.type, "InstanceCount": g.count} for n, g in job.groups.items()]
+    return {"InstanceGroups": groups}
+
+
+def _check_type(key: str, machines: Machines) -> None:
+    known = _model().shape_for("TrainingInstanceType").enum
+    if machines.type not in known:
+        near = difflib.get_close_matches(machines.type, known, 1)
+        hint = f"; did you mean '{near[0]}'?" if near else " (ml.p4d.24xlarge, ml.g5.xlarge, ...)"
+        raise UserError(f"{key}: SageMaker has no '{machines.type}'{hint}")
+
+
+def _model() -> "ServiceModel":
+    """The service's own description of its requests."""
+    botocore_session = _import("botocore.session")
+    return botocore_session.get_session().get_service_model("sagemaker")
+
+
+def check_request(operation: str, request: dict[str, Any]) -> None:
+    """Holds a request against the service's own model.
+
+    Raises:
+        UserError: it would be refused.
+    """
+    from botocore.validate import ParamValidator
+
+    report = ParamValidator().validate(request, _model().operation_model(operation).input_shape)
+    if report.has_errors():
+        raise UserError(f"SageMaker would refuse the request: {' '.join(report.generate_report().split())[:300]}")
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise UserError("sagemaker: needs boto3: pip install 'kd-train[aws]'") from error
+
+
+def aws_session() -> "Session":
+    """The user's session with AWS.
+
+    Raises:
+        UserError: no credentials, no region, or no boto3.
+    """
+    session = _import("boto3").Session()
+    if session.get_credentials() is None:
+        raise UserError("sagemaker: no AWS credentials (aws configure, or AWS_PROFILE)")
+    if session.region_name is None:
+        raise UserError("sagemaker: no AWS region (AWS_DEFAULT_REGION)")
+    return session
+
+
+@contextmanager
+def told_in_a_line() -> Iterator[None]:
+    """What AWS or the way to it refuses is the user's to mend."""
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except (BotoCoreError, ClientError, Boto3Error) as error:
+        raise UserError(f"sagemaker: {' '.join(str(error).split())[:300]}") from error
+
+
+def _code(error: "ClientError") -> str:
+    told = error.response["Error"]
+    return f"{told.get('Code', '')} {told.get('Message', '')}".strip()
+
+
+def _outcome(told: Mapping[str, Any]) -> Outcome:
+    status = told["TrainingJobStatus"]
+    text = f"{status}: {told.get('FailureReason', '')}".rstrip(": ")
+    seconds = [told.get(key) for key in ("TrainingTimeInSeconds", "BillableTimeInSeconds")]
+    hours = [None if value is None else value / 3600 for value in seconds]
+    where = (told.get("ModelArtifacts") or {}).get("S3ModelArtifacts", "") if status == "Completed" else ""
+    return Outcome(status == "Completed", text, hours[0], hours[1], where)
+
+
+class _Log:
+    """New lines of a job's log streams, one stream a machine."""
+
+    GROUP = "/aws/sagemaker/TrainingJobs"
+
+    def __init__(self, client: "BaseClient", job: str) -> None:
+        self._client, self._job = client, job
+        self._next: dict[str, str] = {}
+
+    def print_new(self) -> None:
+        """Prints what has come since the last call."""
+        try:
+            streams = self._client.describe_log_streams(logGroupName=self.GROUP, logStreamNamePrefix=f"{self._job}/")
+        except self._client.exceptions.ResourceNotFoundException:  # nothing has been written yet
+            return
+        for name in sorted(stream["logStreamName"] for stream in streams["logStreams"]):
+            token = {"nextToken": self._next[name]} if name in self._next else {}
+            page = self._client.get_log_events(logGroupName=self.GROUP, logStreamName=name, startFromHead=True, **token)
+            self._next[name] = page["nextForwardToken"]
+            for event in page["events"]:
+                print(f"{name.split('/')[-1].rpartition('-')[0]}: {event['message']}", flush=True)

@@ -1,0 +1,109 @@
+"""SkyPilot: a managed job on any cloud, or a job group where other machines prepare the data."""
+
+import shlex
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from kd.errors import UserError
+from kd.fleet.jobs.bucket import bucket_url, download
+from kd.fleet.jobs.job import Job, Machines
+from kd.fleet.jobs.program import ask, need
+from kd.fleet.jobs.target import Outcome
+
+RUNS, FILES, CHANNELS = "/kd-runs", "/kd-files", "/kd-channels"
+SCHEMES = "s3|gs|https|r2|cos|oci|nebius"  # of the stores that SkyPilot mounts
+
+
+class SkyPilot:
+    """``sky jobs launch``: an interrupted machine is replaced, and the run goes on from the bucket."""
+
+    keys: Mapping[str, str] = {
+        "bucket": "s3://BUCKET[/FOLDER], gs://... for the runs",
+        "infra": "cloud and region (aws/us-east-1); default: the cheapest",
+        "channel.NAME": "s3://... of data, as data.source.root=channel:NAME",
+    }
+
+    def write(self, job: Job) -> dict[str, str]:
+        """``sky.yaml``: a task, or a job group of a training and a data task."""
+        documents: list[dict[str, object]] = [_task(job, "train", job.machines)]
+        if job.data_machines is None:
+            documents[0]["name"] = job.name
+        else:
+            header: dict[str, object] = {
+                "name": job.name,
+                "execution": "parallel",
+                "primary_tasks": ["train"],
+                "termination_delay": "60s",
+            }
+            documents = [header, *documents, _task(job, "data", job.data_machines)]
+        return {"sky.yaml": yaml.safe_dump_all(documents, sort_keys=False, width=1000)}
+
+    def check(self, job: Job) -> None:
+        """Whether there is a ``sky`` that may use a cloud."""
+        need("sky", "pip install 'skypilot[aws]'")
+        ask(["sky", "check"])
+
+    def submit(self, job: Job, folder: Path) -> str:
+        """``sky jobs launch``."""
+        ask(["sky", "jobs", "launch", "--yes", "--detach-run", "--name", job.name, str(folder / "sky.yaml")])
+        return f"{job.name} {bucket_url(job, SCHEMES)}/{job.name}/{job.recipe}/{job.name}"
+
+    def follow(self, handle: str, folder: Path) -> Outcome:
+        """``sky jobs logs``, which ends with the job."""
+        name, where = handle.split(" ", 1)
+        status = subprocess.run(["sky", "jobs", "logs", "--name", name], check=False).returncode
+        return Outcome(status == 0, "SUCCEEDED" if status == 0 else f"sky jobs logs: status {status}", where=where)
+
+    def fetch(self, outcome: Outcome, into: Path) -> Path | None:
+        """Downloads the run's folder from the bucket."""
+        return download(outcome.where, into)
+
+
+def _task(job: Job, role: str, machines: Machines) -> dict[str, object]:
+    arguments = [*job.command(FILES), f"runs_dir={RUNS}", f"name={job.name}"]
+    environment = {f"SM_CHANNEL_{name.upper()}": f"{CHANNELS}/{name}" for name in job.channels}
+    if role == "data":
+        environment |= {"KD_ROLE": "data", "MASTER_ADDR": f"train-0.{job.name}"}
+    elif job.data_machines:
+        environment["KD_DATA_NODES"] = str(job.data_machines.count)
+    return {
+        "name": role,
+        "num_nodes": machines.count,
+        "resources": _resources(job, role, machines),
+        "file_mounts": _mounts(job),
+        **({"envs": environment} if environment else {}),
+        **({"secrets": {"RAY_AUTH_TOKEN": job.secret}} if job.secret else {}),
+        "run": f"kd-train {shlex.join(arguments)}\n",
+    }
+
+
+def _resources(job: Job, role: str, machines: Machines) -> dict[str, object]:
+    found: dict[str, object] = {"infra": job.own["infra"]} if "infra" in job.own else {}
+    if machines.parts is None:
+        found["instance_type"] = machines.type.removeprefix("ml.")
+    elif machines.parts[0] == "cpu":
+        found["cpus"] = f"{machines.parts[1]}+"
+    elif machines.parts[0] == "gpu":
+        raise UserError(f"instances: SkyPilot wants a GPU's name ({machines.count}xA100:{machines.parts[1]})")
+    else:
+        found["accelerators"] = machines.type
+    found["use_spot"] = job.spot
+    found["image_id"] = f"docker:{job.need('image', 'REGISTRY/kd:TAG').removeprefix('docker:')}"
+    if role == "train":
+        found["job_recovery"] = {"max_restarts_on_errors": 0}
+    return found
+
+
+def _mounts(job: Job) -> dict[str, object]:
+    urls = {name: job.own.get(f"channel.{name}") for name in job.channels}
+    missing = next((name for name, url in urls.items() if not url), None)
+    if missing:
+        raise UserError(f"channel.{missing}: must be given: a setting names channel:{missing}")
+    return {
+        RUNS: {"source": f"{bucket_url(job, SCHEMES)}/{job.name}", "mode": "MOUNT_CACHED"},
+        **{f"{CHANNELS}/{name}": {"source": url, "mode": "MOUNT"} for name, url in urls.items()},
+        **{f"{FILES}/{name}": str(path.absolute()) for name, path in job.files.items()},
+    }

@@ -1,0 +1,154 @@
+"""SLURM: one batch script, whose job goes back into the queue when it is pre-empted."""
+
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from kd.errors import UserError
+from kd.fleet.jobs.job import Job, Machines
+from kd.fleet.jobs.program import Tail, ask, need
+from kd.fleet.jobs.shared_folder import command, fetched, refuse_spot
+from kd.fleet.jobs.target import Outcome
+
+POLL_S = 10
+OPTIONS = ("partition", "account", "qos", "mem", "constraint")
+CORES = 8  # of each process on a machine with GPUs
+SCRIPT = """\
+#!/usr/bin/env bash
+#SBATCH --job-name={name}
+{train}
+#SBATCH --time={minutes}
+#SBATCH --signal=TERM@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output={log}
+{data}set -uo pipefail
+cd {here} || exit 1
+{setup}export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-1}}
+{start_data}srun --kill-on-bad-exit=1 {srun}{program} {command}
+status=$?
+{end_data}if [ "$status" -eq 143 ]; then
+  echo "kd-train saved on SIGTERM: the job goes back into the queue"
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
+"""
+START_DATA = """\
+export RAY_AUTH_TOKEN=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n')
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST_HET_GROUP_0" | head -n 1)
+KD_ROLE=data MASTER_ADDR=$head srun --het-group=1 {srun}{program} {command} &
+data=$!
+export KD_DATA_NODES={count} MASTER_ADDR=$head
+"""
+END_DATA = 'kill "$data" 2>/dev/null\nwait "$data"\n'
+
+
+class Slurm:
+    """``sbatch``; a data tier is the second part of a heterogeneous job."""
+
+    keys: Mapping[str, str] = {
+        "partition": "of the cluster",
+        "account": "that pays",
+        "qos": "quality of service",
+        "mem": "memory of each machine (64G)",
+        "constraint": "features that the machines must have",
+        "sbatch.NAME": "any other option of sbatch (sbatch.exclude=node7; sbatch.exclusive= for one without a value)",
+        "setup": "a shell command before the run ('module load cuda/12')",
+        "cpus_per_task": f"cores of each process ({CORES}; of cpu:N machines N, dealt to their processes)",
+    }
+
+    def write(self, job: Job) -> dict[str, str]:
+        """``train.sbatch``."""
+        refuse_spot(job, "SLURM's machines")
+        program = "kd-train" if job.image else shlex.quote(shutil.which("kd-train") or f"{sys.prefix}/bin/kd-train")
+        shared = {"program": program, "command": command(job),
+                  "srun": f"--container-image={shlex.quote(job.image)} " if job.image else ""}  # fmt: skip
+        data = job.data_machines
+        text = SCRIPT.format(
+            **{**shared, "srun": ("--het-group=0 " if data else "") + shared["srun"]},
+            name=job.name, train=_resources(job, "instances", job.machines, job.processes or 1),
+            minutes=max(1, round(60 * job.hours)),
+            log=shlex.quote(str(job.runs_dir.absolute() / job.recipe / "jobs" / job.name / "log")),
+            here=shlex.quote(str(Path.cwd())), setup=f"{job.own['setup']}\n" if job.own.get("setup") else "",
+            data=f"#SBATCH hetjob\n{_resources(job, 'data_instances', data, 1)}\n" if data else "",
+            start_data=START_DATA.format(**shared, count=data.count) if data else "", end_data=END_DATA if data else "",
+        )  # fmt: skip
+        return {"train.sbatch": text}
+
+    def check(self, job: Job) -> None:
+        """Asks ``sbatch --test-only``."""
+        need("sbatch", "on a machine of the cluster")
+        with tempfile.NamedTemporaryFile("w", suffix=".sbatch") as file:
+            file.write(self.write(job)["train.sbatch"])
+            file.flush()
+            ask(["sbatch", "--test-only", file.name])
+
+    def submit(self, job: Job, folder: Path) -> str:
+        """``sbatch``."""
+        return ask(["sbatch", "--parsable", str(folder / "train.sbatch")]).split(";")[0]
+
+    def follow(self, handle: str, folder: Path) -> Outcome:
+        """Prints states and the log until the job has left the queue."""
+        log, last = Tail(folder / "log"), ""
+        while True:
+            state, elapsed = _state(handle)
+            log.print_new()
+            if state != last:
+                print(f"kd-launch: job {handle}: {state}", flush=True)
+                last = state
+            if state not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED", "RESIZING"):
+                return Outcome(state == "COMPLETED", f"{state}; {folder / 'log'}", elapsed)
+            time.sleep(POLL_S)
+
+    def fetch(self, outcome: Outcome, into: Path) -> Path | None:
+        """It is there."""
+        return fetched(into)
+
+
+def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
+    if machines.parts is None:
+        raise UserError(
+            f"{key}: SLURM knows no '{machines.type}'; say what each machine has (4xgpu:8, 2xa100:8, 1xcpu:16)"
+        )
+    kind, count = machines.parts
+    cores = job.whole("cpus_per_task", max(1, count // processes) if kind == "cpu" else CORES, 10_000)
+    lines = [f"--nodes={machines.count}", f"--ntasks-per-node={processes}", f"--cpus-per-task={cores}"]
+    if kind != "cpu":
+        lines.append(f"--gpus-per-node={'' if kind == 'gpu' else kind + ':'}{count}")
+    lines += [f"--{name}={shlex.quote(job.own[name])}" for name in OPTIONS if name in job.own]
+    for key, value in job.own.items():
+        name = key.removeprefix("sbatch.")
+        if name == key:
+            continue
+        if f"--{name}" in f"{SCRIPT}{lines}" or not re.fullmatch("[a-z][a-z-]*", name):
+            raise UserError(f"{key}: {name} is no further option of sbatch, or the job sets it by a key of its own")
+        lines.append(f"--{name}={shlex.quote(value)}" if value else f"--{name}")
+    return "\n".join(f"#SBATCH {line}" for line in lines)
+
+
+def _state(job_id: str) -> tuple[str, float | None]:
+    """The job's state and the hours that it has run; the controller forgets a job soon, where accounts are kept those
+    know it."""
+    try:
+        told = ask(["scontrol", "--oneliner", "show", "job", job_id])
+    except UserError:
+        rows = ask(["sacct", "--noheader", "--allocations", "--jobs", job_id, "--format=State,ElapsedRaw"]).split()
+        return (rows[0].rstrip("+"), int(rows[-1]) / 3600) if len(rows) > 1 else ("UNKNOWN", None)
+    fields = dict(item.split("=", 1) for item in told.splitlines()[0].split() if "=" in item)
+    return fields.get("JobState", "UNKNOWN"), _hours(fields.get("RunTime", ""))
+
+
+def _hours(text: str) -> float | None:
+    """Of SLURM's ``[DAYS-]HH:MM:SS``.
+
+    >>> _hours("1-12:30:00")
+    36.5
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
+    return 24 * days + hours + minutes / 60 + seconds / 3600 if match else None

@@ -1,0 +1,61 @@
+"""What every place that a job can be sent to answers to."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from kd.fleet.jobs.job import Job
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job has ended.
+
+    Attributes:
+        done: it has trained to its end.
+        text: in a line.
+        hours: that it ran, where the place says so.
+        billed_hours: that are paid for, where the place says so.
+        where: its results are, in the place's own terms.
+    """
+
+    done: bool
+    text: str
+    hours: float | None = None
+    billed_hours: float | None = None
+    where: str = ""
+
+
+class Target(Protocol):
+    """A place: SageMaker, SkyPilot, SLURM, Kubernetes, torchrun."""
+
+    keys: Mapping[str, str]
+    """Its own keys -> what they are."""
+
+    def write(self, job: Job) -> dict[str, str]:
+        """File name -> text of what will be sent, exactly; the first one is the request itself.
+
+        Raises:
+            UserError: a key is missing or has a value that the place does not take.
+        """
+
+    def check(self, job: Job) -> None:
+        """Looks at what only the place knows: credentials, the bucket, its programs. Changes nothing.
+
+        Raises:
+            UserError: the job could not be sent.
+        """
+
+    def submit(self, job: Job, folder: Path) -> str:
+        """Sends the files in ``folder``; returns what the place calls the job.
+
+        Raises:
+            UserError: it was refused; nothing of it is left at the place.
+        """
+
+    def follow(self, handle: str, folder: Path) -> Outcome:
+        """Waits for the job's end and prints how it goes on."""
+
+    def fetch(self, outcome: Outcome, into: Path) -> Path | None:
+        """Brings the run's folder to ``into``, or says where it is; None where there is none."""

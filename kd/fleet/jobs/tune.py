@@ -1,0 +1,169 @@
+"""A search in SageMaker: the spaces and the objective of ``kd-tune`` as one tuning job."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kd.errors import UserError
+from kd.fleet.jobs.job import Job
+from kd.fleet.jobs.sagemaker import (
+    METRIC,
+    SageMaker,
+    aws_session,
+    check_request,
+    common,
+    hyperparameters,
+    read_request,
+    told_in_a_line,
+    unpacked,
+    uploaded,
+)
+from kd.fleet.jobs.target import Outcome
+from kd.fleet.tuning.plan import Plan, plan
+from kd.fleet.tuning.space import Space, item
+from kd.run.request import Request
+
+if TYPE_CHECKING:
+    from botocore.client import BaseClient
+
+POLL_S = 30
+NOT_THERE = ("pruner=", "confirm=", "revive=", "name=")
+STRATEGIES = {"tpe": "Bayesian", "random": "Random", "grid": "Grid"}
+
+
+def planned(request: Request) -> tuple[Plan, int]:
+    """Checks a search; leaves the request with what each trial has in common.
+
+    Returns:
+        The search, and how many trials run at a time.
+
+    Raises:
+        UserError: a mistake in it, or what SageMaker's tuning does not have.
+    """
+    foreign = next((item for item in request.overrides if item.startswith(NOT_THERE)), None)
+    if foreign:
+        raise UserError(f"{foreign.split('=')[0]}: SageMaker's tuning has no such thing; kd-tune has")
+    jobs = [item.split("=", 1)[1] for item in request.overrides if item.startswith("jobs=")]
+    request.overrides = [item for item in request.overrides if not item.startswith("jobs=")]
+    request.here = False
+    found = plan(request)
+    if len(found.objectives) > 1 or not found.objectives[0].name.startswith("val/"):
+        raise UserError("objective: SageMaker reads one of the lines that a run prints: val/acc1, val/miou, ...")
+    if found.space.below:
+        key = next(iter(found.space.below))
+        raise UserError(f"search.{key}: SageMaker varies every key in every trial; some choices don't have this one")
+    if found.sampler not in STRATEGIES:
+        raise UserError(f"sampler: SageMaker has {', '.join(STRATEGIES)}, got '{found.sampler}'")
+    text = jobs[-1] if jobs else "1"
+    if not (text.isdigit() and 1 <= int(text) <= 100):
+        raise UserError(f"jobs: must be a whole number from 1 to 100, got '{text}'")
+    return found, int(text)
+
+
+class SageMakerSearch:
+    """A tuning job.
+
+    Args:
+        search: what is searched; None to follow one that was sent before.
+        jobs: trials at a time.
+    """
+
+    keys: Mapping[str, str] = SageMaker.keys
+
+    def __init__(self, search: Plan | None = None, jobs: int = 1) -> None:
+        self.search, self.jobs = search, jobs
+
+    def write(self, job: Job) -> dict[str, str]:
+        """``request.json``: of CreateHyperParameterTuningJob."""
+        assert self.search is not None
+        if len(job.name) > 32:
+            raise UserError(f"job: 32 characters at most for a search, got '{job.name}'")
+        request = tuning_job(job, self.search, self.jobs)
+        check_request("CreateHyperParameterTuningJob", request)
+        objective = self.search.objectives[0].name
+        print(
+            f"kd-launch: the objective is read from lines like 'epoch   1  train/loss 0.608  {objective} 0.500' by "
+            f"{METRIC.format(name=objective)}",
+            file=sys.stderr,
+        )
+        return {"request.json": json.dumps(request, indent=2) + "\n"}
+
+    def check(self, job: Job) -> None:
+        """As for one run."""
+        SageMaker().check(job)
+
+    def submit(self, job: Job, folder: Path) -> str:
+        """Creates it."""
+        with uploaded(job) as session:
+            session.client("sagemaker").create_hyper_parameter_tuning_job(**read_request(folder))
+        return job.name
+
+    def follow(self, handle: str, folder: Path) -> Outcome:
+        """Prints how many trials there are until the end, then the best."""
+        client, last = aws_session().client("sagemaker"), ""
+        while True:
+            with told_in_a_line():
+                told = client.describe_hyper_parameter_tuning_job(HyperParameterTuningJobName=handle)
+            counts = {k: v for k, v in told.get("TrainingJobStatusCounters", {}).items() if v}
+            status = told["HyperParameterTuningJobStatus"]
+            line = ", ".join([status, *(f"{count} {kind}" for kind, count in counts.items())])
+            if line != last:
+                print(f"kd-launch: {handle}: {line}", flush=True)
+                last = line
+            if status in ("Completed", "Failed", "Stopped"):
+                return self._outcome(client, told)
+            time.sleep(POLL_S)
+
+    def _outcome(self, client: "BaseClient", told: Mapping[str, Any]) -> Outcome:
+        best = told.get("BestTrainingJob")
+        if not best:
+            return Outcome(False, f"{told['HyperParameterTuningJobStatus']}: {told.get('FailureReason', 'no trial')}")
+        value = best.get("FinalHyperParameterTuningJobObjectiveMetric", {})
+        values = " ".join(f"{key}={text}" for key, text in best.get("TunedHyperParameters", {}).items())
+        with told_in_a_line():
+            trained = client.describe_training_job(TrainingJobName=best["TrainingJobName"])
+        where = (trained.get("ModelArtifacts") or {}).get("S3ModelArtifacts", "")
+        text = f"best of {best['TrainingJobName']}: {value.get('MetricName')} {value.get('Value')} with {values}"
+        return Outcome(True, text, where=where)
+
+    def fetch(self, outcome: Outcome, into: Path) -> Path | None:
+        """The best trial's run."""
+        return unpacked(outcome, into)
+
+
+def tuning_job(job: Job, search: Plan, jobs: int) -> dict[str, Any]:
+    """The request of a search; a trial's container is started without a command, as SageMaker does it there."""
+    objective = search.objectives[0]
+    definition = common(job)
+    definition["AlgorithmSpecification"]["MetricDefinitions"] = [
+        {"Name": objective.name, "Regex": METRIC.format(name=objective.name)}
+    ]
+    ranges: dict[str, list[dict[str, Any]]] = {}
+    for space in search.space:
+        kind, entry = _range(space)
+        ranges.setdefault(kind, []).append(entry)
+    return {
+        "HyperParameterTuningJobName": job.name,
+        "HyperParameterTuningJobConfig": {
+            "Strategy": STRATEGIES[search.sampler],
+            "HyperParameterTuningJobObjective": {
+                "Type": objective.direction.capitalize(),
+                "MetricName": objective.name,
+            },
+            "ResourceLimits": {"MaxNumberOfTrainingJobs": search.trials, "MaxParallelTrainingJobs": jobs},
+            "ParameterRanges": ranges,
+        },
+        "TrainingJobDefinition": {**definition, "StaticHyperParameters": hyperparameters(job)},
+    }
+
+
+def _range(space: Space) -> tuple[str, dict[str, Any]]:
+    if space.choices is not None:
+        values = [item(space.key, choice).partition("=")[2] for choice in space.choices]
+        return "CategoricalParameterRanges", {"Name": space.key, "Values": values}
+    scaling = "Logarithmic" if space.log else "Linear"
+    ends = {"Name": space.key, "MinValue": str(space.low), "MaxValue": str(space.high), "ScalingType": scaling}
+    return f"{'Integer' if space.integer else 'Continuous'}ParameterRanges", ends

@@ -1,0 +1,126 @@
+"""A search from its beginning to its result, and the winner's second trial on fresh seeds."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from kd.callbacks.shared_preflight import FOLDER
+from kd.data.sources import ImageFolder
+from kd.errors import UserError
+from kd.fleet.tuning.page import write_page
+from kd.fleet.tuning.places import Place, Share, deal, gpus_of
+from kd.fleet.tuning.plan import LATENCY, Objective, Plan
+from kd.fleet.tuning.results import BEST, Confirmation, chosen, print_table, write_best
+from kd.fleet.tuning.revive import revive
+from kd.fleet.tuning.search import Search
+from kd.fleet.tuning.trials import Job, Owner, evaluate
+from kd.storage.checkpoints import write_whole
+
+CONFIRMED = "confirm.txt"
+TEST = "test"
+
+
+def search_and_confirm(plan: Plan) -> int:
+    """Searches, writes what was found after each trial, prints the table; returns the exit status."""
+    with _places(plan.jobs, plan.config["trainer"]["accelerator"]) as free, _preflight_once(plan):
+        return _search_and_confirm(plan, free)
+
+
+@contextmanager
+def _preflight_once(plan: Plan) -> Iterator[None]:
+    """Inside, a run reads what another's preflight has found of the same teacher and validation pictures."""
+    before = os.environ.get(FOLDER)
+    os.environ[FOLDER] = str((plan.folder / "preflight").resolve())
+    try:
+        yield
+    finally:
+        os.environ.pop(FOLDER)
+        if before is not None:
+            os.environ[FOLDER] = before
+
+
+def _search_and_confirm(plan: Plan, free: Sequence[Place]) -> int:
+    search = Search(plan, free, say=lambda line: print(line, flush=True), changed=_write)
+    if plan.revive is not None:
+        revive(search)
+    else:
+        print(f"kd-tune: {plan.folder}: {search.progress()}", flush=True)
+        search.run()
+    _write(search)
+    print_table(search.study, plan)
+    best = chosen(search.study, plan)
+    if best is None:
+        print("kd-tune: no trial has ended well")
+        return 1
+    if plan.confirm:
+        told = "\n".join(found.text() for found in confirm(search, plan))
+        print(told)
+        write_whole(plan.folder / CONFIRMED, lambda file: file.write(f"{told}\n".encode()))
+        _write(search)
+    print(f"best: kd-train {plan.folder / 'best.yaml'}")
+    return 0
+
+
+def _write(search: Search) -> None:
+    write_best(search.study, search.plan)
+    told = search.plan.folder / CONFIRMED
+    write_page(search.study, search.plan, told.read_text(encoding="utf-8") if told.is_file() else "")
+
+
+def confirm(search: Search, plan: Plan) -> list[Confirmation]:
+    """Runs the winner and the default on the same fresh seeds; on a test split too, where the data have one."""
+    objective = plan.objectives[0]
+    if objective.name == LATENCY:
+        raise UserError(f"confirm: {LATENCY} does not depend on the seed; name an accuracy first")
+    seeds = tuple(plan.config["seed"] + i for i in range(1, plan.confirm + 1))
+    best = chosen(search.study, plan)
+    assert best is not None
+    jobs, items = [], []
+    for name, begin in (
+        (f"trial-{best.number}", [f"recipe={plan.folder / BEST}", "--trust"]),
+        ("default", [*plan.items, *search.extra]),
+    ):
+        for seed in seeds:
+            folder = plan.folder / "confirm" / f"{name}-seed-{seed}"
+            owner = Owner.take(folder)
+            if owner is None:
+                raise UserError(f"confirm: {folder} is being trained by another process")
+            jobs.append(Job(folder, plan.config["recipe"], search.free[0], owner))
+            items.append([*begin, f"seed={seed}"])
+    search.wait(jobs, items)
+    for job in jobs:
+        if job.summary().get("status") != "done":
+            raise UserError(f"confirm: {job.folder} failed: {job.reason()}")
+    confirmed = [_compared(objective, objective.name, seeds, [objective.value(job.run) for job in jobs])]
+    metric = objective.name.removeprefix("val/")
+    if metric != objective.name and has_test_split(plan):
+        found = [evaluate(job.run, TEST, job.slot).get(metric) for job in jobs]
+        if all(value is not None for value in found):
+            confirmed.append(_compared(objective, f"{TEST}/{metric}", seeds, found))
+    return confirmed
+
+
+def _compared(objective: Objective, name: str, seeds: tuple[int, ...], values: list[Any]) -> Confirmation:
+    """The winner's values come first."""
+    half = len(seeds)
+    return Confirmation(name, objective.maximize, seeds, tuple(values[:half]), tuple(values[half:]))
+
+
+def has_test_split(plan: Plan) -> bool:
+    """Whether the pictures' folder has a ``test`` beside ``train`` and ``val``."""
+    source = plan.config["data"]["source"] or {}
+    root = str((source.get("init_args") or {}).get("root") or "")
+    return str(source.get("class_path", "")).endswith(".ImageFolder") and bool(root) and ImageFolder(root).has(TEST)
+
+
+@contextmanager
+def _places(jobs: int | Share, accelerator: str) -> Iterator[list[Place]]:
+    """The shares of this machine, or of the Ray cluster that is joined or started meanwhile."""
+    if isinstance(jobs, int):
+        yield list(deal(jobs, gpus_of(accelerator)))
+        return
+    from kd.fleet.tuning.ray_cluster import joined
+
+    with joined(jobs, accelerator) as found:
+        yield found

@@ -1,0 +1,347 @@
+"""A search as it is asked for: checked as a whole before anything is written."""
+
+import difflib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kd.errors import UserError
+from kd.fleet.tuning.places import Share
+from kd.fleet.tuning.space import SearchSpace, Space, item, parse
+from kd.report.metric import less_is_better
+from kd.run import files
+from kd.run.checks import check_name
+from kd.run.find import folder
+from kd.run.parser import KDCLI, build_task
+from kd.run.request import Request
+from kd.run.trust import check_file
+from kd.run.values import flatten
+from kd.storage.elsewhere import json_of, text_of
+from kd.storage.run_urls import folder_of_runs
+from kd.tasks.label_free import label_free_metrics
+
+# what a run's summary.json says beside its validation metrics
+OF_THE_SUMMARY = ("params", "images_per_s", "step_ms_median", "peak_memory_mb", "wall_s")
+LATENCY = "latency_ms"  # of one picture on one thread, measured by kd-latency after the run
+SAMPLERS = ("tpe", "random", "grid", "cmaes")
+PRUNERS = ("none", "asha", "hyperband", "median")
+KEYS = ("trials", "jobs", "hours", "trial_hours", "objective", "sampler", "pruner", "name", "confirm", "revive", "tune",
+        "cores", "gpus")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A number that a run reports, and whether more of it is better.
+
+    Attributes:
+        name: ``val/acc1``, or one of :data:`OF_THE_SUMMARY`.
+        maximize: more is better.
+    """
+
+    name: str
+    maximize: bool
+
+    @property
+    def direction(self) -> str:
+        """As the sampler takes it."""
+        return "maximize" if self.maximize else "minimize"
+
+    def value(self, run: Path) -> float:
+        """Of a finished run: of validation metrics the best epoch's, whose student is kept."""
+        if self.name == LATENCY:
+            rows = json_of(text_of(run / "export" / "latency.json"))["rows"]
+            return float(next(row["median_ms"] for row in rows if row["model"] == "student"))
+        summary = json_of(text_of(run / "summary.json"))
+        student = summary["student"]
+        if self.name.startswith("val/"):
+            metric = self.name.removeprefix("val/")
+            return float((student["best_val"] or student["val"])[metric])
+        return float(student["params"] if self.name == "params" else summary[self.name])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A search.
+
+    Attributes:
+        items: the command line of a run without what is searched.
+        config: its resolved settings.
+        space: what is searched.
+        objectives: the first one decides which trials are stopped early.
+        trials: in all, of all machines.
+        jobs: at a time, on this machine; or a trial's share of a Ray cluster.
+        hours: of this command; None for as long as it takes.
+        trial_hours: of each trial, after which it has failed; likewise.
+        sampler: who chooses the values.
+        pruner: who stops trials early.
+        folder: of the search.
+        confirm: fresh seeds for the winner and the default.
+        revive: a stopped trial to be trained to its end (its number, or ``best``).
+    """
+
+    items: list[str]
+    config: dict[str, Any]
+    space: SearchSpace
+    objectives: tuple[Objective, ...]
+    trials: int
+    jobs: int | Share
+    hours: float | None
+    trial_hours: float | None
+    sampler: str
+    pruner: str
+    folder: Path
+    confirm: int
+    revive: str | None
+
+    @property
+    def wants_latency(self) -> bool:
+        """Whether finished runs are to be timed."""
+        return any(objective.name == LATENCY for objective in self.objectives)
+
+    @property
+    def epochs(self) -> int:
+        """Of a whole trial."""
+        return self.config["trainer"]["max_epochs"] or 1
+
+    def settings(self) -> dict[str, Any]:
+        """What must be the same for a search to go on."""
+        config = {k: v for k, v in flatten(self.config).items() if k not in ("runs_dir", "resume")}
+        spaces = {f"search.{space.key}": space.text() for space in self.space}
+        return {**config, **spaces, "objective": [[o.name, o.maximize] for o in self.objectives]}
+
+
+def plan(request: Request) -> Plan:
+    """Checks a command line and plans its search.
+
+    Raises:
+        UserError: a key or value that no run takes, an empty space, an objective that no run reports.
+    """
+    own, searched, overrides = _sorted(request)
+    given = own | {k: v for k, v in _from_file(request, own, searched).items() if k not in own}
+    spaces = [parse(key, text) for key, text in (given.pop("search", None) or searched).items()]
+    if not spaces:
+        raise UserError("nothing to search: give search.KEY=SPACE, or tune=FILE (kd-tune --help)")
+    request.overrides = overrides
+    args = request.parser_args()
+    cli = KDCLI(args, instantiate=False)
+    config = cli.as_dict()
+    if config["students"]:
+        raise UserError("students: a search trains one student a trial; set students=null")
+    items = [f"recipe={request.recipe}", *(f"config={o}" for o in request.overlays)]
+    items += request.trusted
+    objectives = _objectives(given.get("objective"), config)
+    several = len(objectives) > 1
+    pruner = str(given.get("pruner") or ("none" if several or not objectives[0].name.startswith("val/") else "asha"))
+    _check_pruner(pruner, objectives)
+    sampler = _one_of("sampler", given.get("sampler") or "tpe", SAMPLERS)
+    space = _search_space(spaces, args)
+    if sampler == "grid" and (floats := [s.key for s in space if s.choices is None and not s.integer]):
+        raise UserError(f"sampler: a grid needs choices or integers; search.{floats[0]} is neither")
+    name = str(given.get("name") or "search")
+    check_name(name)
+    return Plan(
+        items=[*items, *overrides],
+        config=config,
+        space=space,
+        objectives=objectives,
+        trials=_count("trials", given.get("trials", 20)),
+        jobs=_jobs(given),
+        hours=_hours("hours", given.get("hours")),
+        trial_hours=_hours("trial_hours", given.get("trial_hours")),
+        sampler=sampler,
+        pruner=pruner,
+        folder=folder_of_runs(config["runs_dir"], "kd-tune") / config["recipe"] / "tune" / name,
+        confirm=_count("confirm", given.get("confirm", 0), least=0),
+        revive=str(given["revive"]) if "revive" in given else None,
+    )
+
+
+def _sorted(request: Request) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """Settings of the search, spaces by key, and what is left for the runs."""
+    own: dict[str, Any] = {}
+    searched: dict[str, str] = {}
+    overrides = []
+    for override in request.overrides:
+        key, value = override.split("=", 1)
+        if key in KEYS:
+            own[key] = value
+        elif key.startswith("search."):
+            searched[key.removeprefix("search.")] = value
+        else:
+            overrides.append(override)
+    return own, searched, overrides
+
+
+def _from_file(request: Request, own: dict[str, Any], searched: dict[str, str]) -> dict[str, Any]:
+    """``tune=FILE``, or what ships for the recipe; spaces of the command line are added to it."""
+    shipped = folder("recipes") / "tune" / f"{request.recipe}.yaml"
+    if "tune" not in own and (searched or not shipped.is_file()):
+        return {}
+    file = Path(own.pop("tune", shipped))
+    try:
+        content = files.read(file)
+    except UserError as error:
+        raise UserError(f"tune: {error}") from error
+    if not isinstance(content.get("search", {}), dict):
+        raise UserError(f"tune: {file} must hold settings, and under search: keys and their spaces")
+    files.check_text(content, f"tune: {file}: ")
+    for key in content:
+        if key not in KEYS and key != "search":
+            near = difflib.get_close_matches(str(key), [*KEYS, "search"], 1, 0.5)
+            raise UserError(f"tune: {file}: no key '{key}'{f'; did you mean {near[0]!r}?' if near else ''}")
+    spaces = flatten_spaces(content.get("search", {}))
+    if "trust" not in request.flags:
+        check_file(file, spaces, request.trust)
+    return {**content, "search": {**spaces, **searched}}
+
+
+def flatten_spaces(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Spaces by dotted key; nested or dotted in YAML.
+
+    >>> flatten_spaces({"optim": {"lr": "log:1e-4..1e-2"}, "data.batch_size": [8, 16]})
+    {'optim.lr': 'log:1e-4..1e-2', 'data.batch_size': [8, 16]}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        where = f"{prefix}{key}"
+        flat |= flatten_spaces(value, f"{where}.") if isinstance(value, dict) else {where: value}
+    return flat
+
+
+def _objectives(text: str | None, config: dict[str, Any]) -> tuple[Objective, ...]:
+    known = [f"val/{name}" for name in _metrics(config)]
+    if text is None:
+        sign = {"min": "-", "max": "+", None: ""}[config["checkpoint"]["mode"]]
+        text = f"{sign}{config['checkpoint']['monitor'] or known[0]}"
+    found = tuple(_objective(part.strip()) for part in str(text).split(","))
+    for objective in found:
+        if objective.name not in (*known, *OF_THE_SUMMARY, LATENCY):
+            allowed = ", ".join([*known, *OF_THE_SUMMARY, LATENCY])
+            raise UserError(
+                f"objective: no run reports '{objective.name}'; it may be {allowed} "
+                "(- before it: less is better, +: more is), several with commas"
+            )
+    if len({o.name for o in found}) < len(found):
+        raise UserError(f"objective: '{text}' names one twice")
+    return found
+
+
+def _objective(text: str) -> Objective:
+    """In the metric's own direction, or as a sign says."""
+    name = text.lstrip("+-")
+    return Objective(name, text.startswith("+") if text != name else not less_is_better(name))
+
+
+def _metrics(config: dict[str, Any]) -> list[str]:
+    """What validation will measure, the main metric first."""
+    model = config["model"]
+    if not model["student"].get("head", True):
+        probed = bool((config["data"].get("probe") or {}).get("root"))
+        return label_free_metrics(model["distill_losses"] or {}, probed)
+    task = build_task(model["task"])
+    names = task.metric_names(bool(model["teacher"] or model.get("teachers")))
+    return [task.primary, *(name for name in names if name != task.primary)]
+
+
+def _check_pruner(pruner: str, objectives: Sequence[Objective]) -> None:
+    _one_of("pruner", pruner, PRUNERS)
+    if pruner == "none":
+        return
+    if len(objectives) > 1:
+        raise UserError(f"pruner: {pruner} can't weigh several objectives against each other; pruner=none")
+    if not objectives[0].name.startswith("val/"):
+        raise UserError(
+            f"pruner: {pruner} looks at every epoch, but {objectives[0].name} is known at the end; pruner=none"
+        )
+
+
+def _one_of(key: str, value: object, allowed: Sequence[str]) -> str:
+    if value not in allowed:
+        raise UserError(f"{key} must be one of {', '.join(allowed)}, got '{value}'")
+    return str(value)
+
+
+def _count(key: str, value: object, least: int = 1) -> int:
+    try:
+        count = int(str(value))
+    except ValueError:
+        count = least - 1
+    if count < least:
+        raise UserError(f"{key} must be a whole number from {least}, got '{value}'")
+    return count
+
+
+def _jobs(given: dict[str, Any]) -> int | Share:
+    share = {key: _count(key, given[key], least=int(key == "cores")) for key in ("cores", "gpus") if key in given}
+    if given.get("jobs") == "ray":
+        return Share(**share)
+    if share:
+        raise UserError(f"{next(iter(share))}: is a trial's share of a cluster (jobs=ray); jobs=K deals this machine's")
+    jobs = _count("jobs", given.get("jobs", 1))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if jobs > cores:
+        raise UserError(f"jobs: {jobs} trials at a time can't have a core each of {cores}")
+    return jobs
+
+
+def _hours(key: str, value: str | float | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        hours = float(value)
+    except (TypeError, ValueError):
+        hours = 0.0
+    if not 0 < hours < 1e6:
+        raise UserError(f"{key} must be a number above 0, got '{value}'")
+    return hours
+
+
+def _search_space(spaces: Sequence[Space], args: list[str]) -> SearchSpace:
+    """Checks that a run takes every value, and finds the keys that only some choices of another key bring about."""
+    ordered: list[Space] = []
+    below: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for space in sorted(spaces, key=lambda space: space.key.count(".")):
+        above = next((s for s in reversed(ordered) if space.key.startswith(f"{s.key}.") and s.choices), None)
+        if above is None:
+            taken = _taken(args, [], space)
+        else:
+            allowed, taken = _under(above, space, args)
+            below[space.key] = (above.key, allowed)
+        if space.integer and any(isinstance(value, float) for value in taken):
+            space = replace(space, low=float(space.low), high=float(space.high))  # 0..1 of a number that is no integer
+        ordered.append(space)
+    return SearchSpace(tuple(ordered), below)
+
+
+def _under(above: Space, space: Space, args: list[str]) -> tuple[tuple[int, ...], list[Any]]:
+    """The choices of ``above`` under which ``space`` exists, and its examples as a run takes them."""
+    allowed, taken, refused = [], list[Any](), None
+    for i, choice in enumerate(above.choices or ()):
+        try:
+            taken = _taken(args, [(above.key, choice)], space)
+            allowed.append(i)
+        except UserError as error:
+            refused = error
+    if not allowed:
+        raise UserError(f"search.{space.key}: no choice of search.{above.key} takes it: {refused}")
+    return tuple(allowed), taken
+
+
+def _taken(args: list[str], chosen: Sequence[tuple[str, Any]], space: Space) -> list[Any]:
+    """The examples of a space as a run's configuration holds them."""
+    taken = []
+    for example in space.examples():
+        items = [f"--{item(key, value)}" for key, value in [*chosen, (space.key, example)]]
+        config = flatten(KDCLI([*args, *items], instantiate=False).as_dict())
+        taken.append({key.replace(".init_args.", "."): value for key, value in config.items()}.get(space.key))
+    return taken
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> Callable[[], str] | None:
+    """What was changed since a search was begun, as a text to be made; None for nothing."""
+    before, now = json_of(json.dumps(before)), json_of(json.dumps(now))
+    changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    return (lambda: f"{changed[0]}={before.get(changed[0])}, now {now.get(changed[0])}") if changed else None

@@ -1,0 +1,175 @@
+"""Trials on a Ray cluster (extra ``ray``): on each of its machines a process that starts and watches a run.
+
+All machines see the search's folder and the data under the same paths, and have ``kd`` installed. Ray chooses the
+machine and deals GPUs; what a trial is, and when it is stopped, is decided in ``search.py``.
+"""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from kd.callbacks.shared_preflight import FOLDER
+from kd.errors import UserError, first_line
+from kd.fleet.tuning.places import LOST, RUNNER, Place, Share
+from kd.launch.child import start_kd_train
+from kd.machine import cores, last_line, own_folder, signals_kept
+
+with suppress(ImportError):  # joined() says what is missing
+    import ray
+    import ray.exceptions
+
+
+class Runner:
+    """Starts a run and waits for its end, on a machine of the cluster, in a process of its own.
+
+    Where this process ends in any way, the kernel tells the run to save and end.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._signal: int | None = None
+        self._changing = threading.Lock()
+
+    def greet(self) -> None:
+        """Says that it is there."""
+
+    def run(self, items: Sequence[str], log: str, folder: str, env: dict[str, str]) -> int:
+        """The run's exit status.
+
+        Args:
+            items: its command line.
+            log: takes its output; beside it lies the lock that tells other machines that it runs.
+            folder: that paths start at.
+            env: what the search has put into the environment.
+        """
+        with Path(log).open("a") as opened, Path(log).with_name(RUNNER).open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a run whose search was killed may still be saving
+            with self._changing:
+                if self._signal is not None:
+                    return -self._signal
+                self._process = start_kd_train(
+                    items,
+                    stdout=opened, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=folder,
+                    env=env,
+                    pass_fds=(lock.fileno(),), start_new_session=True,
+                )  # fmt: skip
+            return self._process.wait()
+
+    def signal(self, number: int) -> None:
+        """Sends the run a signal."""
+        with self._changing:
+            self._signal = number
+            if self._process is not None:
+                self._process.send_signal(number)
+
+
+class RayRun:
+    """A run on the cluster, see :class:`kd.fleet.tuning.places.Process`."""
+
+    def __init__(self, share: Share, items: Sequence[str], log: Path) -> None:
+        kind = ray.remote(Runner).options(num_cpus=share.cores, num_gpus=share.gpus, max_concurrency=3, max_restarts=0)
+        self._status: int | None = None
+        self._runner: Any = kind.remote()
+        self._there = self._runner.greet.remote()
+        self._end = self._runner.run.remote(
+            list(items), str(log.resolve()), str(Path.cwd()), {FOLDER: os.environ[FOLDER]}
+        )
+
+    def poll(self) -> int | None:
+        """See :meth:`Process.poll`."""
+        if self._status is None and ray.wait([self._end], timeout=0)[0]:
+            try:
+                self._status = ray.get(self._end)
+            except ray.exceptions.RayTaskError as error:  # the folder can't be written there
+                raise UserError(f"jobs: a machine of the cluster can't run a trial: {last_line(error)}") from error
+            except ray.exceptions.RayError:
+                self._status = LOST
+            self._let_go()
+        return self._status
+
+    def send_signal(self, number: int, /) -> None:
+        """See :meth:`Process.send_signal`."""
+        if self._status is not None:
+            return
+        if ray.wait([self._there], timeout=0)[0]:
+            self._runner.signal.remote(number)
+        else:  # it still waits for a machine
+            self._status = -number
+            self._let_go()
+
+    def _let_go(self) -> None:
+        with suppress(Exception):
+            ray.kill(self._runner)
+
+
+@dataclass(frozen=True)
+class RayPlace:
+    """A share of the cluster.
+
+    Attributes:
+        share: what of it.
+    """
+
+    share: Share
+
+    def start(self, items: Sequence[str], log: Path, owner: IO[str] | None = None) -> RayRun:
+        """See :meth:`Place.start`; the run's lock is one of its own machine's."""
+        return RayRun(self.share, items, log)
+
+
+@contextmanager
+def joined(share: Share, accelerator: str) -> Iterator[list[Place]]:
+    """Joins the cluster (``RAY_ADDRESS``, or the one of this machine), or starts Ray on this machine alone.
+
+    Raises:
+        UserError: Ray is missing, there is none at the address, or no machine of it has room for a trial.
+    """
+    if "ray" not in globals():
+        raise UserError("jobs: ray needs the extra ray: pip install 'kd-train[ray]'")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    own = own_folder()
+    try:
+        with signals_kept():
+            _init(own)
+        yield _room(share, accelerator)
+    finally:
+        with suppress(Exception):
+            ray.shutdown()
+        shutil.rmtree(own, ignore_errors=True)
+
+
+def _init(own: Path) -> None:
+    """Joins, or starts a Ray whose files lie in the folder ``own``."""
+    try:
+        ray.init("auto", log_to_driver=False, logging_level="ERROR")
+    except ConnectionError as error:
+        if "RAY_ADDRESS" in os.environ:
+            told = f"no Ray cluster at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {first_line(error)}"
+            raise UserError(f"jobs: {told}") from error
+        ray.init(
+            "local", num_cpus=cores(), include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+            _temp_dir=str(own),
+        )  # fmt: skip
+
+
+def _room(share: Share, accelerator: str) -> list[Place]:
+    """As many shares as fit on the cluster's machines."""
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    with_gpus = accelerator in ("auto", "gpu", "cuda") and any(r.get("GPU") for r in machines)
+    gpus = share.gpus if share.gpus is not None else int(with_gpus)
+    most = [int(r.get("GPU", 0) // gpus) if gpus else sys.maxsize for r in machines]
+    used = [int(r.get("CPU", 0)) // n for r, n in zip(machines, most, strict=True) if n] if gpus else []
+    each = share.cores or max(1, min(used, default=1))
+    room = sum(min(int(r.get("CPU", 0)) // each, n) for r, n in zip(machines, most, strict=True))
+    if not room:
+        has = ", ".join(f"{r.get('CPU', 0):.0f} cores and {r.get('GPU', 0):.0f} GPUs" for r in machines)
+        raise UserError(f"jobs: no machine of the cluster has {each} core(s) and {gpus} GPU(s) for a trial ({has})")
+    return [RayPlace(Share(each, gpus)) for _ in range(room)]

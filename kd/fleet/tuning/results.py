@@ -1,0 +1,135 @@
+"""What a search has found: ``best.yaml``, the table, and whether the winner stands on fresh seeds."""
+
+import shutil
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from kd.fleet.tuning.plan import Plan
+from kd.fleet.tuning.space import item, short
+from kd.fleet.tuning.study import Study
+from kd.storage.checkpoints import write_whole
+from kd.storage.elsewhere import text_of, yaml_of
+
+if TYPE_CHECKING:
+    import optuna
+
+BEST = "best.yaml"
+SHOWN = 10
+# Student's t: half a 95 % interval in standard errors, by degrees of freedom
+T95 = (0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+
+
+def chosen(study: Study, plan: Plan) -> Any | None:
+    """The best trial; of a Pareto front the one nearest to the best of each objective. None before any has ended."""
+    front = study.best()
+    if len(front) < 2:
+        return front[0] if front else None
+    signs = [1 if objective.maximize else -1 for objective in plan.objectives]
+    columns = [[s * t.values[i] for t in front] for i, s in enumerate(signs)]
+    ranges = [max(c) - min(c) or 1.0 for c in columns]
+
+    def distance(t: "optuna.trial.FrozenTrial") -> float:
+        gaps = [(max(c) - s * v) / r for c, s, v, r in zip(columns, signs, t.values, ranges, strict=True)]
+        return sum(gap**2 for gap in gaps)
+
+    return min(front, key=distance)
+
+
+def write_best(study: Study, plan: Plan) -> Path | None:
+    """``best.yaml``: a recipe that repeats the best trial; None before any has ended."""
+    best = chosen(study, plan)
+    if best is None:
+        return None
+    config = yaml_of(text_of(Path(best.user_attrs["folder"]) / "config.yaml"))
+    config["runs_dir"] = plan.config["runs_dir"]
+    config["trainer"]["enable_progress_bar"] = plan.config["trainer"]["enable_progress_bar"]
+    found = ", ".join(f"{o.name} {v:.6g}" for o, v in zip(plan.objectives, best.values, strict=True))
+    head = f"# Best of {len(study.trials('complete'))} trials: {found} (trial {best.number} of {plan.folder})\n"
+    head += "".join(f"#   {item(key, value)}\n" for key, value in best.params.items())
+    file = plan.folder / BEST
+    text = head + yaml.safe_dump(config, sort_keys=False)
+    write_whole(file, lambda opened: opened.write(text.encode()))
+    return file
+
+
+def ranked(study: Study, plan: Plan) -> list[Any]:
+    """Finished trials, the best first; then those stopped early, then those that failed."""
+    sign = 1 if plan.objectives[0].maximize else -1
+    done = sorted(study.trials("complete"), key=lambda t: -sign * t.values[0])
+    return done + study.trials("pruned") + study.trials("failed")
+
+
+def print_table(study: Study, plan: Plan) -> None:
+    """The first trials, and how many there are."""
+    table = Table(title=f"{plan.config['recipe']}: {len(study.trials())} trials in {plan.folder}")
+    keys = [space.key for space in plan.space]
+    for column in ("trial", *(o.name for o in plan.objectives), "epochs", "s", *keys):
+        table.add_column(column, justify="right" if column not in keys else "left", overflow="fold")
+    for trial in ranked(study, plan)[:SHOWN]:
+        table.add_row(*row(trial, plan, keys))
+    Console(width=None if sys.stdout.isatty() else max(100, shutil.get_terminal_size().columns)).print(table)
+
+
+def row(trial: "optuna.trial.FrozenTrial", plan: Plan, keys: list[str]) -> list[str]:
+    """A trial's cells: number, objectives (or what became of it), epochs, seconds, values."""
+    attrs = trial.user_attrs
+    if trial.state.name == "FAIL":
+        values = [f"failed: {attrs.get('reason', '')}"] + [""] * (len(plan.objectives) - 1)
+    elif trial.state.name == "PRUNED":
+        last = list(trial.intermediate_values.values())[-1:]
+        values = [f"stopped at {last[0]:.4g}" if last else "stopped"] + [""] * (len(plan.objectives) - 1)
+    else:
+        values = [f"{v:.4g}" for v in trial.values]
+    number = f"{attrs['revived']}, to its end" if "revived" in attrs else str(trial.number)
+    cells = [str(attrs.get(name) if attrs.get(name) is not None else "") for name in ("epochs", "wall_s")]
+    return [number, *values, *cells, *(short(trial.params.get(key, "")) for key in keys)]
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """The winner and the default on the same fresh seeds.
+
+    Attributes:
+        objective: name of the number.
+        maximize: more of it is better.
+        seeds: used.
+        best: of the winner, by seed.
+        default: of the recipe without the search, by seed.
+    """
+
+    objective: str
+    maximize: bool
+    seeds: tuple[int, ...]
+    best: tuple[float, ...]
+    default: tuple[float, ...]
+
+    def interval(self) -> tuple[float, float]:
+        """Mean difference (winner - default) and half of its 95 % interval, paired by seed."""
+        gaps = [b - d for b, d in zip(self.best, self.default, strict=True)]
+        if len(gaps) < 2:
+            return gaps[0], float("inf")
+        t = T95[len(gaps) - 1] if len(gaps) <= len(T95) else 2.0
+        return statistics.mean(gaps), t * statistics.stdev(gaps) / len(gaps) ** 0.5
+
+    def text(self) -> str:
+        """The finding, in two sentences."""
+        mean, half = self.interval()
+        best, default = statistics.mean(self.best), statistics.mean(self.default)
+        means = (
+            f"{self.objective} on fresh seeds {self.seeds}: the winner {best:.4g}, the default {default:.4g} (means)"
+        )
+        if half == float("inf"):
+            return f"{means}; one seed says nothing of the spread."
+        better = (mean if self.maximize else -mean) > 0
+        survives = better and abs(mean) > half
+        verdict = (
+            "survives" if survives else "does not survive" if better else "is none: the default is as good or better"
+        )
+        return f"{means}. The difference, {mean:+.4g} ± {round(half, 6):.2g} (95 %, paired by seed), {verdict}."

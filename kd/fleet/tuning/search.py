@@ -1,0 +1,317 @@
+"""The search: asks for values, runs trials beside each other, stops poor ones early, remembers everything."""
+
+import math
+import signal
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from filelock import FileLock
+
+from kd.errors import Stopped, UserError
+from kd.fleet.tuning.places import Place
+from kd.fleet.tuning.plan import Plan, differences
+from kd.fleet.tuning.space import duration, item, short
+from kd.fleet.tuning.study import Study
+from kd.fleet.tuning.trials import Job, Owner
+from kd.run.train_first import teacher_settings
+
+POLL_S = 0.2
+TOO_LONG = "took too long"
+MAKES_THE_RULE = 5  # so many failures and nothing else: the search itself is wrong
+
+
+@dataclass
+class Running:
+    """A trial that runs.
+
+    Attributes:
+        trial: Optuna's.
+        chosen: values by key.
+        job: its process.
+    """
+
+    trial: Any
+    chosen: dict[str, Any]
+    job: Job
+
+
+class Search:
+    """One process's part in a search; others, here or on other machines, may work in the same folder.
+
+    Args:
+        plan: what is asked for.
+        free: where trials run, one in each place at a time.
+        say: prints a line.
+        changed: called after each trial's end.
+
+    Raises:
+        UserError: the folder holds a search with other settings.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        free: Sequence[Place],
+        say: Callable[[str], None] = print,
+        changed: Callable[["Search"], None] = lambda search: None,
+    ) -> None:
+        self.plan, self.say, self.changed = plan, say, changed
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        self.lock = FileLock(plan.folder / "ask.lock")
+        with self.lock:
+            directions = [objective.direction for objective in plan.objectives]
+            self.study = Study(plan.folder, directions, plan.sampler, plan.pruner, plan.epochs, plan.config["seed"])
+            self._check_settings()
+        self.free, self.places = list(free), len(free)
+        self.running: list[Running] = []
+        self.going: list[Job] = []
+        self.stopped_by: int | None = None
+        self.began = time.monotonic()
+        self.seconds: list[float] = []
+        self.extra: list[str] = []
+
+    def _check_settings(self) -> None:
+        now = self.plan.settings()
+        changed = differences(self.study.begun_with(now), now)
+        if changed is not None:
+            raise UserError(
+                f"name: the search in {self.plan.folder} was begun with {changed()}; "
+                "give the same settings to go on with it, or name=OTHER to begin another"
+            )
+
+    # -- trials --------
+
+    def run(self) -> None:
+        """Searches until the trials or the hours are used up.
+
+        Raises:
+            Stopped: by SIGTERM or SIGINT; the trials that ran have saved and are gone on with by the same command.
+            UserError: the first trials all fail.
+        """
+        with self._signals():
+            self.extra = _shared(self.plan, self.say)
+            try:
+                while True:
+                    self._watch()
+                    self._fill()
+                    if not self.running or self._ends_early():
+                        break
+                    time.sleep(POLL_S)
+            finally:  # a full disk, too, leaves no process
+                for job in self.jobs():
+                    job.stop("the search failed")
+                for job in self.jobs():
+                    job.wait()
+
+    def _ends_early(self) -> bool:
+        if self.stopped_by is not None:
+            self._end_all(signal.Signals(self.stopped_by).name)
+            raise Stopped(self.stopped_by)
+        if self._hours_are_up():
+            self._end_all("its hours are up")
+            return True
+        failed = self.study.trials("failed")
+        if len(failed) >= MAKES_THE_RULE and not self.study.trials("complete", "pruned"):
+            self._end_all("the first trials failed")
+            raise UserError(f"the first {len(failed)} trials failed, the last: {failed[-1].user_attrs.get('reason')}")
+        return False
+
+    def _hours_are_up(self) -> bool:
+        return self.plan.hours is not None and time.monotonic() - self.began > 3600 * self.plan.hours
+
+    def folder_of(self, number: int) -> Path:
+        """A trial's folder."""
+        return self.plan.folder / "trials" / f"{number:04d}"
+
+    def _fill(self) -> None:
+        """Gives every free share of the machine a trial."""
+        while self.free and self.stopped_by is None:
+            with self.lock:
+                next_one = self._taken_over() or self._new()
+            if next_one is None:
+                return
+            trial, chosen, owner = next_one
+            job = Job(self.folder_of(trial.number), self.plan.config["recipe"], self.free.pop(0), owner)
+            values = [item(key, value) for key, value in chosen.items()]
+            self.running.append(Running(trial, chosen, job))
+            job.begin([*self.plan.items, *self.extra, *values])
+
+    def _taken_over(self) -> tuple[Any, dict[str, Any], Owner] | None:
+        """A trial whose process was killed, here or elsewhere."""
+        for frozen in self.study.trials("running"):
+            owner = Owner.take(self.folder_of(frozen.number))
+            if owner is not None:
+                return (*self.study.again(frozen.number, self.plan.space), owner)
+        return None
+
+    def _new(self) -> tuple[Any, dict[str, Any], Owner] | None:
+        if self.study.exhausted or len(self.study.trials()) >= self.plan.trials:
+            return None
+        trial, chosen = self.study.ask(self.plan.space)
+        owner = Owner.take(self.folder_of(trial.number))
+        assert owner is not None, "a new trial's folder is nobody's"
+        return trial, chosen, owner
+
+    def _watch(self) -> None:
+        for running in list(self.running):
+            ended = running.job.status is not None  # asked before the metrics are read: they are whole then
+            self._report(running)
+            if self.plan.trial_hours and time.monotonic() - running.job.began > 3600 * self.plan.trial_hours:
+                running.job.stop(TOO_LONG)
+            if ended and not self._goes_on(running.job):
+                self._end(running)
+
+    def _goes_on(self, job: Job) -> bool:
+        """A finished run whose speed is asked for is timed now."""
+        done = job.status == 0 and not job.stopped and job.summary().get("status") == "done"
+        return done and self.plan.wants_latency and job.time_student()
+
+    def _report(self, running: Running) -> None:
+        """Tells the epochs so far, and stops a trial that is not worth its time."""
+        if len(self.plan.objectives) > 1 or not self.plan.objectives[0].name.startswith("val/"):
+            return
+        known = self.study.reported(running.trial.number)
+        for epoch, value in running.job.epochs(self.plan.objectives[0].name):
+            if epoch in known:
+                continue
+            running.trial.report(value, epoch)
+            if epoch < self.plan.epochs and not running.job.stopped and running.trial.should_prune():
+                running.job.stop("pruned")
+
+    def _end(self, running: Running) -> None:
+        """Takes a trial's result, frees its share of the machine."""
+        job, summary = running.job, running.job.summary()
+        by_signal = job.status in (130, 143, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL)
+        notes = {"folder": str(job.run), "wall_s": summary.get("wall_s"), "epochs": summary.get("epochs")}
+        whole = summary.get("status") == "done" and not (self.plan.wants_latency and job.untimed)
+        if job.status == 0 and whole:
+            values = [objective.value(job.run) for objective in self.plan.objectives]
+            self.study.tell(running.trial, "complete", values, notes)
+        elif job.stopped == "pruned" and by_signal:
+            self.study.tell(running.trial, "pruned", None, notes)
+        elif not by_signal or job.stopped in ("", TOO_LONG):
+            reason = (
+                job.reason() if job.stopped != TOO_LONG else f"took longer than trial_hours={self.plan.trial_hours}"
+            )
+            self.study.tell(running.trial, "failed", None, {"reason": reason, **notes})
+        self.running.remove(running)
+        self.free.append(job.slot)
+        job.owner.release()
+        if job.stopped in ("", "pruned", TOO_LONG):
+            self.seconds.append(max(time.monotonic() - job.began, summary.get("wall_s") or 0.0))  # it may be resumed
+            self.say(self.line(running))
+            self.changed(self)
+
+    # -- what is said --------
+
+    def line(self, running: Running) -> str:
+        """A trial that has ended, and how far the search is."""
+        trial = next(t for t in self.study.trials() if t.number == running.trial.number)
+        state = {"COMPLETE": "", "PRUNED": "stopped early: ", "FAIL": "failed: "}[trial.state.name]
+        if trial.state.name == "FAIL":
+            value = trial.user_attrs["reason"]
+        else:
+            numbers = trial.values or list(trial.intermediate_values.values())[-1:]
+            value = ", ".join(f"{o.name} {v:.4g}" for o, v in zip(self.plan.objectives, numbers, strict=False))
+        chosen = " ".join(f"{key}={short(v)}" for key, v in running.chosen.items())
+        return f"trial {trial.number}: {state}{value} ({chosen}); {self.progress()}"
+
+    def progress(self) -> str:
+        """How many trials have ended, the best so far, the time left."""
+        done = self.study.trials("complete", "pruned", "failed")
+        ended, total = len(done), self.plan.trials
+        best = self.study.best()
+        so_far = f", best trial {best[0].number}" if best else ""
+        took = self.seconds or [t.user_attrs["wall_s"] for t in done if t.user_attrs.get("wall_s")]  # before a resume
+        left = statistics.mean(took) * max(0, total - ended) / self.places if took else math.inf
+        if self.plan.hours is not None:
+            left = min(left, max(0.0, 3600 * self.plan.hours - (time.monotonic() - self.began)))
+        return f"{ended} of {total} ended{so_far}" + (f", about {duration(left)} left" if math.isfinite(left) else "")
+
+    # -- the end --------
+
+    def _end_all(self, why: str) -> None:
+        """Stops all trials and waits until they have saved: no process is left over."""
+        for running in self.running:
+            running.job.stop(why)
+        while self.running:
+            self._watch()
+            time.sleep(POLL_S)
+
+    def _signals(self) -> "_Signals":
+        return _Signals(self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """The first lets trials save; a second Ctrl-C waits for none of them."""
+        if self.stopped_by is not None and number == signal.SIGINT:
+            for job in self.jobs():
+                job.patience_s = 0
+        self.stopped_by = self.stopped_by or number
+
+    def jobs(self) -> list[Job]:
+        """All that run."""
+        return [*self.going, *(running.job for running in self.running)]
+
+    def wait(self, jobs: Sequence[Job], items: Sequence[Sequence[str]]) -> None:
+        """Runs jobs that are no trials, as many at a time as the machine has shares.
+
+        Raises:
+            Stopped: by a signal; they have saved.
+        """
+        with self._signals():
+            self._wait(list(zip(jobs, items, strict=True)))
+
+    def _wait(self, waiting: list[tuple[Job, Sequence[str]]]) -> None:
+        going = self.going
+        free: list[Place] = list(self.free)
+        while waiting or going:
+            while waiting and free and self.stopped_by is None:
+                job, command = waiting.pop(0)
+                job.slot = free.pop(0)
+                job.begin(command)
+                going.append(job)
+            for job in [j for j in going if j.status is not None]:
+                going.remove(job)
+                free.append(job.slot)
+                job.owner.release()
+            if self.stopped_by is not None:
+                for job in going:
+                    job.stop("stopped")
+                if not going:
+                    raise Stopped(self.stopped_by)
+            time.sleep(POLL_S)
+
+
+def _shared(plan: Plan, say: Callable[[str], None]) -> list[str]:
+    """What all trials have in common and one can do for all: the teacher is trained or found once."""
+    config = plan.config["model"]
+    specs = [config["teacher"]] if config["teacher"] else list((config["teachers"] or {}).values())
+    if not specs:
+        return []
+    searched = any(space.key.startswith(("model.teacher", "data.source")) for space in plan.space)
+    teacher = [] if searched else teacher_settings(plan.config)
+    answers = "computed by each (model.teacher.cache=on: read by all trials of one data setting)"
+    if all(spec["cache"] in (True, "on", "only") for spec in specs):
+        answers = "read by all trials of one data setting"
+    say(f"kd-tune: the teacher is measured once for all trials; its answers are {answers}")
+    return teacher
+
+
+class _Signals:
+    """Inside, SIGTERM and SIGINT only set a mark."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], None]) -> None:
+        self.handler, self.before = handler, dict[int, Any]()
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self.before[number] = signal.signal(number, self.handler)
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,169 @@
+"""What a search may vary: choices and ranges, by configuration key."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kd.errors import UserError
+from kd.storage.elsewhere import yaml_of
+
+if TYPE_CHECKING:
+    import optuna
+
+FORMS = "[a, b, c] a choice, 1..8 integers, 0.1..0.9 any number between, log:1e-5..1e-3 likewise on a log scale"
+
+
+@dataclass(frozen=True)
+class Space:
+    """The values of one key.
+
+    Attributes:
+        key: of the configuration.
+        choices: any values; None for a range.
+        low: the least value of a range.
+        high: the largest; both are integers or both are floats.
+        log: even on a logarithmic scale.
+    """
+
+    key: str
+    choices: tuple[Any, ...] | None = None
+    low: float = 0
+    high: float = 0
+    log: bool = False
+
+    @property
+    def integer(self) -> bool:
+        """A range of integers."""
+        return self.choices is None and isinstance(self.low, int)
+
+    @property
+    def labels(self) -> list[Any]:
+        """The choices as a storage takes them: what is no plain value is written as JSON."""
+        return [c if isinstance(c, str | int | float | bool) else json.dumps(c) for c in self.choices or ()]
+
+    def examples(self) -> list[Any]:
+        """Values that show whether the configuration takes it: all choices, or both ends."""
+        return list(self.choices) if self.choices is not None else [self.low, self.high]
+
+    def suggest(self, trial: "optuna.Trial") -> object:
+        """The value that an optuna trial takes."""
+        if self.choices is not None:
+            return self.choices[self.labels.index(trial.suggest_categorical(self.key, self.labels))]
+        if self.integer:
+            return trial.suggest_int(self.key, int(self.low), int(self.high), log=self.log)
+        return trial.suggest_float(self.key, self.low, self.high, log=self.log)
+
+    def text(self) -> str:
+        """As it is written."""
+        if self.choices is not None:
+            return json.dumps(self.choices)
+        return f"{'log:' if self.log else ''}{self.low}..{self.high}"
+
+
+def parse(key: str, text: object) -> Space:
+    """A space from the command line or from YAML.
+
+    Raises:
+        UserError: it is none of the forms, or empty.
+
+    >>> parse("optim.lr", "log:1e-5..1e-3")
+    Space(key='optim.lr', choices=None, low=1e-05, high=0.001, log=True)
+    >>> parse("data.batch_size", "[16, 32]").choices
+    (16, 32)
+    """
+    told = f"search.{key}: {FORMS}; got {text if isinstance(text, str) else json.dumps(text)}"
+    try:
+        value = yaml_of(text) if isinstance(text, str) else text
+    except ValueError as error:
+        raise UserError(told) from error
+    if isinstance(value, list):
+        if not value:
+            raise UserError(f"search.{key}: a choice of nothing, []")
+        return Space(key, tuple(_number(v) if isinstance(v, str) else v for v in value))
+    log = isinstance(value, str) and value.startswith("log:")
+    found = [_number(end.strip()) for end in str(value).removeprefix("log:").split("..", 1)]
+    ends = [end for end in found if isinstance(end, int | float)]
+    if len(found) != 2 or len(ends) != 2:
+        raise UserError(told)
+    low, high = ends if all(isinstance(end, int) for end in ends) else map(float, ends)
+    if not low < high:
+        raise UserError(f"search.{key}: an empty range, {text}: the first number must be below the second")
+    if log and low <= 0:
+        raise UserError(f"search.{key}: a log scale begins above 0, got {text}")
+    return Space(key, None, low, high, log)
+
+
+def _number(text: str) -> str | int | float:
+    """The number that a text is (YAML takes 1e-5 for a text); else the text."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def item(key: str, value: object) -> str:
+    """``key=value`` for ``kd-train``.
+
+    >>> item("optim.lr", 1e-5), item("data.size", [1, 2]), item("a", "B")
+    ('optim.lr=1.0e-05', 'data.size=[1, 2]', 'a=B')
+    """
+    if isinstance(value, float):
+        mantissa, e, exponent = repr(value).partition("e")
+        return f"{key}={mantissa if '.' in mantissa or not e else mantissa + '.0'}{e}{exponent}"
+    return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def short(value: object) -> str:
+    """A value for people: four digits.
+
+    >>> short(0.00123456), short("KDLoss"), short(True)
+    ('0.001235', 'KDLoss', 'True')
+    """
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> duration(80), duration(600), duration(7200)
+    ('80 s', '10 min', '2.0 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """All spaces of a search.
+
+    Attributes:
+        spaces: in the order in which they are chosen: a key before those below it.
+        below: key -> (the key above it that is searched too, the choices of it under which the key exists).
+    """
+
+    spaces: tuple[Space, ...]
+    below: dict[str, tuple[str, tuple[int, ...]]]
+
+    def suggest(self, trial: "optuna.Trial") -> dict[str, Any]:
+        """A trial's values by key; a key that does not exist under a trial's choices is left out."""
+        chosen: dict[str, Any] = {}
+        for space in self.spaces:
+            if self._exists(space.key, chosen):
+                chosen[space.key] = space.suggest(trial)
+        return chosen
+
+    def _exists(self, key: str, chosen: dict[str, Any]) -> bool:
+        if key not in self.below:
+            return True
+        above, allowed = self.below[key]
+        if above not in chosen:
+            return False
+        choices = next(s for s in self.spaces if s.key == above).choices or ()
+        return any(choices[i] == chosen[above] for i in allowed)
+
+    def __iter__(self) -> Iterator[Space]:
+        return iter(self.spaces)

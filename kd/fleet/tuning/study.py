@@ -1,0 +1,162 @@
+"""The search's memory and its wits: everything of Optuna that is used."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from kd.errors import UserError
+from kd.fleet.tuning.space import SearchSpace
+
+try:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+    from optuna.trial import Trial, TrialState
+except ImportError as error:
+    raise UserError(f"searching needs the extra tune: pip install 'kd-train[tune]' ({error})") from error
+
+JOURNAL = "journal.log"
+SAMPLERS = ("tpe", "random", "grid", "cmaes")
+PRUNERS = ("none", "asha", "hyperband", "median")
+Finished = Literal["complete", "pruned", "failed"]
+_STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+class Study:
+    """A search in a folder: a journal that several processes and machines may write, and that survives any kill.
+
+    ``optuna-dashboard FOLDER/journal.log`` reads it.
+
+    Args:
+        folder: of the search.
+        directions: ``maximize`` or ``minimize``, for each objective.
+        sampler: one of :data:`SAMPLERS`.
+        pruner: one of :data:`PRUNERS`.
+        epochs: of a whole trial.
+        seed: of the sampler.
+    """
+
+    def __init__(
+        self, folder: Path, directions: Sequence[str], sampler: str, pruner: str, epochs: int, seed: int
+    ) -> None:
+        journal = str(folder / JOURNAL)
+        storage = JournalStorage(JournalFileBackend(journal, _WholeLines(journal)))
+        self.exhausted = False
+        ways: Any = list(directions)
+        self.study: Any = optuna.create_study(
+            storage=storage, study_name="kd-tune", directions=ways, load_if_exists=True
+        )
+        self._sampler, self._seed = sampler, seed
+        self._sow()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self.study.pruner = _pruner(pruner, epochs)
+        vars(self.study)["stop"] = self._stop  # the grid's end; Optuna's own wants its own loop
+
+    def _sow(self) -> None:
+        """A seed of each trial's own: neither a search that goes on nor one on another machine draws the same again."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self.study.sampler = _sampler(self._sampler, self._seed + len(self.trials()))
+
+    def _stop(self) -> None:
+        self.exhausted = True
+
+    def begun_with(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The settings that the search was begun with; those given where it begins now."""
+        if "settings" not in self.study.user_attrs:
+            self.study.set_user_attr("settings", settings)
+        return self.study.user_attrs["settings"]
+
+    def trials(self, *states: str) -> list[Any]:
+        """Trials so far, all or those in a state (``running``, ``complete``, ``pruned``, ``failed``)."""
+        wanted = tuple({**_STATES, "running": TrialState.RUNNING}[s] for s in states) or None
+        return self.study.get_trials(deepcopy=False, states=wanted)
+
+    def ask(self, space: SearchSpace) -> tuple[Trial, dict[str, Any]]:
+        """A new trial and its values; one process at a time may ask."""
+        self._sow()
+        trial = self.study.ask()
+        return trial, space.suggest(trial)
+
+    def again(self, number: int, space: SearchSpace) -> tuple[Trial, dict[str, Any]]:
+        """A trial that another process has begun, and its values: those not chosen yet are now."""
+        frozen = next(t for t in self.trials() if t.number == number)
+        trial = Trial(self.study, frozen._trial_id)
+        return trial, space.suggest(trial)
+
+    def reported(self, number: int) -> set[int]:
+        """The epochs whose value is known."""
+        return set(next(t for t in self.trials() if t.number == number).intermediate_values)
+
+    def tell(self, trial: Trial, state: Finished, values: Sequence[float] | None, notes: dict[str, Any]) -> None:
+        """Ends a trial."""
+        for name, value in notes.items():
+            trial.set_user_attr(name, value)
+        self.study.tell(trial, list(values) if values else None, state=_STATES[state])
+
+    def add(self, like: "optuna.trial.FrozenTrial", values: Sequence[float], notes: dict[str, Any]) -> None:
+        """A finished trial with the parameters of another."""
+        trial = optuna.trial.create_trial(
+            params=like.params, distributions=like.distributions, values=list(values), user_attrs=notes
+        )
+        self.study.add_trial(trial)
+
+    def best(self) -> list[Any]:
+        """The best finished trial; with several objectives the Pareto front."""
+        return self.study.best_trials if self.trials("complete") else []
+
+    def importance(self) -> dict[str, float]:
+        """How much each parameter decides the first objective (PED-ANOVA, shares of 1); empty for few trials."""
+        done = self.trials("complete")
+        if len(done) < 4:
+            return {}
+        target: Callable[[Any], float] | None = (lambda t: t.values[0]) if len(self.study.directions) > 1 else None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that few trials say little is said beside the table
+            return self._importance(target)
+
+    def _importance(self, target: Callable[[Any], float] | None) -> dict[str, float]:
+        try:
+            return optuna.importance.get_param_importances(
+                self.study, evaluator=optuna.importance.PedAnovaImportanceEvaluator(), target=target
+            )
+        except (ValueError, RuntimeError, ZeroDivisionError):  # all values alike, no parameter common to all
+            return {}
+
+
+class _WholeLines(JournalFileSymlinkLock):
+    """The journal's lock. Its holder cuts off the part of a line that a killed process has left: the next line would
+    be written to its end, and no process could read the search any more."""
+
+    def acquire(self) -> bool:
+        held = super().acquire()
+        with Path(self._lock_target_file).open("r+b") as file:
+            end = file.seek(0, 2)
+            if end and (file.seek(end - 1), file.read())[1] != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+        return held
+
+
+def _sampler(name: str, seed: int) -> "optuna.samplers.BaseSampler":
+    if name == "random":
+        return optuna.samplers.RandomSampler(seed=seed)
+    if name == "grid":
+        return optuna.samplers.BruteForceSampler(seed=seed)
+    if name == "cmaes":
+        return optuna.samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
+    return optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
+
+
+def _pruner(name: str, epochs: int) -> "optuna.pruners.BasePruner":
+    if name == "asha":
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
+    if name == "hyperband":
+        return optuna.pruners.HyperbandPruner(min_resource=1, max_resource=max(epochs, 3), reduction_factor=3)
+    if name == "median":
+        return optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1)
+    return optuna.pruners.NopPruner()

@@ -1,0 +1,1 @@
+"""The LightningModule and what its hooks call."""

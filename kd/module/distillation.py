@@ -1,0 +1,286 @@
+"""The LightningModule: a frozen teacher, one or several students, each with its own objective and optimizer."""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from pytorch_lightning.core.optimizer import LightningOptimizer
+from pytorch_lightning.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from kd.data.batch import Batch, DataInfo, RangeCheck, as_batch
+from kd.data.datamodule import DistillationDataModule
+from kd.distill.classifier import fit_new_classifier
+from kd.distill.settle import settle_losses
+from kd.distill.sharding import Sharding
+from kd.distill.step import GivenTeacher, as_teacher, objective_of, own_student
+from kd.distill.student import Student
+from kd.distill.students import StepOutput, Students, total_of
+from kd.errors import UserError
+from kd.fit_to_machine import Memory, reopened, settled
+from kd.lightning_internals import trainer_of
+from kd.losses import DistillLoss
+from kd.losses.base import equal_on_all_ranks
+from kd.models.taps import TapSpec
+from kd.module.evaluation import Validation
+from kd.module.inference import Inference
+from kd.module.pace import clip, in_its_window, log_terms, pace_of, seed_step
+from kd.module.resume import Resume
+from kd.optim import OptimSpec, as_optim
+from kd.tasks import Task
+from kd.teachers import CachedTeacher, Teacher, caches_of, dtype_for
+from kd.teachers.answer import Answer
+
+
+class DistillationModule(Inference):
+    """Trains a student from labels and from a teacher's answers, with any Trainer and any loader.
+
+    The total is ``task_loss_weight * task_loss + sum(loss.weight * loss)``; each term is logged unweighted under its
+    own name (``train/task_loss``, ``train/<name>_loss``), the total as ``train/loss``; of several students
+    (:meth:`together`) under ``<student>/train/...``, with ``train/loss`` as the sum.
+
+    Args:
+        student: any model that gives logits for pictures (:func:`kd.models.own.logits_of`).
+        teacher: likewise, or any callable, or a :class:`kd.Teacher`, or several models by name; frozen. Without one the
+            student learns from labels alone.
+        task: what the labels mean; default: one class a picture, as many classes as the student's last layer has.
+        losses: distillation losses by name, each with its weight.
+        task_loss_weight: weight of the task's own loss, >= 0.
+        taps: the layers that a feature loss of the same name looks at.
+        teacher_of: the one of several teachers that a loss of that name listens to; default: the mean of all.
+        ema_decay: keep an exponential moving average of the student, validate and export that.
+        optim: optimizer and schedule: a :class:`kd.OptimSpec`, a dict of its fields, or a function of the trainable
+            parameters that makes an optimizer, whose learning rate then stays as it is.
+        data: classes and sizes of the data, where losses need to know more than the task.
+        prepare: uint8 pictures -> the student's input: a :class:`kd.Preprocess`, or a function. Default: as timm says
+            of the model. Float pictures pass as they are.
+        teacher_prepare: likewise for the teacher.
+
+    Raises:
+        TypeError: an argument of another kind.
+        ValueError: weights that leave nothing to learn from.
+        UserError: models, losses and data that do not fit each other.
+
+    >>> import kd, timm, torch
+    >>> student, teacher = timm.create_model("resnet10t", num_classes=10), torch.nn.Sequential(
+    ...     torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(48, 10))
+    >>> module = kd.DistillationModule(student, teacher, task=kd.Classification(10), losses={"kd": kd.KDLoss(4.0)})
+    >>> float(module.training_step((torch.rand(4, 3, 32, 32), torch.arange(4)), 0)["loss"]) > 0
+    True
+    """
+
+    def __init__(
+        self,
+        student: nn.Module | Student,
+        teacher: GivenTeacher = None,
+        *,
+        task: Task | None = None,
+        losses: Mapping[str, DistillLoss] | None = None,
+        task_loss_weight: float = 1.0,
+        taps: Mapping[str, TapSpec] | None = None,
+        teacher_of: Mapping[str, str] | None = None,
+        ema_decay: float | None = None,
+        optim: OptimSpec | Mapping[str, Any] | Callable[[list[nn.Parameter]], Optimizer] | None = None,
+        data: DataInfo | None = None,
+        prepare: Callable[[Tensor], Tensor] | None = None,
+        teacher_prepare: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        object.__setattr__(self, "teacher", as_teacher(teacher, teacher_prepare))
+        self.teacher: Teacher | None
+        self._ask(self.teacher)
+        self.asked: Teacher | None  # who answers in training: the teacher, or a cache in front of it
+        if not isinstance(student, Student):
+            objective = objective_of(task, losses, task_loss_weight, taps, teacher_of)
+            student = own_student(student, self.teacher, objective, data, prepare, ema_decay, as_optim(optim))
+        self._take(Students(student))
+        self._range = RangeCheck()
+        self.memory: Memory | None = None
+        self.planned_epochs = 1
+        self.resumed = False  # set by who resumes: Lightning tells its module too late
+
+    def _take(self, students: Students) -> None:
+        self.students, self.validation = students, Validation(students, self.teacher)
+        self.resume = Resume(students, self.teacher.identity() if self.teacher else {})
+        # what is equal on all ranks, and parameters that no term reaches: DDP would wait for their gradients
+        unreached = [f"students.{name}" for name in students.without_gradient()]
+        self._ddp_params_and_buffers_to_ignore = [*equal_on_all_ranks(self), *unreached]
+
+    @classmethod
+    def together(cls, modules: Mapping[str, "DistillationModule"]) -> "DistillationModule":
+        """Several students side by side: on the same batches, from the same teacher's answers.
+
+        Each has its own losses, optimizer, schedule, clipping, moving average and metrics, and comes out as if it had
+        been trained alone with the same seed.
+
+        Args:
+            modules: a module for each student, by name, with one teacher.
+
+        Raises:
+            UserError: students with different teachers or tasks.
+        """
+        first = next(iter(modules.values()))
+        if any(module.resume.teacher != first.resume.teacher for module in modules.values()):
+            raise UserError("students: all must have the same model.teacher, it answers once for all")
+        if len({type(module.task) for module in modules.values()}) > 1:
+            raise UserError("students: all must have the same model.task")
+        first._take(Students({name: module.student_of_one for name, module in modules.items()}))
+        return first
+
+    def named_students(self) -> dict[str, Student]:
+        """The students by name; a single one has the empty name."""
+        return self.students.named()
+
+    @property
+    def student_of_one(self) -> Student:
+        """The only student, or the first of several."""
+        return self.students.only_or_first
+
+    @property
+    def student(self) -> nn.Module:
+        """The model of the only student, or of the first of several."""
+        return self.student_of_one.model
+
+    @property
+    def task(self) -> Task:
+        """The task of all."""
+        return self.student_of_one.task
+
+    @property
+    def caches(self) -> dict[str, CachedTeacher]:
+        """The caches of the teachers' answers, by teacher."""
+        return caches_of(self.asked)
+
+    @property
+    def data(self) -> DistillationDataModule | None:
+        """Our data module, where the trainer has one."""
+        found = getattr(trainer_of(self), "datamodule", None)
+        return found if isinstance(found, DistillationDataModule) else None
+
+    def setup(self, stage: str) -> None:
+        """Starts students from the teacher's layers; places the teacher; settles what is left to measure."""
+        sample = cache(self.data.sample_pictures) if self.data is not None else None
+        if stage == "fit" and not self.resumed:
+            self._begin(sample)
+        if self.teacher is not None:
+            self.teacher.to(self.trainer.strategy.root_device, dtype_for(str(self.trainer.precision)))
+            self.teacher.forget_original()
+        if stage != "fit":
+            return
+        if self.teacher is not None and sample is not None and not self.resumed:
+            settle_losses(self.students, self.teacher, sample, self.trainer.strategy.broadcast)
+        if self.data is not None:
+            self._ask(settled(self, self.data))
+            if self.trainer.is_global_zero:
+                self.memory = Memory(self)  # now: later its layers may be sharded
+        self.students.compile_in_place()
+
+    def _begin(self, pictures: Callable[[int], Tensor] | None) -> None:
+        """The students' first weights, while the teacher is whole and not yet placed."""
+        for student in self.named_students().values():
+            labelled = self.data.sample if self.data is not None else None
+            said = student.begin(self.teacher, pictures) or fit_new_classifier(student, labelled)
+            if said and self.trainer.is_global_zero:
+                print(said, flush=True)
+
+    def _ask(self, teacher: Teacher | None) -> None:
+        object.__setattr__(self, "asked", teacher)
+
+    def configure_model(self) -> None:
+        """Lets a strategy that shards the students do so (:mod:`kd.strategies`)."""
+        trainer = trainer_of(self)  # none while a checkpoint's weights are loaded
+        if trainer is not None and isinstance(trainer.strategy, Sharding):
+            trainer.strategy.shard(self.students)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Each student's optimizer (sharded where asked), with warm-up and cosine stepped every optimizer step."""
+        self.trainer.fit_loop.setup_data()  # else a run bounded by steps alone does not know its epoch's length
+        pace = pace_of(self.trainer, self.data.batch_size if self.data is not None else None)
+        optimizer, schedule = self.students.build_optimizers(pace)
+        self.planned_epochs = pace.epochs(self.trainer.max_epochs)
+        if math.isinf(pace.total_steps) and self.trainer.is_global_zero:
+            print("optim: without trainer.max_epochs or max_steps the learning rate stays at its peak", flush=True)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_fit_start(self) -> None:
+        """Notes its optimizers before a checkpoint is loaded over them; the students follow the precision."""
+        self.resume.note(self.trainer.optimizers)
+        for student in self.named_students().values():
+            student.follow_precision()
+
+    def on_train_start(self) -> None:
+        """A resumed run goes on with its own settings, and where the share of samples seen puts it."""
+        self.resume.settle(self.trainer, self.data)
+
+    def on_before_batch_transfer(self, batch: object, dataloader_idx: int) -> Batch:
+        """Any loader's batch as ours; adds what a cache knows while the batch is on the host."""
+        batch = as_batch(batch)
+        self._range.look(batch.get("image"))
+        trainer = trainer_of(self)
+        training = trainer is not None and trainer.training
+        return self.asked.fetch(batch) if self.asked is not None and training else batch
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Tells the losses where training is."""
+        self.students.set_epoch(self.current_epoch, self.planned_epochs)
+
+    def training_step(self, batch: object, batch_idx: int) -> StepOutput:
+        """One batch of any loader (:func:`kd.data.batch.as_batch`)."""
+        batch = as_batch(batch)
+        wanted = self.students.wanted
+        answer = self.asked.answer(batch, wanted) if self.asked is not None and wanted else Answer()
+        terms = self.students.learn(batch, answer, lambda: self._seed(batch_idx))
+        loss = total_of(terms)
+        log_terms(self, terms, loss)
+        named = {name: own.named for name, own in terms.items()}
+        return {"loss": in_its_window(loss, self, batch_idx), "terms": named, "answer": answer}
+
+    def _seed(self, batch_idx: int) -> None:
+        """Dropout and the like by (seed, step, rank): a resumed run draws what the uninterrupted one drew."""
+        if self.data is None:  # a loop of the user's own, and its random numbers
+            return
+        step = self.current_epoch * 1_000_003 + batch_idx
+        seed_step((self.data.seed * 7_919 + step) * 4_096 + self.global_rank, self.device)
+
+    def configure_gradient_clipping(
+        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Clips each student's gradients by their own norm."""
+        clip(self, optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def optimizer_step(
+        self,
+        epoch: int,
+        batch_idx: int,
+        optimizer: Optimizer | LightningOptimizer,
+        optimizer_closure: Callable[[], Any] | None = None,
+    ) -> None:
+        """Steps, then moves the averages."""
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        self.students.move_averages(self.trainer.global_step + 1)  # this step is not counted yet
+
+    def on_validation_start(self) -> None:
+        """Brings classifiers that are made of the teacher's up to date."""
+        self.students.take_classifiers()
+
+    def on_train_end(self) -> None:
+        """Likewise where no validation came last."""
+        self.students.take_classifiers()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Stores what a run that goes on from it must know (:mod:`kd.module.resume`)."""
+        self.students.take_classifiers()
+        checkpoint.update(self.resume.content(self.data, bool(self.caches)))
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuses to resume with another teacher, other data or classes, or an optimizer that its state does not fit.
+
+        ``load_from_checkpoint(FILE, student=..., teacher=..., losses=...)`` resumes nothing: it takes the weights.
+        """
+        if trainer_of(self) is None:
+            return
+        self.resume.check(checkpoint, self.data)
+        if self.data is not None:
+            self._ask(reopened(self, self.asked, self.data, checkpoint.get("kd_cached", False)))

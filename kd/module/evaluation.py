@@ -1,0 +1,264 @@
+"""Batches without gradients, padding left out: validation, the preflight, and the accuracy of finished models."""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from kd.data.batch import Batch
+from kd.data.datamodule import DistillationDataModule
+from kd.data.sources.unlabelled import Joined
+from kd.distill.headless import HeadlessStudent
+from kd.distill.student import Student
+from kd.distill.students import Students
+from kd.losses.ranks import of_all_ranks
+from kd.models import Prepare
+from kd.models.own import logits_of
+from kd.progress import bar
+from kd.report.metric import PROBE
+from kd.tasks import Task
+from kd.tasks.features import knn_accuracy, ridge_accuracy
+from kd.teachers import Teacher
+from kd.teachers.answer import ALL, Wanted
+
+
+@dataclass
+class Seen:
+    """What models said of the real pictures of a batch.
+
+    Attributes:
+        target: their labels.
+        index: their numbers, where the loader tells them.
+        taught: the teachers' logits, see :class:`Look`.
+        decided: the teacher's decisions (:meth:`kd.tasks.Task.decide`), where there are any.
+        logits: the students', by name.
+    """
+
+    target: Tensor
+    index: Tensor | None
+    taught: dict[str, Tensor] = field(default_factory=dict)
+    decided: Tensor | None = None
+    logits: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Look:
+    """Runs batches through a teacher and students, without gradients; padding (index -1) is left out.
+
+    Args:
+        task: what the labels mean; logits are brought to its targets.
+        teacher: is asked where it gives logits.
+        students: pictures -> logits, by name.
+        device: where pictures go; default: they stay.
+        members: whether each of several teachers is looked at by itself too.
+        known: the teacher's decisions by index: it is not asked.
+        in_step: whether all processes must call the students equally often.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        teacher: Teacher | None,
+        students: Mapping[str, Callable[[Tensor], Tensor]],
+        device: torch.device | None = None,
+        members: bool = False,
+        known: Tensor | None = None,
+        in_step: bool = False,
+    ) -> None:
+        self.task, self.teacher, self.students, self.device = task, teacher, students, device
+        self.members, self.known, self.in_step = members, known, in_step
+
+    @torch.no_grad()
+    def at(self, batch: Batch) -> Seen | None:
+        """One batch; None where all of it is padding."""
+        images, target, index = batch["image"], batch["target"], batch.get("index")
+        if index is not None:
+            real = index >= 0
+            if not real.any():
+                self._keep_step_with_others(images.to(self.device))
+                return None
+            images, target, index = images[real], target[real], index[real]
+        images, target = images.to(self.device), target.to(self.device)
+        seen = Seen(target, index)
+        if self.known is not None and index is not None:
+            seen.decided = self.known[index.to(self.known.device)].to(images.device)
+        elif self.teacher is not None and self.teacher.has_head:
+            answers = self.teacher.answer({"image": images}, Wanted()).logits
+            asked = answers if self.members else {ALL: answers[ALL]}
+            seen.taught = {name: self.task.fit(x, target) for name, x in asked.items() if isinstance(x, Tensor)}
+            seen.decided = self.task.decide(seen.taught[ALL])
+        seen.logits = {name: self.task.fit(student(images), target) for name, student in self.students.items()}
+        return seen
+
+    def _keep_step_with_others(self, images: Tensor) -> None:
+        """Other ranks wait for this one's shards, though it has no pictures left."""
+        if self.in_step:
+            for student in self.students.values():
+                student(images)
+        if self.teacher is not None and self.teacher.is_shared_out and self.known is None:
+            self.teacher(images)
+
+
+Judged = dict[str, tuple[Tensor, Tensor, Tensor | None]]
+"""By student (``""`` for a single one): logits, targets and indices of a validation batch."""
+
+
+class Validation:
+    """A run's validation: its students' metrics, batch by batch.
+
+    Attributes:
+        known: the teacher's decisions by index, where they were made before.
+    """
+
+    def __init__(self, students: Students, teacher: Teacher | None) -> None:
+        self.students, self.teacher = students, teacher
+        self.known: Tensor | None = None
+
+    def _judged(self) -> dict[str, Student]:
+        return {name: student for name, student in self.students.named().items() if student.classifies}
+
+    def _headless(self) -> list[HeadlessStudent]:
+        return [student for student in self.students.named().values() if isinstance(student, HeadlessStudent)]
+
+    @torch.no_grad()
+    def _measure(self, batch: Batch) -> None:
+        """What students without a classifier train for, on these pictures too."""
+        headless = self._headless()
+        if headless and self.teacher is not None:
+            answer = self.teacher.answer({"image": batch["image"]}, self.students.wanted)
+            for student in headless:
+                student.measure(batch, answer)
+
+    def add(self, batch: Batch, in_step: bool) -> Judged:
+        """Adds a batch; ``in_step``: all processes must call the students equally often.
+
+        Returns:
+            By student: logits, targets and indices of what was added.
+        """
+        judged = self._judged()
+        self._measure(batch)
+        if not judged:
+            return {}
+        models = {name: student.logits for name, student in judged.items()}
+        task = self.students.only_or_first.task
+        seen = Look(task, self.teacher, models, known=self.known, in_step=in_step).at(batch)
+        if seen is None:
+            return {}
+        for name, student in judged.items():
+            student.task.update(seen.logits[name], seen.target, seen.decided)
+        return {name: (logits, seen.target, seen.index) for name, logits in seen.logits.items()}
+
+    def results(self) -> dict[str, Tensor]:
+        """The metrics over all processes, as ``val/<name>`` or ``<student>/val/<name>``; begins anew."""
+        found: dict[str, Tensor] = {}
+        for name, student in self.students.named().items():
+            if not student.is_measured:
+                continue
+            prefix = f"{name}/val/" if name else "val/"
+            found |= {f"{prefix}{metric}": value for metric, value in student.task.compute().items()}
+            student.task.reset()
+        return found
+
+
+@dataclass
+class Labelled:
+    """What models make of labelled pictures.
+
+    Attributes:
+        features: ``(N, D)`` by model, in the pictures' order, on the models' device.
+        labels: class ids ``(N,)``.
+        bank: so many of them, the first, are what answers are looked up in; the others are asked for.
+    """
+
+    features: dict[str, Tensor]
+    labels: Tensor
+    bank: int
+
+    def accuracy(self, name: str) -> dict[str, float]:
+        """``knn1`` and ``probe1`` (:data:`kd.report.metric.PROBE`) of a model's features, in 0..1."""
+        known, asked = self.features[name][: self.bank], self.features[name][self.bank :]
+        given = known, self.labels[: self.bank], asked, self.labels[self.bank :]
+        measured = knn_accuracy(*given), ridge_accuracy(*given)
+        return {metric: round(value, 6) for metric, value in zip(PROBE, measured, strict=True)}
+
+
+def bank_of(data: DistillationDataModule) -> int:
+    """How many pictures of the split ``probe`` answers are looked up in."""
+    pictures = data.split("probe")
+    assert isinstance(pictures, Joined)
+    return pictures.border
+
+
+@torch.no_grad()
+def look_at(
+    models: Mapping[str, Callable[[Tensor], Tensor]], batches: Iterable[Batch], bank: int, device: torch.device
+) -> Labelled:
+    """Runs models over labelled pictures; of several processes each runs its share, and all get the whole.
+
+    Args:
+        models: pictures -> features ``(N, D)``, by name.
+        batches: this process's, of the split ``probe``.
+        bank: so many pictures are looked up in.
+        device: where the models are.
+    """
+    parts: list[dict[str, Tensor]] = []
+    for batch in batches:
+        images = batch["image"].to(device)
+        own = {f" {name}": model(images).float() for name, model in models.items()}
+        parts.append({"index": batch["index"].to(device), "target": batch["target"].to(device), **own})
+    whole = {name: of_all_ranks(torch.cat([part[name] for part in parts]))[0] for name in parts[0]}
+    order = whole["index"].argsort()[int((whole["index"] < 0).sum()) :]  # padding comes first
+    return Labelled({name: whole[f" {name}"][order] for name in models}, whole["target"][order], bank)
+
+
+class Listener(Protocol):
+    """Takes in every batch's logits (:class:`kd.tasks.fidelity.Fidelity`)."""
+
+    def update(self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor) -> None:
+        """A batch: logits of both, at the target's size; targets; the pictures' numbers ``(N,)``."""
+
+
+@torch.inference_mode()
+def evaluate(
+    student: nn.Module,
+    prepare: Prepare,
+    batches: Iterable[Batch],
+    task: Task,
+    teacher: Teacher | None = None,
+    device: torch.device | None = None,
+    fidelity: Listener | None = None,
+) -> dict[str, dict[str, float]]:
+    """Runs a student (and its teacher) in float32 over batches.
+
+    Args:
+        student: the model, moved to ``device``.
+        prepare: its input.
+        batches: uint8 batches, see :data:`kd.data.batch.Batch`.
+        task: what the labels mean, built for the data's classes.
+        teacher: its teacher.
+        device: where to compute; default: the CPU.
+        fidelity: takes in every batch's logits.
+
+    Returns:
+        The task's metrics, ``{"student": {"acc1", ..., "agreement"}, "teacher": {...}}``, each in 0..1.
+    """
+    device = device or torch.device("cpu")
+    student = student.to(device).eval()
+    tasks = {"student": task.to(device)}
+    if teacher is not None:
+        teacher.to(device)
+        tasks["teacher"] = copy.deepcopy(task)
+    look = Look(task, teacher, {"": lambda images: logits_of(student(prepare(images)))}, device)
+    for batch in bar(batches, label="evaluating", unit=" batches"):
+        seen = look.at(batch)
+        if seen is None:
+            continue
+        taught = seen.taught.get(ALL)
+        if taught is not None:
+            tasks["teacher"].update(taught, seen.target, None)
+        tasks["student"].update(seen.logits[""], seen.target, seen.decided)
+        if fidelity is not None and seen.index is not None:
+            fidelity.update(seen.logits[""], taught, seen.target, seen.index)
+    return {name: {k: float(v) for k, v in found.compute().items()} for name, found in tasks.items()}

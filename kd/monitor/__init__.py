@@ -1,0 +1,1 @@
+"""What ``monitor.*`` turns on: callbacks that measure, send and act."""

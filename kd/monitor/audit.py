@@ -1,0 +1,88 @@
+"""A run's proof of what it trained on: which samples, in which step, with which loss."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities.types import STEP_OUTPUT
+
+from kd.callbacks.context import output_of
+from kd.callbacks.run_folder import RunFolder
+from kd.callbacks.steps import after_step
+from kd.data.batch import Batch
+from kd.optim import short_window
+from kd.storage.checkpoints import write_whole
+from kd.storage.elsewhere import appended, json_of
+
+
+class Audit(Callback):
+    """Appends a line an optimizer step to ``records/samples.rank<r>.jsonl`` in the run folder.
+
+    ``{"epoch": e, "step": s, "index": [...], "loss": x}``: ``s`` optimizer steps are done with this one; ``index``
+    names the samples of this process; the loss is the mean over its batches. A resumed run first drops the lines of
+    steps that its checkpoint does not know, so the files tell what the weights have seen: no more and no less.
+    Reading indices and loss makes each step wait for the device.
+    """
+
+    def __init__(self) -> None:
+        self._index: list[int] = []
+        self._losses: list[float] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Opens the file of this rank; forgets the steps that were lost."""
+        folder = _run_folder(trainer) / "records"
+        folder.mkdir(exist_ok=True)
+        self._file = folder / f"samples.rank{trainer.global_rank}.jsonl"
+        mine = [self._file]
+        if trainer.is_global_zero:  # also those of ranks that this run no longer has
+            mine += [f for f in folder.glob("samples.rank*.jsonl") if _rank(f) >= trainer.world_size]
+        for file in mine:
+            drop_after(file, trainer.global_step)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
+    ) -> None:
+        """Writes the line once the step is complete."""
+        self._index += batch["index"].tolist()
+        divided = trainer.accumulate_grad_batches / short_window(
+            trainer.num_training_batches, trainer.accumulate_grad_batches, batch_idx
+        )
+        self._losses.append(float(output_of(outputs)["loss"]) * divided)
+        if not after_step(trainer, batch_idx):
+            return
+        loss = sum(self._losses) / len(self._losses)
+        line = {"epoch": trainer.current_epoch, "step": trainer.global_step, "index": self._index, "loss": loss}
+        with appended(self._file) as file:
+            file.write(json.dumps(line) + "\n")
+        self._index, self._losses = [], []
+
+
+def read(file: Path) -> Iterable[dict[str, Any]]:
+    """The lines of a record; one that was torn by a power cut ends it."""
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            content = json_of(line)
+        except ValueError:
+            return
+        if not isinstance(content, dict) or "step" not in content:
+            return
+        yield content
+
+
+def drop_after(file: Path, step: int) -> None:
+    """Keeps the lines up to ``step``."""
+    if not file.exists():
+        return
+    kept = [json.dumps(line) + "\n" for line in read(file) if line["step"] <= step]
+    write_whole(file, lambda opened: opened.write("".join(kept).encode()))
+
+
+def _rank(file: Path) -> int:
+    return int(file.stem.removeprefix("samples.rank"))
+
+
+def _run_folder(trainer: Trainer) -> Path:
+    path = next((c.path for c in trainer.callbacks if isinstance(c, RunFolder)), None)  # type: ignore[attr-defined]
+    return path or Path(trainer.default_root_dir)

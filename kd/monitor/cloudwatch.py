@@ -1,0 +1,100 @@
+"""Sends a run's numbers to Amazon CloudWatch. Needs the extra ``aws``."""
+
+import math
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from tqdm import tqdm
+
+from kd.callbacks.run_folder import RunFolder
+from kd.errors import UserError
+from kd.monitor.numbers import GAUGES, Numbers, Outlet
+from kd.report.step_facts import mean
+
+AT_ONCE = 1000  # metrics in one request, at most
+UNITS = {"s": "Seconds", "%": "Percent", "By": "Bytes", "By/s": "Bytes/Second", "1/s": "Count/Second"}
+
+
+class CloudWatch(Outlet):
+    """Metrics below one namespace, with the dimensions ``Recipe``, ``Run`` and ``Host``, and a gauge's own.
+
+    Names are those of :data:`kd.monitor.numbers.GAUGES`; of the cores their mean is sent: every metric is paid for.
+    An alarm on ``rule_fired`` is a rule's. Region and credentials are found as by any AWS tool. A thread of the first
+    process of each node sends; what it can't send is told once.
+
+    Args:
+        folder: the run's.
+        numbers: to send.
+        namespace: of the metrics.
+        every_s: between two sendings.
+
+    Raises:
+        UserError: boto3 is not installed, or knows no region.
+    """
+
+    def __init__(self, folder: RunFolder, numbers: Numbers, namespace: str, every_s: float = 60.0) -> None:
+        super().__init__(numbers)
+        self.folder, self.namespace, self.every_s = folder, namespace, every_s
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._client: Any = None
+        self._told = False
+
+    def open(self) -> None:
+        """Starts the thread."""
+        try:
+            import boto3
+            from botocore.config import Config
+            from botocore.exceptions import BotoCoreError
+        except ImportError as error:
+            raise UserError("monitor.cloudwatch: needs the extra aws (boto3)") from error
+        config = Config(connect_timeout=5, read_timeout=5, retries={"max_attempts": 2})
+        try:
+            self._client = boto3.client("cloudwatch", config=config)
+        except BotoCoreError as error:
+            raise UserError(f"monitor.cloudwatch: {error}") from error
+        self._end.clear()
+        self._thread = threading.Thread(target=self._run, name="kd-cloudwatch", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._end.wait(self.every_s):
+            self._send()
+        self._send()
+
+    def _send(self) -> None:
+        data = list(self._data())
+        try:
+            for start in range(0, len(data), AT_ONCE):
+                self._client.put_metric_data(Namespace=self.namespace, MetricData=data[start : start + AT_ONCE])
+        except Exception as error:  # a monitor that can't be reached must not stop a run
+            if not self._told:
+                tqdm.write(f"kd-train: monitor.cloudwatch: {error}", file=sys.stderr)
+            self._told = True
+
+    def _data(self) -> Iterator[dict[str, Any]]:
+        assert self.folder.path is not None
+        run, now = self.folder.path, datetime.now(UTC)
+        own = {"Recipe": run.parent.name, "Run": run.name, "Host": socket.gethostname()}
+        for name, values in self.numbers.read().items():
+            labels, unit = GAUGES[name].labels, UNITS.get(GAUGES[name].unit, "None")
+            if labels == ("core",):
+                labels, values = (), {(): mean(list(values.values()))}
+            for key, value in values.items():
+                if math.isfinite(value):  # it takes no other numbers
+                    of = own | {k: v for k, v in zip(labels, key, strict=True) if v}  # nor empty names
+                    dimensions = [{"Name": k, "Value": v} for k, v in of.items()]
+                    yield {
+                        "MetricName": name, "Dimensions": dimensions, "Timestamp": now, "Value": value, "Unit": unit,
+                    }  # fmt: skip
+
+    def close(self) -> None:
+        """Sends the last values."""
+        if self._thread is not None:
+            self._end.set()
+            self._thread.join(timeout=30)
+            self._thread = None

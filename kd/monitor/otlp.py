@@ -1,0 +1,85 @@
+"""Sends a run's numbers by OpenTelemetry's protocol. Needs the extra ``otel``."""
+
+import logging
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from tqdm import tqdm
+
+from kd.callbacks.run_folder import RunFolder
+from kd.errors import UserError
+from kd.monitor.numbers import GAUGES, Gauge, Numbers, Outlet
+
+TIMEOUT_S = 5  # of one sending; a collector that is gone holds the run's end up for no longer
+
+
+class Otlp(Outlet):
+    """Gauges ``kd.<name>`` (:data:`kd.monitor.numbers.GAUGES`), sent by a thread of the first process of each node.
+
+    A collector that does not take them is told once. Headers, for a token, are taken from
+    ``OTEL_EXPORTER_OTLP_HEADERS``, as everywhere.
+
+    Args:
+        folder: the run's; its name and the recipe's are attributes.
+        numbers: to send.
+        endpoint: http(s) address of a collector, ``http://host:4318``; without a path ``/v1/metrics`` follows.
+        every_s: between two sendings.
+
+    Raises:
+        UserError: OpenTelemetry's SDK is not installed.
+    """
+
+    def __init__(self, folder: RunFolder, numbers: Numbers, endpoint: str, every_s: float = 60.0) -> None:
+        path = "" if urlsplit(endpoint).path.strip("/") else "/v1/metrics"
+        super().__init__(numbers)
+        self.folder, self.every_s = folder, every_s
+        self.endpoint = endpoint.rstrip("/") + path
+        self._provider: Any = None
+        self._told = False
+
+    def open(self) -> None:
+        """Makes the gauges and starts the thread."""
+        try:
+            from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+            from opentelemetry.sdk.metrics import MeterProvider
+            from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+            from opentelemetry.sdk.resources import Resource
+        except ImportError as error:
+            raise UserError("monitor.otlp: needs the extra otel (opentelemetry-sdk and its OTLP exporter)") from error
+        assert self.folder.path is not None
+        run, host = self.folder.path, socket.gethostname()
+        of = {"service.name": "kd", "kd.recipe": run.parent.name, "kd.run": run.name, "host.name": host}
+        exporter: Any = OTLPMetricExporter(endpoint=self.endpoint, timeout=TIMEOUT_S)
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # several lines a failed sending
+        exporter.export = self._told_once(exporter.export)
+        reader = PeriodicExportingMetricReader(exporter, 1000 * self.every_s, 1000 * TIMEOUT_S)
+        self._provider = MeterProvider([reader], Resource.create(of), shutdown_on_exit=False)
+        meter = self._provider.get_meter("kd")
+        for name, gauge in GAUGES.items():
+            asked = [lambda _options, gauge=gauge: self._observed(gauge)]
+            meter.create_observable_gauge(f"kd.{name}", asked, gauge.unit, gauge.text)
+
+    def _told_once(self, send: Callable[..., Any]) -> Callable[..., Any]:
+        def export(*args: object, **kwargs: object) -> object:
+            result = send(*args, **kwargs)
+            if result.name != "SUCCESS" and not self._told:
+                self._told = True
+                tqdm.write(f"kd-train: monitor.otlp: {self.endpoint} does not take the numbers", file=sys.stderr)
+            return result
+
+        return export
+
+    def _observed(self, gauge: Gauge) -> Iterator[Any]:
+        from opentelemetry.metrics import Observation
+
+        for labels, value in gauge.read(self.numbers).items():
+            yield Observation(value, dict(zip(gauge.labels, labels, strict=True)))
+
+    def close(self) -> None:
+        """Sends the last values."""
+        if self._provider is not None:
+            self._provider.shutdown(timeout_millis=1000 * TIMEOUT_S)
+            self._provider = None

@@ -1,0 +1,70 @@
+"""Serves a run's numbers to Prometheus. Needs the extra ``prometheus``."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pytorch_lightning import LightningModule, Trainer
+
+from kd.errors import UserError
+from kd.monitor.numbers import GAUGES, Numbers, Outlet
+
+
+class Prometheus(Outlet):
+    """An HTTP endpoint on the first process of each node. Values are read when Prometheus asks: a step pays nothing.
+
+    Names: ``kd_`` before those of :data:`kd.monitor.numbers.GAUGES`.
+
+    Args:
+        numbers: to serve.
+        port: to listen on.
+        address: of the interface; the loopback one is not seen from outside.
+
+    Raises:
+        UserError: prometheus-client is not installed, or the port is taken.
+    """
+
+    def __init__(self, numbers: Numbers, port: int, address: str = "127.0.0.1") -> None:
+        super().__init__(numbers)
+        self.port, self.address = port, address
+        self._server: Any = None
+
+    def open(self) -> None:
+        """Opens the port."""
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server
+        except ImportError as error:
+            raise UserError("monitor.prometheus_port: needs the extra prometheus (prometheus-client)") from error
+        registry = CollectorRegistry()
+        registry.register(self)
+        try:
+            self._server, _ = start_http_server(self.port, self.address, registry)
+        except OSError as error:
+            where = "" if self.address == "127.0.0.1" else f" at {self.address} (monitor.prometheus_host)"
+            raise UserError(f"monitor.prometheus_port: {self.port} can't be opened{where}: {error.strerror}") from error
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Opens the port and closes it again: one that is taken is reported before the run has a folder."""
+        if trainer.local_rank == 0:
+            self.open()
+            self.close()
+
+    def describe(self) -> list[Any]:
+        """Nothing ahead of the first scrape: the registry asks for it."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """The metrics at this moment; called by the server's thread."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        for name, values in self.numbers.read().items():
+            family = GaugeMetricFamily(f"kd_{name}", GAUGES[name].text, labels=GAUGES[name].labels)
+            for labels, value in values.items():
+                family.add_metric(labels, value)
+            yield family
+
+    def close(self) -> None:
+        """Closes the port."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None

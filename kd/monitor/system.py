@@ -1,0 +1,283 @@
+"""Samples the machine while a run trains: cores, memory, disks, network, loader workers, GPUs."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch.distributed as dist
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from kd.callbacks.run_folder import RunFolder
+from kd.machine import core_ids, cores
+from kd.monitor.control import parse, read
+from kd.report.records import Writer
+
+MB = 2**20
+SELDOM = ("thread_wait", "thread", "loader_wait")  # read with some samples alone
+LOOK_FOR_CHILDREN = 8  # samples between two looks for new processes and at all threads: that reads many files
+
+
+class Gpus:
+    """What NVML tells of every GPU; without a driver, or without nvidia-ml-py, of none."""
+
+    def __init__(self) -> None:
+        self._handles: list[Any] = []
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+        except Exception:  # no package, no driver, no permission: there is nothing to watch
+            return
+        self._nvml = pynvml
+        self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        self._reasons = {
+            "heat": pynvml.nvmlClocksThrottleReasonSwThermalSlowdown | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
+            "power": pynvml.nvmlClocksThrottleReasonSwPowerCap | pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+        }
+
+    def names(self) -> list[str]:
+        """Of the GPUs."""
+        found = (self._nvml.nvmlDeviceGetName(h) for h in self._handles)
+        return [name.decode() if isinstance(name, bytes) else name for name in found]
+
+    def read(self) -> list[dict[str, Any]]:
+        """Utilisation and memory in %, ``w``, ``mhz``, throttling of each GPU; a failed query is left out."""
+        return [self._one(handle) for handle in self._handles]
+
+    def _one(self, handle: Any) -> dict[str, Any]:
+        nvml, reading = self._nvml, {"util": 0, "mem": 0.0}
+        with suppress(nvml.NVMLError):
+            reading["util"] = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
+        with suppress(nvml.NVMLError):
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            reading |= {"mem": round(100 * memory.used / memory.total, 1), "mem_mb": round(memory.used / MB)}
+        with suppress(nvml.NVMLError):
+            reading["w"] = round(nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
+        with suppress(nvml.NVMLError):
+            reading["mhz"] = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
+        with suppress(nvml.NVMLError):
+            bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+            found = [name for name, mask in self._reasons.items() if bits & mask]
+            if found:
+                reading["throttle"] = found  # type: ignore[assignment]
+        return reading
+
+
+class Delays:
+    """How long the threads of processes stood ready to run but got no core, by the kernel's account (Linux).
+
+    All threads count: what starves a GPU is often autograd's thread, while the main thread sleeps.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[int, int], int] = {}
+        self._at = time.monotonic()
+
+    def read(self, ranks: Iterable[int], loaders: Iterable[int]) -> dict[str, Any]:
+        """% of the time since the last reading, of the most delayed thread of each process.
+
+        Returns:
+            ``thread_wait`` by training process, ``thread`` (name of the most delayed one), ``loader_wait`` by loader;
+            nothing where the kernel does not tell.
+        """
+        now = time.monotonic()
+        spent, self._at = now - self._at, now
+        read = {pid: _queue_ns(pid) for pid in (*ranks, *loaders)}
+        before, self._before = self._before, {(p, t): ns for p, threads in read.items() for t, ns in threads.items()}
+        worst: dict[int, tuple[float, int]] = {}
+        for pid, threads in read.items():
+            late = [(ns - before[pid, tid], tid) for tid, ns in threads.items() if (pid, tid) in before]
+            if late and spent > 0:
+                longest, tid = max(late)
+                worst[pid] = min(100.0, round(longest / spent / 1e7, 1)), tid
+        own = {pid: worst[pid] for pid in ranks if pid in worst}
+        if not own:
+            return {}
+        pid = max(own, key=lambda p: own[p])
+        found: dict[str, Any] = {"thread_wait": [share for share, _ in own.values()]}
+        with suppress(OSError):
+            found["thread"] = Path(f"/proc/{pid}/task/{own[pid][1]}/comm").read_text().strip()
+        waits = [worst[pid][0] for pid in loaders if pid in worst]
+        return found | ({"loader_wait": waits} if waits else {})
+
+
+def _queue_ns(pid: int) -> dict[int, int]:
+    """Nanoseconds on the run queue of each thread of a process so far (Documentation/scheduler/sched-stats.rst)."""
+    found: dict[int, int] = {}
+    with suppress(OSError):
+        for task in os.scandir(f"/proc/{pid}/task"):
+            with suppress(OSError, IndexError, ValueError):
+                found[int(task.name)] = int(Path(task.path, "schedstat").read_text().split()[1])
+    return found
+
+
+class Machine:
+    """Readings of this machine and of a job's processes on it. Rates are since the reading before.
+
+    Args:
+        ranks: process ids of the training processes on this machine; their other children are loader workers.
+    """
+
+    def __init__(self, ranks: Sequence[int] = ()) -> None:
+        self.gpus = Gpus()
+        self._ranks = [psutil.Process(pid) for pid in ranks or [os.getpid()]]
+        self._children: dict[int, psutil.Process] = {}
+        self._before: dict[str, float] = {}
+        self._delays = Delays()
+        self._reads = 0
+        self._at = time.monotonic()
+        self.read()
+
+    def read(self) -> dict[str, Any]:
+        """One sample; %, MB and MB/s."""
+        memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+        now = time.monotonic()
+        seconds, self._at = max(1e-3, now - self._at), now
+        sample: dict[str, Any] = {
+            "t": round(time.time(), 2),
+            "cpu": psutil.cpu_percent(percpu=True),
+            "iowait": getattr(psutil.cpu_times_percent(), "iowait", 0.0),
+            "mem": memory.percent,
+            "swap_mb": round(swap.used / MB),
+        }
+        sample |= self._rates(seconds) | self._processes()
+        gpus = self.gpus.read()
+        return sample | ({"gpu": gpus} if gpus else {})
+
+    def _rates(self, seconds: float) -> dict[str, float]:
+        counted: dict[str, float] = {}
+        with suppress(Exception):  # containers may hide the counters
+            disk = psutil.disk_io_counters()
+            counted |= {"disk_r": disk.read_bytes, "disk_w": disk.write_bytes} if disk else {}
+        with suppress(Exception):
+            net = psutil.net_io_counters()
+            counted |= {"net_r": net.bytes_recv, "net_w": net.bytes_sent}
+        rates = {k: round(max(0.0, v - self._before.get(k, v)) / MB / seconds, 3) for k, v in counted.items()}
+        self._before = counted
+        return rates
+
+    def _processes(self) -> dict[str, Any]:
+        main, rss, workers = 0.0, 0, []
+        delays: dict[str, Any] = {}
+        if self._reads % LOOK_FOR_CHILDREN == 0:
+            self._children = self._find_children()
+            delays = self._delays.read([rank.pid for rank in self._ranks], list(self._children))
+        self._reads += 1
+        for rank in self._ranks:
+            with suppress(psutil.Error):
+                main += rank.cpu_percent()
+                rss += rank.memory_info().rss
+        for child in self._children.values():
+            with suppress(psutil.Error):
+                workers.append(child.cpu_percent())
+                rss += child.memory_info().rss
+        return {"main": round(main, 1), "workers": workers, "rss_mb": round(rss / MB, 1), **delays}
+
+    def _find_children(self) -> dict[int, psutil.Process]:
+        """The loader workers; those known already keep their readings."""
+        found: dict[int, psutil.Process] = {}
+        for rank in self._ranks:
+            with suppress(psutil.Error):
+                found |= {child.pid: child for child in rank.children(recursive=True)}
+        ranks = {rank.pid for rank in self._ranks}
+        return {pid: self._children.get(pid, child) for pid, child in found.items() if pid not in ranks}
+
+
+class System(Callback):
+    """Writes ``records/system.<node>.jsonl`` from a thread of its own, on the first process of each node.
+
+    Switched in a running job: SIGUSR2 turns it off and on again; so does the word ``on`` or ``off`` in the file
+    ``monitor`` in the run's folder, on all nodes at once; ``interval=SECONDS`` there changes its pace.
+
+    Args:
+        folder: the run's.
+        interval_s: between two samples.
+    """
+
+    def __init__(self, folder: RunFolder, interval_s: float = 0.5) -> None:
+        self.folder, self.interval_s = folder, interval_s
+        self.on = True
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._before: Any = None
+        self._said = ("", 0)
+        self.newest: dict[str, Any] = {}
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts the thread."""
+        ranks = _ranks_here()
+        if trainer.local_rank != 0:
+            return
+        assert self.folder.path is not None
+        if threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGUSR2"):
+            self._before = signal.signal(signal.SIGUSR2, self._toggle)
+        self._stop.clear()
+        self._thread = threading.Thread(
+            target=self._run, args=(self.folder.path, trainer.node_rank, ranks), name="kd-system", daemon=True
+        )
+        self._thread.start()
+
+    def _toggle(self, *_: object) -> None:
+        self.on = not self.on
+
+    def _run(self, folder: Path, node: int, ranks: list[int]) -> None:
+        machine = Machine(ranks)
+        name = f"{node}-{socket.gethostname()}"
+        header = {
+            "of": "system", "node": name, "cores": os.cpu_count(), "usable_cores": cores(),
+            "core_ids": core_ids(),
+            "memory_mb": round(psutil.virtual_memory().total / MB), "gpus": machine.gpus.names(),
+            "interval_s": self.interval_s,
+        }  # fmt: skip
+        writer = Writer(folder / "records" / f"system.{name}.jsonl", header)
+        while not self._stop.wait(self.interval_s):
+            self._obey(read(folder))
+            if self.on:
+                sample = machine.read()
+                writer.write({"kind": "sample", **sample})
+                self.newest = {key: self.newest[key] for key in SELDOM if key in self.newest} | sample
+        writer.close()
+
+    def _obey(self, said: tuple[str, int]) -> None:
+        if said == self._said:
+            return
+        self._said = said
+        with suppress(ValueError):  # rank 0 has told it
+            wishes = parse(said[0])
+            self.on = self.on if wishes.on is None else wishes.on
+            self.interval_s = wishes.interval_s or self.interval_s
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stops the thread."""
+        self._end()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Stops the thread."""
+        self._end()
+
+    def _end(self) -> None:
+        if self._thread is None:
+            return
+        self._stop.set()
+        self._thread.join(timeout=5)
+        self._thread = None
+        if self._before is not None:
+            signal.signal(signal.SIGUSR2, self._before)
+            self._before = None
+
+
+def _ranks_here() -> list[int]:
+    """Process ids of the job's ranks on this machine, however they were started; all ranks must call it."""
+    mine = socket.gethostname(), os.getpid()
+    if not dist.is_initialized():
+        return [mine[1]]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    return [pid for host, pid in found if host == mine[0]]

@@ -1,0 +1,151 @@
+"""From the settings below ``model`` to the module that trains."""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from kd.data.batch import DataInfo
+from kd.distill.headless import student_of
+from kd.distill.objective import Objective
+from kd.distill.step import moving_average
+from kd.errors import UserError
+from kd.losses import DistillLoss
+from kd.models import StudentSpec, TeacherSpec, build_model, completed, preprocess_for
+from kd.models.taps import TapSpec
+from kd.module.distillation import DistillationModule
+from kd.optim import OptimSpec
+from kd.tasks import Classification, Features, Task
+from kd.teachers import FrozenTeacher, Teacher, build_teachers
+from kd.teachers.answer import ALL
+
+
+def assemble(
+    data: DataInfo,
+    student: StudentSpec,
+    teacher: TeacherSpec | None = None,
+    teachers: dict[str, TeacherSpec] | None = None,
+    task: Task | None = None,
+    task_loss_weight: float = 1.0,
+    distill_losses: dict[str, DistillLoss] | None = None,
+    taps: dict[str, TapSpec] | None = None,
+    teacher_of: dict[str, str] | None = None,
+    ema_decay: float | None = None,
+    optim: OptimSpec | None = None,
+    teacher_drop: float = 0.0,
+) -> DistillationModule:
+    """A module from settings: what recipes hold below ``model``.
+
+    Args:
+        data: classes and sizes of the data.
+        student: the model to train.
+        teacher: the model to learn from; without one the student learns from labels alone.
+        teachers: several of them by name, in place of ``teacher``; their mean counts by each one's ``weight``.
+        task: what the labels mean.
+        task_loss_weight: weight of the task's own loss, >= 0. Without labels there is no such loss.
+        distill_losses: distillation losses by name, each with its weight.
+        taps: the layers that a feature loss of the same name looks at.
+        teacher_of: the one of ``teachers`` that a loss of that name listens to; default: the mean of all.
+        ema_decay: keep an exponential moving average of the student, validate and export that.
+        optim: optimizer and schedule.
+        teacher_drop: the chance in [0, 1] that a picture does without any of several teachers but the one with the
+            largest loss.
+
+    Raises:
+        ValueError: weights that leave nothing to learn from.
+        UserError: models, losses, data or checkpoints that do not fit each other.
+    """
+    losses = distill_losses or {}
+    if losses and teacher is None and not teachers:
+        raise UserError(f"model.teacher: the distillation losses {', '.join(losses)} need one (or config=no_teacher)")
+    if not student.head and not losses:
+        raise UserError("model.student.head: without a classifier it learns a teacher's features; give "
+                        "model.distill_losses")  # fmt: skip
+    if student.head and data.probed:
+        raise UserError("data.probe.root: measures the features of a student without a classifier "
+                        "(model.student.head=false); validation measures this one")  # fmt: skip
+    task = _task(task, student.head, data)
+    without_labels = not (data.labels and task.labels)
+    weight = 0.0 if without_labels and task_loss_weight >= 0 else task_loss_weight  # then there is no such loss
+    objective = Objective(task, losses, weight, taps, teacher_of, teacher_drop)
+    if student.freeze and not (objective.task_loss_weight or objective.trains_logits):
+        raise UserError("model.student.freeze: backbone leaves the classifier alone to train, and nothing trains it; "
+                        "give model.task_loss_weight or a loss over logits (SimKDLoss is none)")  # fmt: skip
+    task.settle(len(data.classes), data.ignore_index)
+    student = completed(student, "model.student")
+    classes = data.classes if student.head else []
+    model = build_model(student, len(classes), "model.student", classes, dense=task.dense)
+    prepare = preprocess_for(model, student.img_size, False, student.mean, student.std)
+    if student.grad_checkpointing:
+        model.set_grad_checkpointing(True)  # type: ignore[operator]
+    average = moving_average(model, ema_decay)
+    if not student.head:  # then a teacher's classifier is of no use either
+        teacher = teacher and replace(teacher, head=False)
+        teachers = {name: replace(spec, head=False) for name, spec in (teachers or {}).items()}
+    found = build_teachers(teacher, teachers or {}, data.classes, task.dense)
+    start, not_inherited, parent = choose_start(student, model, found, task.dense)
+    if student.freeze and start == "scratch":
+        raise UserError("model.student.freeze: backbone keeps its first weights, which would be random; give "
+                        "model.student.checkpoint")  # fmt: skip
+    learner = student_of(objective)(
+        model, prepare, objective, data, found, average, optim, student, start, not_inherited, parent
+    )
+    return DistillationModule(learner, found)
+
+
+def _task(task: Task | None, head: bool, data: DataInfo) -> Task:
+    """What is learnt; a student without a classifier has one task, whatever the data's labels."""
+    if head and isinstance(task, Features):
+        raise UserError("model.task: Features is learnt by a student without a classifier (model.student.head=false)")
+    if head and not data.classes:
+        raise UserError("data.source: its pictures have no labels, and the student's classifier needs classes; "
+                        "model.student.head=false learns a teacher's features without any, and beside labelled "
+                        "pictures such a folder is data.unlabeled")  # fmt: skip
+    if head:
+        return task or Classification()
+    if task is not None and type(task) not in (Classification, Features):
+        raise UserError(f"model.task: {type(task).__name__} needs a classifier (model.student.head=false has none)")
+    return Features()
+
+
+def choose_start(spec: StudentSpec, model: nn.Module, teacher: Teacher | None, dense: bool) -> tuple[str, str, str]:
+    """Where the student's first weights come from, settled before data are read and the teacher is measured.
+
+    Returns:
+        ``inherited``, ``pre-trained`` or ``scratch``; why it does not inherit, where it would if it could; and which of
+        the teachers it inherits from.
+
+    Raises:
+        UserError: layers that must be inherited (``inherit=true``) and can't be, or would replace a checkpoint's.
+    """
+    start = "pre-trained" if spec.pretrained or spec.checkpoint else "scratch"
+    if spec.inherit is True and start == "pre-trained":
+        given = "checkpoint" if spec.checkpoint else "pretrained"
+        raise UserError(f"model.student.inherit: true would overwrite the weights of model.student.{given}; "
+                        f"give one of them (inherit=auto takes {given}'s)")  # fmt: skip
+    if not spec.inherit or (spec.inherit == "auto" and (teacher is None or start == "pre-trained")):
+        return start, "", ALL
+    members = dict(teacher.members) if teacher is not None else {}
+    if spec.inherit == "auto" and len(members) > 1:
+        return start, "there are several: model.student.inherit=true takes the first whose layers fit", ALL
+    problems = {name: _not_inheritable(model, member, dense) for name, member in members.items()}
+    parent = next((name for name, problem in problems.items() if not problem), None)
+    if parent is not None:
+        return "inherited", "", parent
+    problem = next(iter(problems.values()), "needs a model.teacher")
+    if spec.inherit == "auto":
+        return start, problem, ALL
+    without = "" if teacher is None else "; model.student.inherit=auto trains such a student without them"
+    raise UserError(f"model.student.inherit: {problem}{without}")
+
+
+def _not_inheritable(model: nn.Module, teacher: FrozenTeacher, dense: bool) -> str:
+    """Why the student can't start from the teacher's layers; empty where it can."""
+    from kd.distill.inherit import check_pair
+
+    pair: list[Any] = [model, teacher.model]
+    try:
+        check_pair(*(own.backbone if dense else own for own in pair))
+    except ValueError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,243 @@
+"""What the types let pass and a run could not stand, by its key."""
+
+import copy
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+
+from kd.callbacks.loggers import NEED_A_FOLDER, RUN
+from kd.data.batch import DataInfo
+from kd.data.transforms import height_width
+from kd.errors import UserError
+from kd.losses import LogitLoss
+from kd.run.files import leaves, read
+from kd.run.trust import check_plain
+from kd.run.values import flatten
+from kd.storage.elsewhere import yaml_of
+
+SEEDS = 2**32
+AT_LEAST: dict[str, float] = {"accumulate_grad_batches": 1, "log_every_n_steps": 1, "check_val_every_n_epoch": 1}
+EMPTY = ("checkpoint.monitor", "data.unlabeled", "model.teacher.checkpoint", "model.student.checkpoint")
+"""Settings that an empty text would turn off in silence."""
+AT_MOST = {".cache_views": 10_000, "data.unlabeled_ratio": 10_000}
+
+
+def check_values(config: dict[str, Any]) -> None:
+    """Refuses values outside what is defined, in a resolved configuration.
+
+    Raises:
+        UserError: the first one, by its key.
+    """
+    check_plain(config)
+    for key, value in leaves(config):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{key.replace('.init_args', '')}: must be a finite number, got {value}")
+        if value == "" and key in EMPTY:
+            raise UserError(f"{key}: must not be empty; null is none")
+    if not 0 <= config["seed"] < SEEDS:
+        raise UserError(f"seed: must be >= 0 and < {SEEDS}, got {config['seed']}")
+    _check_names(config)
+    for key, value in flatten(config).items():
+        most = next((limit for name, limit in AT_MOST.items() if key.endswith(name)), None)
+        if most is not None and isinstance(value, (int, float)) and value > most:
+            raise UserError(f"{key}: must be <= {most}, got {value}")
+    trainer = config["trainer"]
+    for name, low in AT_LEAST.items():
+        if trainer[name] is not None and trainer[name] < low:
+            raise UserError(f"trainer.{name}: must be >= {low:g}, got {trainer[name]}")
+    for name in ("limit_train_batches", "val_check_interval"):
+        if trainer[name] == 0:
+            raise UserError(f"trainer.{name}: must be > 0, got 0")
+    if trainer["precision"] in ("16-true", "transformer-engine-float16"):
+        raise UserError(f"trainer.precision: {trainer['precision']} has no room for gradients; 16-mixed scales them")
+    _check_parts(trainer)
+    _check_sizes(config["data"])
+
+
+def _check_parts(trainer: dict[str, Any]) -> None:
+    """What Lightning lets people leave out or replace, and a run's folder is made of."""
+    if trainer["enable_checkpointing"] is False:
+        raise UserError("trainer.enable_checkpointing: must be true: a run is resumed from its last epoch and exports "
+                        "its best one")  # fmt: skip
+    if trainer["barebones"]:
+        raise UserError("trainer.barebones: must be false: callbacks, checkpoints and log make a run's folder")
+    callbacks = trainer["callbacks"] or []
+    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
+        name = callback["class_path"].rpartition(".")[2]
+        if name.endswith("ProgressBar"):
+            raise UserError(f"trainer.callbacks: {name} can't be added: a run has its own progress bar "
+                            "(trainer.enable_progress_bar=false hides it)")  # fmt: skip
+
+
+def loggers_with_folders(items: Sequence[str]) -> str:
+    """A list of loggers with the run's folder for those that can't be built without one; empty where it is no list."""
+    loggers: object = None
+    for item in items:
+        key, _, value = item.partition("=")
+        if key == "--trainer.logger":
+            loggers = yaml_of(value)
+        elif key == "--config":
+            loggers = (read(Path(value)).get("trainer") or {}).get("logger", loggers)
+    if not isinstance(loggers, list):
+        return ""
+    specs: list[dict[str, Any]] = [{"class_path": logger} if isinstance(logger, str) else logger for logger in loggers]
+    for spec in specs:
+        if spec["class_path"].rpartition(".")[2] in NEED_A_FOLDER:
+            spec["init_args"] = {"save_dir": RUN, **(spec.get("init_args") or {})}
+    return f"--trainer.logger={json.dumps(specs)}"
+
+
+def _check_names(config: dict[str, Any]) -> None:
+    """What becomes a folder's name."""
+    if not re.fullmatch(r"[\w.+-]{1,200}", config["recipe"]) or config["recipe"].startswith("."):
+        raise UserError(f"recipe: names the run's folder (letters, digits, . + - _), got '{config['recipe'][:80]}'")
+    if config["name"] is not None:
+        check_name(config["name"])
+    for name in config["students"] or {}:
+        if not isinstance(name, str):
+            raise UserError(f"students: a name is text, got {name!r}")
+
+
+def check_name(name: str) -> None:
+    """Refuses what is no name of a folder.
+
+    Raises:
+        UserError: it leads elsewhere, is a number (which runs are given) or ``latest``.
+    """
+    if not re.fullmatch(r"(?!latest$)[A-Za-z_][\w.+-]{0,199}", name):
+        raise UserError(f"name: begins with a letter (letters, digits, . + - _), got '{name[:80]}'")
+
+
+def check_student(name: str, own: dict[str, Any]) -> None:
+    """Refuses what one of several students must share with the others.
+
+    Raises:
+        UserError: names it.
+    """
+    foreign = [key for key in flatten(own) if key and not key.startswith(("model.", "optim."))]
+    foreign += [key for key in flatten(own) if key.startswith(("model.teacher.", "model.teachers.", "model.task."))]
+    if foreign:
+        raise UserError(f"students.{name}: may differ in model.student, its losses and optim, not in '{foreign[0]}'")
+    if not re.fullmatch(r"[\w-]+", name):
+        raise UserError(f"students: a name is made of letters, digits, _ and -, got '{name}'")
+
+
+def _check_sizes(data: dict[str, Any]) -> None:
+    """Pictures that the machine's memory can't hold are a slip of the keyboard."""
+    height, width = height_width(data["img_size"])
+    memory, batch = psutil.virtual_memory().total, data["batch_size"]
+    if 3 * height * width * (batch if isinstance(batch, int) else 1) > memory:
+        raise UserError(f"data.img_size: a batch of {batch} pictures of {height}x{width} is larger than the memory")
+    if data["crop_ratio"] > 0 and 3 * (min(height, width) / data["crop_ratio"]) ** 2 > memory:
+        raise UserError(f"data.crop_ratio: {data['crop_ratio']} makes pictures larger than the memory")
+
+
+def check_losses(losses: nn.ModuleDict, key: str, data: DataInfo) -> None:
+    """Tries the losses over logits on four made-up answers: an extreme setting leaves the range of float32.
+
+    What the trial can't ask for (a loss with other inputs) is left to the run.
+
+    Raises:
+        UserError: a loss, or its gradient, that is not finite.
+    """
+    if not data.classes:
+        return
+    generator = torch.Generator().manual_seed(0)
+    shape = (4, len(data.classes), 4, 4) if data.masks else (4, len(data.classes))
+    student, teacher = (torch.randn(shape, generator=generator) for _ in range(2))
+    target = torch.zeros(4, 4, 4, dtype=torch.uint8) if data.masks else torch.arange(4) % len(data.classes)
+    for name, loss in losses.items():
+        if not isinstance(loss, LogitLoss) or loss.needs_index or data.multi_label:
+            continue
+        try:
+            logits = student.clone().requires_grad_()
+            value = copy.deepcopy(loss)(logits, teacher, target)
+            value.backward()
+        except Exception:
+            continue
+        if not (value.isfinite().all() and logits.grad is not None and logits.grad.isfinite().all()):
+            given = ", ".join(f"{k}={v:g}" for k, v in vars(loss).items() if isinstance(v, float))
+            raise UserError(f"{key}.distill_losses.{name}: is not finite on a trial batch ({given})")
+
+
+class Unbuilt(ValueError):
+    """A class that the settings name has refused its arguments.
+
+    Args:
+        kind: the class.
+        arguments: that it was given.
+        reason: what it has raised.
+    """
+
+    def __init__(self, kind: type, arguments: dict[str, Any], reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.kind, self.arguments, self.reason = kind, arguments, reason
+
+
+def build(kind: type, *args: object, **arguments: object) -> object:
+    """Builds an object that the settings describe.
+
+    Raises:
+        UserError: its own.
+        Unbuilt: what else it raises.
+    """
+    try:
+        return kind(*args, **arguments)
+    except UserError:
+        raise
+    except Exception as error:
+        raise Unbuilt(kind, arguments, error) from error
+
+
+def blamed(config: dict[str, Any], unbuilt: Unbuilt) -> str | None:
+    """Which of the configured classes it was that could not be built, and why.
+
+    Args:
+        config: a resolved configuration.
+        unbuilt: what was raised.
+
+    Returns:
+        A line; None for what no class path names.
+    """
+    for key, node in _classes(config):
+        own = node.get("init_args") or {}
+        if node["class_path"].rpartition(".")[2] == unbuilt.kind.__name__ and all(
+            _same(value, unbuilt.arguments.get(name)) for name, value in own.items()
+        ):
+            return _blamed(key, unbuilt.kind, own, unbuilt.reason)
+    return None
+
+
+def _same(told: object, given: object) -> bool:
+    """Whether an argument is what the settings say; what was built of settings is compared nowhere."""
+    return isinstance(told, (dict, list)) or told == given or str(told) == str(given)
+
+
+def _blamed(key: str, kind: type, arguments: dict[str, Any], error: Exception) -> str:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    first = reason.split(" ", 1)[0]
+    if first in arguments and isinstance(error, ValueError):  # our constructors name their argument first
+        return f"{key}.{first}: {reason.removeprefix(first).strip()}"
+    if "NoneType" in reason:
+        nulls = [p.name for p in signature(kind).parameters.values() if p.default and arguments.get(p.name, 0) is None]
+        return f"{', '.join(f'{key}.{name}' for name in nulls) or key}: can't be null"
+    return f"{key}: {kind.__name__} can't be built: {reason[:200]}"
+
+
+def _classes(tree: object, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _classes(value, path if key == "init_args" else f"{path}.{key}".lstrip("."))
+        if "class_path" in tree:
+            yield path, tree
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _classes(value, path)

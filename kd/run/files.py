@@ -1,0 +1,101 @@
+"""Reads YAML files strictly: what PyYAML and omegaconf would pass over in silence is refused here, in one line."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kd.errors import UserError
+from kd.run.moved import current
+from kd.storage.elsewhere import Loader, text_of, yaml_of
+
+
+class _Strict(Loader):
+    """Refuses a key that is given twice: the last one would win in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key '{key.value}' is given twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read(file: Path) -> dict[Any, Any]:
+    """The settings in a file.
+
+    Raises:
+        UserError: it is no YAML mapping; the message names the file and the place.
+    """
+    try:
+        content = yaml_of(current(text_of(file)), _Strict)
+    except OSError as error:
+        raise UserError(f"{file} can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{file} is no YAML: {' '.join(str(error).split())[:200]}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{file} must hold settings (key: value), not {type(content).__name__}")
+    return content
+
+
+BEGIN, END = "---\n", "...\n"  # of a run's config.yaml
+GROUPS = {"recipe", "seed", "runs_dir", "trainer", "data", "model", "optim", "checkpoint", "monitor"}
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def check_text(tree: object, where: str = "") -> None:
+    """Settings become lines of scripts, tables and records: none holds a line break or another control character.
+
+    Args:
+        tree: settings.
+        where: what they come from, for the message.
+
+    Raises:
+        UserError: the first key or text that holds one.
+    """
+    for key, value in leaves(tree):
+        if any(CONTROL.search(str(text)) for text in (key, value)):
+            shown = repr(f"{key}={value}" if CONTROL.search(key) else str(value))
+            raise UserError(f"{where}{CONTROL.sub('?', key)}: must hold no control characters, got {shown[:80]}")
+
+
+def check_whole(file: Path) -> None:
+    """Refuses a run's settings that were cut short: what they lack would take its default in silence.
+
+    Raises:
+        UserError: they were.
+    """
+    given, text = read(file), text_of(file)
+    if not (text.endswith(END) if text.startswith(BEGIN) else text.endswith("\n") and given.keys() >= GROUPS):
+        raise UserError(f"resume: {file} was cut short; give the run's settings (recipe=FILE)")
+
+
+def structure(text: str) -> list[Any] | dict[Any, Any] | None:
+    """The list or mapping that a text is, as YAML; None for other text."""
+    try:
+        found = yaml_of(text) if re.search(r"[\[{\n:-]", text) else None
+    except ValueError:  # whoever needs it says so
+        return None
+    return found if isinstance(found, (list, dict)) else None
+
+
+def leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
+    """All values of nested dicts and lists with their dotted keys; a list's items have its own key.
+
+    >>> list(leaves({"a": {"b": 1, "c": [2, {"d": 3}]}}))
+    [('a.b', 1), ('a.c', 2), ('a.c.d', 3)]
+    """
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from leaves(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(tree, list) and tree:
+        for value in tree:
+            yield from leaves(value, path)
+    else:
+        yield path, tree

@@ -1,0 +1,160 @@
+"""Fills the caches of a recipe's teachers ahead of training: what ``kd-cache`` does."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from torch.utils.data import DataLoader
+
+from kd.data.batch import Batch
+from kd.data.datamodule import DistillationDataModule
+from kd.errors import UserError
+from kd.launch.loopback import meet_on_loopback
+from kd.module.distillation import DistillationModule
+from kd.progress import bar
+from kd.teachers import AnsweringCollate, CachedTeacher, Teacher, caches_of, dtype_for, open_cache
+from kd.teachers.answer import Wanted
+from kd.teachers.answer_store import AnswerStore
+from kd.teachers.cache_layout import PUBLISHED, Layout
+from kd.teachers.published import publish
+
+
+class Fill(LightningModule):
+    """Asks the teachers for their answers to one view after another; a validation loop over training pictures.
+
+    Args:
+        teacher: the model, or several.
+        data: the training pictures.
+        wanted: what the losses look at of the teachers: that is kept.
+    """
+
+    def __init__(self, teacher: Teacher, data: DistillationDataModule, wanted: Wanted) -> None:
+        super().__init__()
+        self.teacher, self.pictures, self.wanted = teacher, data, wanted
+        self.asked: Teacher = teacher
+        self.view = 0
+        self._by_tier = False
+
+    @property
+    def caches(self) -> dict[str, CachedTeacher]:
+        """By teacher."""
+        return caches_of(self.asked)
+
+    def setup(self, stage: str) -> None:
+        """Puts the teachers on their device and opens the caches."""
+        if self.caches:
+            return
+        self._by_tier = self._tier_answers()
+        device = torch.device("cpu") if self._by_tier else self.trainer.strategy.root_device
+        self.teacher.to(device, dtype_for(str(self.trainer.precision)))
+        announce = self.trainer.is_global_zero
+        self.asked = open_cache(self.teacher, self.pictures, self.wanted, announce, filling=True)
+
+    def val_dataloader(self) -> DataLoader:
+        """Batches with missing answers, of this process and view."""
+        loader = self.pictures.fill_dataloader(
+            self.view, self._present, self.trainer.global_rank, self.trainer.world_size,
+            self._answering if self._by_tier else None,
+        )  # fmt: skip
+        label = f"view {self.view + 1}/{next(iter(self.caches.values())).views}"
+        total = len(loader) * self.pictures.batch_size * self.trainer.world_size
+        self._bar = bar(label=label, total=total, disable=not self.trainer.is_global_zero)
+        return loader
+
+    def _tier_answers(self) -> bool:
+        """Whether a data tier computes the answers: where it has GPUs, or none are here. Else it makes the pictures.
+
+        Raises:
+            UserError: a teacher has a place of its own.
+        """
+        tier = self.pictures.tier
+        if tier is None or not (tier.use_gpus() or self.trainer.strategy.root_device.type == "cpu"):
+            return False
+        for member in self.teacher.members.values():
+            if member.spec.placement not in ("same", "cpu"):
+                raise UserError(f"{member.key}.placement: must be same or cpu where a data tier computes the answers, "
+                                f"got '{member.spec.placement}'")  # fmt: skip
+        return True
+
+    def _answering(self, collate: Callable[..., Batch]) -> AnsweringCollate:
+        return AnsweringCollate(collate, self.caches)
+
+    def _present(self, view: int, index: np.ndarray) -> np.ndarray:
+        return np.logical_and.reduce([cache.present(view, index) for cache in self.caches.values()])
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Computes and stores one batch of answers."""
+        batch = self.pictures.on_after_batch_transfer(batch, 0)
+        for name, cache in self.caches.items():
+            cache.answer(batch, self.wanted, name)
+        self._bar.update(len(batch["index"]) * self.trainer.world_size)
+
+    def on_validation_end(self) -> None:
+        """Takes the bar away."""
+        self._bar.close()
+
+
+def fill(model: DistillationModule, data: DistillationDataModule, trainer: Trainer, out: str | None = None) -> int:
+    """Fills all views, on as many processes as the trainer has; returns the exit status.
+
+    Args:
+        model: teachers, and losses that say what of their answers is kept.
+        data: the training pictures.
+        trainer: on which processes.
+        out: folder or URL beside which the answers are published as well; that of a pack.
+
+    Raises:
+        UserError: the recipe has no teacher, or nothing that learns from its answers.
+    """
+    data.prepare_data()
+    teacher, wanted = model.teacher, model.students.wanted
+    if teacher is None or not wanted:
+        raise UserError("model.teacher: there is nothing to cache, the recipe has no teacher or no distillation loss")
+    module = Fill(teacher, data, wanted)
+    trainer.limit_val_batches = 1.0  # an overlay for short runs must not leave holes
+    trainer.callbacks = []  # type: ignore[attr-defined]  # the recipe's are for training
+    meet_on_loopback(trainer)
+    start = time.monotonic()
+    trainer.validate(module, verbose=False)  # opens the caches
+    for view in range(1, next(iter(module.caches.values())).views):
+        module.view = view
+        trainer.validate(module, verbose=False)
+    seconds = time.monotonic() - start
+    data.teardown("fit")
+    for name, cache in module.caches.items():
+        computed = int(trainer.strategy.reduce(torch.tensor(cache.computed), reduce_op="sum"))
+        if trainer.is_global_zero:
+            _say(name, cache, computed, seconds)
+    if trainer.is_global_zero and out:
+        return _publish(module, data, out)
+    if trainer.is_global_zero:
+        key = next(iter(module.caches.values())).live.key if len(module.caches) == 1 else "model.teachers.NAME"
+        print(f"       use them with {key}.cache=on (or only)", flush=True)
+    return 0
+
+
+def _publish(module: Fill, data: DistillationDataModule, out: str) -> int:
+    layout = Layout(data)
+    for cache in module.caches.values():
+        for kept in cache.kept:
+            assert isinstance(kept.store, AnswerStore)
+            place = f"{out}/{PUBLISHED}/{layout.name(cache.live)}/{kept.store.folder.name}"
+            size = publish(kept.store, data.split("train"), place)
+            print(f"       {size / 1e6:,.1f} MB in {place}")
+        print(f"       read them with {cache.live.key}.cache=only {cache.live.key}.cache_dir={out}", flush=True)
+    return 0
+
+
+def _say(name: str, cache: CachedTeacher, computed: int, seconds: float) -> None:
+    print(
+        f"cache{f' of {name}' if name else ''}: {computed} answers computed in {seconds:.0f} s "
+        f"({computed / seconds:,.0f} images/s); {cache.views} view(s) of {cache.samples} pictures, "
+        f"{cache.disk_bytes / 1e6:,.1f} MB in {cache.place}"
+    )
+    worst = cache.error("worst")
+    errors = ", ".join(f"{kind} {error:.3%} (at worst {worst.get(kind, error):.3%})"
+                       for kind, error in cache.error().items())  # fmt: skip
+    if errors:
+        print(f"       off by, after rounding (relative error): {errors}")

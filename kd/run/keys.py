@@ -1,0 +1,276 @@
+"""All settings with type, default and a line of explanation, read from the source: nothing is imported for it."""
+
+import ast
+import copy
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from kd.errors import UserError
+from kd.run.suggest import hint
+
+PACKAGE = Path(__file__).parent.parent
+OURS = {"Source": "data.source", "Task": "model.task"}  # keys that take a class of ours
+
+
+@dataclass(frozen=True)
+class Key:
+    """A setting.
+
+    Attributes:
+        name: the whole key.
+        type: its annotation.
+        default: as in the source; empty where it must be given.
+        text: what it means.
+    """
+
+    name: str
+    type: str
+    default: str
+    text: str
+
+
+@cache
+def _files() -> dict[str, tuple[Path, list[str]]]:
+    """Where each class and function of ours, and Lightning's Trainer, is defined, and a class's bases' names."""
+    found: dict[str, tuple[Path, list[str]]] = {}
+    functions: dict[str, tuple[Path, list[str]]] = {}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        if not {"export", "report"} & set(file.relative_to(PACKAGE).parts):
+            text = file.read_text(encoding="utf-8")
+            for name, bases in re.findall(r"^class (\w+)(?:\(([^)]*)\))?:", text, re.M):
+                found.setdefault(name, (file, re.findall(r"\w+", bases)))
+            for name in re.findall(r"^def (\w+)", text, re.M):
+                functions.setdefault(name, (file, []))
+    found = functions | found
+    lightning = find_spec("pytorch_lightning")
+    if lightning and lightning.submodule_search_locations:
+        found["Trainer"] = Path(lightning.submodule_search_locations[0], "trainer", "trainer.py"), []
+    return found
+
+
+@cache
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _definition(name: str) -> ast.ClassDef | ast.FunctionDef | None:
+    tree = _parsed(_files()[name][0]) if name in _files() else None
+    nodes = [node for node in (tree.body if tree else []) if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
+    return next((node for node in nodes if node.name == name), None)
+
+
+def _class(name: str) -> ast.ClassDef | None:
+    node = _definition(name)
+    return node if isinstance(node, ast.ClassDef) else None
+
+
+def _is_dataclass(node: ast.ClassDef) -> bool:
+    return any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def arguments(name: str) -> dict[str, Key]:
+    """What a class or function of ours takes, by name.
+
+    >>> arguments("KDLoss")["temperature"].type
+    'float'
+    """
+    node = _definition(name)
+    if node is None:
+        return {}
+    texts = _texts(ast.get_docstring(node) or "")
+    if isinstance(node, ast.FunctionDef):
+        return _parameters(node.args, 0, texts)
+    init = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
+    if init is not None:
+        return _parameters(init.args, 1, texts | _texts(ast.get_docstring(init) or ""))
+    inherited: dict[str, Key] = {}
+    for base in _files()[name][1]:
+        inherited |= arguments(base) if base in _files() else {}
+    if not _is_dataclass(node):
+        return inherited
+    fields = [n for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
+    own = [_key(ast.unparse(n.target), n.annotation, n.value, texts) for n in fields]
+    return inherited | {key.name: key for key in own}
+
+
+def _parameters(given: ast.arguments, skip: int, texts: dict[str, str]) -> dict[str, Key]:
+    names = [*given.args[skip:], *given.kwonlyargs]
+    defaults: list[ast.expr | None] = [None] * (len(given.args) - skip - len(given.defaults))
+    defaults += [*given.defaults, *given.kw_defaults]
+    return {a.arg: _key(a.arg, a.annotation, d, texts) for a, d in zip(names, defaults, strict=True)}
+
+
+def _key(name: str, annotation: ast.expr | None, default: ast.expr | None, texts: dict[str, str]) -> Key:
+    kind = ast.unparse(annotation) if annotation is not None else "Any"
+    given = ast.unparse(default) if default is not None else ""
+    factory = re.fullmatch(r"field\(default_factory=(\w+)\)", given)
+    if factory:
+        given = {"dict": "{}", "list": "[]"}.get(factory[1], factory[1])
+    kind = re.sub(r"Optional\[(.*)\]$", r"\1 | None", kind)
+    return Key(name, kind.replace("typing.", ""), given, texts.get(name, ""))
+
+
+def _texts(docstring: str) -> dict[str, str]:
+    """Arguments explained in a docstring: the first sentence of each."""
+    found: dict[str, str] = {}
+    section = re.search(r"^(?:Args|Attributes):\n(.*?)(?=^\S|\Z)", docstring, re.M | re.S)
+    for entry in re.split(r"\n(?=    \w+: )", "\n" + section[1]) if section else []:
+        name, _, text = entry.strip().partition(": ")
+        found[name] = re.split(r"(?<=[.;])\s", " ".join(text.split()))[0].rstrip(";")
+    return found
+
+
+@cache
+def schema() -> dict[str, Key]:
+    """Every setting with a fixed name, in groups."""
+    groups, top, linked = {"trainer": "Trainer"}, [], set()
+    for call in (n for n in ast.walk(_class("KDCLI") or ast.Module([], [])) if isinstance(n, ast.Call)):
+        kind = getattr(call.func, "attr", "")
+        if kind == "add_argument":
+            top.append(_top_key(call))
+        elif kind == "add_class_arguments":
+            groups[ast.literal_eval(call.args[1])] = ast.unparse(call.args[0])
+        elif kind == "__init__" and len(call.args) == 2:  # Lightning's own groups
+            groups |= {"model": ast.unparse(call.args[0]), "data": ast.unparse(call.args[1])}
+        elif kind == "link_arguments":
+            linked.add(ast.literal_eval(call.args[1]))
+    found = {key.name: key for key in top}
+    for group, name in groups.items():
+        found |= _group(group, name)
+    found |= {f"trainer.{n}": replace(found[f"trainer.{n}"], default=v) for n, v in _trainer_defaults().items()}
+    return {name: key for name, key in found.items() if not any(f"{name}.".startswith(f"{x}.") for x in linked)}
+
+
+def _trainer_defaults() -> dict[str, str]:
+    """Where ours differ from Lightning's."""
+    for node in _parsed(_files()["KDCLI"][0]).body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "TRAINER_DEFAULTS":
+            assert isinstance(node.value, ast.Dict)
+            pairs = zip(node.value.keys, node.value.values, strict=True)
+            return {ast.literal_eval(key): ast.unparse(value) for key, value in pairs if key is not None}
+    return {}
+
+
+def _top_key(call: ast.Call) -> Key:
+    given = {word.arg: word.value for word in call.keywords}
+    text = ast.literal_eval(given["help"]) if "help" in given else ""
+    default = ast.unparse(given["default"]) if "default" in given else ""
+    return Key(ast.literal_eval(call.args[0]).lstrip("-"), ast.unparse(given["type"]), default, text)
+
+
+def _group(group: str, name: str) -> dict[str, Key]:
+    found: dict[str, Key] = {}
+    for key in arguments(name).values():
+        whole = f"{group}.{key.name}"
+        nested = next((n for n in re.findall(r"[A-Z]\w+", key.type) if n in _files() and n not in OURS), "")
+        node = _class(nested)
+        if node is not None and _is_dataclass(node) and not key.type.startswith("dict"):
+            found |= _group(whole, nested)
+        else:
+            found[whole] = Key(whole, key.type, key.default, key.text)
+    return found
+
+
+def subclasses(*bases: str) -> dict[str, str]:
+    """Our classes below ``bases`` that can be named in a configuration, with the first line of their docstrings."""
+    names = [name for name in _files() if not name.startswith("_") and name not in bases and _is_below(name, bases)]
+    return {name: (ast.get_docstring(_class(name) or ast.Module([], [])) or "").split("\n")[0] for name in names}
+
+
+def _is_below(name: str, bases: tuple[str, ...]) -> bool:
+    own = _files()[name][1] if name in _files() else []
+    return any(base in bases or _is_below(base, bases) for base in own)
+
+
+def of_recipe(content: dict[str, Any]) -> tuple[dict[str, Key], set[str]]:
+    """The keys of the classes that settings name (source, task, losses), and the places whose keys are all known."""
+    data, model = (part if isinstance(part, dict) else {} for part in (content.get("data"), content.get("model")))
+    places = {"data.source": data.get("source") or "FoodTagMini", "model.task": model.get("task") or "Classification"}
+    losses = model.get("distill_losses")
+    if isinstance(losses, dict):
+        places |= {f"model.distill_losses.{name}": loss for name, loss in losses.items()}
+    found: dict[str, Key] = {}
+    for place, given in places.items():
+        name = given.get("class_path", "") if isinstance(given, dict) else str(given)
+        ours, name = "." not in name or name.startswith("kd."), name.rpartition(".")[2]
+        own = arguments(name) if ours and name in _files() else {}
+        found |= {f"{place}.{key.name}": replace(key, name=f"{place}.{key.name}") for key in own.values()}
+    return found, {place for place in places if any(key.startswith(f"{place}.") for key in found)}
+
+
+def merged(contents: list[dict[str, Any]], overrides: dict[str, Any]) -> dict[str, Any]:
+    """What files and overrides say together, as far as it decides which classes there are.
+
+    >>> merged([{"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}], {"a.d": 4})
+    {'a': {'b': 3, 'c': 2, 'd': 4}}
+    """
+    whole: dict[str, Any] = {}
+    for content in contents:
+        _merge(whole, content)
+    for key, value in overrides.items():
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        _merge(whole, value)
+    return whole
+
+
+def _merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
+    for key, value in part.items():
+        if isinstance(value, dict) and isinstance(whole.get(key), str):  # a class by its name, and arguments of it
+            whole[key] = {"class_path": whole[key]}
+        if isinstance(value, dict) and isinstance(whole.get(key), dict):
+            _merge(whole[key], value)
+        else:
+            whole[key] = copy.deepcopy(value)
+
+
+def check(given: Iterable[str], content: dict[str, Any]) -> None:
+    """Finds keys that are none, before anything heavy is imported.
+
+    Args:
+        given: keys of files and command line.
+        content: the settings merged, which say what classes there are.
+
+    Raises:
+        UserError: the first such key, with what may be meant.
+    """
+    own, closed = of_recipe(content)
+    known = {**schema(), **own}
+    losses = [name.split(".")[2] for name in closed if name.startswith("model.distill_losses.")]
+    for key in given:
+        name = key.replace("+", "").replace(".init_args", "")
+        if not name.startswith("students.") and not _is_one(name, known, closed):
+            raise UserError(f"no key '{key}'{hint(key, known, losses)}")
+
+
+def _is_one(name: str, known: dict[str, Key], closed: set[str]) -> bool:
+    """Whether a key is known, a whole group, or below what takes names of its own (a class, a dict, named entries)."""
+    if name in known or any(other.startswith(f"{name}.") for other in known):
+        return True
+    parents = [name.rsplit(".", i)[0] for i in range(1, name.count(".") + 1)]
+    place = next((parent for parent in parents if parent in closed), None)
+    if place and name.removeprefix(f"{place}.") not in ("class_path", "dict_kwargs"):
+        return any(parent in known and parent not in closed and parent.startswith(f"{place}.") for parent in parents)
+    return any(parent in known for parent in parents)
+
+
+def table(keys: dict[str, Key], pattern: str) -> str:
+    """Keys in which ``pattern`` occurs, a line each: name, type, default, meaning.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = [key for key in keys.values() if pattern.lower() in key.name.lower()] if pattern else list(keys.values())
+    if not found:
+        raise UserError(f"no key with '{pattern}' in its name (kd-train --keys)")
+    width = min(40, max(len(key.name) for key in found))
+    lines = []
+    for key in found:
+        default = f" = {key.default}" if key.default else ""
+        lines.append(f"{key.name:<{width}}  {key.type}{default}" + (f"\n{'':<{width}}  {key.text}" if key.text else ""))
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,161 @@
+"""What jsonargparse and our constructors report, as one line that names the key."""
+
+import difflib
+import inspect
+import re
+
+from kd.data.sources import ImageFolder, Source
+from kd.data.transforms import Augment
+from kd.losses import FeatureLoss, LayersLoss, LogitLoss, Projection
+from kd.models import StudentSpec, TeacherSpec
+from kd.models.taps import TapSpec
+from kd.run.suggest import hint
+from kd.run.trust import refused
+from kd.run.typed import TYPES
+from kd.tasks import Classification, Task
+
+LENGTH = 300
+PROTOCOLS = {
+    "Builder": "it needs the method build(self, num_classes: int, img_size: tuple[int, int] | None) -> nn.Module, with "
+    "these annotations"
+}
+SETTINGS = "has settings of its own"  # how a group, or a dataclass, says that it takes no plain value
+
+
+def one_line(message: str, keys: list[str]) -> str:
+    """jsonargparse's message, which can be a paragraph, in one line that starts with the key.
+
+    >>> one_line('Parser key "optim.lr":\\n  Expected a <class \\'float\\'>. Got value: abc', [])
+    "optim.lr: must be a number, got 'abc'"
+    """
+    text = " ".join(message.split())
+    unknown = re.search(r"unrecognized arguments: --([\w.+-]+)|^Option '([\w.]+)' is not accepted", text, re.I)
+    group = re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", text)
+    if unknown or group:
+        key = ".".join(group.groups()) if group else next(k for k in unknown.groups() if k)  # type: ignore[union-attr]
+        return _no_key(key, keys)
+    found = re.findall(r'[Pp]arser key "([^"]+)":', text)
+    if not found:
+        return _short(text)
+    key = found[-1] if found[-1].startswith(found[0]) else found[0]
+    given = _given(text)
+    nested = re.search(r"NestedArg\(key='([\w.]+)', val=(.*)\)$", text)
+    if nested:
+        key, given = f"{key}.{nested[1]}", nested[2].strip("'\"")
+    if re.search(r'Unable to load config "[^"]*"$', text):
+        return _short(_no_plain_value(key, given))
+    return _short(_reason(key, given, _reasons(text)))
+
+
+def missing(message: str) -> str:
+    """jsonargparse's list of required arguments in our words."""
+    return re.sub(r"the following arguments are required: (.*)", r"needs \1", message)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LENGTH else text[: LENGTH - 3] + "..."
+
+
+def _given(text: str) -> str:
+    found = re.findall(r"(?:Given value: |Got value: |Unable to load config \")(.*?)(?=\"?$| Given value)", text)
+    return found[-1] if found else ""
+
+
+def _reasons(text: str) -> list[str]:
+    """What each member of a union has against the value, the most telling last; null is always refused."""
+    text = re.sub(r" Given value type: .*$", "", text)
+    text = re.sub(r'^.*[Pp]arser key "[^"]+": ?', "", text)
+    parts = re.split(r"(?:^|Errors:)? - ", text) if "Errors:" in text else [text]
+    parts = [re.sub(r"\. Got value: .*$", "", part).strip() for part in parts]
+    parts = [p for p in parts if p and "Subtypes:" not in p and "NoneType" not in p and "Expected a path" not in p]
+    return sorted(parts, key=lambda part: "Expected a <class" not in part)
+
+
+def _reason(key: str, given: str, reasons: list[str]) -> str:
+    last = reasons[-1] if reasons else "is not understood"
+    field = re.match(r"([a-z_]\w*): Expected ", last)  # a dataclass names its own
+    if field:
+        key = key if key.endswith(f".{field[1]}") else f"{key}.{field[1]}"
+        reasons = [part.removeprefix(f"{field[1]}: ") for part in reasons if part.startswith(f"{field[1]}: ")]
+        last = reasons[-1]
+    wrong_class = re.search(r"Expected a dot import path string: (\S+)|Unexpected import path format: (\S+)", last)
+    if wrong_class:
+        return _wrong_class(key, wrong_class[1] or wrong_class[2])
+    denied = re.search(r"Importing '([\w.]+)' is not allowed", " ".join(reasons))
+    if denied:
+        return f"{key} {refused(denied[1])}"
+    option = re.search(r"Option '([\w.]+)' is not accepted|Key '([\w.]+)' is not expected", last)
+    if option:
+        return f"{key}: no option '{option[1] or option[2]}'{_near(option[1] or option[2], _argument_names())}"
+    protocol = re.search(r"Import path ([\w.]*) ?does not implement protocol (\w+)", last)
+    if protocol:
+        return (
+            f"{key}: {protocol[1] or given} is no {protocol[2]}: {PROTOCOLS.get(protocol[2], 'it lacks its methods')}"
+        )
+    wanted = [name for name in (_wanted(part) for part in reasons) if name]
+    if wanted and len(wanted) == len(reasons):
+        return f"{key}: must be {' or '.join(dict.fromkeys(wanted))}, got '{given}'"
+    return f"{key}: {missing(last.removeprefix(key.rpartition('.')[2] + ': '))}"
+
+
+def _wanted(reason: str) -> str | None:
+    literal = re.fullmatch(r"Expected a typing\.Literal\[(.*)\]", reason)
+    if literal:
+        return f"one of {literal[1]}".replace("'", "")
+    kind = re.fullmatch(r"Expected a <class '([\w.]+)'>", reason)
+    if not kind:
+        return None
+    name = kind[1].rpartition(".")[2]
+    return TYPES.get(name, name)
+
+
+def _wrong_class(key: str, given: str) -> str:
+    takes_class = any(part in key for part in ("source", "losses", "callbacks", "logger", "strategy", "task"))
+    if takes_class:
+        return f"{key}: no class '{given}'{_near_class(key, given)}"
+    return _no_plain_value(key, given)
+
+
+def _no_plain_value(key: str, given: str) -> str:
+    if key in ("model.teacher", "model.student"):
+        return f"{key}: {SETTINGS} ({key}.arch=NAME, {key}.checkpoint=FILE), got '{given}'"
+    return f"{key}: {SETTINGS} ({key}.NAME=VALUE), got '{given}'"
+
+
+def _no_key(key: str, keys: list[str]) -> str:
+    return f"no key '{key}'{hint(key, keys)}"
+
+
+def _near(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, names, 1, 0.6)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def _our_classes(base: type) -> list[type]:
+    found: list[type] = []
+    below: list[type] = base.__subclasses__()
+    for sub in below:
+        found += [sub, *_our_classes(sub)]
+    return [kind for kind in found if not kind.__name__.startswith("_")]
+
+
+def _all_our_classes() -> list[type]:
+    bases = (Source, ImageFolder, LogitLoss, FeatureLoss, LayersLoss, Task, Projection)
+    return list(dict.fromkeys(c for base in bases for c in _our_classes(base)))
+
+
+def _argument_names() -> list[str]:
+    classes = [*_all_our_classes(), Augment, Classification, TeacherSpec, StudentSpec, TapSpec]
+    return sorted({name for c in classes for name in inspect.signature(c).parameters})
+
+
+def _near_class(key: str, name: str) -> str:
+    bases: dict[str, tuple[type, ...]] = {
+        "source": (Source,), "losses": (LogitLoss, FeatureLoss, LayersLoss), "task": (Task,)
+    }  # fmt: skip
+    part = next((part for part in bases if part in key), None)
+    known = sorted({c.__name__ for base in bases.get(part or "", ()) for c in _our_classes(base)})
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    return f" (ours: {', '.join(known)}; others by their class path)" if known else " (a class path: package.Class)"

@@ -1,0 +1,380 @@
+"""The typed configuration: LightningCLI with our keys. The only file that knows jsonargparse."""
+
+import json
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from jsonargparse import Namespace, set_parsing_settings
+from lightning_fabric.plugins.environments import ClusterEnvironment
+from lightning_fabric.utilities.seed import seed_everything
+from omegaconf.errors import OmegaConfBaseException
+from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
+from pytorch_lightning.loggers import Logger
+from pytorch_lightning.plugins.io import AsyncCheckpointIO
+
+from kd.callbacks.best import Best
+from kd.callbacks.export import Export
+from kd.callbacks.fidelity import FidelityRecord
+from kd.callbacks.finite import Finite
+from kd.callbacks.last_checkpoint import CheckpointSpec, LastCheckpoint
+from kd.callbacks.last_step import LastStep
+from kd.callbacks.learning_rate import LearningRate
+from kd.callbacks.loggers import RUN, Loggers, check_packages
+from kd.callbacks.nodes import Nodes
+from kd.callbacks.phases import Phases
+from kd.callbacks.predictions import Predictions
+from kd.callbacks.preemption import Preemption
+from kd.callbacks.preflight import Preflight
+from kd.callbacks.probe import FeatureProbe
+from kd.callbacks.progress import Progress
+from kd.callbacks.run_folder import RunFolder
+from kd.callbacks.students import StudentFolders
+from kd.callbacks.summary import Summary
+from kd.data.datamodule import DistillationDataModule
+from kd.distill.fitting import check_batch
+from kd.errors import UserError, causes
+from kd.fit_to_machine.precision import choose_precision
+from kd.launch.cluster import Cluster
+from kd.lightning_internals import runs_in_child_processes
+from kd.module.distillation import DistillationModule
+from kd.monitor.keys import MonitorSpec, monitors
+from kd.optim import OptimSpec
+from kd.report.metric import PROBE, less_is_better
+from kd.run.assemble import assemble
+from kd.run.checks import (
+    Unbuilt,
+    blamed,
+    build,
+    check_losses,
+    check_student,
+    check_values,
+    loggers_with_folders,
+)
+from kd.run.files import BEGIN, END
+from kd.run.messages import one_line
+from kd.run.request import TRUSTED
+from kd.run.trust import ALL, check_resolved, importable, remember
+from kd.run.values import flatten
+from kd.ship.export import save_student
+from kd.storage.elsewhere import yaml_of
+from kd.storage.run_urls import on_disk
+from kd.strategies.checkpoint_files import CheckpointFiles
+from kd.tasks import Classification, Task
+from kd.teachers import shared_teachers
+from kd.teachers.open_cache import check_precision
+
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "logger": False,  # RunFolder adds metrics.csv; others by trainer.logger
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,  # the preflight runs the validation set already
+    "use_distributed_sampler": False,  # the order of samples is ours: kd/data/sampler.py
+    "gradient_clip_val": 1.0,
+    "log_every_n_steps": 10,
+}
+
+
+class Parser(LightningArgumentParser):
+    """Says what is wrong in one line, with the nearest key."""
+
+    def instantiate_classes(self, cfg: Namespace) -> Namespace:
+        """Builds the objects; the class that fails is known by its error."""
+        return self.instantiate(cfg, instantiators=[(build, object, True)])
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raises a UserError instead of printing the usage."""
+        raise UserError(one_line(message, list(known_keys(self)))) from ex
+
+
+def _import_only(trusted: list[str]) -> None:
+    """What settings name is imported while they are parsed: only then are they resolved, and can be checked."""
+    set_parsing_settings(
+        import_path_denylist=[] if ALL in trusted else ["*"], import_path_allowlist=importable(trusted),
+        instantiate_subclass_spec_in_any=False,
+    )  # fmt: skip
+
+
+def known_keys(parser: LightningArgumentParser) -> Iterator[str]:
+    """All keys that the command line takes, the short ones of losses and sources aside."""
+    for action in parser._actions:
+        if action.dest and action.dest not in ("help", "config", "print_config"):
+            yield action.dest
+
+
+class KDCLI(LightningCLI):
+    """Parses recipe, overlays and overrides into one typed configuration, and builds the objects.
+
+    Args:
+        args: ``--config=FILE`` and ``--key=value`` items, in order of rising priority; before them ``--trusted=NAME``
+            for what the user stands for (:meth:`kd.run.request.Request.parser_args`), without which no class of
+            another package is imported.
+        instantiate: build data, module and trainer; else only parse.
+        cluster: the job that this process is part of.
+        marker: the file by which a restarted job finds its run folder.
+    """
+
+    def __init__(
+        self, args: list[str], instantiate: bool = True, cluster: Cluster | None = None, marker: Path | None = None
+    ) -> None:
+        self._instantiate, self.cluster, self._marker = instantiate, cluster, marker
+        self._args = args
+        own = list(takewhile(lambda item: item.startswith(TRUSTED), args))
+        self._trusted = [item.removeprefix(TRUSTED) for item in own]
+        self.student_configs: dict[str, str] = {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            super().__init__(
+                assemble,
+                DistillationDataModule,
+                save_config_callback=None,
+                trainer_defaults=TRAINER_DEFAULTS,
+                parser_class=Parser,
+                parser_kwargs={"parser_mode": "omegaconf+", "exit_on_error": False, "allow_abbrev": False},
+                args=args[len(own) :],
+                run=False,
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
+            )
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Our top-level keys."""
+        parser.add_argument("--recipe", type=str, default="run", help="Name of the run's folder below runs_dir.")
+        parser.add_argument("--seed", type=int, default=0, help="Seeds weights, order, views and dropout.")
+        parser.add_argument("--runs_dir", type=str, default="runs", help="Folder or URL of all runs.")
+        parser.add_argument(
+            "--name", type=str | None, default=None, help="Name of the run's folder in place of the next free number."
+        )
+        parser.add_argument("--resume", type=str | None, default=None, help="A run folder to go on with.")
+        parser.add_argument(
+            "--preflight",
+            type=Literal["stop", "warn", "off", False],
+            default="stop",
+            help="What a teacher near chance does; off does not measure it.",
+        )
+
+        parser.add_argument(
+            "--students",
+            type=dict[str, dict] | None,  # a bare dict: the parser builds nothing inside
+            default=None,
+            help="Several students in one run: name -> the settings in which it differs (model.student.arch: ...).",
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Groups and links: what two parts share is typed once."""
+        parser.add_class_arguments(OptimSpec, "optim")
+        parser.add_class_arguments(CheckpointSpec, "checkpoint")
+        parser.set_defaults({"model.task": {"class_path": "kd.tasks.Classification"}})
+        parser.add_class_arguments(MonitorSpec, "monitor")
+        parser.link_arguments("optim", "model.optim", apply_on="instantiate")
+        parser.link_arguments("seed", "data.seed")
+        parser.link_arguments("data", "model.data", compute_fn=lambda data: data.info, apply_on="instantiate")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parses without a look at ``sys.argv`` (Lightning's own warns where both are there)."""
+        items = list(args or [])
+        _import_only(self._trusted)
+        try:
+            self.config: Namespace = parser.parse_args(items)
+        except UserError as error:
+            if "trainer.logger: needs save_dir" not in str(error):
+                raise
+            items.append(loggers_with_folders(items) or f"--trainer.logger.save_dir={RUN}")
+            self.config = parser.parse_args(items)
+        except OmegaConfBaseException as error:
+            told = " ".join(str(error).split("full_key")[0].split())
+            raise UserError(f"{error.full_key}: {told}") from error
+        strategy = self.config.trainer.strategy
+        if isinstance(strategy, str) and "." in strategy:  # a class path alone; the parser takes it for a name
+            self.config = parser.parse_args([*items, f"--trainer.strategy={json.dumps({'class_path': strategy})}"])
+            if isinstance(self.config.trainer.strategy, str):
+                raise UserError(f"trainer.strategy: no class '{strategy}'")
+        check_resolved(self.as_dict(), self._trusted)
+        check_values({**self.as_dict(), "name": self.config.name})
+
+    def _set_seed(self) -> None:
+        if self._instantiate:
+            logging.getLogger("lightning_fabric.utilities.seed").setLevel(logging.WARNING)
+            seed_everything(self.config.seed, workers=True, verbose=False)
+
+    def instantiate_classes(self) -> None:
+        """Builds data, module and trainer; a mistake in a value is told by its key."""
+        if not self._instantiate:
+            return
+        self.precision_note = ""
+        if self.config.trainer.precision is None:
+            accelerator = str(self.config.trainer.accelerator)
+            self.config.trainer.precision, self.precision_note = choose_precision(accelerator)
+        self._set_loggers_aside()
+        try:
+            with shared_teachers() if self.config.students else nullcontext():
+                super().instantiate_classes()
+        except Exception as error:
+            raise self._told_by_key(error) from error
+        for name, module in self.model.named_students().items():
+            check_losses(module.objective.losses, f"students.{name}.model" if name else "model", self.datamodule.info)
+            check_batch(module.objective.active, self.datamodule.batch_size, self.trainer.world_size)
+        self.datamodule.splits.check_fraction()
+        if self.model.teacher is not None:
+            check_precision(self.model.teacher, self.datamodule, self.model.students.wanted)
+        if runs_in_child_processes(self.trainer):  # the run would be in a child process, and lost with it
+            raise UserError(f"trainer.strategy: '{self.config.trainer.strategy}' is not supported; take ddp")
+
+    def _set_loggers_aside(self) -> None:
+        """Loggers by class path are built once the run has a folder (:class:`kd.callbacks.loggers.Loggers`)."""
+        asked = self.as_dict()["trainer"]["logger"]
+        self._yaml = self.as_yaml()
+        self.loggers = [spec for spec in (asked if isinstance(asked, list) else [asked]) if isinstance(spec, dict)]
+        for spec in self.loggers:
+            check_packages(spec)
+        if self.loggers:
+            self.config.trainer.logger = False
+
+    def _told_by_key(self, error: Exception) -> Exception:
+        """The user's mistake behind what jsonargparse wraps; any other error as it is."""
+        mistake = next((cause for cause in causes(error) if isinstance(cause, UserError)), None)
+        if mistake is not None:
+            return mistake
+        unbuilt = next((cause for cause in causes(error) if isinstance(cause, Unbuilt)), None)
+        culprit = unbuilt and blamed(self.as_dict(), unbuilt)
+        if culprit:
+            return UserError(culprit)
+        error = unbuilt.reason if unbuilt else error
+        if not isinstance(error, ValueError):
+            return error
+        message = one_line(str(error), [])
+        value = re.search(r"\w+ must be .*?(?= - Expected a |$)", message)  # it tries each of a union's types
+        return UserError(self._with_key(value.group(0) if value else message))
+
+    def _with_key(self, message: str) -> str:
+        """Our constructors begin a ValueError with the argument's name: puts the whole key in its place."""
+        name = message.split(" ", 1)[0]
+        flat = flatten(self.as_dict())
+        keys = [k for k in flat if k.split(".")[-1] == name]
+        exact = [k for k in keys if message.endswith(f"got {flat[k]}") or message.endswith(f"got '{flat[k]}'")]
+        found = exact or keys
+        return message.replace(name, found[0].replace(".init_args", "") + ":", 1) if found else message
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """The trainer with our callbacks and checkpoints."""
+        config = self.config
+        clip = config.trainer.gradient_clip_val
+        if clip is not None and not clip >= 0:  # torch would turn every gradient round
+            raise UserError(f"trainer.gradient_clip_val: must be >= 0 (0 does not clip), got {clip}")
+        if config.students:
+            self.model = DistillationModule.together({name: self._student(name) for name in config.students})
+        known = [
+            f"val/{name}"
+            for name in self.model.task.metric_names(bool(self.model.teacher and self.model.teacher.has_head))
+        ]
+        monitor = config.checkpoint.monitor or f"val/{self.model.task.monitored}"
+        has_best = any(module.is_measured for module in self.model.named_students().values())
+        if config.checkpoint.monitor and not has_best and not config.resume:
+            raise UserError("checkpoint.monitor: nothing trains the student's classifier, so there is no validation "
+                            "metric; the last epoch is exported")  # fmt: skip
+        if monitor in {f"val/{name}" for name in PROBE} - set(known):
+            raise UserError(f"checkpoint.monitor: {monitor} needs labelled pictures to look at: data.probe.root=DIR")
+        if monitor not in known:
+            raise ValueError(f"monitor must be one of {', '.join(known)}, got '{monitor}'")
+        usual = "min" if less_is_better(monitor) else "max"
+        mode = config.checkpoint.mode or usual
+        if mode != usual and type(self.model.task).__module__.startswith("kd."):
+            raise UserError(f"checkpoint.mode: {mode} would keep the worst epoch by {monitor}; leave it out")
+        resume = Path(config.resume) if config.resume else None
+        preflight = Preflight(config.preflight, on_disk(config.runs_dir) / config.recipe)
+        where = resume.resolve() / "checkpoints" if resume else None
+        last = LastCheckpoint(where, config.checkpoint.every_n_steps, config.checkpoint.every_n_minutes)
+        remember(self._yaml)
+        self.folder = RunFolder(on_disk(config.runs_dir), config.recipe, self._yaml, resume, self._marker, config.name)
+        watching = monitors(MonitorSpec(**config.monitor), self.folder)
+        best = Best(self.folder, monitor, mode)
+        self.summary = Summary(self.folder, preflight, config.recipe, config.seed, best)
+        loggers = Loggers(self.folder, self.loggers, build_loggers, flatten(yaml_of(self._yaml)))
+        ours: list[Callback] = [
+            Nodes(self.cluster.launcher if self.cluster else None),
+            preflight,
+            FeatureProbe(preflight),
+            self.folder,
+            loggers,
+            LearningRate(),
+            LastStep(),
+        ]
+        ours += [Finite(), Preemption(), *watching]
+        ours += [best, FidelityRecord(self.folder, preflight, best), self.summary]
+        if config.students:
+            ours.append(StudentFolders(self.folder, best, self.student_configs, save_student))
+        ours.append(last)
+        if self.model.task.dense:
+            ours.append(Predictions(self.folder))
+        if config.trainer.enable_progress_bar is not False:
+            ours.append(Progress(next((w.so_far for w in watching if isinstance(w, Phases)), None)))
+        self.trainer_defaults = {**self.trainer_defaults, "callbacks": ours}
+        try:
+            trainer = super().instantiate_trainer(enable_progress_bar=False, plugins=self._plugins(), **kwargs)
+        except UserError:
+            raise
+        except Exception as error:  # all that Lightning and the packages it looks for have against the settings
+            raise UserError(f"trainer: {' '.join(str(error).split())[:300] or type(error).__name__}") from error
+        trainer.callbacks.insert(0, Export(self.folder, best, save_student))  # type: ignore[attr-defined]
+        files = CheckpointFiles()
+        trainer.strategy.checkpoint_io = AsyncCheckpointIO(files) if config.checkpoint.asynchronous else files
+        return trainer
+
+    def _plugins(self) -> list[object] | None:
+        """The recipe's own plugins, and how the processes find each other where Lightning would mistake the job."""
+        own = self.config_init.trainer.plugins
+        asked = [*own] if isinstance(own, list | tuple) else [own] if own else []
+        environment = self.cluster.environment() if self.cluster else None
+        if environment and not any(isinstance(plugin, ClusterEnvironment) for plugin in asked):
+            asked.append(environment)
+        return asked or None
+
+    def _student(self, name: str) -> DistillationModule:
+        """One of several students, built as it would be in a run of its own."""
+        own = self.config.students[name] or {}
+        check_student(name, own)
+        items = [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in own.items()]
+        cli = KDCLI([*self._args, *items, "--students=null"], instantiate=False)
+        cli.config.trainer.precision = self.config.trainer.precision
+        self.student_configs[name] = cli.as_yaml()
+        remember(self.student_configs[name])
+        seed_everything(self.config.seed, workers=True, verbose=False)
+        return cli.parser.instantiate_classes(cli.config).model
+
+    def as_dict(self) -> dict[str, Any]:
+        """The resolved configuration as plain values."""
+        return yaml_of(self.as_yaml())
+
+    def as_yaml(self) -> str:
+        """The resolved configuration; ``kd-train FILE`` repeats the run."""
+        config = self.config.clone()
+        config.resume = config.name = None
+        return BEGIN + self.parser.dump(config, skip_none=False, skip_validation=True) + END
+
+
+def build_data(config: dict[str, Any]) -> DistillationDataModule:
+    """The data module alone, from the ``data`` part of a resolved configuration; it needs no data tier."""
+    if config.get("engine") == "ray":
+        config = {**config, "engine": "torch", "tier": None, "num_workers": "auto"}
+    parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False)
+    parser.add_class_arguments(DistillationDataModule, "data")
+    return parser.instantiate_classes(parser.parse_object({"data": config})).data
+
+
+def build_task(config: dict[str, Any] | None) -> Task:
+    """The task alone, from ``model.task`` of a resolved configuration."""
+    parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--task", type=Task | None)
+    return parser.instantiate_classes(parser.parse_object({"task": config})).task or Classification()
+
+
+def build_loggers(specs: list[dict[str, Any]]) -> list[Logger]:
+    """Loggers from their class paths and arguments."""
+    parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--loggers", type=list[Logger], default=[])
+    return parser.instantiate_classes(parser.parse_object({"loggers": specs})).loggers

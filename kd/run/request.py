@@ -1,0 +1,271 @@
+"""A command line, sorted by kind. Imports nothing heavy: a wrong word is reported at once."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kd.errors import UserError
+from kd.launch.sagemaker import CHANNEL, folder_of
+from kd.run import files, keys
+from kd.run.find import find, part_of
+from kd.run.moved import current
+from kd.run.paths import check_no_files, pairs, source_items
+from kd.run.trust import check_file, vouched
+from kd.run.typed import check_types
+from kd.run.unread import check_read
+from kd.storage.elsewhere import yaml_of
+
+GROUPS = (
+    "data",
+    "data.augment",
+    "data.probe",
+    "model",
+    "model.student",
+    "model.teacher",
+    "optim",
+    "trainer",
+    "checkpoint",
+    "monitor",
+)
+FLAGS = (
+    "-h", "--dashboard", "--describe", "--dry-run", "--help", "--json", "--keys", "--list", "--live", "--open",
+    "--print_config", "--traces", "--trust", "--tune", "--version", "--what-if",
+)  # fmt: skip
+ABOUT = ("-h", "--help", "--keys", "--list")  # these may be followed by what to say more of
+ENTRIES = ("taps", "teachers")  # named entries whose fields the parser takes only once the entry is there
+TRUSTED = "--trusted="  # before all other items for the parser: what the user stands for
+KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.]*\+?)=(.*)$", re.S)
+
+
+@dataclass
+class Request:
+    """A command line, sorted by kind.
+
+    Attributes:
+        recipe: name or path.
+        overlays: names or paths, in order.
+        overrides: ``key=value`` items, in order.
+        resume: a run folder.
+        cluster: what the launcher's environment says of the trainer; beaten by overrides.
+        trust: modules whose classes a file from elsewhere may name.
+        flags: without their dashes.
+        about: what a flag asks for: ``--list losses``, ``--keys lr``, ``--help data.augment``.
+        rest: what is none of these.
+        here: it runs on this machine, where ``channel:NAME`` has a folder.
+    """
+
+    recipe: str | None = None
+    overlays: list[str] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)
+    resume: str | None = None
+    cluster: list[str] = field(default_factory=list)
+    trust: list[str] = field(default_factory=list)
+    flags: set[str] = field(default_factory=set)
+    about: str = ""
+    rest: list[str] = field(default_factory=list)
+    here: bool = True
+
+    def parser_args(self) -> list[str]:
+        """For the parser: what the user stands for; then in order of rising priority recipe, overlays, overrides.
+
+        Raises:
+            UserError: a file that is missing, no YAML, or names code that the user has not said to trust.
+        """
+        found = self._files()
+        contents = {file: files.read(file) for file in found}
+        for file, content in contents.items():
+            files.check_text(content, f"{file}: ")
+            group = next((key for key in GROUPS if not isinstance(content.get(key) or {}, dict)), None)
+            if group:
+                raise UserError(f"{file}: {group}: has settings of its own, got '{content[group]}'")
+        self.overrides = [meant for item in self.overrides for meant in source_items(item, contents.values())]
+        check_no_files(pairs(contents.values(), self.overrides))
+        trees = [_as_tree(item) for item in self.overrides]
+        for tree in trees:
+            files.check_text(tree)
+            _check_says_something(*next(iter(tree.items())))
+        self._check_keys(list(contents.values()))
+        for file, content in contents.items():  # last: it looks at classes, which takes seconds
+            if "trust" not in self.flags:
+                check_file(file, content, self.trust)
+        args = [TRUSTED + name for name in vouched(contents, trees, self.trust, "trust" in self.flags)]
+        args += [f"--config={_as_now(file, contents[file] if self.here else {})}" for file in found]
+        if self.recipe and contents[found[0]].get("recipe") is None:
+            args.append(f"--recipe={found[0].stem}")
+        overrides = [_with_folders(item, _as_tree(item) if self.here else {}) for item in self.overrides]
+        return args + self.cluster + [f"--{item}" for item in _entries_whole(overrides, contents.values())]
+
+    @property
+    def trusted(self) -> list[str]:
+        """``trust=`` and ``--trust`` as items of another command's line."""
+        return [*(f"trust={module}" for module in self.trust), *(["--trust"] if "trust" in self.flags else [])]
+
+    def check_read(self) -> None:
+        """Refuses settings that no part of a run would read (:mod:`kd.run.unread`)."""
+        given = [_as_tree(item) for item in self.overrides]
+        resumed = {"resume": self.resume} if self.resume else {}
+        check_read(
+            [files.read(file) for file in self._files()], {k: v for tree in given for k, v in tree.items()} | resumed
+        )
+
+    def _files(self) -> list[Path]:
+        found = [find("recipes", self.recipe)] if self.recipe else []
+        for overlay in self.overlays:
+            found += [find("configs", overlay), *part_of(overlay, self.recipe or "")]
+        return found
+
+    def _check_keys(self, contents: list[dict[Any, Any]]) -> None:
+        for number, content in enumerate(contents, 1):  # a later file may name another class, with other keys
+            leaves = [*files.leaves(content)]
+            _check([key for key, _ in leaves], leaves, keys.merged(contents[:number], {}))
+        given = [pair for item in self.overrides for pair in _as_tree(item).items()]
+        leaves = [leaf for key, value in given for leaf in files.leaves(value, key)]
+        whole = keys.merged(contents, {key.rstrip("+"): value for key, value in given})
+        _check([key for key, _ in given], leaves, whole)
+
+
+def _check(names: list[str], leaves: list[tuple[str, Any]], whole: dict[str, Any]) -> None:
+    """Values that a key can't have, and keys that there are not."""
+    model = whole.get("model")
+    losses = model.get("distill_losses") if isinstance(model, dict) else None
+    check_types(leaves, {**keys.schema(), **keys.of_recipe(whole)[0]}, losses if isinstance(losses, dict) else ())
+    keys.check(names, whole)
+
+
+def _as_now(file: Path, content: dict[Any, Any]) -> str:
+    """The file, or its text where class paths in it have moved, or folders go by a channel's name."""
+    text = file.read_text(encoding="utf-8")
+    now = _with_folders(current(text), content)
+    return str(file) if now == text else now
+
+
+def _with_folders(text: str, content: dict[Any, Any]) -> str:
+    """``channel:NAME`` replaced by the folder, wherever it is a value."""
+    for value in {value for _, value in files.leaves(content) if str(value).startswith(CHANNEL)}:
+        text = text.replace(value, folder_of(value))
+    return text
+
+
+def _entries_whole(overrides: list[str], contents: Iterable[dict[Any, Any]]) -> list[str]:
+    """``model.taps.NAME.student=X model.taps.NAME.teacher=Y`` makes one entry where no file has one of that name.
+
+    >>> _entries_whole(["model.taps.at.student=a", "seed=1", "model.taps.at.teacher=b"], [])
+    ['model.taps.at={"student": "a", "teacher": "b"}', 'seed=1']
+    """
+    there = {
+        f"model.{kind}.{name}" for c in contents for kind in ENTRIES for name in (c.get("model") or {}).get(kind) or {}
+    }
+    there |= {item.split("=")[0] for item in overrides}
+    made: dict[str, dict[str, Any]] = {}
+    whole: list[str] = []
+    for item in overrides:
+        key, _, value = item.partition("=")
+        entry, rest = ".".join(key.split(".")[:3]), key.split(".")[3:]
+        if not (rest and key.split(".")[:2] in [["model", kind] for kind in ENTRIES]) or entry in there:
+            whole.append(item)
+            continue
+        if entry not in made:
+            whole.append(entry)
+        node = made.setdefault(entry, {})
+        for part in rest[:-1]:
+            node = node.setdefault(part, {})
+        node[rest[-1]] = _as_tree(f"x={value}")["x"]
+    return [f"{item}={json.dumps(made[item])}" if item in made else item for item in whole]
+
+
+def _check_says_something(key: str, value: object) -> None:
+    """What is merged key by key takes nothing from an empty value, and a folder needs a name."""
+    if value == {} and key in GROUPS:
+        raise UserError(f"{key}: {{}} sets nothing")
+    if key in ("model.teacher", "model.student") and isinstance(value, str) and not value.endswith((".yaml", ".yml")):
+        raise UserError(f"{key}: has settings of its own ({key}.arch=NAME, {key}.checkpoint=FILE), got '{value}'")
+    if key == "runs_dir" and not value:
+        raise UserError("runs_dir: must name a folder, got nothing")
+
+
+def _as_tree(item: str) -> dict[str, Any]:
+    """``key=value`` with the value as YAML, where it is any."""
+    key, _, value = item.partition("=")
+    try:
+        return {key: yaml_of(value)}
+    except ValueError:  # the parser says what is wrong
+        return {key: value}
+
+
+def translate(argv: Sequence[str]) -> Request:
+    """Sorts a command line: ``key=value``, ``--key=value`` and ``--key value`` mean the same, in any order.
+
+    Raises:
+        UserError: an item that is none of these.
+
+    >>> translate(["trainer.max_epochs=3", "--seed", "1", "recipe=foodtag_vit"]).overrides
+    ['trainer.max_epochs=3', 'seed=1']
+    """
+    request, items = Request(), list(argv)
+    while items:
+        item = items.pop(0)
+        if item in FLAGS:
+            request.flags.add("help" if item == "-h" else item.lstrip("-"))
+            if item in ABOUT and items and re.fullmatch(r"[\w.]+", items[0]):
+                request.about = items.pop(0)
+            continue
+        match = KEY.match(item)
+        if match:
+            key, value = match.groups()
+        elif item.startswith("--") and items and not (KEY.match(items[0]) or items[0].startswith("--")):
+            key, value = item[2:], items.pop(0)
+        elif item.endswith((".yaml", ".yml")):
+            key, value = "recipe", item
+        elif item.startswith("-"):
+            raise UserError(f"no option {item} (kd-train --help); a setting needs a value: {item.lstrip('-')}=...")
+        else:
+            request.rest.append(item)
+            continue
+        _sort_in(request, key, value)
+    return request
+
+
+def merge(request: Request, settings: dict[str, str], where: str) -> None:
+    """Adds settings that came another way to a command line.
+
+    Args:
+        request: the command line.
+        settings: keys and values as on a command line; a list of overlays is JSON.
+        where: they came from, for the message.
+
+    Raises:
+        UserError: one is on the command line as well, with another value.
+    """
+    given = dict(item.split("=", 1) for item in request.overrides)
+    given |= {key: value for key, value in (("recipe", request.recipe), ("resume", request.resume)) if value}
+    for key, value in settings.items():
+        if not re.fullmatch(r"[A-Za-z_][\w.]*\+?", key):
+            raise UserError(f"{where}: no key '{key}'")
+        if key == "config":
+            found = _as_tree(f"config={value}")["config"]
+            overlays = [str(name) for name in found] if isinstance(found, list) else [value]
+            request.overlays += [name for name in overlays if name not in request.overlays]
+        elif key not in given:
+            _sort_in(request, key, value)
+        elif _as_tree(f"{key}={given[key]}") != _as_tree(f"{key}={value}"):
+            raise UserError(f"{key}: {given[key]} on the command line, but {value} in {where}")
+
+
+def _sort_in(request: Request, key: str, value: str) -> None:
+    tree = _as_tree(f"{key}={value}")
+    files.check_text(tree if isinstance(tree[key], (dict, list)) else {key: value})  # as text, YAML folds line breaks
+    if key == "recipe":
+        if request.recipe is not None:
+            raise UserError(f"recipe is given twice: '{request.recipe}' and '{value}'")
+        request.recipe = value
+    elif key == "config":
+        request.overlays.append(value)
+    elif key == "resume":
+        request.resume = value
+    elif key == "trust":
+        request.trust.append(value)
+    else:
+        request.overrides.append(f"{key}={value}")

@@ -1,0 +1,92 @@
+"""Settings that nothing reads beside the others: given, they end a run before it begins."""
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from kd.errors import UserError
+from kd.run import keys
+from kd.run.values import flatten
+
+RESOLVED = {"name", "resume", "students"}  # a run's config.yaml holds them too, as it holds every other key
+
+
+def _none(values: Iterable[object]) -> bool:
+    return not any(values)
+
+
+READERS: tuple[tuple[str, Callable[[Iterable[object]], bool], tuple[str, ...], str], ...] = (
+    (r"model\.task\.(label_smoothing|class_weights)", all, ("model.student.head", "model.task_loss_weight"),
+     "the loss on the labels reads it"),
+    (r"model\.task_loss_weight", all, ("model.student.head",), "a student without a classifier has no such loss"),
+    (r"model\.teacher\.weight", any, (), "it is a share among several model.teachers"),
+    (r"(model\.teachers?\b.*)\.cache_\w+", any, (r"\1.cache",), "the cache reads it"),
+    (r"model\.student\.inherit_pictures", any, ("model.student.inherit",), "a student that inherits layers reads it"),
+    (r"data\.augment\.mix_probability", any, ("data.augment.mixup", "data.augment.cutmix"), "mixed pictures need it"),
+    (r"monitor\.(?!enabled).*", any, ("monitor.enabled",), "nothing is monitored"),
+    (r"monitor\.prometheus_host", any, ("monitor.prometheus_port",), "the Prometheus endpoint reads it"),
+    (r"monitor\.send_every_s", any, ("monitor.otlp", "monitor.cloudwatch"), "what sends numbers elsewhere reads it"),
+    (r"trainer\.gradient_clip_algorithm", any, ("trainer.gradient_clip_val",), "clipping reads it"),
+    (r"trainer\.(limit_test_batches|limit_predict_batches)", any, (), "training neither tests nor predicts"),
+    (r"trainer\.(default_root_dir|model_registry)", any, ("trainer.callbacks", "trainer.logger", "trainer.profiler"),
+     "the run's files are in runs_dir; callbacks, loggers and profilers of your own read it"),
+    (r"name", _none, ("resume",), "a resumed run keeps its folder"),
+)  # fmt: skip
+"""Settings (a pattern), the settings that decide whether something reads them, and what that is."""
+
+
+def check_read(files: Sequence[Mapping[Any, Any]], overrides: Mapping[str, Any]) -> None:
+    """Refuses a setting of a recipe or of the command line that differs from its default and has no effect.
+
+    Overlays serve many recipes, and a run's ``config.yaml`` holds every key, so that theirs may be idle. So may a
+    recipe's setting that a later file or the command line has made idle.
+
+    Args:
+        files: the contents of recipe and overlays, in order.
+        overrides: the command line's values by key.
+
+    Raises:
+        UserError: the first such setting, with the values that decide.
+    """
+    layers = [flatten(dict(file)) for file in files] + [flatten(dict(overrides))]
+    layers = [{_plain(key): value for key, value in layer.items()} for layer in layers]
+    whole = {_plain(key): value for key, value in flatten(keys.merged([*map(dict, files)], dict(overrides))).items()}
+    recipe = -1 if not files or set(files[0]) >= RESOLVED else 0
+    for name, value in whole.items():
+        source = _newest(layers, name)
+        if source in (recipe, len(layers) - 1) and value and value != _default(name):
+            _check(name, value, source, whole, layers)
+
+
+def _check(name: str, value: object, source: int, whole: dict[str, Any], layers: list[dict[str, Any]]) -> None:
+    for pattern, enough, switches, why in READERS:
+        found = re.fullmatch(pattern, name)
+        if not found:
+            continue
+        decide = [found.expand(switch) for switch in switches]
+        values = {key: whole.get(key, _default(key)) for key in decide}
+        if enough(value not in (None, False, 0, "off") for value in values.values()):
+            continue
+        if not any(_newest(layers, key) > source for key in decide):
+            here = ", ".join(f"{key}={'null' if own is None else str(own).lower()}" for key, own in values.items())
+            raise UserError(f"{name}: {value} has no effect{f' with {here}' if here else ''}: {why}")
+
+
+def _newest(layers: list[dict[str, Any]], name: str) -> int:
+    """The last layer that gives a key, or a part or the whole of its group; -1 where none does."""
+    ways = [i for i, layer in enumerate(layers) for key in layer if f"{key}.".startswith(f"{name}.")
+            or name.startswith(f"{key}.")]  # fmt: skip
+    return max(ways, default=-1)
+
+
+def _plain(key: str) -> str:
+    return key.rstrip("+").replace(".init_args", "")
+
+
+def _default(name: str) -> object:
+    key = keys.schema().get(re.sub(r"^model\.teachers\.[^.]+", "model.teacher", name))
+    try:
+        return ast.literal_eval(key.default) if key else None
+    except (ValueError, SyntaxError):
+        return None

@@ -1,0 +1,1 @@
+"""From a finished run to what other programs load: exports, the server."""

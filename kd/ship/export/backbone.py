@@ -1,0 +1,90 @@
+"""The layers below the classifier, for detectors and other heads that build on timm."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from safetensors.torch import load_file, save
+from torch import nn
+
+from kd.models import Preprocess
+from kd.models.arguments import check_arguments
+from kd.models.loading import classifier_names
+from kd.ship.export.base import Format, Job, Runtime
+from kd.ship.export.hub import made_of, model_size
+from kd.ship.export.manifest import from_metadata
+from kd.ship.export.student import in_order, read_metadata, tensors_in
+from kd.storage.checkpoints import write_whole
+from kd.storage.elsewhere import json_of
+
+
+class Backbone(Format):
+    """``backbone.safetensors``: a plain timm state dict without a classifier.
+
+    ``timm.create_model(arch, features_only=True, pretrained=True, pretrained_cfg_overlay={"file": FILE}, **kwargs)``
+    loads it; ``arch`` and ``kwargs`` are in the file's metadata.
+    """
+
+    features = True
+
+    def write(self, job: Job, folder: Path) -> Path:
+        """See :meth:`kd.ship.export.base.Format.write`."""
+        model: Any = getattr(job.student, "backbone", job.student)
+        head = tuple(f"{name}." for name in classifier_names(model))
+        state = {k: v.contiguous() for k, v in model.state_dict().items() if not k.startswith(head)}
+        arch, kwargs = made_of(job.weights, "to=backbone")
+        kwargs["num_classes"] = 0
+        metadata = {
+            "arch": arch,
+            "kwargs": json.dumps(kwargs),
+            "img_size": json.dumps(model_size(job.weights)),
+            "dense": json.dumps(model is not job.student),
+        }
+        file = folder / "backbone.safetensors"
+        whole = in_order(save(state, {**metadata, **job.manifest.as_metadata()}))
+        write_whole(file, lambda opened: opened.write(whole))
+        return file
+
+    def reference(self, job: Job) -> nn.Module:
+        """The student's features, prepared as it is."""
+        below = copy.copy(job.prepared)
+        below._modules = {**below._modules, "model": _Features(getattr(job.student, "backbone", job.student))}
+        return below
+
+    def open(self, file: Path, threads: int = 0) -> Runtime:
+        """See :meth:`kd.ship.export.base.Format.open`: gives the last layer's features, flattened, ``(N, D)``."""
+        meta = read_metadata(file)
+        manifest = from_metadata(meta, file)
+        kwargs = json_of(meta["kwargs"])
+        check_arguments(kwargs, f"{file}: ", tensors_in(file))
+        model: Any = timm.create_model(meta["arch"], **kwargs)
+        model.load_state_dict(load_file(file), strict=not json_of(meta["dense"]))  # a dense student ends earlier
+        prepare = Preprocess(json_of(meta["img_size"]), manifest.mean, manifest.std)
+
+        model.eval()
+
+        def run(pictures: np.ndarray) -> np.ndarray:
+            images = torch.from_numpy(pictures)
+            images = images.permute(0, 3, 1, 2) if manifest.layout == "nhwc" else images
+            with torch.inference_mode():
+                return _below_the_classifier(model, prepare(images)).numpy()
+
+        return run
+
+
+def _below_the_classifier(model: Any, images: torch.Tensor) -> torch.Tensor:
+    """float ``(N, 3, H, W)`` -> the features before pooling, ``(N, D)``."""
+    return model.forward_features(images).flatten(1)
+
+
+class _Features(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return _below_the_classifier(self.model, images)

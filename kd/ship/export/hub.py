@@ -1,0 +1,62 @@
+"""timm's hub format: a folder that ``timm.create_model("local-dir:FOLDER", pretrained=True)`` loads."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+
+from kd.errors import UserError
+from kd.models import Preprocess
+from kd.ship.export.base import Format, Job, Runtime
+from kd.ship.export.manifest import read_manifest
+from kd.ship.export.student import read_metadata, timm_config, write_timm_folder
+from kd.storage.elsewhere import json_of
+
+
+class Hub(Format):
+    """``config.json`` and ``model.safetensors``; ready for the Hugging Face hub together with ``kd-card``'s README."""
+
+    def write(self, job: Job, folder: Path) -> Path:
+        """See :meth:`kd.ship.export.base.Format.write`."""
+        manifest = job.manifest
+        if manifest.task == "segmentation":
+            raise UserError("to=hub: timm builds no models for dense prediction (to=backbone, to=onnx do)")
+        made_with = made_of(job.weights, "to=hub")[1]
+        want = Preprocess(model_size(job.weights), manifest.mean, manifest.std)
+        config = timm_config(job.student, manifest.arch, made_with, want, manifest.classes, manifest.crop_ratio)
+        write_timm_folder(job.weights, folder, config)
+        manifest.write(folder)
+        return folder
+
+    def open(self, file: Path, threads: int = 0) -> Runtime:
+        """See :meth:`kd.ship.export.base.Format.open`: built by timm, prepared as its configuration says."""
+        model: Any = timm.create_model(f"local-dir:{file}", pretrained=True).eval()
+        cfg, layout = model.pretrained_cfg, read_manifest(file).layout
+        prepare = Preprocess(cfg["input_size"][1:], cfg["mean"], cfg["std"])
+
+        def run(pictures: np.ndarray) -> np.ndarray:
+            images = torch.from_numpy(pictures)
+            with torch.inference_mode():
+                return model(prepare(images.permute(0, 3, 1, 2) if layout == "nhwc" else images)).numpy()
+
+        return run
+
+
+def made_of(weights: Path, key: str) -> tuple[str, dict[str, Any]]:
+    """Architecture and arguments of a ``student.safetensors``.
+
+    Raises:
+        UserError: timm has not built it.
+    """
+    found = read_metadata(weights)
+    if "builder" in found:
+        builder = json_of(found["builder"]).get("class_path")
+        raise UserError(f"{key}: the student was built by {builder}, not by timm (to=onnx takes it)")
+    return found["arch"], json_of(found["kwargs"])
+
+
+def model_size(weights: Path) -> int | list[int]:
+    """The side, or height and width, of a student's input in pixels."""
+    return json_of(read_metadata(weights)["img_size"])

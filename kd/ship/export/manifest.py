@@ -1,0 +1,125 @@
+"""What a program must know to use an exported student; written into every export."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from kd.errors import UserError
+from kd.storage.elsewhere import json_of, text_of
+
+FILE = "manifest.json"
+PREFIX = "kd."  # of the keys in a model file's own metadata
+
+MOST = 8192  # pixels a side
+
+TaskKind = Literal["classification", "multilabel", "segmentation", "features"]
+Layout = Literal["nhwc", "nchw"]
+
+
+def as_lines(names: Iterable[str]) -> str:
+    """Class names, one a line whatever they hold: the line is the class id.
+
+    >>> as_lines(["bread", "two\\nlines"])
+    'bread\\ntwo lines\\n'
+    """
+    return "".join(f"{' '.join(name.split())}\n" for name in names)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The input and the answer of an exported student.
+
+    A picture is scaled so that its centre crop of ``size`` keeps ``crop_ratio`` of it, and goes in as uint8 RGB; what
+    follows (scaling to the model's own size, normalisation) is inside the exported graph.
+
+    Attributes:
+        task: what the answer is: logits of one class a picture, of several labels, of a class for every pixel, or
+            features.
+        arch: the timm architecture.
+        classes: names by class id; empty for features.
+        size: height and width of the input in pixels.
+        crop_ratio: share of the scaled picture that the centre crop keeps, in (0, 1].
+        layout: ``nhwc`` (N, H, W, 3) or ``nchw`` (N, 3, H, W).
+        mean: per channel, of values in 0..1, as the graph applies it.
+        std: likewise.
+        format: the export's format.
+        int8: whether weights and activations are quantised.
+
+    Raises:
+        ValueError: a value that no export has; a file from elsewhere may say anything.
+    """
+
+    task: TaskKind
+    arch: str
+    classes: list[str]
+    size: tuple[int, int]
+    crop_ratio: float
+    layout: Layout
+    mean: list[float]
+    std: list[float]
+    format: str
+    int8: bool = False
+
+    def __post_init__(self) -> None:
+        words = [self.arch, *self.classes] if isinstance(self.classes, list) else [None]
+        checks: dict[str, bool] = {
+            "task": self.task in get_args(TaskKind),
+            "layout": self.layout in get_args(Layout),
+            "arch and classes": all(isinstance(word, str) for word in words) and self.arch.isprintable(),
+            "classes": bool(self.classes) or self.task == "features",
+            "size": all(0 < side <= MOST for side in self.size),
+            "crop_ratio": isinstance(self.crop_ratio, int | float) and 1e-6 < self.crop_ratio <= 1,
+        }
+        if wrong := [name for name, right in checks.items() if not right]:
+            raise ValueError(f"{', '.join(wrong)}: not what an export says of itself")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of one picture, in the layout."""
+        height, width = self.size
+        return (height, width, 3) if self.layout == "nhwc" else (3, height, width)
+
+    def as_metadata(self) -> dict[str, str]:
+        """For a model file's own metadata: strings by prefixed keys."""
+        return {f"{PREFIX}{key}": json.dumps(value) for key, value in asdict(self).items()}
+
+    def write(self, folder: Path) -> None:
+        """Writes ``manifest.json``."""
+        (folder / FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+
+def from_metadata(metadata: dict[str, str], file: Path) -> Manifest:
+    """The manifest in a model file's metadata.
+
+    Raises:
+        UserError: the file is not an export of kd-export.
+    """
+    found = {key.removeprefix(PREFIX): value for key, value in metadata.items() if key.startswith(PREFIX)}
+    try:
+        return _manifest({key: json_of(value) for key, value in found.items()})
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{file} was not written by kd-export: its metadata does not say what goes in ({error})"
+        ) from error
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of an export's folder.
+
+    Raises:
+        UserError: there is none.
+    """
+    file = folder / FILE
+    try:
+        return _manifest(json_of(text_of(file)))
+    except FileNotFoundError as error:
+        raise UserError(f"{folder} is not an export: it has no {FILE}") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{file} can't be read as the manifest of an export: {error}") from error
+
+
+def _manifest(content: dict) -> Manifest:
+    height, width = content["size"]
+    return Manifest(**{**content, "size": (int(height), int(width))})

@@ -1,0 +1,37 @@
+"""int8 weights and activations, by NNCF's post-training quantisation."""
+
+import contextlib
+import io
+import logging
+from typing import TYPE_CHECKING
+
+from kd.ship.export.base import INPUT, Job, need
+
+if TYPE_CHECKING:
+    import onnx
+    import openvino
+
+PICTURES = 300
+"""Training pictures that calibrate (NNCF's own default)."""
+
+
+def quantized(model: "onnx.ModelProto | openvino.Model", job: Job) -> "onnx.ModelProto | openvino.Model":
+    """An int8 copy of an ONNX or OpenVINO model, calibrated on training pictures.
+
+    Args:
+        model: ``onnx.ModelProto`` or ``openvino.Model``.
+        job: what is exported.
+
+    Raises:
+        UserError: the extra is missing.
+    """
+    nncf = need("nncf", "openvino", "int8=true")
+    pictures = list(job.calibration())
+    attends = any("Attention" in type(module).__name__ for module in job.student.modules())
+    logging.getLogger("nncf").setLevel(logging.ERROR)
+    by_name = type(model).__module__.startswith("onnx")
+    data = nncf.Dataset(pictures, (lambda x: {INPUT: x}) if by_name else None)
+    with contextlib.redirect_stdout(io.StringIO()):  # its progress bars
+        return nncf.quantize(
+            model, data, subset_size=len(pictures), model_type=nncf.ModelType.TRANSFORMER if attends else None
+        )

@@ -1,0 +1,118 @@
+"""ONNX: one file with the preprocessing, for ONNX Runtime and most else."""
+
+import logging
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kd.errors import UserError, causes
+from kd.ship.export.base import INPUT, OUTPUT, Format, Job, Runtime, need
+from kd.ship.export.nncf import quantized
+
+if TYPE_CHECKING:
+    import onnxruntime
+    import torch
+
+EXTRA = "export"
+
+
+class Onnx(Format):
+    """``model.onnx``: uint8 pictures in, a dynamic batch, the manifest in the metadata."""
+
+    quantises = True
+    needs: Mapping[str, Sequence[str]] = {EXTRA: ("onnx", "onnxscript", "onnxruntime")}
+
+    def write(self, job: Job, folder: Path) -> Path:
+        """See :meth:`kd.ship.export.base.Format.write`."""
+        onnx = need("onnx", EXTRA, "to=onnx")
+        file = folder / "model.onnx"
+        program = _program(job)
+        program.save(file)
+        model = onnx.load(file)
+        if job.manifest.int8:
+            model = quantized(model, job)
+        for key, value in job.manifest.as_metadata().items():
+            model.metadata_props.add(key=key, value=value)
+        onnx.save(model, file)
+        return file
+
+    def open(self, file: Path, threads: int = 0) -> Runtime:
+        """See :meth:`kd.ship.export.base.Format.open`."""
+        return as_runtime(open_session(file, threads))
+
+
+def open_session(file: Path, threads: int = 0) -> "onnxruntime.InferenceSession":
+    """An ``onnxruntime.InferenceSession`` on the CPU.
+
+    Raises:
+        UserError: the extra is missing, or the file is no ONNX model.
+    """
+    runtime = need("onnxruntime", EXTRA, str(file))
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    try:
+        return runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its classes derive from Exception alone
+        raise UserError(f"{file} is not a readable ONNX model: {str(error).splitlines()[0][:160]}") from error
+
+
+def as_runtime(session: "onnxruntime.InferenceSession") -> Runtime:
+    """An open session as the protocol has it."""
+    return lambda pictures: session.run([OUTPUT], {INPUT: pictures})[0]
+
+
+def _program(job: Job) -> "torch.onnx.ONNXProgram":
+    import torch
+
+    # Two pictures: of a batch of one the exporter takes the 1 for a constant.
+    example = torch.from_numpy(np.zeros((2, *job.manifest.shape), np.uint8))
+    with warnings.catch_warnings(), torch.inference_mode(), _quiet("torch.onnx", "onnxscript"):
+        warnings.simplefilter("ignore")
+        try:
+            program = torch.onnx.export(
+                job.prepared, (example,), dynamo=True, input_names=[INPUT], output_names=[OUTPUT],
+                dynamic_shapes=({0: torch.export.Dim("batch")},), verbose=False,
+            )  # fmt: skip
+        except Exception as error:  # what its passes raise has no common class
+            raise UserError(f"to=onnx: {job.manifest.arch} can't be exported: {why(error)}") from error
+    assert program is not None, "with dynamo=True it is one"
+    return program
+
+
+def why(error: BaseException | None) -> str:
+    """The unsupported operator, or else the first line of what went wrong."""
+    first = ""
+    for cause in causes(error):
+        text = re.sub(r"\x1b\[[\d;]*m", "", str(cause))
+        operator = re.search(r"No ONNX function found for <OpOverload\(op='([\w.:]+)'", text)
+        operator = operator or re.search(r"(?:No decompositions? registered|not supported).*?(aten[.:]+\w+)", text)
+        if operator:
+            return f"the operator {operator[1]} is not supported"
+        first = next((line.strip() for line in text.splitlines() if line.strip()), first)
+    return first[:200]
+
+
+class _quiet:
+    """Silences loggers for a while."""
+
+    def __init__(self, *names: str) -> None:
+        self._loggers = [logging.getLogger(name) for name in names]
+
+    def __enter__(self) -> None:
+        self._levels = [logger.level for logger in self._loggers]
+        for logger in self._loggers:
+            logger.setLevel(logging.CRITICAL)
+
+    def __exit__(self, *_: object) -> None:
+        for logger, level in zip(self._loggers, self._levels, strict=True):
+            logger.setLevel(level)
+
+
+def metadata_of(session: "onnxruntime.InferenceSession") -> dict[str, str]:
+    """The metadata of an open model."""
+    return dict(session.get_modelmeta().custom_metadata_map)

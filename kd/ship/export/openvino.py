@@ -1,0 +1,42 @@
+"""OpenVINO: ``model.xml`` and ``model.bin``, for Intel's and other CPUs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from kd.ship.export.base import INPUT, Format, Job, Runtime, need
+from kd.ship.export.nncf import quantized
+from kd.ship.export.onnx import Onnx
+
+EXTRA = "openvino"
+
+
+class OpenVino(Format):
+    """Converted from ONNX, so that both hold the same graph; weights stay float32."""
+
+    quantises = True
+    needs: Mapping[str, Sequence[str]] = {**Onnx.needs, EXTRA: ("openvino",)}
+
+    def write(self, job: Job, folder: Path) -> Path:
+        """See :meth:`kd.ship.export.base.Format.write`."""
+        openvino = need("openvino", EXTRA, "to=openvino")
+        float_job = replace(job, manifest=replace(job.manifest, int8=False))
+        with TemporaryDirectory(dir=folder) as part:
+            model = openvino.convert_model(Onnx().write(float_job, Path(part)))
+        if job.manifest.int8:
+            model = quantized(model, job)
+        for key, value in job.manifest.as_metadata().items():
+            model.set_rt_info(value, key.split("."))
+        file = folder / "model.xml"
+        openvino.save_model(model, file, compress_to_fp16=False)
+        return file
+
+    def open(self, file: Path, threads: int = 0) -> Runtime:
+        """See :meth:`.base.Format.open`. float32 stays float32, where the CPU would like bfloat16 better."""
+        openvino = need("openvino", EXTRA, str(file))
+        settings = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+        if threads:
+            settings["INFERENCE_NUM_THREADS"] = str(threads)
+        compiled = openvino.Core().compile_model(str(file), "CPU", settings)
+        return lambda pictures: compiled({INPUT: pictures})[0]

@@ -1,0 +1,38 @@
+"""SageMaker: ``model.tar.gz`` for its Triton images (the model repository at the archive's root)."""
+
+import tarfile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from kd.ship.export.base import Format, Job, Runtime
+from kd.ship.export.onnx import Onnx
+from kd.ship.export.triton import NAME, Triton
+from kd.storage.archives import unpack
+
+
+class SageMaker(Format):
+    """What ``SAGEMAKER_TRITON_DEFAULT_MODEL_NAME=student`` finds below ``/opt/ml/model``."""
+
+    quantises = True
+    needs = Onnx.needs
+
+    def write(self, job: Job, folder: Path) -> Path:
+        """See :meth:`kd.ship.export.base.Format.write`."""
+        file = folder / "model.tar.gz"
+        with TemporaryDirectory(dir=folder) as part, tarfile.open(file, "w:gz") as archive:
+            repository = Triton().write(job, Path(part))
+            archive.add(repository / NAME, NAME, filter=_anybodys)
+        return file
+
+    def open(self, file: Path, threads: int = 0) -> Runtime:
+        """See :meth:`kd.ship.export.base.Format.open`: the archive."""
+        with TemporaryDirectory() as part:
+            unpack(file, Path(part))
+            return Triton().open(Path(part), threads)
+
+
+def _anybodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """The same archive for the same model: no owner, no time."""
+    member.uid = member.gid = member.mtime = 0
+    member.uname = member.gname = ""
+    return member

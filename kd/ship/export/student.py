@@ -1,0 +1,208 @@
+"""The student alone: weights that plain timm loads."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from kd.distill.student import Student
+from kd.errors import UserError, plain
+from kd.models import Preprocess
+from kd.models.arguments import check_arguments
+from kd.models.hugging_face import HuggingFace, HuggingFaceModel
+from kd.models.own import OwnModel, build_own
+from kd.models.segmenter import DenseModel
+from kd.module.distillation import DistillationModule
+from kd.storage.checkpoints import models_in, write_whole
+from kd.storage.elsewhere import json_of
+
+
+def student_metadata(student: Student) -> dict[str, str]:
+    """What one needs to use the weights, as safetensors metadata: architecture, arguments, input, classes."""
+    want: Any = student.prepare
+    made: Any = student.model.backbone if student.task.dense else student.model
+    classes = student.classes
+    content: dict[str, Any] = {
+        "kwargs": {**getattr(made, "made_with", {}), "num_classes": len(classes)},
+        "classes": classes,
+    }
+    if isinstance(want, Preprocess):
+        size = want.size[0] if want.size[0] == want.size[1] else want.size
+        content |= {"img_size": size, "mean": want.mean, "std": want.std}
+    if student.task.dense:
+        content["dense"] = True  # a timm backbone below kd.models.segmenter.DenseModel
+    if isinstance(made, OwnModel):
+        content["builder"] = made.made_by
+    if not student.classifies:
+        content["classifies"] = False  # nothing has trained the classifier: what counts are the features below it
+    return {"arch": student.arch, **{key: json.dumps(value) for key, value in content.items()}}
+
+
+def save_student(module: DistillationModule | Student, path: str | Path, checkpoint: Path | None = None) -> None:
+    """Writes ``student.safetensors``: ``timm.create_model(arch, **kwargs)`` + ``load_state_dict``, no ``kd`` needed.
+
+    Args:
+        module: the trained module (the first of several students), or one of its students.
+        path: the file to write; replaced in one step.
+        checkpoint: take the weights from this training checkpoint instead of the module's present ones.
+    """
+    path = Path(path)
+    student = module.student_of_one if isinstance(module, DistillationModule) else module
+    state: dict[str, Tensor] = student.final.state_dict()
+    if checkpoint is not None:
+        saved = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+        state = next(iter(models_in(saved).values()))
+    whole = in_order(save({k: v.detach().cpu().contiguous() for k, v in state.items()}, student_metadata(student)))
+    write_whole(path, lambda file: file.write(whole))  # save_file would make a file that only its owner can read
+    model: Any = student.model
+    want: Any = student.prepare
+    if not isinstance(want, Preprocess):  # a model of the user's own, whose input kd does not know
+        return
+    if isinstance(model, HuggingFaceModel):
+        model.save_folder(path.with_suffix(""), state, student.classes, student.data.crop_ratio, want)
+    elif not student.task.dense and hasattr(model, "made_with"):  # timm builds no models for dense prediction
+        config = timm_config(model, student.arch, model.made_with, want, student.classes, student.data.crop_ratio)
+        write_timm_folder(path, path.with_suffix(""), config)  # student/ beside student.safetensors
+
+
+def in_order(file: bytes) -> bytes:
+    """The same file with its metadata sorted, which the library writes in an order drawn anew each time: equal students
+    are equal files."""
+    end = 8 + int.from_bytes(file[:8], "little")
+    header = json_of(file[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text = text.ljust(-8 * (-len(text) // 8))  # the weights begin at a multiple of 8
+    return len(text).to_bytes(8, "little") + text + file[end:]
+
+
+def timm_config(
+    model: nn.Module, arch: str, made_with: dict[str, Any], want: Preprocess, classes: list[str], crop_ratio: float
+) -> dict[str, Any]:
+    """The ``config.json`` by which timm builds the student and knows its input and class names."""
+    own: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
+    return {
+        "architecture": arch,
+        "num_classes": model.num_classes,
+        "num_features": model.num_features,
+        "label_names": classes,
+        "model_args": {k: v for k, v in made_with.items() if k != "num_classes"},
+        "pretrained_cfg": {
+            "input_size": [3, *want.size],
+            "fixed_input_size": bool(own.get("fixed_input_size")),
+            "interpolation": "bilinear",
+            "crop_pct": crop_ratio,
+            "crop_mode": "center",
+            "mean": want.mean,
+            "std": want.std,
+            "num_classes": model.num_classes,
+            "first_conv": own.get("first_conv"),
+            "classifier": own.get("classifier"),
+        },
+    }
+
+
+def write_timm_folder(weights: Path, folder: Path, config: dict[str, Any]) -> None:
+    """Writes what ``timm.create_model("local-dir:...", pretrained=True)`` reads.
+
+    The weights are the same file under a second name; a copy where the file system has no links.
+    """
+    folder.mkdir(exist_ok=True)
+    part = folder / "model.safetensors.part"
+    part.unlink(missing_ok=True)
+    try:
+        os.link(weights, part)
+    except OSError:
+        shutil.copyfile(weights, part)
+    part.replace(folder / "model.safetensors")
+    text = json.dumps(config, indent=2) + "\n"
+    write_whole(folder / "config.json", lambda file: file.write(text.encode()))
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of ``student.safetensors``."""
+    with safe_open(path, framework="pt") as opened:
+        return dict(opened.metadata() or {})
+
+
+def load_student(path: Path, builder: type | None = None) -> tuple[nn.Module, Preprocess, list[str]]:
+    """Reads ``student.safetensors``: the model in eval mode, its input, its class names.
+
+    Args:
+        path: the file. It is data: what it says of its model runs no code but timm's and :mod:`kd.models`'.
+        builder: the class that has built its model, where that is one of your own.
+
+    Raises:
+        UserError: a damaged file, a model that kd can't build, or one that the weights are not of.
+    """
+    try:
+        said = read_metadata(path)
+        meta: dict[str, Any] = {name: said[name] if name == "arch" else json_of(said[name]) for name in said}
+        make = _rebuilt(path, meta, builder) if "builder" in meta else _of_timm(path, meta)
+        preprocess = Preprocess(meta["img_size"], meta["mean"], meta["std"])
+        if builder is None:
+            _check_shapes(path, make)
+        model = make()
+        model.load_state_dict(load_file(path))
+    except UserError:
+        raise
+    except Exception as error:  # whatever a damaged file, or one from elsewhere, makes the readers raise
+        raise UserError(f"{path}: its model can't be built: {plain(error)}") from error
+    return model.eval(), preprocess, [str(name) for name in meta["classes"]]
+
+
+def builder_in(path: Path) -> str:
+    """Class path of the builder that the file's model needs; empty where timm builds it."""
+    made_by = json_of(read_metadata(path).get("builder", "{}"))
+    return str(made_by.get("class_path", "")) if isinstance(made_by, dict) else ""
+
+
+def _of_timm(path: Path, meta: dict[str, Any]) -> Callable[[], nn.Module]:
+    if "img_size" not in meta or not timm.is_model(meta["arch"]):
+        raise UserError(f"{path}: holds the weights of a {meta['arch']}, which kd can't build: load them into your own "
+                        "with safetensors.torch.load_file")  # fmt: skip
+    kwargs = dict(meta["kwargs"])
+    classes = kwargs.pop("num_classes")
+    check_arguments({k: v for k, v in kwargs.items() if k != "img_size"}, f"{path}: ", tensors_in(path))
+    if "dense" in meta:
+        return lambda: DenseModel(timm.create_model(meta["arch"], num_classes=0, **kwargs), classes)
+    return lambda: timm.create_model(meta["arch"], num_classes=classes, **kwargs)
+
+
+def _rebuilt(path: Path, meta: dict[str, Any], builder: type | None) -> Callable[[], nn.Module]:
+    """A model of a builder: of :mod:`kd.models` by its arguments alone, or of the class that is handed over."""
+    made_by = meta["builder"]
+    name, arguments = made_by["class_path"], made_by["init_args"]
+    if builder is None:
+        if name != f"{HuggingFace.__module__}.{HuggingFace.__qualname__}" or set(arguments) != {"config"}:
+            raise UserError(f"{path}: its model is built by {name}: kd.load_student(FILE, builder=CLASS) takes the "
+                            f"class; commands, if you trust it, trust={name.rpartition('.')[0]}")  # fmt: skip
+        check_arguments(arguments["config"], f"{path}: ", tensors_in(path))
+    size = meta["img_size"]
+    size = (size, size) if isinstance(size, int) else tuple(size)
+    make: Any = builder or HuggingFace
+    return lambda: build_own(
+        make(**arguments), meta["kwargs"]["num_classes"], size, meta["mean"], meta["std"], str(path)
+    )
+
+
+def tensors_in(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of a file's tensors, by name."""
+    with safe_open(path, framework="pt") as opened:
+        return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+
+
+def _check_shapes(path: Path, make: Callable[[], nn.Module]) -> None:
+    """Builds the model without memory for its weights: one that the file has no weights for may fit no machine."""
+    with torch.device("meta"):
+        wanted = {name: tuple(value.shape) for name, value in make().state_dict().items()}
+    if wanted != tensors_in(path):
+        raise UserError(f"{path}: its weights are not of the model that it describes")

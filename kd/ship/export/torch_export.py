@@ -1,0 +1,41 @@
+"""PyTorch's own portable graph: ``model.pt2``, for ``torch.export.load`` without the model's code."""
+
+from pathlib import Path
+
+import numpy as np
+
+from kd.errors import UserError
+from kd.ship.export.base import INPUT, Format, Job, Runtime
+
+
+class TorchExport(Format):
+    """``torch.export.load("model.pt2").module()(pictures)``; the manifest is in its extra files."""
+
+    def write(self, job: Job, folder: Path) -> Path:
+        """See :meth:`kd.ship.export.base.Format.write`."""
+        import torch
+
+        from kd.ship.export.onnx import why
+
+        example = torch.zeros((2, *job.manifest.shape), dtype=torch.uint8)
+        shapes = {INPUT: {0: torch.export.Dim("batch")}}
+        try:
+            with torch.no_grad():
+                program = torch.export.export(job.prepared, (example,), dynamic_shapes=shapes)
+        except Exception as error:  # what tracing raises has no common class
+            raise UserError(f"to=torch_export: {job.manifest.arch} can't be exported: {why(error)}") from error
+        file = folder / "model.pt2"
+        torch.export.save(program, file, extra_files=job.manifest.as_metadata())
+        return file
+
+    def open(self, file: Path, threads: int = 0) -> Runtime:
+        """See :meth:`kd.ship.export.base.Format.open`; the number of threads is the process's."""
+        import torch
+
+        module = torch.export.load(file).module()
+
+        def run(pictures: np.ndarray) -> np.ndarray:
+            with torch.inference_mode():
+                return module(torch.from_numpy(pictures)).numpy()
+
+        return run

@@ -1,0 +1,67 @@
+"""NVIDIA Triton's model repository: ``student/config.pbtxt``, ``student/labels.txt``, ``student/1/model.onnx``."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from kd.ship.export.base import INPUT, OUTPUT, Format, Job, Runtime
+from kd.ship.export.manifest import Manifest, as_lines
+from kd.ship.export.onnx import Onnx
+
+NAME = "student"
+MAX_BATCH = 64
+
+CONFIG = """\
+name: "{name}"
+backend: "onnxruntime"
+max_batch_size: {max_batch}
+input [
+  {{
+    name: "{input}"
+    data_type: TYPE_UINT8
+    dims: {in_dims}
+  }}
+]
+output [
+  {{
+    name: "{output}"
+    data_type: TYPE_FP32
+    dims: {out_dims}{labels}
+  }}
+]
+dynamic_batching {{
+  max_queue_delay_microseconds: 2000
+}}
+"""
+
+
+class Triton(Format):
+    """The ONNX file with what Triton wants beside it."""
+
+    quantises = True
+    needs = Onnx.needs
+
+    def write(self, job: Job, folder: Path) -> Path:
+        """See :meth:`kd.ship.export.base.Format.write`."""
+        place = folder / NAME / "1"
+        place.mkdir(parents=True)
+        file = Onnx().write(job, place)
+        answer = self.open(folder)(np.zeros((1, *job.manifest.shape), np.uint8))
+        (folder / NAME / "config.pbtxt").write_text(config(job.manifest, answer.shape[1:]), encoding="utf-8")
+        if job.manifest.classes:
+            (folder / NAME / "labels.txt").write_text(as_lines(job.manifest.classes), encoding="utf-8")
+        return file.parents[2]
+
+    def open(self, file: Path, threads: int = 0) -> Runtime:
+        """See :meth:`kd.ship.export.base.Format.open`: the repository's folder."""
+        return Onnx().open(file / NAME / "1" / "model.onnx", threads)
+
+
+def config(manifest: Manifest, answer: tuple[int, ...]) -> str:
+    """``config.pbtxt``; ``answer`` is the shape of one picture's."""
+    labels = '\n    label_filename: "labels.txt"' if manifest.task in ("classification", "multilabel") else ""
+    return CONFIG.format(
+        name=NAME, max_batch=MAX_BATCH, input=INPUT, output=OUTPUT,
+        in_dims=json.dumps(list(manifest.shape)), out_dims=json.dumps(list(answer)), labels=labels,
+    )  # fmt: skip

@@ -1,0 +1,71 @@
+"""A model's numbers -> what a client reads; and whether they are what its manifest says."""
+
+import base64
+import io
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from kd.errors import UserError
+from kd.ship.export.base import Runtime
+from kd.ship.export.manifest import Manifest
+
+
+def try_out(model: Runtime, manifest: Manifest, what: str) -> None:
+    """Runs a model on two black pictures, which also warms it up.
+
+    Raises:
+        UserError: it does not take what the manifest says, or answers something else; ``what`` names the model.
+    """
+    try:
+        numbers = model(np.zeros((2, *manifest.shape), np.uint8))
+    except Exception as error:  # a runtime's classes derive from Exception alone
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        raise UserError(f"{what} does not take uint8 pictures of {manifest.shape}: {reason}") from error
+    shape = getattr(numbers, "shape", ())
+    classes = shape[1:2] if manifest.task == "features" else (len(manifest.classes),)
+    if shape[:2] != (2, *classes) or len(shape) != (4 if manifest.task == "segmentation" else 2):
+        raise UserError(f"{what} answers two pictures in the shape {shape}: not {manifest.task} of "
+                        f"{len(manifest.classes)} classes, which its metadata say")  # fmt: skip
+
+
+def answer(numbers: np.ndarray, manifest: Manifest, top: int) -> dict[str, Any]:
+    """Of one picture: ``labels`` with probabilities; ``mask`` and ``shares``; ``features``.
+
+    A mask is a PNG of class ids in base64, of 16 bits where there are more than 256 classes.
+
+    Args:
+        numbers: ``(C,)``, ``(C, H, W)`` or ``(D,)``.
+        manifest: of the model.
+        top: how many labels.
+
+    Raises:
+        ValueError: a number is NaN or infinite.
+    """
+    if not np.isfinite(numbers).all():
+        raise ValueError("the model's answer is NaN or infinite")
+    if manifest.task == "features":
+        return {"features": [round(float(x), 6) for x in numbers]}
+    if manifest.task == "segmentation":
+        return _mask(numbers, manifest.classes)
+    p = 1 / (1 + np.exp(-numbers)) if manifest.task == "multilabel" else _softmax(numbers)
+    best = np.argsort(-p, kind="stable")[:top]
+    return {"labels": [{"label": manifest.classes[i], "p": round(float(p[i]), 6)} for i in best]}
+
+
+def _softmax(numbers: np.ndarray) -> np.ndarray:
+    e = np.exp(numbers - numbers.max())
+    return e / e.sum()
+
+
+def _mask(numbers: np.ndarray, classes: list[str]) -> dict[str, Any]:
+    ids = numbers.argmax(0).astype(np.uint8 if len(classes) <= 256 else np.uint16)
+    buffer = io.BytesIO()
+    Image.fromarray(ids).save(buffer, "PNG")
+    counts = np.bincount(ids.ravel(), minlength=len(classes)) / ids.size
+    shares = sorted(zip(classes, counts.tolist(), strict=True), key=lambda pair: -pair[1])
+    return {
+        "mask": base64.b64encode(buffer.getvalue()).decode(),
+        "shares": [{"label": name, "p": round(share, 6)} for name, share in shares if share],
+    }

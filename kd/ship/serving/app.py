@@ -1,0 +1,187 @@
+"""The web application: ``POST /predict``, ``/healthz``, ``/readyz``, ``/metrics``, and a page to try it."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from kd.ship.export.base import Runtime
+from kd.ship.export.manifest import Manifest
+from kd.ship.serving.answers import answer
+from kd.ship.serving.batcher import Batcher
+from kd.ship.serving.bodies import Limits, Refused, read_uploads
+from kd.ship.serving.hosts import KnownHosts
+from kd.ship.serving.metrics import Metrics
+from kd.ship.serving.pictures import BadUpload, view
+from kd.ship.serving.room import Busy, Room, Share
+from kd.ship.serving.threads import Daemons
+
+PAGE = Path(__file__).parent / "page.html"
+RETRY_S = 1
+BODIES = 16
+"""The bodies of all requests together are at most so many times a request's."""
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; img-src blob: data:; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; connect-src 'self'",
+    "X-Content-Type-Options": "nosniff",
+}
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Server:
+    """One student, and its teacher beside it where asked.
+
+    Args:
+        manifest: of the student.
+        models: ``student`` and, maybe, ``teacher``: both take what the manifest says.
+        limits: what is taken.
+        hosts: names by which requests reach it, beside this machine's addresses and ``localhost``.
+    """
+
+    def __init__(
+        self, manifest: Manifest, models: dict[str, Runtime], limits: Limits, hosts: Collection[str] = ()
+    ) -> None:
+        self.manifest, self.models, self.limits, self.hosts = manifest, models, limits, hosts
+        self.metrics, self.ready, self.open_requests = Metrics(), False, 0
+        wait = limits.max_wait_ms / 1000
+        self.batchers = {
+            name: Batcher(model, limits.max_batch, wait, limits.queue, self.metrics) for name, model in models.items()
+        }
+        self._bytes, self._pictures = Room(BODIES * limits.max_upload_mb * 1e6), Room(limits.queue)
+        self._decoders, self._free = Daemons(limits.decoders, "decoder"), asyncio.Semaphore(limits.decoders)
+
+    @asynccontextmanager
+    async def life(self, app: Starlette) -> AsyncIterator[None]:
+        """Is ready; at the end finishes what waits."""
+        for batcher in self.batchers.values():
+            batcher.start()
+        self.ready = True
+        yield
+        self.ready = False
+        for batcher in self.batchers.values():
+            await batcher.stop()
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    async def predict(self, request: Request) -> Response:
+        """Answers or refuses; counts either."""
+        start = time.perf_counter()
+        response = await self._answered(request)
+        self.metrics.requests.labels(response.status_code).inc()
+        self.metrics.seconds.observe(time.perf_counter() - start)
+        return response
+
+    async def _answered(self, request: Request) -> Response:
+        if self.open_requests >= self.limits.queue:
+            return _busy()
+        self.open_requests += 1
+        try:
+            async with asyncio.timeout(self.limits.timeout_s):
+                return JSONResponse(await self._predictions(request))
+        except (Refused, BadUpload) as error:
+            return _error(error.status, str(error))
+        except Busy:
+            return _busy()
+        except TimeoutError:
+            return _error(408, f"no answer within {self.limits.timeout_s:g} s")
+        except ClientDisconnect:
+            return _error(400, "the client is gone")
+        finally:
+            self.open_requests -= 1
+
+    async def _predictions(self, request: Request) -> dict[str, Any]:
+        top = _top(request.query_params.get("top", "5"))
+        with Share(self._bytes) as share, Share(self._pictures) as pictures:
+            uploads = await read_uploads(request, self.limits, share, self._elsewhere)
+            pictures.take(len(uploads))
+            views = [await self._view(name, data) for name, data in uploads]
+            waiting = {name: [batcher.submit(v) for v in views] for name, batcher in self.batchers.items()}
+            found = {name: await asyncio.gather(*futures) for name, futures in waiting.items()}
+        predictions = []
+        for i, (name, _) in enumerate(uploads):
+            mine = self._answer(found["student"][i], top)
+            if "teacher" in found:
+                mine["teacher"] = self._answer(found["teacher"][i], top)
+            predictions.append({"file": name, **mine})
+        return {"arch": self.manifest.arch, "task": self.manifest.task, "predictions": predictions}
+
+    def _answer(self, numbers: np.ndarray, top: int) -> dict[str, Any]:
+        try:
+            return answer(numbers, self.manifest, top)
+        except ValueError as error:
+            raise Refused(500, str(error)) from error
+
+    async def _view(self, name: str, data: bytes) -> np.ndarray:
+        try:
+            return await self._elsewhere(view, data, self.manifest, self.limits.max_pixels)
+        except BadUpload as error:
+            raise BadUpload(error.status, f"{name}: {error}") from error
+
+    async def _elsewhere(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs in a decoder's thread. A call that hangs keeps its thread; calls that wait for one hold nothing else."""
+        await self._free.acquire()
+        future = asyncio.wrap_future(self._decoders.submit(call, *args, **kwargs))
+        future.add_done_callback(self._is_free)
+        return await asyncio.shield(future)
+
+    def _is_free(self, future: "asyncio.Future[Any]") -> None:
+        self._free.release()
+        _ = future.cancelled() or future.exception()  # looked at: its request may have gone
+
+    async def page(self, request: Request) -> Response:
+        """A page to drop a picture on."""
+        about = {
+            "arch": self.manifest.arch, "task": self.manifest.task, "classes": len(self.manifest.classes),
+            "models": list(self.models),
+        }  # fmt: skip
+        text = json.dumps(about).replace("<", "\\u003c")
+        return HTMLResponse(PAGE.read_text(encoding="utf-8").replace("{{ABOUT}}", text), headers=HEADERS)
+
+    async def healthz(self, request: Request) -> Response:
+        """The process lives."""
+        return JSONResponse({"status": "ok"})
+
+    async def readyz(self, request: Request) -> Response:
+        """Requests are taken."""
+        return JSONResponse({"ready": self.ready}, 200 if self.ready else 503)
+
+    async def numbers(self, request: Request) -> Response:
+        """Prometheus metrics."""
+        return Response(self.metrics.text(), media_type=self.metrics.content_type)
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        routes = [
+            Route("/", self.page),
+            Route("/predict", self.predict, methods=["POST"]),
+            Route("/healthz", self.healthz),
+            Route("/readyz", self.readyz),
+            Route("/metrics", self.numbers),
+        ]
+        middleware = [Middleware(KnownHosts, names=self.hosts)]
+        return Starlette(routes=routes, middleware=middleware, lifespan=self.life)
+
+
+def _error(status: int, reason: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": reason}, status, headers)
+
+
+def _busy() -> Response:
+    return _error(503, "too many pictures wait: try again", {"Retry-After": str(RETRY_S)})
+
+
+def _top(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 4 and 0 < int(text) <= 1000):
+        raise Refused(400, f"top: must be a whole number from 1 to 1000, got '{text[:20]}'")
+    return int(text)

@@ -1,0 +1,159 @@
+"""The pictures of a request's body: a form's files, or JSON with base64; bounded while they arrive."""
+
+import base64
+import binascii
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+
+from kd.ship.serving.room import Share
+from kd.storage.elsewhere import json_of
+
+DROPPED = 8
+"""A body of so many times the limit is cut off."""
+MARKS = 10_000
+"""More brackets, commas and colons of JSON than any list of pictures has: parsed, they would take much memory."""
+Upload = tuple[str, bytes]
+"""A picture's name and its encoded bytes."""
+Elsewhere = Callable[..., Awaitable[list[Upload]]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server takes.
+
+    Attributes:
+        max_batch: pictures that the model runs at a time.
+        max_wait_ms: so long a batch waits for company.
+        queue: pictures, and requests, that are answered at a time.
+        timeout_s: of a request, from its first byte to its answer.
+        max_upload_mb: of a request's body; 16 times as much of all bodies together.
+        max_pixels: of a decoded picture.
+        max_pictures: of a request.
+        decoders: threads that decode.
+    """
+
+    max_batch: int = 16
+    max_wait_ms: float = 2.0
+    queue: int = 512
+    timeout_s: float = 30.0
+    max_upload_mb: float = 16.0
+    max_pixels: int = 40_000_000
+    max_pictures: int = 32
+    decoders: int = 2
+
+
+class Refused(Exception):
+    """A request that is answered with an error.
+
+    Args:
+        status: of the answer.
+        reason: in words.
+    """
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+async def read_uploads(request: Request, limits: Limits, share: Share, parse: Elsewhere) -> list[Upload]:
+    """The pictures of a request; never more bytes in memory than the limits, of this request and of all.
+
+    Args:
+        request: of any kind.
+        limits: of its size and its pictures.
+        share: of the bytes of all requests.
+        parse: runs a function outside of the event loop.
+
+    Raises:
+        Refused: too large, too many, or neither multipart nor JSON with pictures.
+        Busy: the bodies of all requests are as large as they may be.
+    """
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind == "multipart/form-data":
+        found = await _multipart(request, limits, share)
+    elif kind == "application/json":
+        body = bytearray()
+        async for part in _bounded(request, limits, share):
+            body += part
+        found = await parse(_from_json, body, limits.max_pictures)
+    else:
+        raise Refused(415, "send multipart/form-data with files, or application/json with base64 'images'")
+    if not found:
+        raise Refused(400, "no pictures in the request")
+    _check_count(len(found), limits.max_pictures)
+    return found
+
+
+def _check_count(count: int, most: int) -> None:
+    if count > most:
+        raise Refused(413, f"{count} pictures are more than {most} a request")
+
+
+async def _bounded(request: Request, limits: Limits, share: Share) -> AsyncIterator[bytes]:
+    """The body's parts. What is over the limit is read and dropped: few clients read before they have sent."""
+    seen, most = 0, limits.max_upload_mb * 1e6
+    async for part in request.stream():
+        seen += len(part)
+        if seen > DROPPED * most:
+            break
+        if seen <= most:
+            share.take(len(part))
+            yield part
+    if seen > most:
+        raise Refused(413, f"the request is larger than {limits.max_upload_mb:g} MB")
+
+
+async def _multipart(request: Request, limits: Limits, share: Share) -> list[Upload]:
+    parser = MultiPartParser(
+        request.headers,
+        _bounded(request, limits, share),  # type: ignore[arg-type]
+        max_files=limits.max_pictures + 1,
+        max_fields=100,
+    )
+    parser.spool_max_size = int(limits.max_upload_mb * 1e6) + 1  # never to a file, of which a process has few
+    try:
+        form = await parser.parse()
+    except (MultiPartException, KeyError, ValueError) as error:  # a charset may raise any ValueError
+        raise Refused(400, f"the form can't be read: {getattr(error, 'message', error)}") from error
+    async with _closing(form):
+        files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+        names = [(file.filename or "").encode("utf-8", "replace").decode() for file in files]  # lone surrogates
+        return [
+            (name or f"picture {i}", await file.read()) for i, (name, file) in enumerate(zip(names, files, strict=True))
+        ]
+
+
+@asynccontextmanager
+async def _closing(form: FormData) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await form.close()
+
+
+def _from_json(body: bytearray, most: int) -> list[Upload]:
+    try:
+        if sum(map(body.count, (b"[", b"{", b",", b":"))) > MARKS:
+            raise ValueError
+        content = json_of(body)
+        pictures = content["images"] if "images" in content else [content["image"]]
+        if not (isinstance(pictures, list) and all(isinstance(picture, str) for picture in pictures)):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Refused(400, 'the JSON must be {"images": ["BASE64", ...]} or {"image": "BASE64"}') from error
+    _check_count(len(pictures), most)
+    return [(f"picture {i}", _decoded(i, text)) for i, text in enumerate(pictures)]
+
+
+def _decoded(i: int, text: str) -> bytes:
+    if text.startswith("data:"):
+        text = text.partition(",")[2]
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Refused(400, f"picture {i} is not base64") from error

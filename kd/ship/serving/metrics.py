@@ -1,0 +1,27 @@
+"""What ``/metrics`` shows."""
+
+from kd.ship.export.base import need
+
+EXTRA = "serve"
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+PICTURES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Metrics:
+    """Prometheus metrics of one server."""
+
+    def __init__(self) -> None:
+        prometheus = need("prometheus_client", EXTRA, "kd-serve")
+        self.registry = prometheus.CollectorRegistry()
+        own = {"registry": self.registry}
+        self.requests = prometheus.Counter("kd_requests", "Answered requests to /predict", ["code"], **own)
+        self.seconds = prometheus.Histogram("kd_request_seconds", "Duration of a request", buckets=SECONDS, **own)
+        self.model = prometheus.Histogram("kd_model_seconds", "Duration of a batch", buckets=SECONDS, **own)
+        self.batch = prometheus.Histogram("kd_batch_pictures", "Pictures in a batch", buckets=PICTURES, **own)
+        self.waiting = prometheus.Gauge("kd_waiting_pictures", "Pictures that wait for a batch", **own)
+        self._text = prometheus.generate_latest
+        self.content_type: str = prometheus.CONTENT_TYPE_LATEST
+
+    def text(self) -> bytes:
+        """In Prometheus' format."""
+        return self._text(self.registry)

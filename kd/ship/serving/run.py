@@ -1,0 +1,154 @@
+"""Runs the application until SIGTERM or Ctrl-C; requests that were taken are finished."""
+
+import asyncio
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from kd.errors import UserError
+from kd.ship.serving.app import Server
+from kd.ship.serving.bodies import Limits
+
+GRACE_S = 5
+"""On top of a request's time-out, for the last answers."""
+HEADERS_S = 10.0
+"""A client has so long for a request's headers."""
+DRAIN_S = 1.0
+"""Open connections are answered for so long after SIGTERM, then closed."""
+WAITING = 2048
+"""Connections that the system keeps until they are accepted."""
+FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+class _Connection(H11Protocol):
+    """uvicorn's, of which no stage lasts for ever: headers take seconds, a request and its answer their time-out.
+
+    A connection above the bound takes the place of the one that has sent no whole request for longest: 503.
+    """
+
+    _due: asyncio.TimerHandle
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+        if len(self.connections) <= cast(int, self.limit_concurrency) - self.config.backlog:
+            return
+        others = [c for c in cast("set[_Connection]", self.connections) if c.idle and c is not self]
+        least = min(others, key=lambda c: c._due.when(), default=self)
+        self.connections.discard(least)
+        if least.cycle is None:
+            least.transport.write(FULL)
+        least.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._due.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        self._due.cancel()
+        self._watch()
+        super().on_response_complete()
+
+    @property
+    def idle(self) -> bool:
+        """No request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _watch(self) -> None:
+        allowed = HEADERS_S if self.idle else cast(float, self.config.timeout_graceful_shutdown)
+        self._due = self.loop.call_later(allowed, self._late, self.cycle, self.idle)
+
+    def _late(self, cycle: object, idle: bool) -> None:
+        if self.cycle is cycle and self.idle == idle:
+            self.transport.abort()
+        else:
+            self._watch()
+
+
+class _Uvicorn(uvicorn.Server):
+    """Ends with status 0 on SIGTERM (uvicorn's own would raise the signal again), after what open connections ask."""
+
+    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+        super().__init__(config)
+        self._server, self._last_said = server, 0.0
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._failed)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
+
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Accepting fails in a loop where files are short: one line a minute."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or "accept" not in context["message"]:
+            loop.default_exception_handler(context)
+        elif time.monotonic() > self._last_said + 60:
+            self._last_said = time.monotonic()
+            print(f"kd-serve: connections wait: {error.strerror}", file=sys.stderr, flush=True)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listening in sockets or []:
+            listening.listen(WAITING)  # asyncio would accept as many at a time: the system keeps them meanwhile
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answers what open connections send for a while, with ``Connection: close``, then closes them."""
+        self._server.ready = False
+        for server in self.servers:
+            server.close()
+        headers = [*self.server_state.default_headers, (b"connection", b"close")]
+        self.server_state.default_headers = headers
+        for connection in cast("set[_Connection]", self.server_state.connections):
+            if not connection.idle:
+                connection.cycle.default_headers = headers
+        end = time.monotonic() + DRAIN_S
+        while self.server_state.connections and time.monotonic() < end and not self.force_exit:
+            await asyncio.sleep(0.05)
+        await super().shutdown(sockets)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        UserError: the port is in use, or no such address.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise UserError(f"port: {host}:{port} can't be used: {error.strerror or error}") from error
+    except OverflowError as error:
+        raise UserError(f"port: must be between 0 and 65535, got {port}") from error
+
+
+def serve(server: Server, listening: socket.socket) -> None:
+    """Blocks until it is told to stop."""
+    most, at_once = connections(server.limits)
+    config = uvicorn.Config(
+        server.app(), http=_Connection, ws="none", log_level="error", access_log=False, lifespan="on",
+        server_header=False, limit_concurrency=most + at_once, backlog=at_once,
+        timeout_graceful_shutdown=round(server.limits.timeout_s) + GRACE_S,
+    )  # fmt: skip
+    asyncio.run(_Uvicorn(config, server).serve(sockets=[listening]))
+
+
+def connections(limits: Limits) -> tuple[int, int]:
+    """How many may be open and how many are accepted at a time; a few times these are open for a moment.
+
+    Half of the files that the process may open are left to that, and to all else.
+    """
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    files = 1 << 20 if files < 0 else files
+    return min(files // 2, max(1024, 2 * limits.queue)), max(1, min(128, files // 16))

@@ -1,0 +1,1 @@
+"""What lies on disks and in object stores, and how it is read safely."""

@@ -1,0 +1,169 @@
+"""Checkpoint files that survive: written whole or not at all, the one before is kept, damage is recognised.
+
+A training checkpoint is torch's own format, a zip archive that holds a CRC-32 of each of its records: that is the
+checksum looked at here. It finds accidents (a torn write, a flipped bit), not malice; loading is ``weights_only``.
+"""
+
+import os
+import zipfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, Any
+
+from kd.errors import UserError
+from kd.storage.elsewhere import fresh, plain_name, text_of
+
+LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+
+
+OLD_NAMES = {"student.": "model.", "student_ema.": "average.", "distill_losses.": "objective.losses.",
+             "task.": "objective.task."}  # fmt: skip
+
+
+def todays_names(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A training checkpoint's weights under today's names: ``students.<name>.model.*`` and so on.
+
+    Until 0.1 a single student had no name, a student's parts were called otherwise, and SimKD's loss stood there twice.
+    Today's names stay as they are.
+
+    >>> old = {"student.head.bias": 0, "distill_losses.hint.w": 1, "_folded.w": 1, "students.a.student.head.bias": 2}
+    >>> todays_names(old)
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'students.student.model.head.bias': 0, 'students.student.objective.losses.hint.w': 1,
+     'students.a.model.head.bias': 2}
+    """
+    found = {}
+    for key, value in state.items():
+        name, rest = key.split(".", 2)[1:] if key.startswith("students.") else ("student", key)
+        if rest.startswith("_folded."):
+            continue
+        old = next((prefix for prefix in OLD_NAMES if rest.startswith(prefix)), None)
+        found[f"students.{name}.{OLD_NAMES[old] + rest.removeprefix(old) if old else rest}"] = value
+    return found
+
+
+def models_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The students' weights in a training checkpoint of ours, by student; the average's where there is one."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for key, value in todays_names(state).items():
+        _, name, part, rest = key.split(".", 3)
+        if part == "average":
+            rest = rest.removeprefix("module.")
+        if part in ("model", "average"):
+            found.setdefault(name, {}).setdefault(part, {})[rest] = value
+    return {name: parts.get("average") or parts["model"] for name, parts in found.items()}
+
+
+def check_writable(folder: Path) -> None:
+    """Tries whether a run's folder can be made or written, before hours of work; leaves nothing behind.
+
+    Raises:
+        UserError: it can't be.
+    """
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        with TemporaryDirectory(prefix=".kd-", dir=there):
+            pass
+    except OSError as error:
+        raise UserError(f"runs_dir: {folder} can't be written: {error.strerror}") from error
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], object], keep: Path | None = None) -> None:
+    """Writes a file so that ``path`` is at any moment either the old one or the whole new one, even after a power cut.
+
+    Args:
+        path: the file.
+        write: writes the content into an open binary file.
+        keep: the name under which the old file is kept.
+
+    Raises:
+        OSError: the disk is full, or the folder can't be written; the old file is as it was.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with fresh(part) as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+    if keep is not None and path.exists():
+        _keep(path, keep)
+    part.replace(path)
+    _sync_folder(path.parent)
+
+
+def _keep(path: Path, keep: Path) -> None:
+    """A second name for the old file: ``path`` never goes missing. Where the file system has no links, it moves."""
+    second = keep.with_name(f"{keep.name}.part")
+    try:
+        second.unlink(missing_ok=True)
+        os.link(path, second)
+    except OSError:
+        path.replace(keep)
+    else:
+        second.replace(keep)
+
+
+def _sync_folder(folder: Path) -> None:
+    with suppress(OSError):  # some network file systems have no folders to sync
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def damage(path: Path) -> str:
+    """What is wrong with a checkpoint's file, in a few words; empty for a whole one. Reads it all."""
+    import torch  # resuming needs it anyway; the command line's other answers should not wait for it
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if not any(name.endswith("/data.pkl") for name in archive.namelist()):
+                return "no checkpoint of torch"
+            record = archive.testzip()
+        if record:
+            return f"wrong checksum of {record}"
+        torch.load(path, map_location="meta", mmap=True, weights_only=True)
+    except Exception as error:  # there are many ways to say that bytes make no sense
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    return ""
+
+
+def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
+    """The checkpoint to go on from, and what was wrong with newer ones.
+
+    Args:
+        folder: a run's ``checkpoints``.
+
+    Returns:
+        The newest whole file (None: there is none), and the damage by file.
+    """
+    damaged: dict[Path, str] = {}
+    for file in (folder / LAST, folder / PREVIOUS):
+        if not file.is_file():
+            continue
+        problem = damage(file)
+        if not problem:
+            return file, damaged
+        damaged[file] = problem
+    return None, damaged
+
+
+def run_folder(path: Path) -> Path:
+    """The run's own folder where ``path`` is a recipe's ``latest`` (a link, or a one-line file); else ``path``.
+
+    Raises:
+        UserError: ``latest`` names no run beside it.
+    """
+    if path.is_symlink():
+        to = path.readlink()
+        return path.parent / (plain_name(str(to), str(path)) if path.name == "latest" else to)
+    if path.name == "latest" and path.is_file():
+        return path.parent / plain_name(text_of(path).strip(), str(path))
+    return path

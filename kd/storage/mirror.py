@@ -1,0 +1,229 @@
+"""A run's folder in an object store (``runs_dir=s3://...``): written on this disk, followed by a copy there."""
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kd.errors import UserError, first_line
+from kd.storage.objects import file_system, tried
+from kd.storage.run_urls import LATEST, Copies, state_of
+
+EVERY_S = 5.0  # between two looks for a new checkpoint
+WHOLE_S = 300.0  # between two uploads of what grows: records, metrics
+LARGE = 32 * 2**20  # bytes; a larger file is sent from the disk, a smaller one from memory
+CLAIM = ".claimed"
+
+
+class Mirror:
+    """Follows the folder of a run with a copy in an object store.
+
+    A thread sends each new checkpoint, and now and then what grows; nothing in training waits for it. What fails is
+    tried again. Only the job's first process follows; the others know by it that the place can be written.
+
+    Args:
+        url: ``runs_dir``.
+
+    Raises:
+        UserError: nothing can be written there.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self.files, self.root = file_system(self.url, "runs_dir")
+        self.sent_bytes, self.sent_files = 0, 0
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._lost = ""  # why nothing more is sent
+        probe = f"{self.root}/.kd-{socket.gethostname()}-{os.getpid()}"
+        try:
+            tried(lambda: self.files.pipe_file(probe, b""), "no file can be written there")
+            with suppress(Exception):  # who may write may not be allowed to delete
+                self.files.rm_file(probe)
+        except OSError as error:
+            raise UserError(f"runs_dir: {self.url} can't be written: {first_line(error)}") from error
+
+    def numbers(self, recipe: str) -> list[int]:
+        """Of the runs that are there."""
+        self.files.invalidate_cache()
+        try:
+            found = tried(lambda: self.files.ls(f"{self.root}/{recipe}", detail=False), f"{self.url} can't be read")
+        except FileNotFoundError:
+            return []
+        names = [path.rstrip("/").rpartition("/")[2] for path in found]
+        return [int(name) for name in names if name.isdigit()]
+
+    def claim(self, recipe: str, name: str) -> None:
+        """Takes a run's name, before any other machine does.
+
+        Raises:
+            FileExistsError: it is taken.
+            OSError: the store can't be written.
+        """
+        path = f"{self.root}/{recipe}/{name}"
+        try:
+            if tried(lambda: self.files.find(path), f"{self.url} can't be read"):
+                raise FileExistsError(path)
+            self.files.pipe_file(f"{path}/{CLAIM}", socket.gethostname().encode(), mode="create")
+        except OSError:
+            raise
+        except Exception as error:  # the object stores' clients raise many kinds
+            raise OSError(f"{self.url} can't be written: {first_line(error)}") from error
+
+    def follow(self, folder: Path, *beside: Path) -> None:
+        """Begins, unless it has.
+
+        Args:
+            folder: of the run.
+            beside: files next to it that belong to it.
+        """
+        if self._thread is not None:
+            return
+        self.folder, self.beside = folder, beside
+        self.place = f"{folder.parent.name}/{folder.name}"
+        self._copies = Copies(folder, f"{self.url}/{self.place}")
+        self._copies.save()
+        self._pointed = False
+        self._thread = threading.Thread(target=self._run, name="kd-mirror", daemon=True)
+        self._thread.start()
+
+    def close(self) -> bool:
+        """Sends what is left, and says so; False where that failed. Nothing happens where nothing was followed."""
+        if self._thread is None:
+            return True
+        self._end.set()
+        self._thread.join()
+        try:
+            self._send(self._files())
+        except Exception as error:  # the object stores' clients raise many kinds
+            left = f"{self._copies.url} lacks the last files: {first_line(error)}"
+            more = "" if self._lost else f"; kd-train resume={self.folder} sends them"
+            print(f"runs_dir: {left}{more}", file=sys.stderr)
+            return False
+        sent = f"{self.sent_files} files, {self.sent_bytes / 1e6:.1f} MB"
+        print(f"uploaded: {self._copies.url} ({sent}); kd-train resume={self._copies.url}", flush=True)
+        return True
+
+    def _run(self) -> None:
+        whole_at, told = time.monotonic(), set[str]()
+        while not self._end.wait(EVERY_S):
+            try:
+                found = self._files()
+                new = any(Path(name).parent.name == "checkpoints" for name in self._changed(found))
+                if new or time.monotonic() > whole_at + WHOLE_S:
+                    whole_at = time.monotonic()
+                    self._send(found)
+            except Exception as error:  # the thread must live on, and each trouble be told once
+                if first_line(error) not in told:
+                    print(f"kd-train: warning: {first_line(error)}; it is tried again", file=sys.stderr)
+                told.add(first_line(error))
+
+    def _files(self) -> dict[str, Path]:
+        """All that belongs there, by name; a checkpoint that others replace comes before the one that replaces it."""
+        inside = (p for p in self.folder.rglob("*") if p.is_file() and not p.is_symlink())
+        found = {p.relative_to(self.folder).as_posix(): p for p in inside if not _is_passing(p)}
+        first = sorted(found, key=lambda name: (not name.startswith("checkpoints/previous"), name))
+        return {name: found[name] for name in first}
+
+    def _changed(self, found: Mapping[str, Path]) -> list[str]:
+        changed = []
+        for name in found:
+            with suppress(OSError):  # gone, or replaced at this moment
+                if name not in self._copies.known or self._copies.changed_here(name):
+                    changed.append(name)
+        return changed
+
+    def _send(self, found: Mapping[str, Path]) -> None:
+        if self._lost:
+            raise OSError(self._lost)
+        if not self._pointed:  # once: of two runs at the same time, the newer one is the latest
+            self._write(f"{self.folder.parent.name}/latest", f"{self.folder.name}\n".encode())
+            for file in (file for file in self.beside if file.is_file()):
+                self._write(f"{self.folder.parent.name}/{file.name}", file.read_bytes())
+            self._pointed = True
+        changed = self._changed(found)
+        if changed:
+            self._check_ours()
+        for name in changed:
+            self._upload(found[name], name)
+
+    def _write(self, name: str, data: bytes) -> None:
+        tried(lambda: self.files.pipe_file(f"{self.root}/{name}", data), f"{self.url}: {name} can't be written")
+
+    def _upload(self, file: Path, name: str) -> None:
+        """One file, whole; one that changes meanwhile is left for the next time."""
+        path = f"{self.root}/{self.place}/{name}"
+        try:
+            if name == LATEST:
+                self._check_ours()
+            state = state_of(file)
+            twin = self._twin(name, state)
+            if twin:
+                tried(lambda: self.files.cp_file(twin, path), f"{self.url}: {name} can't be written")
+            elif state[0] > LARGE:
+                state = self._put(file, path, name)
+            else:
+                data = file.read_bytes()
+                state[0] = len(data)
+                self._copies.sending(name, state)
+                self._write(f"{self.place}/{name}", data)
+        except FileNotFoundError:  # gone from this disk, or the bucket is
+            if file.exists():
+                raise
+            return
+        there = self._info(path, name)
+        if there is not None and int(there["size"]) == state[0]:
+            self._copies.note(name, state, there)
+            self.sent_bytes, self.sent_files = self.sent_bytes + state[0], self.sent_files + 1
+        elif not file.is_file() or state_of(file) == state:
+            raise OSError(f"{self.url}: {name} has {there and there['size']} bytes there, {state[0]} here")
+
+    def _check_ours(self) -> None:
+        """Raises an OSError, now and at each later try, where another machine has written the last checkpoint."""
+        if LATEST not in self._copies.known:
+            return
+        there = self._info(f"{self.root}/{self.place}/{LATEST}", LATEST)
+        if there is not None and not self._copies.is_ours(LATEST, there):
+            self._lost = f"{self._copies.url}: another machine trains there; nothing more is sent from {self.folder}"
+            raise OSError(self._lost)
+
+    def _info(self, path: str, name: str) -> Mapping[str, Any] | None:
+        self.files.invalidate_cache()
+        with suppress(FileNotFoundError):
+            found: Mapping[str, Any] = tried(lambda: self.files.info(path), f"{self.url}: {name} can't be read back")
+            return found
+        return None
+
+    def _put(self, file: Path, path: str, name: str) -> list[int]:
+        """A large file, by a second name: the first may come to mean another file meanwhile. Returns its state."""
+        kept = self.folder / ".uploading"
+        kept.unlink(missing_ok=True)
+        try:
+            os.link(file, kept)
+        except FileNotFoundError:
+            raise
+        except OSError:  # a file system without links
+            kept = file
+        try:
+            state = state_of(kept)
+            self._copies.sending(name, state)
+            tried(lambda: self.files.put_file(str(kept), path), f"{self.url}: {name} can't be written")
+        finally:
+            if kept != file:
+                kept.unlink(missing_ok=True)
+        return state
+
+    def _twin(self, name: str, state: list[int]) -> str:
+        """What the store has already, under another name: the checkpoint that was the last one is the previous now."""
+        same = (n for n, k in self._copies.known.items() if n != name and "ckpt" in n and k["here"] == state)
+        return next((f"{self.root}/{self.place}/{n}" for n in same), "")
+
+
+def _is_passing(file: Path) -> bool:
+    """Locks, and what is being written."""
+    return file.name.startswith(".") or file.name.endswith(".part")

@@ -1,0 +1,371 @@
+"""Files in an object store: read by ranges, through a bounded cache on the local disk.
+
+The only file that imports fsspec. Whatever fails on the way (an error, a cut connection, an answer that is too short)
+is tried again with growing pauses before the run ends.
+"""
+
+import errno
+import hashlib
+import os
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from filelock import FileLock, Timeout
+
+from kd.errors import UserError, first_line
+from kd.storage.elsewhere import inside
+
+TRIES = 6
+PAUSE_S = 0.2  # before the second try; doubled before each further one
+LARGE, SMALL = 8 * 2**20, 2**18  # bytes of a block: where all is kept, and where blocks come and go
+STRIPES = 64  # locks: that many blocks are fetched at the same time, by all processes of a machine
+SUM = 4  # bytes at the end of a copy: its checksum
+TOUCH_S = 60.0  # how exact the order of use is that eviction goes by
+
+Given = TypeVar("Given")
+
+
+def is_url(place: str) -> bool:
+    """Whether it is no path of this machine.
+
+    >>> is_url("s3://bucket/food"), is_url("/data/food")
+    (True, False)
+    """
+    return "://" in place
+
+
+def file_system(url: str, key: str = "data.source.root") -> tuple[Any, str]:
+    """The fsspec file system of ``url``, and the path in it. Made anew in each process: it does not survive a fork.
+
+    Raises:
+        UserError: fsspec is not installed, or knows no such kind of URL.
+    """
+    try:
+        import fsspec
+
+        if "::" in url or url.startswith("reference:"):  # URLs in URLs, and lists of them with templates that are run
+            raise UserError(f"{key}: must be the URL of one place, got {url}")
+    except ImportError as error:
+        raise UserError(f"{key}: {url} needs the extra stream: pip install 'kd-train[stream]'") from error
+    try:
+        return fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"{key}: {url}: {error}; pip install 'kd-train[stream]' has s3") from error
+
+
+def tried(attempt: Callable[[], Given], what: str) -> Given:
+    """The result of an attempt that may fail on the way, after some more of them.
+
+    Raises:
+        FileNotFoundError: there is no such file: another try would change nothing.
+        OSError: all have failed; the message says of ``what``, and the last reason.
+    """
+    for number in range(TRIES):
+        try:
+            return attempt()
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # the object stores' clients raise many kinds
+            if number == TRIES - 1:
+                raise OSError(f"{what}, {TRIES} times: {first_line(error)}") from error
+            time.sleep(PAUSE_S * 2**number)
+    raise AssertionError
+
+
+def fetched(url: str, folder: Path, key: str) -> Path:
+    """A copy of a whole file on the local disk, made once for each content that it has had.
+
+    Args:
+        url: of the file.
+        folder: where copies are kept.
+        key: the configuration key that named it.
+
+    Raises:
+        UserError: it is not there, or can't be fetched.
+    """
+    files, path = file_system(url, key)
+    try:
+        found = tried(lambda: files.info(path), f"{url} can't be read")
+        size = int(found["size"])
+        state = [str(found.get(name)) for name in ("ETag", "LastModified", "mtime", "created")]
+        digest = hashlib.sha256("\0".join([url, str(size), *state]).encode()).hexdigest()[:16]
+        file = inside(folder / digest, url.rpartition("/")[2], key)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(file.parent / ".lock"):  # one of all processes fetches it
+            if not file.is_file() or file.stat().st_size != size:
+                fetch_whole(files.get_file, path, file, size)
+        return file
+    except FileNotFoundError as error:
+        raise UserError(f"{key}: there is no {url}") from error
+    except OSError as error:
+        raise UserError(f"{key}: {first_line(error)}") from error
+
+
+def fetch_whole(get: Callable[[str, str], object], path: str, file: Path, size: int) -> None:
+    """Copies a file of a store to the local disk; it is there whole or not at all.
+
+    Args:
+        get: the store's own way, ``get_file`` of its file system.
+        path: of the file there.
+        file: its name here, in a folder that is there.
+        size: that it has there, in bytes.
+
+    Raises:
+        OSError: all tries have failed.
+    """
+    part = file.with_name(f"{file.name}.part")
+
+    def attempt() -> None:
+        part.unlink(missing_ok=True)  # a link in its place would be followed
+        get(path, str(part))
+        if part.stat().st_size != size:
+            raise OSError(f"{part.stat().st_size} bytes came, it has {size}")
+
+    tried(attempt, f"{path} can't be fetched to {file.parent}")
+    part.replace(file)
+
+
+class Kept:
+    """Copies on the local disk, shared by all processes of a machine.
+
+    Where they would take more than ``limit``, those that were used longest ago go. A disk without room keeps nothing,
+    and the run goes on. Each copy ends in its checksum, which every reading compares: one that was cut or has changed
+    is fetched again.
+
+    Args:
+        folder: where they are.
+        limit: most bytes of them; None: all may be kept.
+    """
+
+    def __init__(self, folder: Path, limit: int | None = None) -> None:
+        self.folder, self.limit = folder, limit
+        self._written: int | None = None  # since eviction was last thought of
+
+    def has(self, name: str) -> bool:
+        """Whether there is a copy of that name."""
+        return (self.folder / name).is_file()
+
+    def get(self, name: str, fetch: Callable[[], bytes], size: int | None = None) -> bytes:
+        """The copy ``FOLDER/FILE``, fetched where there is none yet.
+
+        Args:
+            name: of the copy.
+            fetch: gives its bytes.
+            size: that it must have; a copy of another one is fetched again.
+
+        Raises:
+            OSError: what ``fetch`` raises, or the folder can't be written.
+        """
+        file = self.folder / name
+        with suppress(OSError):
+            return _used(file, size)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        number = zlib.crc32(name.encode()) % STRIPES
+        with FileLock(self.folder / f"lock-{number}"):  # one of all processes fetches it
+            with suppress(OSError):
+                return _used(file, size)
+            data = fetch()
+            self._keep(file, data)
+            return data
+
+    def _keep(self, file: Path, data: bytes) -> None:
+        part = file.with_suffix(f".{os.getpid()}.part")
+        try:
+            file.parent.mkdir(exist_ok=True)
+            part.write_bytes(data + _sum(data))
+            part.replace(file)  # whole or not at all
+        except OSError as error:
+            with suppress(OSError):
+                part.unlink()
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+        if self.limit is not None:
+            self._bound(len(data))
+
+    def _bound(self, more: int) -> None:
+        """Now and then: lets the copies go that were used longest ago."""
+        assert self.limit is not None
+        due = self._written is None or self._written + more > self.limit // 50
+        self._written = 0 if due else (self._written or 0) + more
+        if not due:
+            return
+        with suppress(Timeout), FileLock(self.folder / "lock-evict", timeout=0):  # else another process does it
+            found = []
+            for entry in (e for folder in os.scandir(self.folder) if folder.is_dir() for e in os.scandir(folder)):
+                with suppress(OSError):
+                    found.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
+            size = sum(bytes_ for _, bytes_, _ in found)
+            for _, bytes_, path in sorted(found):
+                if size <= self.limit * 9 // 10:
+                    break
+                with suppress(OSError):
+                    Path(path).unlink()
+                size -= bytes_
+
+
+class Ranged:
+    """The files below a URL, read by ranges.
+
+    What is read is kept in blocks, see :class:`Kept`. They are small where not all can be kept, as a picture's
+    neighbours would be gone again before their turn comes.
+
+    Args:
+        url: of the folder.
+        folder: where blocks are kept; one for each content of the files.
+        whole: size of all files in bytes.
+        limit: most bytes of blocks; None: all may be kept.
+    """
+
+    def __init__(self, url: str, folder: Path, whole: int, limit: int | None = None) -> None:
+        self.url = url
+        self.block = LARGE if limit is None or whole <= limit else SMALL
+        self.kept = Kept(folder / f"blocks-{self.block}", limit)
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        """``size`` bytes of a file from ``offset`` on.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            OSError: it can't be fetched, or ends before.
+        """
+        first, last = offset // self.block, (offset + size - 1) // self.block
+        data = b"".join(self._block(name, number) for number in range(first, last + 1))
+        start = offset - first * self.block
+        if len(data) < start + size:
+            raise OSError(f"{self.url}/{name} is truncated")
+        return data[start : start + size]
+
+    def _block(self, name: str, number: int) -> bytes:
+        return self.kept.get(f"{name}/{number:08d}", lambda: self._fetched(name, number))
+
+    def _fetched(self, name: str, number: int) -> bytes:
+        start = number * self.block
+
+        def fetch() -> bytes:
+            files, path = file_system(self.url)
+            data: bytes = files.cat_file(f"{path}/{name}", start=start, end=start + self.block)
+            if len(data) < self.block:  # the end of the file, or of a connection
+                end = int(files.info(f"{path}/{name}")["size"])
+                if start + len(data) < end:
+                    raise OSError(f"{len(data)} bytes came, {min(end - start, self.block)} were asked for")
+            return data
+
+        return tried(fetch, f"{self.url}/{name} can't be fetched")
+
+
+def _used(file: Path, size: int | None) -> bytes:
+    with file.open("rb") as stream:
+        found = os.fstat(stream.fileno())
+        data, told = stream.read(max(0, found.st_size - SUM)), stream.read()
+        if told != _sum(data) or size not in (None, len(data)):
+            raise OSError("it was cut, or has changed since it was fetched")
+        if time.time() - found.st_mtime > TOUCH_S:
+            os.utime(stream.fileno())
+        return data
+
+
+def _sum(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(SUM, "big")
+
+
+# -- files of a folder, each read whole --------------------------------------------------------------------------------
+
+
+def listed(url: str, key: str, below: bool = True) -> dict[str, str]:
+    """The files of a folder by their names in it, each with its size and what differs once it has changed.
+
+    One listing in pages, however deep the files lie; the file system's own memory of it is given back.
+
+    Args:
+        url: of the folder.
+        key: the configuration key that named it.
+        below: those of the folders in it too, ``FOLDER/FILE``.
+
+    Returns:
+        ``SIZE-HASH`` by name, see :func:`size_in`; nothing where there is no such folder.
+
+    Raises:
+        UserError: it can't be listed.
+    """
+    files, path = file_system(url, key)
+
+    def found() -> dict[str, dict[str, object]]:
+        files.invalidate_cache()  # what it lists twice, it asks for once
+        try:
+            if below:
+                return dict(files.find(path, detail=True))
+            return {str(info["name"]): info for info in files.ls(path, detail=True)}
+        finally:
+            files.invalidate_cache()
+
+    try:
+        start = len(path.rstrip("/")) + 1
+        files_there = {
+            name[start:]: info
+            for name, info in tried(found, f"{url} can't be listed").items()
+            if info["type"] == "file" and len(name) > start and not name.endswith("/")
+        }
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise UserError(f"{key}: {first_line(error)}") from error
+    if any(info.get("size") is None for info in files_there.values()):
+        raise UserError(f"{key}: {url} is no object store: what lists its files does not say their sizes")
+    return {name: _state(info) for name, info in files_there.items()}
+
+
+def _state(info: dict[str, object]) -> str:
+    told = [str(info.get(name)) for name in ("ETag", "LastModified", "mtime", "created")]
+    return f"{info['size']}-{hashlib.sha256(chr(0).join(told).encode()).hexdigest()[:16]}"
+
+
+def size_in(state: str) -> int:
+    """The size in bytes that :func:`listed` has seen.
+
+    >>> size_in("1024-0123456789abcdef")
+    1024
+    """
+    return int(state.partition("-")[0])
+
+
+def whole_file(url: str, size: int) -> bytes:
+    """A file's content, by one request.
+
+    Args:
+        url: of the file.
+        size: that it had when it was listed.
+
+    Raises:
+        FileNotFoundError: there is no such file any more.
+        OSError: it can't be fetched, or has another size now.
+    """
+    folder = url.rpartition("/")[0].rstrip("/")  # a store's names may have empty parts
+
+    def fetch() -> bytes:
+        files, path = file_system(folder)
+        data: bytes = files.cat_file(path + url[len(folder) :], start=0, end=size + 1)  # one more: has it grown?
+        if len(data) != size:
+            raise OSError(f"{'more' if len(data) > size else len(data)} bytes came, {size} were listed")
+        return data
+
+    return tried(fetch, f"{url} can't be fetched") if size else b""
+
+
+def content_of(url: str, key: str) -> bytes:
+    """The content of a file that was not listed.
+
+    Raises:
+        UserError: it is not there, or can't be fetched.
+    """
+    files, path = file_system(url, key)
+    try:
+        files.invalidate_cache()
+        return tried(lambda: bytes(files.cat_file(path)), f"{url} can't be read")
+    except FileNotFoundError as error:
+        raise UserError(f"{key}: there is no {url}") from error
+    except OSError as error:
+        raise UserError(f"{key}: {first_line(error)}") from error

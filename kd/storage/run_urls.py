@@ -1,0 +1,209 @@
+"""The folders of runs in an object store, and where they lie on this machine's disk."""
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from kd.errors import UserError, first_line
+from kd.machine import cache_dir
+from kd.storage.checkpoints import LAST, PREVIOUS, run_folder, write_whole
+from kd.storage.elsewhere import inside, json_of, plain_name, text_of
+from kd.storage.lock import is_held
+from kd.storage.objects import fetch_whole, file_system, is_url, tried
+
+KEPT, LATEST = ".uploaded.json", f"checkpoints/{LAST}"
+TAGS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "created")
+
+
+def on_disk(place: str) -> Path:
+    """Where ``runs_dir`` or a run's folder lies on this machine: a URL has its folder in the cache.
+
+    Raises:
+        UserError: a URL that leads out of the cache.
+
+    >>> on_disk("runs/food").as_posix()
+    'runs/food'
+    """
+    if not is_url(place):
+        return Path(place)
+    return inside(cache_dir() / "runs", place.rstrip("/").replace("://", "/"), "runs_dir")
+
+
+def run_at(place: str) -> Path:
+    """A run's folder as the commands take it: a folder, a recipe's ``latest``, or either by URL, fetched first."""
+    return fetched_run(place, "run", checkpoints=False) if is_url(place) else run_folder(Path(place))
+
+
+def folder_of_runs(place: str, command: str) -> Path:
+    """``runs_dir`` of a command that writes many runs side by side.
+
+    Raises:
+        UserError: it is a URL.
+    """
+    if is_url(place):
+        raise UserError(f"runs_dir: {command} writes to a folder of this machine, got {place}")
+    return Path(place)
+
+
+def url_of(folder: Path) -> str:
+    """Where the store has a run's folder; empty where it has none."""
+    return Copies(folder).url
+
+
+def fetched_marker(place: str, marker: Path, together: bool) -> None:
+    """Brings the file by which a restarted job finds its run, and that run, to this machine.
+
+    Args:
+        place: ``runs_dir``; nothing happens where it is a folder.
+        marker: the file here.
+        together: see :func:`fetched_run`; a run that only this machine knows is none then.
+
+    Raises:
+        UserError: the store can't be read.
+    """
+    if not is_url(place):
+        return
+    recipe = f"{place.rstrip('/')}/{marker.parent.name}"
+    files, path = file_system(recipe, "runs_dir")
+    try:
+        name = _name_in(tried(lambda: files.cat_file(f"{path}/{marker.name}"), f"{recipe} can't be read"), recipe)
+        there = tried(lambda: files.exists(f"{path}/{name}/config.yaml"), f"{recipe} can't be read")
+    except FileNotFoundError:
+        there = False
+    except OSError as error:
+        raise UserError(f"runs_dir: {first_line(error)}") from error
+    if there:
+        fetched_run(f"{recipe}/{name}", "runs_dir", together=together)
+        marker.write_text(name + "\n", encoding="utf-8")
+    elif together:
+        marker.unlink(missing_ok=True)
+
+
+def fetched_run(url: str, key: str = "resume", checkpoints: bool = True, together: bool = False) -> Path:
+    """The folder of a run in an object store, on this machine's disk.
+
+    Where the run has gone on here since its last checkpoint was sent, an upload was cut, and what is here stays.
+
+    Args:
+        url: of the folder, or of its recipe's ``latest``.
+        key: that named it, for messages.
+        checkpoints: fetch these, too.
+        together: several machines go on with it, each with a disk of its own: what the store has is the run.
+
+    Raises:
+        UserError: it is not there, can't be fetched, or both sides have gone on from what they had in common.
+    """
+    url = url.rstrip("/")
+    try:
+        files, path = file_system(url, key)
+        files.invalidate_cache()
+        if url.endswith("/latest"):
+            name = _name_in(tried(lambda: files.cat_file(path), f"{url} can't be read"), f"{key}: {url}")
+            url, path = (f"{of.removesuffix('latest')}{name}" for of in (url, path))
+        folder = on_disk(url)
+        if folder.is_dir() and is_held(folder):  # it is trained here: nothing there is newer
+            return folder
+        if not tried(lambda: files.exists(f"{path}/config.yaml"), f"{url} can't be read"):
+            if (folder / "config.yaml").is_file() and not together:  # nothing of it was sent yet
+                return folder
+            raise UserError(f"{key}: there is no run {url}")
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".fetching"):  # one of all processes fetches
+            found = tried(lambda: files.find(path, detail=True), f"{url} can't be read")
+            there = {full.removeprefix(f"{path}/"): of for full, of in found.items()}
+            _fetch_all(files.get_file, path, there, Copies(folder, url), key, checkpoints, together)
+        return folder
+    except FileNotFoundError as error:
+        raise UserError(f"{key}: there is no run {url}") from error
+    except OSError as error:
+        raise UserError(f"{key}: {url} can't be fetched: {first_line(error)}") from error
+
+
+def _name_in(content: bytes, where: str) -> str:
+    return plain_name(content.decode(errors="replace").strip(), where)
+
+
+def _fetch_all(
+    get: Callable[[str, str], object], path: str, there: Mapping[str, Mapping[str, Any]], copies: "Copies", key: str,
+    checkpoints: bool, together: bool,
+) -> None:  # fmt: skip
+    if together and checkpoints:
+        for name in {LATEST, f"checkpoints/{PREVIOUS}"} - there.keys():
+            (copies.folder / name).unlink(missing_ok=True)
+    stays = checkpoints and not together and copies.changed_here(LATEST)
+    if stays and LATEST in there and not copies.is_ours(LATEST, there[LATEST]):
+        raise UserError(
+            f"{key}: the run has gone on both in {copies.folder} and, from another machine, in {copies.url}; "
+            f"remove the folder to go on from there"
+        )
+    for name, found in there.items():
+        wanted = not Path(name).name.startswith(".") and (checkpoints or not name.startswith("checkpoints/"))
+        changed, file = copies.changed_here(name), inside(copies.folder, name, key)
+        if wanted and not (stays and changed) and (copies.differ(name, found) or (together and changed)):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            fetch_whole(get, f"{path}/{name}", file, int(found["size"]))
+            copies.note(name, state_of(file), found)
+
+
+def state_of(file: Path) -> list[int]:
+    """What changes when a file on this disk does: its size, and the time of its last change."""
+    found = file.stat()
+    return [found.st_size, found.st_mtime_ns]
+
+
+def tag_of(found: Mapping[str, Any]) -> str:
+    """What changes when a file in the store does, by the first name that it has; of a time whole seconds, as stores
+    tell it with more digits in one answer than in another."""
+    name = next((name for name in TAGS if found.get(name)), "")
+    value = found.get(name, "")
+    value = int(value.timestamp()) if hasattr(value, "timestamp") else value
+    return f"{found['size']} {name} {int(value) if isinstance(value, float) else value}"
+
+
+class Copies:
+    """What is known of both sides: each file's state here, and its tag there, when they were the same.
+
+    Args:
+        folder: of the run here.
+        url: of the run there; what is known of another place counts for nothing. Empty: the place that is known.
+    """
+
+    def __init__(self, folder: Path, url: str = "") -> None:
+        self.folder, self.url, self.known = folder, url, dict[str, dict[str, Any]]()
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            kept = json_of(text_of(folder / KEPT))
+            if url in ("", kept["url"]):
+                self.url, self.known = kept["url"], kept["files"]
+
+    def sending(self, name: str, state: list[int]) -> None:
+        """A file is on its way: a kill before its end is known must not make it another machine's."""
+        self.known[name] = {**self.known.get(name, {"here": None, "there": ""}), "sending": state[0]}
+        self.save()
+
+    def is_ours(self, name: str, found: Mapping[str, Any]) -> bool:
+        """Whether this machine has sent what the store has."""
+        known = self.known.get(name, {})
+        return known.get("there") == tag_of(found) or known.get("sending") == int(found["size"])
+
+    def differ(self, name: str, found: Mapping[str, Any]) -> bool:
+        """Whether the store has another file than the one that was last seen there, or there is none here."""
+        return not (self.folder / name).is_file() or self.known.get(name, {}).get("there") != tag_of(found)
+
+    def changed_here(self, name: str) -> bool:
+        """Whether the file here is another than the one that was the same as the store's."""
+        file = self.folder / name
+        return name in self.known and file.is_file() and self.known[name]["here"] != state_of(file)
+
+    def note(self, name: str, state: list[int], found: Mapping[str, Any]) -> None:
+        """Both sides have the same; kept at once: a newer file must not be taken for the one that was sent."""
+        self.known[name] = {"here": state, "there": tag_of(found)}
+        self.save()
+
+    def save(self) -> None:
+        """Says in the folder where its copy is."""
+        content = json.dumps({"url": self.url, "files": self.known}).encode()
+        write_whole(self.folder / KEPT, lambda file: file.write(content))

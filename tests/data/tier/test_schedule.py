@@ -1,0 +1,165 @@
+"""Who makes which batch of the data tier: its book-keeping alone, without a cluster."""
+
+import random
+import sys
+
+import pytest
+
+from kd.cli import main
+from kd.data.tier.schedule import DEPTH, Crew, Machine, Made, Stream, TierSpec
+from kd.data.tier.schedule import Maker as TierMaker
+
+
+def hire(crew: Crew) -> None:
+    """Starts the makers that are missing; they are ready at once."""
+    for machine in crew.missing():
+        crew.makers.append(TierMaker(machine, None, ready=True))
+
+
+class Storm:
+    """A tier to which things happen by chance, one a turn.
+
+    Args:
+        seed: of the chance.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.chance, self.crew, self.now = random.Random(seed), Crew(), 0.0
+        self.nodes = {"a": ("a", 2), "b": ("b", 3)}
+        self.streams = [Stream(work, ([(i, 0)] for i in range(60)), most=500) for work in (0, 1)]
+        self.crew.streams += self.streams
+        self.got: list[list[int]] = [[], []]
+        self.hung: set[Machine] = set()
+        self.look()
+
+    def look(self) -> None:
+        """Who is there; what has gone is lost."""
+        for gone in self.crew.present(self.nodes):
+            for maker in [m for m in self.crew.makers if m.machine is gone]:
+                self.crew.lost(maker)
+        hire(self.crew)
+        self.hung &= set(self.crew.working)
+        if len(self.hung) == len(self.crew.working):  # somebody must be well
+            self.hung.clear()
+
+    def happen(self) -> None:
+        """A machine comes, goes or hangs, a maker ends."""
+        event, crew = self.chance.random(), self.crew
+        if event < 0.01:
+            self.nodes[f"new{self.now}"] = ("new", 2)
+        elif event < 0.02 and len(self.nodes) > 1:
+            self.nodes.pop(self.chance.choice(sorted(self.nodes)))
+        elif event < 0.04 and crew.makers and not any(m.machine.failures > 2 for m in crew.makers):
+            crew.lost(self.chance.choice(crew.makers), memory=self.chance.random() < 0.5)
+        elif event < 0.05:
+            self.hung.add(self.chance.choice(crew.working))
+        self.look()
+
+    def work(self) -> None:
+        """Somebody makes a batch; training takes what is there."""
+        while self.crew.give(self.now):
+            pass
+        busy = [maker for maker in self.crew.makers if maker.jobs and maker.machine not in self.hung]
+        if busy and self.chance.random() < 0.7:
+            maker = self.chance.choice(busy)
+            job = maker.jobs[0]
+            self.crew.done(maker, job, Made({"view": job.keys[0][0]}, 100, 0.1), self.now)
+        for stream, got in zip(self.streams, self.got, strict=True):
+            batch = self.crew.take(stream) if self.chance.random() < 0.8 else None
+            if batch is not None:
+                got.append(batch["view"])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_is_lost_doubled_or_out_of_order_whatever_happens_to_machines(seed: int) -> None:
+    """Two passes at once; what is asked for and not used stays below its bound all the time."""
+    storm = Storm(seed)
+    while not all(stream.ended for stream in storm.streams):
+        storm.now += 0.1
+        assert storm.now < 400, storm.got
+        storm.work()
+        assert all(len(maker.jobs) <= DEPTH for maker in storm.crew.makers)
+        assert all(stream.asked - stream.used <= 5 for stream in storm.streams)
+        storm.happen()
+    assert storm.got == [list(range(60))] * 2
+
+
+def test_every_process_gets_its_share_of_the_cores() -> None:
+    """8 cores on two machines for 3 processes; of 1 core and 2 processes each still gets a maker."""
+    crews = [Crew(rank, 3) for rank in range(3)]
+    for crew in crews:
+        crew.present({"a": ("a", 5), "b": ("b", 3)})
+    shares = [[m.wanted for m in crew.working] for crew in crews]
+    assert [sum(share) for share in shares] == [3, 3, 2]
+    assert [sum(column) for column in zip(*shares, strict=True)] == [5, 3]
+    assert crews[0].share_of_a_core == 1
+    small = Crew(1, 2)
+    small.present({"a": ("a", 1)})
+    assert len(small.missing()) == 1 and small.share_of_a_core == 0.5
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes", "makers"),
+    [((4, 4), 8, 1), ((8, 2), 2, 5), ((2, 1), 4, 1), ((2, 1), 4, None), ((3, 2), 3, 4)],
+)
+def test_all_makers_find_room(cores: tuple[int, ...], processes: int, makers: int | None) -> None:
+    """However many each process has: no machine is asked for more cores than it has."""
+    crews = [Crew(rank, processes, makers) for rank in range(processes)]
+    for crew in crews:
+        crew.present({str(i): (str(i), n) for i, n in enumerate(cores)})
+        assert sum(m.wanted for m in crew.working) == (makers or 1)
+    asked = [sum(crew.machines[str(i)].wanted for crew in crews) * crews[0].share_of_a_core for i in range(len(cores))]
+    assert all(a <= n + 1e-9 for a, n in zip(asked, cores, strict=True)), asked
+
+
+def test_a_gpu_has_one_maker_while_there_are_enough() -> None:
+    """data.num_workers may take fewer GPUs, not share them; more processes than GPUs do."""
+    for makers, wanted in ((None, [2, 2]), (1, [1, 0]), (9, [2, 2])):
+        crew = Crew(0, 1, makers, one_each=True)
+        crew.present({"a": ("a", 2), "b": ("b", 2)})
+        assert [m.wanted for m in crew.working] == wanted and crew.share_of_a_core == 1
+    crew = Crew(2, 3, None, one_each=True)
+    crew.present({"a": ("a", 2)})
+    assert [m.wanted for m in crew.working] == [1] and crew.share_of_a_core == 0.5
+
+
+def test_a_batch_over_which_makers_end_is_to_blame_and_a_machine_on_which_all_end_is_left_out() -> None:
+    crew = Crew(makers=1)
+    crew.present({"a": ("a", 8), "b": ("b", 8)})
+    stream = Stream(0, iter([[(7, 0)]]), 10)
+    crew.streams.append(stream)
+    blamed = []
+    for _ in range(3):
+        hire(crew)
+        maker, _ = crew.give(0.0) or pytest.fail("nobody to give it to")
+        blamed.append(crew.lost(maker))
+    assert blamed[:2] == [None, None] and blamed[2] is not None and blamed[2].keys == [(7, 0)]
+    assert [m.name for m in crew.working] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        (["data.engine=ray", "data.num_workers=0"], "data.num_workers: must be auto or >= 1 with engine=ray, got 0"),
+        (["data.tier.address=auto"], "data.tier: is for data.engine=ray, got torch"),
+        (["data.tier.address=ray://head:10001"], "data.tier.address: must be HOST:PORT or auto, got ray://head:10001"),
+        (["data.engine=ray", "data.tier.label=data"], "data.tier.label: must be NAME=VALUE, got data"),
+        (["data.engine=ray", "data.tier.queue_mb=0"], "data.tier.queue_mb: must be >= 1, got 0"),
+        (["config=remote_data"], "data.engine: ray needs the extra ray: pip install 'kd-train[ray]'"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(
+    items: list[str], said: str, recipe, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "config=remote_data" in items:
+        monkeypatch.setitem(sys.modules, "ray", None)
+    else:
+        pytest.importorskip("ray") if "data.engine=ray" in items and "tier" not in items[-1] else None
+    assert main("train", [f"recipe={recipe}", *items]) == 2
+    told = capsys.readouterr().err
+    assert said in told and len(told.strip().splitlines()) == 1
+    assert not (recipe.parent / "runs").exists()
+
+
+def test_the_settings() -> None:
+    assert TierSpec().selector == {"kd-role": "data"}

@@ -1,0 +1,411 @@
+"""Students without a classifier, taught by the features of teachers on pictures without labels."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torchvision.transforms.v2.functional import pil_to_tensor
+
+import kd
+from kd.cli import main
+from kd.data import DistillationDataModule
+from kd.data.sources import ImageFolder
+from kd.errors import UserError
+from kd.fleet.tuning.plan import _objectives
+from kd.losses import CosineLoss, EachLayer, RADIOLoss, targets
+from kd.losses.functional import phi_s
+from kd.models.taps import TapSpec
+from kd.run.parser import KDCLI
+from kd.run.request import translate
+from kd.ship.export import load_student
+from kd.tasks import Features
+from kd.tasks.features import rank_me
+from kd.tasks.label_free import HeldOut
+from tests._forks import start_ranks, status_of
+from tests._helpers import ARCH, CLASSES, TINY, draw_folder, save_teacher, tiny_vit, write_recipe
+
+HEADLESS = {"arch": ARCH, "img_size": 32, "kwargs": {**TINY, "depth": 1}, "head": False}
+
+
+def label_free_recipe(path: Path, pictures: Path, teachers: dict[str, dict], **changes: object) -> Path:
+    """A summary and a patch loss for each teacher."""
+    losses: dict[str, dict] = {}
+    taps: dict[str, dict] = {}
+    for name in teachers:
+        losses[f"{name}_summary"] = {"class_path": "CosineLoss"}
+        losses[f"{name}_patches"] = {"class_path": "RADIOLoss", "init_args": {"standardize": "variance"}}
+        taps[f"{name}_summary"] = {"student": "prelogits", "teacher": "prelogits"}
+        taps[f"{name}_patches"] = {"student": "norm", "teacher": "norm"}
+    return write_recipe(path, pictures, None, **{
+        "data__source": {"class_path": "kd.data.sources.Pictures", "init_args": {"root": str(pictures)}},
+        "model__teachers": teachers, "model__student": HEADLESS, "model__distill_losses": losses,
+        "model__task_loss_weight": 0.0, "model__taps": taps,
+        "model__teacher_of": {name: name.split("_")[0] for name in losses}, **changes,
+    })  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe with one teacher (``tiny.yaml``) and its finished run, on pictures at any depth."""
+    root = tmp_path_factory.mktemp("label_free")
+    draw_folder(root / "pictures" / "some" / "where")
+    weights = save_teacher(root / "dino.safetensors", seed=1)
+    teachers = {"dino": {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(weights)}}
+    recipe = label_free_recipe(root / "tiny.yaml", root / "pictures", teachers, model__ema_decay=0.9)
+    assert main("train", [f"recipe={recipe}"]) == 0
+    return root
+
+
+def folder(made: Path) -> Path:
+    return made / "runs" / "tiny" / "000"
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    with (run / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_without_labels_is_measured_on_held_out_pictures(made: Path) -> None:
+    summary = json.loads((folder(made) / "summary.json").read_text())
+    assert (summary["data"]["train"], summary["data"]["val"], summary["data"]["classes"]) == (58, 6, 0)
+    val = summary["student"]["val"]
+    assert set(val) == {"feature_loss", "dino_summary_loss", "dino_patches_loss", "rankme"}
+    assert val["feature_loss"] == pytest.approx(val["dino_summary_loss"] + val["dino_patches_loss"], rel=1e-4)
+    assert 1 <= val["rankme"] <= TINY["embed_dim"]
+    measured = [float(row["val/feature_loss"]) for row in rows(folder(made)) if row["val/feature_loss"]]
+    assert summary["student"]["best_val"]["feature_loss"] == pytest.approx(min(measured), abs=1e-5)
+    assert measured[-1] < measured[0]
+    assert {"train/dino_summary_loss", "train/dino_patches_loss"} <= set(rows(folder(made))[0])
+
+
+def test_the_student_is_its_features_in_plain_timm(made: Path) -> None:
+    run = folder(made)
+    state = load_file(run / "student.safetensors")
+    plain = timm.create_model(ARCH, num_classes=0, img_size=32, **{**TINY, "depth": 1}).eval()
+    plain.load_state_dict(state)
+    from_folder = timm.create_model(f"local-dir:{run / 'student'}", pretrained=True).eval()
+    with torch.no_grad():
+        features = plain(torch.ones(1, 3, 32, 32))
+        assert features.shape == (1, TINY["embed_dim"])
+        assert torch.equal(features, from_folder(torch.ones(1, 3, 32, 32)))
+    assert timm.create_model(f"local-dir:{run / 'student'}", pretrained=True, num_classes=3).num_classes == 3
+
+
+def test_what_is_inherited_begins_beside_its_teacher(made: Path) -> None:
+    """Projections are fitted, targets settled, before the first step: a copy of the teacher has its features, without
+    what all pictures share."""
+    weights = made / "dino.safetensors"
+    teachers = {"dino": {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(weights)}}
+    student = {**HEADLESS, "kwargs": TINY, "inherit": True, "inherit_pictures": 58}
+    (made / "copy").mkdir()
+    recipe = label_free_recipe(made / "copy" / "tiny.yaml", made / "pictures", teachers, model__student=student)
+    standard = [f"model.distill_losses.dino_{level}.init_args.standardize=phi_s" for level in ("summary", "patches")]
+    for number, kind in enumerate(("Projection", "OrthogonalProjection")):
+        items = [*standard, f"model.distill_losses.dino_summary.init_args.projection={kind}", "optim.lr=1e-9"]
+        assert main("train", [f"recipe={recipe}", *items, "trainer.max_epochs=1"]) == 0
+        run = made / "copy" / "runs" / "tiny" / f"{number:03d}"
+        val = json.loads((run / "summary.json").read_text())["student"]["val"]
+        assert val["dino_summary_loss"] < 0.1
+        assert val["dino_patches_loss"] < 0.1
+    student, prepare, _ = load_student(run / "student.safetensors")
+    drawn = [Image.open(file).resize((32, 32)) for file in (made / "pictures").rglob("*.jpg")]
+    features = student(prepare(torch.stack([pil_to_tensor(image) for image in drawn])))
+    assert features.mean(0).norm() < 0.2 * features.norm(dim=1).mean()
+
+
+def test_labels_on_top(made: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fine-tuning and the linear probe: a new classifier on the distilled backbone."""
+    recipe = write_recipe(made / "labels.yaml", pictures, None, model__student={"arch": ""}, model__ema_decay=0.5)
+    items = [f"recipe={recipe}", f"model.student.checkpoint={folder(made)}", "trainer.max_epochs=1"]
+    assert main("train", items) == 0
+    said = capsys.readouterr().out
+    assert "has no classifier: its backbone is taken, the classifier is new" in said
+    assert "student: its new classifier begins as a ridge regression of 48 training pictures' features, right" in said
+    assert main("train", [*items, "model.student.freeze=backbone", "model.student.kwargs.drop_path_rate=0.5"]) == 0
+    before = load_file(folder(made) / "student.safetensors")
+    tuned, probed = (load_file(made / "runs" / "tiny" / f"{i:03d}" / "student.safetensors") for i in (1, 2))
+    assert set(tuned) == set(probed) == {*before, "head.weight", "head.bias"}
+    assert probed["head.weight"].shape == (len(CLASSES), TINY["embed_dim"])
+    assert all(torch.equal(probed[name], before[name]) for name in before)
+    assert not all(torch.equal(tuned[name], before[name]) for name in before)
+    assert main("train", [*items, "optim.lr=0"]) == 0  # before any step
+    started = capsys.readouterr().out.rpartition("right on ")[2]
+    right = float(started.partition("%")[0]) / 100
+    assert right > 0.8  # the classes differ in colour
+    rows_of = rows(made / "runs" / "tiny" / "003")
+    assert float(next(row["val/acc1"] for row in rows_of if row.get("val/acc1"))) > 0.8
+    taught = write_recipe(made / "taught.yaml", pictures, made / "dino.safetensors", model__student={"arch": ""})
+    dino = "model.teacher.head=false"
+    hint = ["model.distill_losses={hint: HintLoss}", "model.taps={hint: {student: norm, teacher: norm}}", dino]
+    unlabelled = ["model.task_loss_weight=0", *hint, "name=unlabelled"]
+    assert main("train", [f"recipe={taught}", *items[1:], *unlabelled]) == 0
+    assert "ridge regression" not in capsys.readouterr().out  # a run that learns nothing from labels reads none
+    checkpoint = torch.load(made / "runs/tiny/002/checkpoints/last.ckpt", weights_only=True)
+    trained = [p for group in checkpoint["optimizer_states"][0]["param_groups"] for p in group["params"]]
+    assert len(trained) == 2
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["model.student.head=true"], "data.source: its pictures have no labels"),
+        (["model.distill_losses={kd: {class_path: KDLoss}}", "model.taps={}", "model.teacher_of={}"],
+         "model.distill_losses.kd: KDLoss compares logits, and the student has no classifier"),
+        (["model.task=Segmentation"], "model.task: Segmentation needs a classifier"),
+        (["model.student.freeze=backbone"], "model.student.freeze: must be null where head=false"),
+        (["checkpoint.monitor=val/acc1"], "checkpoint.monitor: must be one of val/feature_loss,"),
+        (["model.distill_losses={}", "model.taps={}", "model.teacher_of={}"], "model.student.head: without a classif"),
+        (["model.taps.dino_patches.student=prelogits"], "model.taps.dino_patches: no projection leads from"),
+    ],
+)  # fmt: skip
+def test_mistakes(items: list[str], message: str, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("train", [f"recipe={made / 'tiny.yaml'}", *items]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_what_random_weights_can_not(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("train", [f"recipe={recipe}", "model.student.freeze=backbone"]) == 2
+    assert "model.student.freeze: backbone keeps its first weights, which would be random" in capsys.readouterr().err
+
+
+# -- measured by labelled pictures that nothing is trained with --------
+
+
+@pytest.fixture(scope="module")
+def probed(made: Path) -> Path:
+    """A run with two teachers of other sizes, measured on labelled pictures too."""
+    draw_folder(made / "labelled", val=8)
+    big = save_teacher(made / "big.safetensors", seed=2, embed_dim=48)
+    teachers = {
+        "dino": {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(made / "dino.safetensors")},
+        "big": {"arch": ARCH, "img_size": 48, "kwargs": {**TINY, "embed_dim": 48}, "checkpoint": str(big),
+                "mean": [0.5] * 3, "std": [0.25] * 3, "weight": 2.0},
+    }  # fmt: skip
+    recipe = label_free_recipe(made / "two.yaml", made / "pictures", teachers, recipe="two", data__img_size=48)
+    items = [f"recipe={recipe}", f"data.probe.root={made / 'labelled'}", "model.teacher_drop=0.5"]
+    assert main("train", items) == 0
+    return made / "runs" / "two" / "000"
+
+
+def test_a_picture_does_without_teachers_over_several_layers(probed: Path, made: Path) -> None:
+    """Each picture's loss is the mean over the layers', whose mean over the pictures is what validation measures."""
+    layers = {"student": ["blocks.0", "norm"], "teacher": ["blocks.0", "norm"], "tokens": "class"}
+    taps = [f"model.taps.dino_summary={json.dumps(layers)}"]
+    items = [f"recipe={made / 'two.yaml'}", *taps, "model.teacher_drop=0.5", "trainer.max_epochs=1", "name=layers"]
+    assert main("train", items) == 0
+    assert 0 < last_val(probed.parent / "layers")["dino_summary_loss"] < 2
+    torch.manual_seed(0)
+    each = EachLayer(CosineLoss())
+    each.build([(4, 6), (4, 5)], [(4, 8), (4, 7)])
+    given = [torch.randn(4, width) for width in (6, 5)], [torch.randn(4, width) for width in (8, 7)]
+    values = each.per_picture(*given)
+    projected = [loss.projection(x) for loss, x in zip(each.losses, given[0], strict=True)]
+    cosines = [torch.nn.functional.cosine_similarity(x, y) for x, y in zip(projected, given[1], strict=True)]
+    torch.testing.assert_close(values, 1 - (cosines[0] + cosines[1]) / 2)
+    torch.testing.assert_close(values.mean(), each(*given, torch.zeros(4)))
+
+
+def test_a_resumed_run_keeps_its_average(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("train", [f"resume={folder(made)}", "trainer.max_epochs=3", "model.ema_decay=null"]) == 2
+    assert "model.ema_decay: a resumed run keeps its average" in capsys.readouterr().err
+
+
+def test_teachers_and_student_are_measured_by_their_features(probed: Path) -> None:
+    summary = json.loads((probed / "summary.json").read_text())
+    val = summary["student"]["val"]
+    assert summary["primary"] == "knn1"
+    assert summary["teacher"]["val"].keys() == {"knn1", "probe1"}
+    assert set(summary["teacher"]["members"]) == {"dino", "big"}
+    assert summary["teacher"]["members"]["big"]["val"]["knn1"] > 0.25  # colours tell the classes apart
+    assert val["knn1"] > 0.25 and val["probe1"] > 0.25
+    losses = {name: val[f"{name}_loss"] for name in ("dino_summary", "dino_patches", "big_summary", "big_patches")}
+    total = sum(value * (2 if name.startswith("big") else 1) for name, value in losses.items())
+    assert val["feature_loss"] == pytest.approx(total, rel=1e-4)
+    page = (probed / "report.html").read_text()
+    assert "Accuracy of the features" in page and "teacher big knn1" in page
+
+
+def test_kd_eval_finds_what_training_found(probed: Path, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The best epoch's student, from its file alone; and two runs side by side."""
+    assert main("eval", [str(probed)]) == 0
+    found = json.loads((probed / "eval_val.json").read_text())
+    best = json.loads((probed / "summary.json").read_text())["student"]["best_val"]
+    assert {k: found["student"][k] for k in ("knn1", "probe1")} == {k: best[k] for k in ("knn1", "probe1")}
+    assert found["student"]["rankme"] == pytest.approx(best["rankme"], rel=0.05)
+    assert {"teacher dino", "teacher big"} <= set(found)
+    assert main("eval", [str(folder(made)), str(folder(made))]) == 0
+    assert "data.probe.root=DIR" in capsys.readouterr().out
+    assert main("eval", [str(probed), "robust=true"]) == 2
+    assert "robust: needs a classifier" in capsys.readouterr().err
+
+
+def test_features_of_pictures_and_the_files_beside(probed: Path, made: Path) -> None:
+    out = made / "features.npz"
+    assert main("predict", [str(probed), str(made / "labelled" / "val"), f"out={out}"]) == 0
+    with np.load(out) as found:
+        assert found["features"].shape == (32, TINY["embed_dim"])
+    assert main("card", [str(probed)]) == 0
+    assert "image-feature-extraction" in (probed / "README.md").read_text()
+    assert main("runs", [str(made / "runs")]) == 0
+
+
+def test_a_probe_that_can_not_be(made: Path, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draw_folder(made / "one", classes=("apple",))
+    for file, items, message in (
+        ("tiny.yaml", [f"data.probe.root={made / 'one'}"], "data.probe.root: one class ('apple')"),
+        ("tiny.yaml", ["data.probe.root=/nowhere"], "data.probe.root: there is no folder /nowhere/train"),
+        ("tiny.yaml", ["checkpoint.monitor=val/knn1"], "checkpoint.monitor: val/knn1 needs labelled pictures"),
+        ("tiny.yaml", ["model.teacher_drop=0.5"], "model.teacher_drop: needs losses that listen to several"),
+        (recipe, [f"data.probe.root={made / 'one' / '..' / 'labelled'}"], "data.probe.root: measures the features of"),
+    ):
+        assert main("train", [f"recipe={made / file}", *items]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
+@pytest.mark.slow  # the guides' commands run two of them; this looks at what came out
+def test_the_recipes_run_without_data_or_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``config=debug`` has a part of its own for each of them."""
+    monkeypatch.chdir(tmp_path)
+    assert main("train", ["recipe=foundation_many", "config=debug", "trainer.accelerator=cpu"]) == 0
+    summary = json.loads((tmp_path / "runs/foundation_many/latest/summary.json").read_text())
+    assert summary["student"]["start"] == "inherited" and set(summary["teacher"]["members"]) == {"dino", "siglip"}
+    assert main("train", ["recipe=finetune", "config=debug", "trainer.accelerator=cpu"]) == 0
+
+
+# -- as everything else: several processes, killed runs, cached answers --------
+
+
+def last_val(run: Path) -> dict[str, float]:
+    return json.loads((run / "summary.json").read_text())["student"]["val"]
+
+
+def test_two_processes_measure_and_learn_as_one(probed: Path, made: Path) -> None:
+    """With the optimizer sharded, an odd number of validation pictures, and standardised targets."""
+    runs = made / "runs" / "two"
+    items = [f"recipe={made / 'two.yaml'}", f"data.probe.root={made / 'labelled'}", "trainer.precision=32-true",
+             "trainer.max_epochs=1", "data.val_fraction=0.11"]  # fmt: skip
+    assert main("train", [*items, "name=alone"]) == 0
+    pids = start_ranks(
+        [*items, "name=both", "trainer.devices=2", "trainer.strategy=ddp", "optim.zero=true", "data.batch_size=4"],
+        made / "log.txt",
+    )
+    assert {status_of(pid) for pid in pids} == {0}, (made / "log.0").read_text()
+    assert last_val(runs / "both") == pytest.approx(last_val(runs / "alone"), rel=1e-3)
+
+
+def test_a_killed_run_resumes_with_its_statistics(made: Path) -> None:
+    """The targets' standardisation is of a sample before the first step: a resumed run keeps it."""
+    runs, recipe = made / "runs" / "tiny", f"recipe={made / 'tiny.yaml'}"
+    stop = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 9}})
+    items = [recipe, "name=part", "checkpoint.every_n_steps=1", f"trainer.callbacks+={stop}"]
+    assert main("train", items) == 1
+    assert main("train", [f"resume={runs / 'part'}", "trainer.callbacks=null"]) == 0
+    assert last_val(runs / "part") == last_val(folder(made))
+
+
+def test_cached_features_teach_as_live_ones(made: Path) -> None:
+    """Kept in half precision; the held-out pictures are looked at live."""
+    runs, dino = made / "runs" / "tiny", made / "dino.safetensors"
+    spec = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(dino), "head": False}
+    items = [f"recipe={made / 'tiny.yaml'}", "model.teachers=null", "model.teacher_of={}", "data.augment.scale=1",
+             f"model.teacher={json.dumps(spec)}"]  # fmt: skip
+    cached = [f"model.teacher.cache_dir={made / 'cache'}", "model.teacher.cache_views=1"]
+    assert main("train", [*items, *cached, "model.teacher.cache=on", "name=cached"]) == 0
+    summary = json.loads((runs / "cached" / "summary.json").read_text())
+    assert summary["cache"]["answers_read"] > 0
+    live = json.loads((runs / "000" / "summary.json").read_text())
+    assert summary["student"]["val"]["feature_loss"] == pytest.approx(live["student"]["val"]["feature_loss"], rel=0.2)
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_targets_do_not_move_while_training(
+    head: bool, recipe: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A student from random weights that learns nothing: its held-out loss stays, past as many batches as a loop of
+    one's own takes its statistics of; and the targets are PHI-S's of the sample."""
+    monkeypatch.setattr(targets, "BATCHES", 4)
+    loss = {"class_path": "MSELoss", "init_args": {"standardize": "phi_s"}}
+    changes: dict[str, object] = {"model.task_loss_weight": 0, "model.student.head": head, "optim.lr": 0,
+                                 "trainer.precision": "32-true"}  # fmt: skip
+    taps = {"f": {"student": "prelogits", "teacher": "prelogits"}}
+    changes |= {"model.distill_losses": json.dumps({"f": loss}), "model.taps": json.dumps(taps)}
+    items = [f"{key}={value}" for key, value in changes.items()]
+    assert main("train", [f"recipe={recipe}", *items]) == 0
+    run = recipe.parent / "runs" / "tiny" / "000"
+    if not head:
+        assert len({row["val/feature_loss"] for row in rows(run) if row.get("val/feature_loss")}) == 1
+    kept = torch.load(run / "checkpoints" / "last.ckpt")["state_dict"]
+    found = {name: kept[f"students.student.objective.losses.f.targets.{name}"] for name in ("mean", "turn", "rows")}
+    data = DistillationDataModule(ImageFolder(str(pictures)), 32)
+    teacher = tiny_vit(seed=1).eval()
+    with torch.no_grad():
+        inputs = kd.Preprocess(32, teacher.pretrained_cfg["mean"], teacher.pretrained_cfg["std"])
+        features = teacher.forward_head(teacher.forward_features(inputs(data.sample_pictures(48))), pre_logits=True)
+    assert found["rows"] == 48
+    torch.testing.assert_close(found["mean"], features.mean(0), rtol=1e-4, atol=1e-5)
+    turn = phi_s(torch.cov(features.double().T, correction=0))
+    torch.testing.assert_close(found["turn"].T @ found["turn"], (turn.T @ turn).float(), rtol=1e-3, atol=1e-3)
+
+
+def test_a_student_from_random_weights_in_half_precision_throughout(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(targets, "BATCHES", 4)
+    standard = [f"model.distill_losses.dino_{level}.init_args.standardize=phi_s" for level in ("summary", "patches")]
+    items = [f"recipe={made / 'tiny.yaml'}", *standard, "trainer.precision=bf16-true", "trainer.max_epochs=1"]
+    assert main("train", [*items, "name=half"]) == 0
+    assert 0 < last_val(made / "runs" / "tiny" / "half")["feature_loss"] < 3
+
+
+def test_in_a_loop_of_ones_own() -> None:
+    """Any two models, no labels, no settings."""
+    student, teacher = timm.create_model("resnet10t", num_classes=0), tiny_vit(0, seed=1)
+    taps = {"maps": TapSpec("layer4", "norm"), "pooled": TapSpec("prelogits", "prelogits")}
+    inputs = {"prepare": kd.Preprocess(64, [0.5] * 3, [0.5] * 3),
+              "teacher_prepare": kd.Preprocess(32, [0.5] * 3, [0.5] * 3)}  # fmt: skip
+    losses = {"pooled": CosineLoss(), "maps": RADIOLoss()}
+    step = kd.Distillation(student, teacher, task=Features(), losses=losses, taps=taps, **inputs)
+    terms = step(torch.randint(256, (4, 3, 64, 64), dtype=torch.uint8), torch.full((4,), -1))
+    assert set(terms.named) == {"pooled_loss", "maps_loss", "loss"}
+    terms.total.backward()
+    assert student.conv1[0].weight.grad.abs().sum() > 0
+
+
+def test_a_search_knows_what_is_measured(made: Path) -> None:
+    config = KDCLI(translate([f"recipe={made / 'tiny.yaml'}"]).parser_args(), instantiate=False).as_dict()
+    assert [(o.name, o.maximize) for o in _objectives(None, config)] == [("val/feature_loss", False)]
+    assert _objectives("val/dino_summary_loss", config)[0].name == "val/dino_summary_loss"
+    with pytest.raises(UserError, match="objective: no run reports 'val/knn1'"):
+        _objectives("val/knn1", config)
+
+
+def test_what_is_held_out_adds_up_in_full_precision() -> None:
+    """Also in a run whose modules are in half precision."""
+    held = HeldOut(["feature_loss"], 8)
+    held.sums, held.gram = held.sums.bfloat16(), held.gram.bfloat16()
+    features = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+    for part, loss in zip(features.split(10), (1.0, 2.0, 3.0, 6.0), strict=True):
+        held.update(part, {"feature_loss": torch.tensor(loss)})
+    held.update(features[:0], {})
+    found = held.compute()
+    assert found["feature_loss"] == 3
+    assert float(found["rankme"]) == pytest.approx(rank_me(features), rel=1e-6)
+
+
+@pytest.mark.parametrize("arch", ["resnet10t", "mobilevit_xxs"])
+def test_the_recipe_takes_students_of_any_kind(arch: str, tmp_path: Path) -> None:
+    items = ["recipe=foundation_vit", "config=debug", f"model.student.arch={arch}", "model.student.kwargs={}"]
+    items += ["data.img_size=64", "model.student.img_size=64", "optim.warmup_epochs=0", "trainer.max_epochs=1"]
+    assert main("train", [*items, "data.num_workers=0", f"runs_dir={tmp_path}", "data.batch_size=32"]) == 0
+    summary = json.loads((tmp_path / "foundation_vit" / "latest" / "summary.json").read_text())
+    assert summary["student"]["val"]["dino_patches_loss"] > 0

@@ -1,0 +1,395 @@
+"""Every loss in a real run: trained, logged, checkpointed, resumed, left out of the student; and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import yaml
+from pytorch_lightning import Callback, Trainer
+from safetensors.torch import load_file
+
+from kd.cli import train_main
+from kd.data.batch import DataInfo
+from kd.errors import UserError
+from kd.losses import (
+    CRDLoss,
+    CWDLoss,
+    DistillLoss,
+    DISTLoss,
+    DKDLoss,
+    HardKDLoss,
+    KDLoss,
+    NKDLoss,
+    SimKDLoss,
+    StandardizedLoss,
+    WSLDLoss,
+    targets,
+)
+from kd.losses.functional import hard_kd_loss, kd_loss
+from kd.models import StudentSpec, TeacherSpec
+from kd.models.taps import TapSpec
+from kd.module.distillation import DistillationModule
+from kd.run.assemble import assemble
+from kd.tasks import MultiLabel
+from tests._forks import start_ranks, status_of
+from tests._helpers import ARCH, CLASSES, TINY, write_recipe
+from tests.test_train import assert_same, losses, run_folders, student_of
+
+LEARNT = "students.student.objective.losses"  # where checkpoints keep the losses' parameters
+INFO = DataInfo(list(CLASSES), 48, 16)
+PICTURES = torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+BATCH = {"image": PICTURES, "target": torch.tensor([0, 1, 2, 3, 0, 1]), "index": torch.arange(6)}
+
+
+def module(teacher: Path, info: DataInfo = INFO, arch: str = ARCH, **kwargs: Any) -> DistillationModule:
+    torch.manual_seed(0)
+    return assemble(
+        info, StudentSpec(arch, 32, kwargs=TINY), TeacherSpec(ARCH, 32, checkpoint=str(teacher), kwargs=TINY), **kwargs
+    )
+
+
+LOGIT = ["HardKDLoss", "DKDLoss", "DISTLoss", "NKDLoss", "WSLDLoss", "MLKDLoss", "BinaryKDLoss"]
+BLOCKS = {"student": "blocks.0", "teacher": "blocks.1"}
+FEATURE: dict[str, dict | None] = {
+    "ATLoss": BLOCKS, "PKDLoss": BLOCKS, "MGDLoss": BLOCKS, "CWDFeatureLoss": BLOCKS, "PairwiseLoss": BLOCKS,
+    "ReviewKDLoss": {"student": "blocks.*", "teacher": "blocks.*"},
+    "ViTKDLoss": {"student": "blocks.*", "teacher": "blocks.*"},
+    "CosineLoss": BLOCKS, "SmoothL1Loss": BLOCKS, "MSELoss": BLOCKS, "RADIOLoss": BLOCKS, "GramKLLoss": BLOCKS,
+    "RKDLoss": None, "SPLoss": None, "CKALoss": None, "CRDLoss": None, "PseudoClassLoss": None,
+}  # fmt: skip
+
+
+def test_all_losses_together_train_and_resume_bit_for_bit(
+    tmp_path: Path, pictures: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each in one recipe under its class's name; killed at a step in the second epoch, it goes on as if nothing was."""
+    monkeypatch.setattr(targets, "BATCHES", 10)  # the kill falls between: statistics, then their rotation, carry on
+    chosen: dict[str, Any] = {name: {"class_path": f"kd.losses.{name}"} for name in [*LOGIT, *FEATURE]}
+    chosen["std"] = {
+        "class_path": "kd.losses.StandardizedLoss",
+        "init_args": {"loss": {"class_path": "kd.losses.KDLoss", "init_args": {"temperature": 2.0}}, "weight": 2.0},
+    }
+    chosen["CRDLoss"]["init_args"] = {"negatives": 16}
+    chosen["DKDLoss"]["init_args"] = {"warmup_epochs": 2}
+    chosen["RADIOLoss"]["init_args"] = {"standardize": "phi_s"}
+    chosen["SmoothL1Loss"]["init_args"] = {"standardize": "variance"}
+    chosen["PseudoClassLoss"]["init_args"] = {"queue_size": 20}
+    taps = {name: tap for name, tap in FEATURE.items() if tap}
+    recipe = write_recipe(
+        tmp_path / "tiny.yaml", pictures, teacher, model__distill_losses=chosen, model__taps=taps, model__ema_decay=0.9
+    )
+    depth = "model.student.kwargs.depth=2"
+    assert train_main([f"recipe={recipe}", depth]) == 0
+    stop = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 8}})
+    assert train_main([f"recipe={recipe}", depth, f"trainer.callbacks+={stop}"]) == 1
+    whole, part = run_folders(recipe)
+    header = (whole / "metrics.csv").read_text().splitlines()[0]
+    assert all(f"train/{name}_loss" in header for name in chosen)
+    assert train_main([f"resume={part}", "trainer.callbacks=null"]) == 0
+    assert losses(part) == losses(whole)
+    assert_same(student_of(part), student_of(whole))
+    saved = torch.load(whole / "checkpoints" / "last.ckpt", weights_only=True)
+    for key in (
+        "RADIOLoss.targets.turn",
+        "PseudoClassLoss.queue",
+        "ViTKDLoss.mask_token",
+        "CRDLoss.memory_student",
+        "MGDLoss.generator.0.weight",
+    ):
+        assert f"{LEARNT}.{key}" in saved["state_dict"]
+    trained = sum(len(group["params"]) for group in saved["optimizer_states"][0]["param_groups"])
+    assert trained > len(load_file(whole / "student.safetensors"))
+    plain = timm.create_model(ARCH, num_classes=4, img_size=32, **TINY)
+    assert set(student_of(whole)) == set(plain.state_dict())
+
+
+class MemoryOfEachRank(Callback):
+    """Writes what a rank remembers, and whether DDP broadcasts it each step."""
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        memory = pl_module.student_of_one.objective.losses["crd"].memory_teacher
+        broadcast = [buffer.data_ptr() for buffer in trainer.model.modules_buffers]
+        found = {"memory": memory, "broadcast": memory.data_ptr() in broadcast, "counted": len(broadcast)}
+        torch.save(found, Path(trainer.default_root_dir) / f"rank{trainer.global_rank}.pt")
+
+
+def test_losses_with_parameters_on_two_processes_with_sharded_state(
+    tmp_path: Path, pictures: Path, teacher: Path
+) -> None:
+    """One of them has no weight: its parameters get no gradient, and DDP must not wait for one."""
+    chosen = {"hint": {"class_path": "kd.losses.HintLoss"}, "crd": {"class_path": "kd.losses.CRDLoss"},
+              "off": {"class_path": "kd.losses.HintLoss", "init_args": {"weight": 0}}}  # fmt: skip
+    recipe = write_recipe(
+        tmp_path / "tiny.yaml", pictures, teacher, model__distill_losses=chosen,
+        model__taps={"hint": BLOCKS, "off": BLOCKS},
+    )  # fmt: skip
+    look = json.dumps({"class_path": "tests.distill.test_losses_in_training.MemoryOfEachRank"})
+    two_ranks(recipe, "config=ddp_2cpu", "config=zero", f"trainer.callbacks+={look}",
+              f"trainer.default_root_dir={tmp_path}", "model.student.kwargs.depth=2", "model.task_loss_weight=0",
+              "model.distill_losses.crd.weight=1e-3")  # fmt: skip
+    (folder,) = run_folders(recipe)
+    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
+    assert torch.equal(ranks[0]["memory"], ranks[1]["memory"])
+    assert [(r["broadcast"], r["counted"] > 0) for r in ranks] == [(False, True)] * 2
+    state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    memory = state[f"{LEARNT}.crd.memory_student"]
+    assert memory.shape == (48, 128)
+    torch.testing.assert_close(memory.norm(dim=1), torch.ones(48))
+
+
+def two_ranks(recipe: Path, *items: str) -> None:
+    shared = [f"recipe={recipe}", "data.batch_size=4", "trainer.max_epochs=1", *items]
+    pids = start_ranks(shared, recipe.parent / "log.txt")
+    assert {status_of(pid) for pid in pids} == {0}, (recipe.parent / "log.0").read_text()
+
+
+def test_losses_over_the_batch_see_the_batches_of_all_processes(
+    tmp_path: Path, pictures: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks of 4 pictures train the student that one of 8 trains."""
+    monkeypatch.setattr(targets, "BATCHES", 3)
+    chosen: dict[str, Any] = {name: {"class_path": name} for name in ("RKDLoss", "SPLoss", "CKALoss")}
+    chosen |= {n: {"class_path": n, "init_args": {"gather": True}} for n in ("DISTLoss", "PKDLoss")}
+    chosen["PseudoClassLoss"] = {"class_path": "PseudoClassLoss", "init_args": {"queue_size": 20}}
+    chosen["RADIOLoss"] = {"class_path": "RADIOLoss", "init_args": {"standardize": "phi_s"}}
+    recipe = write_recipe(
+        tmp_path / "tiny.yaml", pictures, teacher, model__distill_losses=chosen,
+        model__taps={"PKDLoss": BLOCKS, "RADIOLoss": BLOCKS},
+        optim={"name": "sgd", "lr": 0.02, "warmup_epochs": 0}, trainer__precision="32-true", trainer__max_epochs=1,
+    )  # fmt: skip
+    two_ranks(recipe, "config=ddp_2cpu")
+    assert train_main([f"recipe={recipe}"]) == 0
+    assert train_main([f"recipe={recipe}", "model.distill_losses.RKDLoss.weight=0"]) == 0
+    two, one, other = (student_of(folder) for folder in run_folders(recipe))
+    for key, value in one.items():
+        torch.testing.assert_close(two[key], value, rtol=1e-4, atol=1e-5)
+    assert max((two[key] - value).abs().max() for key, value in other.items()) > 1e-3
+
+
+def test_features_alone_of_a_vit_teach_a_cnn(
+    tmp_path: Path, pictures: Path, teacher: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under bfloat16, by every feature loss. An untrained classifier has no accuracy; the last epoch counts."""
+    stages = {"student": "layer[13]", "teacher": "blocks.*"}  # a finer and a coarser grid than the teacher's
+    chosen: dict[str, Any] = {name: {"class_path": name} for name in ("HintLoss", *FEATURE)}
+    taps = {name: stages for name in ("HintLoss", *FEATURE) if FEATURE.get(name, BLOCKS)}
+    recipe = write_recipe(
+        tmp_path / "tiny.yaml", pictures, teacher, model__distill_losses=chosen, model__taps=taps,
+        model__task_loss_weight=0.0, trainer__precision="bf16-mixed",
+        model__student={"arch": "resnet18", "img_size": 32, "kwargs": {"channels": [8, 16, 24, 32]}},
+    )  # fmt: skip
+    assert train_main([f"recipe={recipe}"]) == 0
+    out = capsys.readouterr().out
+    assert "student.safetensors holds the last epoch" in out
+    assert "acc1" not in out
+    (folder,) = run_folders(recipe)
+    header, *rows = (folder / "metrics.csv").read_text().splitlines()
+    assert "val/" not in header
+    assert all(f"train/{name}_loss" in header for name in chosen)
+    assert "nan" not in "".join(rows)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["student"]["val"] == summary["student"]["best_val"] == {}
+    last = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    for key, value in student_of(folder).items():
+        assert torch.equal(value, last[f"students.student.model.{key}"]), key
+    assert train_main([f"recipe={recipe}", "checkpoint.monitor=val/acc1"]) == 2
+    assert "checkpoint.monitor: nothing trains the student's classifier" in capsys.readouterr().err
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["checkpoint"]["monitor"] = "val/acc1"  # as a run from before may have it
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert train_main([f"resume={folder}", "trainer.max_epochs=3"]) == 0
+
+
+def test_a_run_with_pkds_former_projection_resumes(tmp_path: Path, pictures: Path, teacher: Path) -> None:
+    """PKD had one between equal widths too; a checkpoint with it goes on as it was."""
+    before = {"class_path": "kd.losses.PKDLoss", "init_args": {"projection": {"class_path": "kd.losses.Projection"}}}
+    recipe = write_recipe(
+        tmp_path / "tiny.yaml", pictures, teacher, model__distill_losses={"pkd": before}, model__taps={"pkd": BLOCKS}
+    )
+    assert train_main([f"recipe={recipe}"]) == 0
+    stop = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 8}})
+    assert train_main([f"recipe={recipe}", f"trainer.callbacks+={stop}"]) == 1
+    whole, part = run_folders(recipe)
+    config = yaml.safe_load((part / "config.yaml").read_text())
+    del config["model"]["distill_losses"]["pkd"]["init_args"]["projection"]
+    (part / "config.yaml").write_text(yaml.safe_dump(config))
+    assert train_main([f"resume={part}", "--trust", "trainer.callbacks=null"]) == 0
+    assert losses(part) == losses(whole)
+    assert_same(student_of(part), student_of(whole))
+
+
+# -- single losses ---------------------------------------------------------------------------------------------------
+
+
+def test_crd_remembers_what_it_saw() -> None:
+    torch.manual_seed(0)
+    loss = CRDLoss(embed_dim=8, negatives=5, momentum=0.0)
+    loss.bind(4, 12)
+    loss.build((2, 16), (2, 24))
+    before = loss.memory_student.clone()
+    index = torch.tensor([3, 7])
+    student, teacher = torch.randn(2, 16), torch.randn(2, 24)
+    value = loss(student, teacher, torch.zeros(2), index)
+    value.backward()
+    seen = torch.nn.functional.normalize(loss.project_student(student), dim=1)
+    torch.testing.assert_close(loss.memory_student[index], seen)
+    others = [i for i in range(12) if i not in (3, 7)]
+    assert torch.equal(loss.memory_student[others], before[others])
+    assert loss.project_teacher.weight.grad.abs().sum() > 0
+    with pytest.raises(ValueError, match="index must hold the samples' numbers"):
+        loss(student, teacher, torch.zeros(2))
+
+
+def test_a_temperature_moves_over_the_epochs() -> None:
+    loss = KDLoss(temperature=8.0, final_temperature=2.0)
+    student, teacher = torch.randn(2, 4, 5)
+    for epoch, temperature in ((0, 8.0), (1, 6.0), (3, 2.0), (9, 2.0)):
+        loss.epoch, loss.max_epochs = float(epoch), 4
+        torch.testing.assert_close(loss(student, teacher, None), kd_loss(student, teacher, temperature))
+
+
+def test_dkd_warms_up() -> None:
+    loss, full = DKDLoss(warmup_epochs=4), DKDLoss()
+    student, teacher, target = torch.randn(3, 5), torch.randn(3, 5), torch.tensor([0, 1, 2])
+    for epoch, share in ((0, 0.25), (1, 0.5), (3, 1.0), (7, 1.0)):
+        loss.epoch = float(epoch)
+        torch.testing.assert_close(loss(student, teacher, target), share * full(student, teacher, target))
+
+
+def test_the_module_tells_losses_the_epoch(teacher: Path) -> None:
+    built = module(teacher, distill_losses={"std": StandardizedLoss(KDLoss(4.0, final_temperature=2.0))})
+    built.student_of_one.objective.set_epoch(3, 10)
+    inner = built.student_of_one.objective.losses["std"].loss
+    assert (inner.epoch, inner.max_epochs) == (3.0, 10)
+
+
+def test_a_distillation_token_answers_to_the_logit_losses(teacher: Path) -> None:
+    """DeiT: the class head learns from labels, the distillation head from the teacher; inference averages them."""
+    for loss, reference in ((HardKDLoss(), hard_kd_loss), (KDLoss(3.0), lambda s, t: kd_loss(s, t, 3.0))):
+        built = module(teacher, arch="deit_tiny_distilled_patch16_224", distill_losses={"token": loss})
+        own, distilled = built.student(built.student_of_one.prepare(PICTURES))
+        found = built.student_of_one.learn(BATCH, built.teacher.answer(BATCH, built.students.wanted))
+        total, terms = found.total, found.named
+        answers = built.teacher(PICTURES)
+        torch.testing.assert_close(terms["token_loss"], reference(distilled, answers).detach())
+        torch.testing.assert_close(terms["task_loss"], torch.nn.functional.cross_entropy(own, BATCH["target"]).detach())
+        total.backward()
+        assert all(p.grad is not None for p in built.student.parameters())
+        average = built.student.eval()(built.student_of_one.prepare(PICTURES))
+        torch.testing.assert_close(average, (own + distilled) / 2)
+
+
+def test_simkd_takes_over_the_teachers_classifier(teacher: Path) -> None:
+    built = module(teacher, task_loss_weight=0.0, distill_losses={"simkd": SimKDLoss()})
+    assert not built.student.head.weight.requires_grad
+    built.on_validation_start()
+    built.student.eval()
+    features = built.student.forward_head(
+        built.student.forward_features(built.student_of_one.prepare(PICTURES)), pre_logits=True
+    )
+    projected = built.student_of_one.objective.losses["simkd"].projection(features)
+    torch.testing.assert_close(
+        built.student(built.student_of_one.prepare(PICTURES)), built.teacher.model.head(projected), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        ["trainer.precision=bf16-mixed", "trainer.max_epochs=1"],
+        ["trainer.max_steps=4", "trainer.max_epochs=5"],
+        ["trainer.limit_val_batches=0", "trainer.max_epochs=1", "model.ema_decay=0.5"],
+        ["several", "trainer.max_epochs=1"],
+    ],
+)
+def test_simkd_exports_the_teachers_classifier_however_a_run_ends(
+    items: list[str], recipe: Path, teacher: Path
+) -> None:
+    """In float32, from one of several teachers, where no validation ran since the last step, or none at all."""
+    if items[0] == "several":
+        own = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(teacher)}
+        both = json.dumps({"a": own, "b": {**own, "img_size": 48}})
+        items = ["model.teacher=null", f"model.teachers={both}", "model.teacher_of={x: a}", *items[1:]]
+    simkd = "model.distill_losses={x: {class_path: SimKDLoss}}"
+    assert train_main([f"recipe={recipe}", "model.task_loss_weight=0", simkd, *items]) == 0
+    (folder,) = run_folders(recipe)
+    saved = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    theirs = load_file(teacher)
+    weight = theirs["head.weight"] @ saved[f"{LEARNT}.x.projection.layers.weight"]
+    for found in (student_of(folder)["head.weight"], saved["students.student.model.head.weight"]):
+        torch.testing.assert_close(found, weight, rtol=1e-5, atol=1e-6)
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("losses", "info", "extra", "message"),
+    [
+        ({"dkd": DKDLoss()}, DataInfo(["a", "b"], 48, 16), {}, "distill_losses.dkd: DKDLoss needs >= 3 classes"),
+        ({"nkd": NKDLoss()}, DataInfo(list(CLASSES), 48, 16, soft_targets=True), {},
+         "distill_losses.nkd: NKDLoss needs a class id for each picture, the data mixes labels"),
+        ({"dkd": DKDLoss()}, DataInfo(list(CLASSES), 48, 16, unlabeled=8), {}, "has pictures without a label"),
+        ({"std": StandardizedLoss(DKDLoss())}, DataInfo(list(CLASSES), 48, 16, soft_targets=True), {},
+         "StandardizedLoss needs a class id"),
+        ({"kd": KDLoss()}, INFO, {"taps": {"at": TapSpec("norm", "norm")}},
+         r"model.taps.at: there is no feature loss 'at'"),
+        ({"kd": KDLoss()}, INFO, {"teacher_of": {"x": "a"}}, r"teacher_of.x: there is no loss 'x' \(kd\)"),
+        ({"kd": KDLoss()}, INFO, {"teacher_of": {"kd": "a"}}, "there is no teacher 'a' in model.teachers"),
+        ({"simkd": SimKDLoss()}, INFO, {}, "set model.task_loss_weight=0"),
+        ({"wsld": WSLDLoss()}, DataInfo(list(CLASSES), 48, 16, unlabeled=8), {},
+         "distill_losses.wsld: WSLDLoss needs a label for each picture, the data has pictures without a label"),
+        ({"std": StandardizedLoss(WSLDLoss())}, DataInfo(list(CLASSES), 48, 16, multi_label=True),
+         {"task": MultiLabel()}, "StandardizedLoss needs a label for each picture, the data has several labels"),
+        ({"std": StandardizedLoss(KDLoss())}, DataInfo(["a", "b"], 48, 16), {}, "StandardizedLoss needs >= 3 classes"),
+        ({"dist": DISTLoss()}, DataInfo(["a", "b"], 48, 16), {}, "DISTLoss needs >= 3 classes or beta=0"),
+        ({"cwd": CWDLoss()}, INFO, {}, r"CWDLoss is defined for masks alone \(model.task=Segmentation\)"),
+        ({"simkd": SimKDLoss()}, INFO, {"arch": "deit_tiny_distilled_patch16_224", "task_loss_weight": 0.0},
+         "model.student.arch: SimKDLoss needs a student with one linear classifier, VisionTransformerDistilled has"),
+    ],
+)  # fmt: skip
+def test_what_a_loss_is_not_defined_for_is_refused(
+    losses: dict[str, DistillLoss], info: DataInfo, extra: dict, message: str, teacher: Path, tmp_path: Path
+) -> None:
+    from tests._helpers import save_teacher
+
+    if len(info.classes) == 2:
+        teacher = save_teacher(tmp_path / "two.safetensors", 2)
+    with pytest.raises(UserError, match=message):
+        module(teacher, info, distill_losses=losses, **extra)
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["model.distill_losses.dkd.weight=0.5"], "model.distill_losses.dkd: there is no loss 'dkd' (kd)"),
+        (["model.distill_losses.h=ATLoss", "model.taps.h={student: blocks.9, teacher: norm}"],
+         "model.taps.h.student: vit_tiny_patch16_224 has no layer 'blocks.9'; near: blocks.0"),
+        (["model.distill_losses.h=ATLoss", "model.taps.h={student: 'bloks.*', teacher: norm}"],
+         "model.taps.h.student: vit_tiny_patch16_224 has no layer 'bloks.*'; near: blocks.0"),
+        (["model.distill_losses.h=HintLoss", "model.taps.h={student: prelogits, teacher: norm}"],
+         "model.taps.h: no projection leads from the student's (32,) a sample to the teacher's (32, 4, 4)"),
+        (["model.distill_losses.h=RKDLoss", "model.taps.h={student: norm, teacher: norm, tokens: cls}"],
+         "tokens: must be one of patch, class, all"),
+        (["model.distill_losses.d=DKDLoss", "data.augment.mixup=0.2"], "DKDLoss needs a class id for each picture"),
+        (["model.distill_losses.kd.temperature=0"], "temperature: must be > 0, got 0"),
+        (["model.distill_losses.h=HintLos"], "did you mean 'HintLoss'"),
+        (["model.student.freeze=backbone", "model.task_loss_weight=0", "model.distill_losses={h: ATLoss}",
+          "model.taps.h={student: norm, teacher: norm}"], "model.student.freeze: backbone leaves the classifier alone"),
+        (["model.student.freeze=backbone", "model.task_loss_weight=0", "model.distill_losses={s: SimKDLoss}"],
+         "model.student.freeze: backbone leaves the classifier alone to train, and nothing trains it"),
+        (["model.teacher_drop=0.5"], "model.teacher_drop: is for losses over teachers' features alone"),
+        (["model.distill_losses.task=KDLoss"], "model.distill_losses.task: the name 'task' is taken"),
+        (["model.distill_losses.keys=KDLoss"], "model.distill_losses.keys: the name 'keys' is taken"),
+    ],
+)  # fmt: skip
+def test_users_mistakes_with_losses_end_in_one_line(
+    items: list[str], message: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_main([f"recipe={recipe}", *items]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message in error, error
+    assert not run_folders(recipe)

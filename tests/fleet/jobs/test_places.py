@@ -1,0 +1,254 @@
+"""kd-launch to SkyPilot, SLURM, Kubernetes and torchrun: what is sent is what the place takes."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kd.cli import main
+from kd.fleet.jobs.kubernetes import Kubernetes
+from tests._helpers import write_recipe
+
+CLOUD = ["image=registry.example.com/kd:1"]
+
+
+@pytest.fixture()
+def tiny(tmp_path: Path, pictures: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe of one's own."""
+    monkeypatch.chdir(tmp_path)
+    return write_recipe(tmp_path / "tiny.yaml", pictures, teacher)
+
+
+def shown(capsys: pytest.CaptureFixture[str], *items: str) -> str:
+    """What ``--dry-run`` prints; it leaves nothing."""
+    before = sorted(Path().rglob("*"))
+    assert main("launch", [*items, "--dry-run", "job=food-1"]) == 0, capsys.readouterr().err
+    assert sorted(Path().rglob("*")) == before
+    return capsys.readouterr().out
+
+
+def check_script(text: str) -> None:
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+def test_sky_takes_an_image_with_or_without_its_prefix(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    items = [f"recipe={tiny}", "instances=1xA100:8", "bucket=s3://kd-test", "image=docker:registry/kd:1"]
+    assert "image_id: docker:registry/kd:1\n" in shown(capsys, "sky", *items)
+
+
+def test_sky(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "sky", f"recipe={tiny}", "instances=2xA100:8", "spot=true", "bucket=s3://kd-test/runs", *CLOUD,
+                 "infra=aws", "data.source.root=channel:photos", "channel.photos=s3://kd-test/food")  # fmt: skip
+    (task,) = yaml.safe_load_all(text)
+    assert (task["name"], task["num_nodes"]) == ("food-1", 2)
+    assert task["resources"] == {
+        "infra": "aws", "accelerators": "A100:8", "use_spot": True, "image_id": f"docker:{CLOUD[0][6:]}",
+        "job_recovery": {"max_restarts_on_errors": 0},
+    }  # fmt: skip
+    assert task["file_mounts"] == {
+        "/kd-runs": {"source": "s3://kd-test/runs/food-1", "mode": "MOUNT_CACHED"},
+        "/kd-channels/photos": {"source": "s3://kd-test/food", "mode": "MOUNT"},
+        "/kd-files/tiny.yaml": str(tiny),
+    }
+    assert task["envs"] == {"SM_CHANNEL_PHOTOS": "/kd-channels/photos"}
+    assert task["run"] == (
+        "kd-train recipe=/kd-files/tiny.yaml data.source.root=channel:photos runs_dir=/kd-runs name=food-1\n"
+    )
+    _check_by_skypilot([task])
+
+
+def test_sky_with_machines_that_prepare_data(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "sky", f"recipe={tiny}", "config=remote_data", "instances=1xA100:8", "data_instances=4xcpu:32",
+                 "bucket=s3://kd-test/runs", *CLOUD)  # fmt: skip
+    header, train, data = yaml.safe_load_all(text)
+    assert header == {
+        "name": "food-1", "execution": "parallel", "primary_tasks": ["train"], "termination_delay": "60s",
+    }  # fmt: skip
+    assert (train["name"], data["name"], data["num_nodes"]) == ("train", "data", 4)
+    assert train["envs"] == {"KD_DATA_NODES": "4"}
+    assert data["envs"] == {"KD_ROLE": "data", "MASTER_ADDR": "train-0.food-1"}
+    assert train["secrets"] == data["secrets"]
+    assert data["resources"]["cpus"] == "32+"
+    _check_by_skypilot([train, data])
+    if importlib.util.find_spec("sky"):
+        from sky.utils import dag_utils
+
+        assert dag_utils.load_job_group_from_yaml_str(text).primary_tasks == ["train"]
+
+
+def _check_by_skypilot(tasks: list[dict]) -> None:
+    """By SkyPilot's own schemas, where it is installed."""
+    if importlib.util.find_spec("sky") is None:
+        return
+    import jsonschema
+    from sky.utils import schemas
+
+    for task in tasks:
+        jsonschema.validate(task, schemas.get_task_schema())
+        jsonschema.validate(task["resources"], schemas.get_resources_schema())
+
+
+def test_the_dry_run_says_what_a_step_takes(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    items = [f"recipe={tiny}", "instances=4xa100:8", "data.batch_size=16", "trainer.accumulate_grad_batches=2"]
+    assert main("launch", ["slurm", *items, "--dry-run"]) == 0
+    assert "pictures an optimizer step: 1024 = 16 x 32 processes x 2 batches (" in capsys.readouterr().err
+
+
+def test_slurm(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "slurm", f"recipe={tiny}", "instances=4xa100:8", "hours=2", "partition=gpu", "optim.lr=0.1",
+                 "trust=tests")  # fmt: skip
+    asked = {line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")}
+    assert asked >= {"--nodes=4", "--gpus-per-node=a100:8", "--ntasks-per-node=8", "--cpus-per-task=8", "--time=120",
+                     "--partition=gpu", "--signal=TERM@300", "--requeue"}  # fmt: skip
+    assert f"recipe={tiny} trust=tests optim.lr=0.1 runs_dir={tmp_path}/runs name=food-1\n" in text
+    check_script(text)
+    more = ["qos=high", "mem=64G", "constraint=a100|h100", "sbatch.exclude=node7", "sbatch.exclusive=",
+            "setup=module load cuda/12; ulimit -n 9999"]  # fmt: skip
+    text = shown(capsys, "slurm", f"recipe={tiny}", "instances=1xgpu:8", *more)
+    options = ["--qos=high", "--mem=64G", "--constraint='a100|h100'", "--exclude=node7", "--exclusive"]
+    assert "".join(f"#SBATCH {option}\n" for option in options) in text
+    assert f"cd {Path.cwd()} || exit 1\nmodule load cuda/12; ulimit -n 9999\nexport OMP_NUM_THREADS" in text
+    check_script(text)
+    text = shown(
+        capsys, "slurm", f"recipe={tiny}", "config=remote_data", "instances=1xgpu:4", "data_instances=2xcpu:32"
+    )
+    assert "#SBATCH hetjob\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --cpus-per-task=32\n" in text
+    assert "KD_ROLE=data MASTER_ADDR=$head srun --het-group=1 " in text
+    assert "export KD_DATA_NODES=2 MASTER_ADDR=$head\nsrun --kill-on-bad-exit=1 --het-group=0 " in text
+    check_script(text)
+
+
+def test_kubernetes(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "kubernetes", f"recipe={tiny}", "config=remote_data", "instances=2xgpu:8", "claim=runs",
+                 "hours=1", "data_instances=4xcpu:32", "namespace=vision", *CLOUD)  # fmt: skip
+    secret, config, train, data = yaml.safe_load_all(text)
+    assert secret["stringData"] == {"token": "SECRET"}
+    assert yaml.safe_load(config["data"]["tiny.yaml"])["recipe"] == "tiny"
+    spec = train["spec"]
+    assert (train["kind"], train["metadata"]) == ("TrainJob", {"name": "food-1", "namespace": "vision"})
+    assert (spec["trainer"]["numNodes"], spec["trainer"]["numProcPerNode"]) == (2, 8)
+    assert spec["trainer"]["args"] == [
+        "recipe=/kd-files/tiny.yaml", "config=remote_data", "runs_dir=/kd-runs", "name=food-1",
+    ]  # fmt: skip
+    assert spec["trainer"]["resourcesPerNode"]["limits"] == {"nvidia.com/gpu": "8"}
+    assert spec["activeDeadlineSeconds"] == 3600
+    assert data["spec"]["parallelism"] == 4
+    (container,) = data["spec"]["template"]["spec"]["containers"]
+    assert {e["name"]: e.get("value") for e in container["env"]} == {
+        "KD_ROLE": "data", "MASTER_ADDR": "food-1-node-0-0.food-1", "RAY_AUTH_TOKEN": None,
+    }  # fmt: skip
+    if importlib.util.find_spec("kubeflow_trainer_api"):
+        from kubeflow_trainer_api.models import IoK8sApiBatchV1Job, TrainerV1alpha1TrainJob
+
+        for kind, document in ((TrainerV1alpha1TrainJob, train), (IoK8sApiBatchV1Job, data)):
+            found = kind.from_dict(document)
+            assert json.loads(json.dumps(found.to_dict())) == document  # no key that the schema does not know
+
+
+def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "slurm", f"recipe={tiny}", "instances=1xgpu:8", "partition=a; id", "account=$(id)")
+    assert "#SBATCH --partition='a; id'\n#SBATCH --account='$(id)'\n" in text
+    items = ["instances=2xgpu:8", "data_instances=1xcpu:2", "config=remote_data", "data_hosts=c"]
+    text = shown(capsys, "torchrun", f"recipe={tiny}", *items, "hosts=$(id),b")
+    assert "--rdzv-endpoint='$(id):29500'" in text
+    assert "MASTER_ADDR='$(id)' RAY_AUTH_TOKEN=SECRET\n" in text
+    assert text.count("RAY_AUTH_TOKEN=SECRET") == 2
+
+
+@pytest.mark.parametrize(
+    ("items", "told"),
+    [
+        (["nowhere"], "what is 'nowhere'? Places are sagemaker, sky, slurm, kubernetes, torchrun"),
+        (["sky", "instances=1xA100:8"], "image: must be given"),
+        (["sky", "instances=1xgpu:8", *CLOUD], "instances: SkyPilot wants a GPU's name"),
+        (["sky", "instances=1xA100:8", "bucket=food", *CLOUD], "bucket: must be a URL"),
+        (["sky", "instances=1xcpu:8", "trainer.accelerator=gpu", *CLOUD], "instances: cpu:8 has no GPU"),
+        (["sky", "instances=1xA100:8", "bucket=s3://ab", *CLOUD], "bucket: a bucket's name has 3 to 63 "),
+        (["slurm", "instances=1xgpu:8", "sbatch.nodes=3"], "sbatch.nodes: nodes is no further option of sbatch"),
+        (["slurm", "instances=1xml.g5.xlarge"], "instances: SLURM knows no 'ml.g5.xlarge'"),
+        (["slurm", "instances=1xgpu:8", "spot=true"], "spot: SLURM's machines have no price by the hour"),
+        (["kubernetes", "instances=1xgpu:8", *CLOUD], "claim: must be given"),
+        (["kubernetes", "instances=1xA100:8", "claim=c", *CLOUD], "instances: Kubernetes counts gpu:N or cpu:N"),
+        (["torchrun", "instances=2xgpu:8"], "hosts: must name 2 machine(s), got none"),
+        (["torchrun", "instances=1xcpu:2", "data.source.root=channel:a"], "channel:a: torchrun's machines see this"),
+        (["torchrun", "instances=2xgpu:8", "hosts=a,b", "port=$(id)"], "port: must be a whole number from 1 to 65535"),
+        (["slurm", "instances=1xgpu:8", "cpus_per_task=8 --uid=0"], "cpus_per_task: must be a whole number from 1"),
+        (["slurm", "instances=1xgpu:8", "runs_dir=a\n#SBATCH --uid=0"], "runs_dir: must hold no control characters"),
+        (["slurm", "instances=1xgpu:8", "account=a\nid"], "account: must hold no control characters, got 'a\\nid'"),
+        (["torchrun", "instances=1xcpu:2", "--tune"], "--tune: torchrun has no search of its own"),
+        (["torchrun", "job=none"], "job: no job 'none' was sent from here"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(
+    items: list[str], told: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = [] if "job=none" in items else [f"recipe={tiny}"]
+    assert main("launch", [*items, *recipe]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
+    assert list(tmp_path.iterdir()) == [tiny]
+
+
+@pytest.mark.skipif(shutil.which("sbatch") is not None, reason="sbatch is here")
+def test_a_program_that_is_not_here(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("launch", ["slurm", f"recipe={tiny}", "instances=1xcpu:2"]) == 2
+    assert "kd-launch: no program sbatch here" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [tiny]
+
+
+def test_kd_train_does_not_take_the_options_of_kd_launch(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("train", [f"recipe={tiny}", "--dry-run"]) == 2
+    assert capsys.readouterr().err == "kd-train: no option --dry-run (kd-train --help)\n"
+    assert list(Path().iterdir()) == [Path("tiny.yaml")]
+
+
+@pytest.mark.slow
+def test_torchrun_on_this_machine(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    items = ["torchrun", f"recipe={tiny}", "config=ddp_2cpu", "instances=1xcpu:2", "job=two", "trainer.max_epochs=1"]
+    os.environ["OMP_NUM_THREADS"] = "1"
+    assert main("launch", items) == 0, capsys.readouterr()
+    told = capsys.readouterr().out
+    assert "processes: 2 on 1 machine (started by torchrun)" in told
+    run = tmp_path / "runs" / "tiny" / "two"
+    assert f"kd-launch: two: done; run folder: {run}" in told
+    assert json.loads((run / "summary.json").read_text())["status"] == "done"
+    assert json.loads((run / "job.json").read_text())["groups"][0]["machines"] == "1 x cpu:2"
+    assert main("launch", ["torchrun", f"recipe={tiny}", "instances=1xcpu:1", "job=bad", "optim.lr=-1"]) == 2
+    failing = ["torchrun", f"recipe={tiny}", "instances=1xcpu:1", "job=bad", "data.source.root=/nowhere"]
+    assert main("launch", failing) == 1
+    assert "kd-launch: bad: machine 0 ended with status 1" in capsys.readouterr().err
+
+
+STAND_IN = """\
+#!/usr/bin/env bash
+echo "kubectl $*" >>"{log}"
+case "$*" in
+  *"get trainjob"*) echo '{{"status": {{"conditions": [{{"type": "Complete", "status": "True"}}]}}}}' ;;
+  *" cp "*) cp -r "{run}" "${{@: -1}}" ;;
+esac
+"""
+
+
+def test_what_kubectl_is_asked(
+    tiny: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In order: would it be taken, send it, is it done, copy the run, tidy up. A stand-in answers for the cluster."""
+    log, program = tmp_path / "log", tmp_path / "bin" / "kubectl"
+    program.parent.mkdir()
+    program.write_text(STAND_IN.format(log=log, run=finished))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    items = ["kubernetes", f"recipe={tiny}", "instances=1xgpu:1", "claim=runs", "job=food-1", *CLOUD]
+    assert main("launch", items) == 0, capsys.readouterr().err
+    asked = [line.split(" -n default ")[-1].removeprefix("kubectl ") for line in log.read_text().splitlines()]
+    file = tmp_path / "runs/tiny/jobs/food-1/trainjob.yaml"
+    assert asked[:3] == ["apply --dry-run=server -f -", f"apply -f {file}", "get trainjob food-1 -o json"]
+    assert f"cp food-1-fetch:/kd-runs/tiny/food-1 {tmp_path}/runs/tiny/.food-1.part" in asked
+    assert asked[-1] == "delete --wait=false pod food-1-fetch"
+    assert (tmp_path / "runs/tiny/food-1/student.safetensors").is_file()
+    assert list(Kubernetes.keys) == ["claim", "namespace", "runtime"]

@@ -1,0 +1,455 @@
+"""``kd-tune``: real trials, stops and kills, what is found, and what is refused before anything is written."""
+
+import csv
+import ctypes
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("optuna")
+
+from kd.cli import main, train_main
+from kd.fleet.tuning.places import deal
+from kd.fleet.tuning.plan import _objective
+from kd.fleet.tuning.results import Confirmation
+from kd.fleet.tuning.space import SearchSpace, parse
+from kd.fleet.tuning.study import Study
+from tests._forks import ForkedRun, processes, start, status_of
+from tests._helpers import ROOT, run_cli, write_recipe
+from tests.report.test_html import BROWSER, FLAGS, section
+from tests.test_survival import disturb
+
+LOSS = "search.model.distill_losses.kd"
+QUIET = ["trainer.precision=32-true", "trainer.max_epochs=2"]
+
+
+@pytest.fixture(autouse=True)
+def _forked_trials(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "slow" not in request.keywords:
+        monkeypatch.setattr("kd.fleet.tuning.places.start_kd_train", ForkedRun)
+
+
+def trials(folder: Path) -> list[Any]:
+    return Study(folder, ["maximize"], "tpe", "none", 1, 0).trials()
+
+
+def of(recipe: Path, name: str = "search") -> Path:
+    return recipe.parent / "runs" / "tiny" / "tune" / name
+
+
+def trial_processes(folder: Path) -> set[int]:
+    """Processes that hold a trial's lock: the search and its runs."""
+    owners = {str(file.resolve()) for name in ("owner", "runner") for file in folder.glob(f"trials/*/{name}")}
+    found = set()
+    for pid, _, state in processes():
+        for handle in Path(f"/proc/{pid}/fd").glob("*") if state != "Z" else ():
+            with suppress(OSError):
+                if str(handle.readlink()) in owners:
+                    found.add(pid)
+    return found
+
+
+def wait_until(true: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def dom(page: Path) -> str:
+    """A page as a browser has built it."""
+    with tempfile.TemporaryDirectory() as profile:
+        command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", "--virtual-time-budget=5000", "--dump-dom"]
+        return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=240).stdout
+
+
+def small_disk(where: Path) -> None:
+    """A disk of 40 kB, seen by this process and its children; exit status 77 where that is not allowed."""
+    libc = ctypes.CDLL(None)
+    if libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 0x44000, None):
+        os._exit(77)
+    if libc.mount(b"tmpfs", str(where).encode(), b"tmpfs", 0, b"size=40k"):
+        os._exit(77)
+
+
+def test_a_search_that_is_killed_and_stopped_goes_on_and_its_best_is_repeated(recipe: Path) -> None:
+    slow = disturb("Slow", seconds=0.05)
+    items = [f"recipe={recipe}", *QUIET, slow, "trials=3", "pruner=none", "search.optim.lr=log:1e-4..1e-2"]
+    log, folder = recipe.parent / "log", of(recipe)
+    pid = start(items, log, program="tune")
+    wait_until(lambda: log.exists() and "trial 0: val/acc1" in log.read_text())
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGKILL)  # within the second trial
+    assert status_of(pid) == -9
+    wait_until(lambda: not trial_processes(folder))
+    pid = start(items, log, program="tune")
+    wait_until(lambda: len(trial_processes(folder)) > 1)
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGTERM)
+    assert status_of(pid) == 143, log.read_text()
+    assert not trial_processes(folder)
+    assert status_of(start(items, log, program="tune")) == 0, log.read_text()
+    ended = trials(folder)
+    assert [t.number for t in ended] == [0, 1, 2]
+    assert {t.state.name for t in ended} == {"COMPLETE"}
+    for trial in ended:  # each step was made once, whatever came between
+        with (Path(trial.user_attrs["folder"]) / "metrics.csv").open() as file:
+            steps = [int(row["step"]) for row in csv.DictReader(file) if row["train/loss"]]
+        assert steps == list(range(12))
+    best = max(ended, key=lambda t: t.value)
+    text = (folder / "best.yaml").read_text()
+    assert f"val/acc1 {best.value:.6g}" in text.splitlines()[0]
+    assert yaml.safe_load(text)["optim"]["lr"] == pytest.approx(best.params["optim.lr"])
+    assert train_main([str(folder / "best.yaml"), "trainer.callbacks=null", "trust=tests._stop"]) == 0
+    summary = json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
+    assert summary["student"]["best_val"]["acc1"] == best.value
+    assert f"best: kd-train {folder / 'best.yaml'}" in log.read_text()
+
+
+def test_a_grid_ends_a_failure_is_told_and_two_objectives_make_a_front(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three trials: one loss, and the other one with two values of what only it has."""
+    items = [f"recipe={recipe}", "trainer.max_epochs=1", "sampler=grid", "objective=val/acc1,-params", "trials=9",
+             f"{LOSS}=[KDLoss, DKDLoss]", f"{LOSS}.beta=[-1, 8]"]  # fmt: skip
+    assert main("tune", items) == 0
+    out = capsys.readouterr().out
+    assert "failed: model.distill_losses.kd.beta: must be" in out
+    assert "3 of 9 ended" in out
+    study = Study(of(recipe), ["maximize", "minimize"], "grid", "none", 1, 0)
+    ended = [(t.state.name, *t.params.values()) for t in study.trials()]
+    assert sorted(ended) == [("COMPLETE", "DKDLoss", 8), ("COMPLETE", "KDLoss"), ("FAIL", "DKDLoss", -1)]
+    assert study.best()
+    front = section(of(recipe), "points")[-1]
+    assert (front["title"], len(front["points"])) == ("val/acc1 against params", 2)
+    assert sum(marked for *_, marked in front["points"]) == 1
+    if BROWSER:
+        drawn = dom(of(recipe) / "report.html")
+        assert drawn.count("<circle") == 2 + 1 + 2 + 2  # two losses, a value of one, two curves' ends, the front
+        assert drawn.count("<polyline") >= 2
+        assert "Failed trials</h2>" in drawn  # the last section: none before it has failed
+    assert main("tune", [*items, "optim.lr=0.5"]) == 2
+    assert "was begun with optim.lr=0.001, now 0.5; give the same settings" in capsys.readouterr().err
+
+
+def test_a_resumed_search_knows_how_long_its_trials_took(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    items = [f"recipe={recipe}", "trainer.max_epochs=1", "sampler=grid", "pruner=none", disturb("Slow", seconds=0.2)]
+    items += ["search.optim.lr=[0.01, 0.001]", "jobs=1"]
+    assert main("tune", [*items, "trials=1"]) == 0
+    assert ": 0 of 1 ended\n" in capsys.readouterr().out  # nothing is known yet
+    assert main("tune", [*items, "trials=2"]) == 0
+    out = capsys.readouterr().out
+    found = re.search(r": 1 of 2 ended, best trial 0, about (\d+) s left\n", out)
+    assert found is not None, out
+    assert int(found[1]) >= 1
+
+
+def test_trials_share_the_preflight_and_the_teachers_answers(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second trial reads both, and ends as a run of its own does that has measured everything itself."""
+    items = [f"recipe={recipe}", *QUIET, "model.teacher.cache=on", "model.teacher.cache_views=2",
+             "model.student.kwargs.drop_rate=0.2"]  # fmt: skip
+    space = ["trials=2", "sampler=grid", "pruner=none", "search.optim.lr=[0.01, 0.001]"]
+    assert main("tune", [*items, *space]) == 0
+    assert "measured once for all trials; its answers are read by all trials" in capsys.readouterr().out
+    first, second = (Path(t.user_attrs["folder"]) for t in trials(of(recipe)))
+    told = [(folder.parents[1] / "log.txt").read_text() for folder in (first, second)]
+    assert ["as measured before" in text for text in told] == [False, True]
+    caches = [json.loads((folder / "summary.json").read_text())["cache"] for folder in (first, second)]
+    assert [(c["answers_read"] > 0, c["answers_computed"] > 0) for c in caches] == [(False, True), (True, False)]
+    lr = yaml.safe_load((second / "config.yaml").read_text())["optim"]["lr"]
+    alone = recipe.parent / "alone"
+    assert (
+        train_main([*items, f"optim.lr={lr}", f"runs_dir={alone}", f"model.teacher.cache_dir={alone / 'cache'}"]) == 0
+    )
+    assert (alone / "tiny" / "000" / "student.safetensors").read_bytes() == (
+        second / "student.safetensors"
+    ).read_bytes()
+    kinds = [json.loads((f / "fidelity.json").read_text()) for f in (second, alone / "tiny" / "000")]
+    assert kinds[0] == kinds[1]
+
+
+def test_a_poor_trial_is_stopped_early_and_can_be_revived(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    items = [f"recipe={recipe}", "trainer.max_epochs=3", "trials=3", disturb("Slow", seconds=0.1), "sampler=grid",
+             "search.optim.lr=[1.0e-9, 0.01, 0.005]"]  # fmt: skip
+    assert main("tune", items) == 0
+    study = Study(of(recipe), ["maximize"], "tpe", "none", 3, 0)
+    stopped = study.trials("pruned")
+    assert stopped
+    assert all(t.user_attrs["epochs"] < 3 for t in stopped)
+    assert all((Path(t.user_attrs["folder"]) / "checkpoints" / "last.ckpt").is_file() for t in stopped)
+    (curves,) = section(of(recipe), "curves")
+    state = {name: (len(values), state) for name, values, state in curves["curves"]}
+    assert {len(state), *(state[f"trial {t.number}"][1] for t in stopped)} == {3, "stopped"}
+    assert {length for length, _ in state.values()} > {3}
+    assert main("tune", [*items, f"revive={stopped[0].number}"]) == 0
+    assert f"trial {stopped[0].number}, trained to its end: val/acc1" in capsys.readouterr().out
+    again = study.trials("complete")[-1]
+    assert (again.user_attrs["revived"], again.params) == (stopped[0].number, stopped[0].params)
+    assert again.user_attrs["epochs"] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [
+        ("val/acc1", "maximize"), ("-val/acc1", "minimize"), ("images_per_s", "maximize"), ("val/kd_loss", "minimize"),
+        ("+val/kd_loss", "maximize"), ("params", "minimize"), ("-params", "minimize"), ("latency_ms", "minimize"),
+        ("step_ms_median", "minimize"), ("peak_memory_mb", "minimize"), ("wall_s", "minimize"),
+    ],
+)  # fmt: skip
+def test_a_number_is_searched_in_its_own_direction(name: str, direction: str) -> None:
+    assert _objective(name).direction == direction
+
+
+@pytest.mark.parametrize(
+    ("items", "told"),
+    [
+        ([], "nothing to search: give search.KEY=SPACE, or tune=FILE"),
+        (["search.optim.lrr=1..2"], "no key 'optim.lrr'; did you mean 'optim.lr'?"),
+        (["search.optim.lr=[]"], "search.optim.lr: a choice of nothing"),
+        (["search.optim.lr=2..1"], "search.optim.lr: an empty range, 2..1"),
+        (["search.optim.lr=log:0..1"], "search.optim.lr: a log scale begins above 0"),
+        (["search.optim.lr=fast"], "search.optim.lr: [a, b, c] a choice, 1..8 integers"),
+        (["search.data.batch_size=[8, many]"], "data.batch_size"),
+        (["search.optim.lr=0..1", "objective=val/acc2"], "objective: no run reports 'val/acc2'; it may be val/acc1"),
+        (["search.optim.lr=0..1", "objective=val/acc1,-params", "pruner=asha"], "pruner: asha can't weigh several"),
+        (["search.optim.lr=0..1", "sampler=grid"], "sampler: a grid needs choices or integers; search.optim.lr"),
+        (["search.optim.lr=0..1", "sampler=best"], "sampler must be one of tpe, random, grid, cmaes, got 'best'"),
+        (["search.optim.lr=0..1", "trials=0"], "trials must be a whole number from 1, got '0'"),
+        (["search.optim.lr=0..1", "jobs=9999"], "jobs: 9999 trials at a time can't have a core each"),
+        (["search.model.distill_losses.kd=[KDLoss]", "search.model.distill_losses.kd.beta=1..2"],
+         "search.model.distill_losses.kd.beta: no choice of search.model.distill_losses.kd takes it"),
+        (["search.optim.lr=0..1", "trial_hours=0"], "trial_hours must be a number above 0, got '0'"),
+        (["search.optim.lr=0..1", "name=../../x"], "got '../../x'"),
+        (["search.optim.lr=0..1", "name=/tmp/x"], "name: begins with a letter"),
+        (["tune=nowhere.yaml"], "tune: nowhere.yaml can't be read"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_writes_nothing(
+    recipe: Path, items: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("tune", [f"recipe={recipe}", *items]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("kd-tune: ")
+    assert told in err
+    assert err.count("\n") == 1
+    assert not (recipe.parent / "runs").exists()
+
+
+def test_spaces_from_a_file(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = recipe.parent / "space.yaml"
+    file.write_text("trails: 3\nsearch: {optim: {lr: '0..1'}}\n")
+    assert main("tune", [f"recipe={recipe}", f"tune={file}"]) == 2
+    assert "no key 'trails'; did you mean 'trials'?" in capsys.readouterr().err
+    file.write_text("objective: val/acc2\nsearch: {optim: {lr: '0..1'}, data.batch_size: [4, 8]}\n")
+    assert main("tune", [f"recipe={recipe}", f"tune={file}"]) == 2
+    assert "no run reports 'val/acc2'" in capsys.readouterr().err
+    file.write_text("name: ../../x\nsearch: {optim: {lr: '0..1'}}\n")
+    assert main("tune", [f"recipe={recipe}", f"tune={file}"]) == 2
+    assert "name: begins with a letter" in capsys.readouterr().err
+    assert not (recipe.parent / "runs").exists()
+    file.write_text("search: {optim: {lrr: '0..1'}}\n")
+    assert main("tune", [f"recipe={recipe}", f"tune={file}"]) == 2
+    assert "did you mean 'optim.lr'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in (ROOT / "recipes" / "tune").glob("*.yaml")))
+def test_spaces_that_ship_with_a_recipe(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """All values are taken by a run: what is wrong then is the only thing that is."""
+    assert main("tune", [f"recipe={name}", "jobs=9999"]) == 2
+    assert "jobs: 9999 trials" in capsys.readouterr().err
+
+
+def test_a_difference_is_weighed_against_its_spread() -> None:
+    """By hand: differences 2, 3 and 4 have mean 3 and standard error 1/sqrt(3); t of two degrees of freedom is 4.30."""
+    found = Confirmation("val/acc1", True, (1, 2, 3), (12.0, 13.0, 14.0), (10.0, 10.0, 10.0))
+    assert found.interval() == pytest.approx((3.0, 4.30 / 3**0.5), rel=1e-3)
+    assert found.text().endswith("The difference, +3 ± 2.5 (95 %, paired by seed), survives.")
+    assert "does not survive" in Confirmation("val/acc1", True, (1, 2), (3.0, 1.0), (1.0, 1.0)).text()
+    assert "is none" in Confirmation("val/loss", False, (1, 2), (3.0, 3.1), (1.0, 1.0)).text()
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "cmaes"])
+def test_two_searches_in_one_folder_do_not_draw_the_same(tmp_path: Path, sampler: str) -> None:
+    """Begun at the same moment, with nothing known yet."""
+    space = SearchSpace((parse("optim.lr", "0.1..0.9"),), {})
+    both = [Study(tmp_path, ["maximize"], sampler, "none", 1, 0) for _ in range(2)]
+    drawn = [study.ask(space)[1]["optim.lr"] for _ in range(3) for study in both]
+    assert len(set(drawn)) == 6
+
+
+def test_the_machine_is_dealt_without_overlap() -> None:
+    slots = deal(3, ["0", "1", "2", "3"])
+    for shares in ([slot.gpus for slot in slots], [slot.cores for slot in slots]):
+        assert len(set(sum(shares, ()))) == sum(len(share) for share in shares)
+    assert sorted(sum((slot.gpus for slot in slots), ())) == ["0", "1", "2", "3"]
+    assert slots[0].variables()["CUDA_VISIBLE_DEVICES"] == "0,3"
+
+
+def test_without_optuna_one_line_names_the_extra(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.delitem(sys.modules, "kd.fleet.tuning.study")
+    assert main("tune", [f"recipe={recipe}", "search.optim.lr=0..1"]) == 2
+    assert "kd-tune: searching needs the extra tune: pip install 'kd-train[tune]'" in capsys.readouterr().err
+    assert not (recipe.parent / "runs").exists()
+
+
+def test_the_hours_end_a_search_that_the_same_command_goes_on_with(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing has ended after a second and a half: the trial waits, saved."""
+    items = [f"recipe={recipe}", disturb("Slow", seconds=0.3), "search.optim.lr=[0.001]", "trials=1"]
+    assert main("tune", [*items, "hours=0.0005"]) == 1
+    assert "no trial has ended well" in capsys.readouterr().out
+    assert [t.state.name for t in trials(of(recipe))] == ["RUNNING"]
+    assert not trial_processes(of(recipe))
+
+
+def test_a_trial_that_hangs_is_killed_and_has_failed(
+    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes no signal, and more time than a trial may."""
+    monkeypatch.setattr("kd.fleet.tuning.trials.KILL_S", 0.5)
+    items = [f"recipe={recipe}", disturb("Deaf"), "search.optim.lr=[0.001]", "trials=1", "trial_hours=0.001"]
+    began = time.monotonic()
+    assert main("tune", items) == 1
+    assert time.monotonic() - began < 30
+    assert "trial 0: failed: took longer than trial_hours=0.001 (" in capsys.readouterr().out
+    assert [t.state.name for t in trials(of(recipe))] == ["FAIL"]
+    assert not trial_processes(of(recipe))
+
+
+def test_a_second_ctrl_c_waits_for_no_trial(recipe: Path) -> None:
+    items = [f"recipe={recipe}", disturb("Deaf"), "search.optim.lr=[0.001]", "trials=1"]
+    log = recipe.parent / "log"
+    pid = start(items, log, program="tune")
+    wait_until(lambda: any(of(recipe).rglob("deaf")))
+    for _ in range(2):
+        os.kill(pid, signal.SIGINT)
+        time.sleep(0.3)
+    began = time.monotonic()
+    assert status_of(pid) == 130, log.read_text()
+    assert time.monotonic() - began < 10
+    assert not trial_processes(of(recipe))
+    assert [t.state.name for t in trials(of(recipe))] == ["RUNNING"]
+
+
+@pytest.mark.parametrize("tail", ['{"op_code":4,"wor', "\0" * 40])
+def test_a_torn_line_of_the_journal_ends_no_search(tmp_path: Path, tail: str) -> None:
+    """A process was killed while it wrote; the next ones write and read on, those that have it open too."""
+    space = SearchSpace((parse("optim.lr", "0.1..0.9"),), {})
+    study = Study(tmp_path, ["maximize"], "tpe", "none", 1, 0)
+    study.ask(space)
+    whole = (tmp_path / "journal.log").read_bytes()
+    for _ in range(2):
+        with (tmp_path / "journal.log").open("a") as journal:
+            journal.write(tail)
+        assert len(study.trials()) == len(trials(tmp_path))
+        study.ask(space)
+    assert len(trials(tmp_path)) == 3
+    assert (tmp_path / "journal.log").read_bytes().startswith(whole)
+    assert all(json.loads(line) for line in (tmp_path / "journal.log").read_text().splitlines())
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_process(recipe: Path) -> None:
+    """Room for the search's own first lines, and not for a run."""
+    room = recipe.parent / "room"
+    room.mkdir()
+    items = [f"recipe={recipe}", f"runs_dir={room}/runs", "search.optim.lr=0..1", "trials=9"]
+    log = recipe.parent / "log"
+    pid = start(items, log, partial(small_disk, room), program="tune")
+    status = status_of(pid)
+    if status == 77:
+        pytest.skip("needs the right to mount a file system")
+    assert status == 2, log.read_text()
+    assert log.read_text().splitlines()[-1].startswith("kd-tune: ")
+    assert "No space left on device" in log.read_text().splitlines()[-1]
+    assert "Traceback" not in log.read_text()
+
+
+def test_the_winner_runs_again_on_fresh_seeds_and_on_the_test_split(
+    tmp_path: Path, pictures: Path, teacher: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "pictures"
+    shutil.copytree(pictures, data)
+    shutil.copytree(pictures / "val", data / "test")
+    recipe = write_recipe(tmp_path / "tiny.yaml", data, teacher)
+    items = [f"recipe={recipe}", "trainer.max_epochs=1", "search.optim.lr=[0.01]", "trials=1", "confirm=1"]
+    assert main("tune", items) == 0
+    told = (of(recipe) / "confirm.txt").read_text().splitlines()
+    assert [line.split(":")[0] for line in told] == ["val/acc1 on fresh seeds (1,)", "test/acc1 on fresh seeds (1,)"]
+    assert told[0].split(":")[1] == told[1].split(":")[1]  # the same pictures here
+    assert "one seed says nothing of the spread" in told[0]
+    assert told[1] in capsys.readouterr().out
+    (verdict,) = section(of(recipe), "verdict")
+    assert told[1] in verdict["others"][0]
+    runs = {
+        p.parent.parent.parent.name: yaml.safe_load(p.read_text()) for p in of(recipe).glob("confirm/*/*/*/config.yaml")
+    }
+    assert {name: (run["seed"], run["optim"]["lr"]) for name, run in runs.items()} == {
+        "trial-0-seed-1": (1, 0.01), "default-seed-1": (1, 0.001),
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_speed_as_an_objective(recipe: Path) -> None:
+    items = [f"recipe={recipe}", "trainer.max_epochs=1", "objective=val/acc1,-latency_ms", "sampler=grid",
+             "search.model.student.kwargs.depth=[1, 2]"]  # fmt: skip
+    done = run_cli(*items, program="tune")
+    assert done.returncode == 0, done.stderr
+    study = Study(of(recipe), ["maximize", "minimize"], "grid", "none", 1, 0)
+    speed = {t.params["model.student.kwargs.depth"]: t.values[1] for t in study.trials("complete")}
+    assert 0 < speed[1] < speed[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_killed_ten_times_at_random_a_search_ends_with_its_trials_and_nothing_doubled(recipe: Path) -> None:
+    """Two searches at a time, as on two machines, each with real processes; then the winner on fresh seeds."""
+    items = [f"recipe={recipe}", "trainer.max_epochs=4", disturb("Slow", seconds=0.2), "trials=6", "pruner=none",
+             "search.optim.lr=log:1e-4..1e-2", "trust=tests._stop"]  # fmt: skip
+    folder, rng = of(recipe), random.Random(0)
+    command = [sys.executable, "-m", "kd.cli", "tune", *items]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def begin() -> subprocess.Popen[str]:
+        return subprocess.Popen(command, env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    searches = [begin(), begin()]
+    for _ in range(10):
+        time.sleep(rng.uniform(5, 25))
+        victim = searches.pop(0)
+        victim.kill()
+        victim.communicate()
+        searches.append(begin())
+    logs = [search.communicate()[0] for search in searches]
+    assert [search.returncode for search in searches] == [0, 0], logs
+    ended = trials(folder)
+    assert [(t.number, t.state.name) for t in ended] == [(i, "COMPLETE") for i in range(6)]
+    assert len({t.params["optim.lr"] for t in ended}) == 6
+    for trial in ended:
+        with (Path(trial.user_attrs["folder"]) / "metrics.csv").open() as file:
+            steps = [int(row["step"]) for row in csv.DictReader(file) if row["train/loss"]]
+        assert len(steps) == len(set(steps))  # a kill between a checkpoint and its row may lose the row
+        assert len(steps) >= 24 - 5
+    wait_until(lambda: not trial_processes(folder))
+    done = run_cli(*items, "confirm=2", program="tune")
+    assert done.returncode == 0, done.stderr
+    assert "val/acc1 on fresh seeds (1, 2): the winner" in done.stdout
+    assert len(list((folder / "confirm").glob("*/tiny/000/summary.json"))) == 4

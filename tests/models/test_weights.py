@@ -1,0 +1,173 @@
+"""Weights files as people have them: wrapped, pickled, with names beside them, as folders, of other shapes."""
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.layers import resample_abs_pos_embed
+
+from kd.cli import train_main
+from kd.data.batch import DataInfo
+from kd.errors import UserError
+from kd.models import ModelSpec, StudentSpec, TeacherSpec, build_model, load_checkpoint, weights
+from kd.run.assemble import assemble
+from kd.teachers import build_teacher
+from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit, write_recipe
+from tests.test_train import run
+
+PICTURES = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (lambda state: {f"model.{k}": v for k, v in state.items()}, "the weights below 'model' are taken"),
+        (
+            lambda state: {f"net.encoder.{k}": v for k, v in state.items()} | {"criterion.weight": torch.ones(3)},
+            "the weights below 'net.encoder' are taken, 1 tensors beside it are left out",
+        ),
+        (lambda state: {f"_orig_mod.{k}": v for k, v in state.items()}, ""),
+    ],
+)
+def test_what_a_wrapper_put_before_the_names_is_left_out(
+    keys: object, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tiny_vit(seed=3).state_dict()
+    torch.save({"state_dict": keys(state), "epoch": 1}, tmp_path / "w.pth")
+    model = tiny_vit(seed=4)
+    load_checkpoint(model, tmp_path / "w.pth", "model.teacher.checkpoint", head=True)
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    assert said in capsys.readouterr().out
+
+
+def test_a_pickled_model_is_told_what_to_save(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(tiny_vit(), tmp_path / "model.pth")
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "script.pth")
+    for name, what in (
+        ("model", "timm.models.vision_transformer.VisionTransformer"),
+        ("script", "a TorchScript program"),
+    ):
+        assert train_main([f"recipe={recipe}", f"model.teacher.checkpoint={tmp_path / name}.pth"]) == 2
+        line = capsys.readouterr().err.strip()
+        assert line.count("\n") == 0, line
+        assert f"it pickles {what}, not weights alone; save them with torch.save(model.state_dict(), FILE)" in line
+
+
+def test_an_old_torch_is_warned_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(tiny_vit().state_dict(), tmp_path / "w.pth")
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.9.1+cpu"))
+    monkeypatch.setattr(weights, "_warn_of_old_torch", functools.cache(weights._warn_of_old_torch.__wrapped__))
+    load_checkpoint(tiny_vit(), save_teacher(tmp_path / "w.safetensors"), "key")
+    assert not capsys.readouterr().out
+    for _ in range(2):
+        load_checkpoint(tiny_vit(), tmp_path / "w.pth", "key")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("warning: torch 2.9.1+cpu < 2.10: ")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"class_names": ["dates", "bread", "apple", "cake"]},
+        {"class_to_idx": {"apple": 2, "bread": 1, "cake": 3, "dates": 0}},
+        {"meta": {"categories": ["dates", "bread", "apple", "cake"]}},
+    ],
+)
+def test_class_names_in_the_file_bring_its_answers_into_the_datas_order(names: dict, tmp_path: Path) -> None:
+    file = tmp_path / "w.pth"
+    model = tiny_vit(seed=3).eval()
+    torch.save({"state_dict": model.state_dict(), **names}, file)
+    teacher = build_teacher(TeacherSpec(ARCH, 32, checkpoint=str(file), kwargs=TINY), 4, CLASSES)
+    expected = model(teacher.prepare(PICTURES))[:, [2, 1, 3, 0]]
+    torch.testing.assert_close(teacher(PICTURES), expected)
+
+
+def test_a_run_folder_brings_its_architecture_size_and_normalisation(
+    recipe: Path, tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run(recipe, "trainer.max_epochs=1", "model.student.mean=[0.1,0.2,0.3]", "model.student.std=[0.3,0.2,0.1]")
+    student = timm.create_model(f"local-dir:{folder / 'student'}", pretrained=True).eval()
+    capsys.readouterr()
+    for named in (folder, folder / "student"):
+        teacher = build_teacher(TeacherSpec("resnet18", 64, checkpoint=str(named)), 4, CLASSES)
+        assert f"model.teacher: {ARCH} at 32 px, as {named} says, not the settings' resnet18" in capsys.readouterr().out
+        assert teacher.columns is None
+        pixels = PICTURES / 255 - torch.tensor([0.1, 0.2, 0.3])[:, None, None]
+        expected = student(pixels / torch.tensor([0.3, 0.2, 0.1])[:, None, None])
+        torch.testing.assert_close(teacher(PICTURES), expected)
+    unnamed = write_recipe(tmp_path / "other.yaml", pictures, folder, model__teacher={"checkpoint": str(folder)})
+    assert train_main([f"recipe={unnamed}", "trainer.max_epochs=1"]) == 0
+
+
+def test_mean_and_std_that_are_none(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main([f"recipe={recipe}", "model.teacher.std=[1,0,1]"]) == 2
+    assert "model.teacher.std: must be three numbers > 0, got [1.0, 0.0, 1.0]" in capsys.readouterr().err
+
+
+def test_a_student_of_other_classes_brings_its_backbone(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    five, renamed = save_teacher(tmp_path / "five.safetensors", 5, depth=1), tmp_path / "renamed.safetensors"
+    state = tiny_vit(depth=1, seed=3).state_dict()
+    save_file(state, renamed, {"classes": json.dumps(["apple", "bread", "cake", "figs"])})
+    items = ["config=no_teacher", "trainer.max_epochs=1", "optim.lr=1e-12"]
+    for file, why in (
+        (five, "names 5 classes, the data has 4"),
+        (renamed, "class 3 is 'figs' there, 'dates' in the data"),
+    ):
+        folder = run(recipe, *items, f"model.student.checkpoint={file}")
+        assert f"{why}: its backbone is taken, the classifier is new" in capsys.readouterr().out
+    made = timm.create_model(f"local-dir:{folder / 'student'}", pretrained=True)
+    torch.testing.assert_close(made.blocks[0].mlp.fc1.weight, state["blocks.0.mlp.fc1.weight"])
+    assert not torch.equal(made.head.weight, state["head.weight"])
+
+
+def test_positions_of_a_file_that_is_not_square(tmp_path: Path) -> None:
+    """2 x 8 patches are as many as 4 x 4: the file says which."""
+    for size, grid in (((16, 64), [2, 8]), ((64, 16), [8, 2])):
+        torch.manual_seed(0)
+        model = timm.create_model(ARCH, img_size=size, num_classes=4, **TINY)
+        save_file(model.state_dict(), tmp_path / "w.safetensors", {"img_size": json.dumps(size)})
+        for new in (32, (16, 64), 48):
+            spec = ModelSpec(ARCH, new, checkpoint=str(tmp_path / "w.safetensors"), kwargs=TINY)
+            got = build_model(spec, 4, "model.student")
+            want = resample_abs_pos_embed(model.pos_embed, list(got.patch_embed.grid_size), grid, num_prefix_tokens=1)
+            torch.testing.assert_close(got.pos_embed, want, atol=0, rtol=0)
+
+
+def test_a_teacher_without_weights_is_told_at_once(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    items = ["preflight=stop", "model.teacher.checkpoint=null", "data.source.root=/nowhere"]
+    assert train_main([f"recipe={recipe}", *items]) == 2
+    assert "model.teacher.checkpoint: random weights: no checkpoint given" in capsys.readouterr().err
+
+
+def test_a_teacher_without_a_name(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model.teacher.arch: which model\?"):
+        build_teacher(TeacherSpec(checkpoint=str(save_teacher(tmp_path / "t.safetensors"))), 4)
+    with pytest.raises(UserError, match=r"model.student.arch: which model\?"):
+        assemble(DataInfo(list(CLASSES), 8, 8), StudentSpec())
+
+
+@pytest.mark.parametrize("size", [(32, 128), (96, 24), (64, 64)])
+def test_a_bare_files_position_embeddings_are_taken_on_the_grid_that_they_show(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    """Their number alone (64 are 4 x 16, 16 x 4 and 8 x 8) says too little, and timm takes it for a square."""
+    model = timm.create_model(ARCH, img_size=size, num_classes=4, **TINY)
+    grid = list(model.patch_embed.grid_size)
+    y, x = torch.meshgrid(*(0.2 * torch.arange(side) for side in grid), indexing="ij")
+    smooth = torch.stack([torch.sin(f * y + i) * torch.cos(f * x) for i, f in enumerate([1, 2, 3, 4] * 8)], -1)
+    with torch.no_grad():
+        model.pos_embed[0, 1:] = 0.07 * smooth.flatten(0, 1)
+    save_file(model.state_dict(), tmp_path / "bare.safetensors")
+    for side in (64, 96):
+        spec = TeacherSpec(ARCH, side, checkpoint=str(tmp_path / "bare.safetensors"), kwargs=TINY)
+        got = build_model(spec, 4, "model.teacher", head=True)
+        want = resample_abs_pos_embed(model.pos_embed, list(got.patch_embed.grid_size), grid, num_prefix_tokens=1)
+        torch.testing.assert_close(got.pos_embed, want, atol=1e-6, rtol=0)

@@ -1,0 +1,38 @@
+"""One way to run a batch without gradients: validation, the preflight and ``kd-eval`` take it."""
+
+import torch
+from torch import Tensor, nn
+
+import kd
+from kd.distill.step import as_teacher
+from kd.module.evaluation import Look
+from kd.teachers.answer import ALL
+
+
+def test_padding_is_left_out_and_what_is_known_is_not_asked_again() -> None:
+    torch.manual_seed(0)
+    model, task = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), kd.Classification(3)
+    teacher = as_teacher(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)))
+    assert teacher is not None
+    images, target = torch.rand(4, 3, 2, 2), torch.tensor([0, 1, 2, 2])
+    calls: list[int] = []
+
+    def student(pictures: Tensor) -> Tensor:
+        calls.append(len(pictures))
+        return model(pictures)
+
+    look = Look(task, teacher, {"a": student}, in_step=True)
+    seen = look.at({"image": images, "target": target, "index": torch.tensor([5, -1, 0, -1])})
+    assert seen is not None and seen.index is not None and seen.decided is not None
+    assert (seen.index.tolist(), seen.target.tolist(), calls) == ([5, 0], [0, 2], [2])
+    assert torch.equal(seen.logits["a"], model(images[[0, 2]])) and not seen.logits["a"].requires_grad
+    assert torch.equal(seen.taught[ALL], teacher(images[[0, 2]]))
+    assert torch.equal(seen.decided, seen.taught[ALL].argmax(1))
+    without_index = look.at({"image": images, "target": target})
+    assert without_index is not None and len(without_index.target) == 4
+    assert look.at({"image": images, "target": target, "index": torch.full((4,), -1)}) is None
+    assert calls == [2, 4, 4]  # sharded students are called all the same: other processes wait for their shards
+    known = Look(task, teacher, {}, known=torch.tensor([2, 1, 0])).at(
+        {"image": images[:1], "target": target[:1], "index": torch.tensor([1])}
+    )
+    assert known is not None and known.decided is not None and (known.decided.tolist(), known.taught) == ([1], {})

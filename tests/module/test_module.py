@@ -1,0 +1,213 @@
+"""The module, its teacher, models and checkpoints, optimizer."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from kd.data.batch import DataInfo
+from kd.errors import UserError
+from kd.losses import KDLoss
+from kd.losses.functional import kd_loss
+from kd.models import ModelSpec, Preprocess, StudentSpec, TeacherSpec, build_model, load_checkpoint
+from kd.module.distillation import DistillationModule
+from kd.optim import OptimSpec, build_optimizer, parameter_groups, warmup_cosine
+from kd.run.assemble import assemble
+from kd.teachers import build_teacher
+from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit
+
+INFO = DataInfo(list(CLASSES), 48, 16)
+
+
+def make_module(teacher: Path | None, **kwargs: object) -> DistillationModule:
+    spec = TeacherSpec(ARCH, 32, checkpoint=str(teacher), kwargs=TINY) if teacher else None
+    losses = {"kd": KDLoss(temperature=3.0, weight=0.7)} if teacher else {}
+    torch.manual_seed(0)
+    student = StudentSpec(ARCH, 32, kwargs={**TINY, "depth": 1})
+    return assemble(INFO, student, spec, task_loss_weight=0.3, distill_losses=losses, **kwargs)
+
+
+@pytest.fixture()
+def batch() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8)
+    return {"image": images, "target": torch.tensor([0, 1, 2, 3, 0, 1]), "index": torch.arange(6)}
+
+
+def logged(module: DistillationModule, batch: dict[str, torch.Tensor]) -> dict[str, float]:
+    seen: dict[str, float] = {}
+    module.log = lambda name, value, **_: seen.__setitem__(name, float(value))  # type: ignore[method-assign]
+    module.training_step(batch, 0)
+    return seen
+
+
+# -- the teacher --------
+
+
+def test_the_teacher_is_off_the_module_tree(teacher: Path) -> None:
+    module = make_module(teacher)
+    assert not any("teacher" in name for name, _ in module.named_modules())
+    assert not any("teacher" in key for key in module.state_dict())
+    assert all(not p.requires_grad for p in module.teacher.model.parameters())
+
+
+def test_train_mode_does_not_wake_the_teacher(teacher: Path, batch: dict[str, torch.Tensor]) -> None:
+    frozen = build_teacher(TeacherSpec(ARCH, 32, checkpoint=str(teacher), kwargs={**TINY, "proj_drop_rate": 0.5}), 4)
+    frozen.model.train()
+    assert torch.equal(frozen(batch["image"]), frozen(batch["image"]))
+    assert not frozen.model.training
+    assert not frozen(batch["image"]).requires_grad
+
+
+def test_the_student_trains_even_if_built_in_eval_mode(teacher: Path) -> None:
+    assert all(m.training for m in make_module(teacher).student.modules())
+
+
+def test_teacher_and_student_each_get_their_own_view_of_one_picture(teacher: Path) -> None:
+    """Other sizes, other normalisation: both come from the same uint8 batch."""
+    picture = torch.randint(0, 256, (2, 3, 48, 48), dtype=torch.uint8)
+    big, small = Preprocess(48, (0.5,) * 3, (0.5,) * 3), Preprocess(32, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    torch.testing.assert_close(big(picture), picture.float() / 127.5 - 1)
+    assert small(picture).shape == (2, 3, 32, 32)
+    grey = small(torch.full((1, 3, 48, 48), 255, dtype=torch.uint8))
+    torch.testing.assert_close(grey[0, :, 0, 0], torch.tensor([0.9 / 0.4, 0.8 / 0.5, 0.7 / 0.6]))
+
+
+def test_bf16_weights_give_nearly_the_same_answers(teacher: Path, batch: dict[str, torch.Tensor]) -> None:
+    frozen = build_teacher(TeacherSpec(ARCH, 32, checkpoint=str(teacher), kwargs=TINY), 4)
+    exact = frozen(batch["image"])
+    rounded = frozen.to(torch.device("cpu"), torch.bfloat16)(batch["image"])
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded, exact, atol=0.05, rtol=0.05)
+
+
+# -- the total loss --------
+
+
+def test_the_total_is_the_weighted_sum_and_each_term_is_logged(teacher: Path, batch: dict[str, torch.Tensor]) -> None:
+    module = make_module(teacher)
+    seen = logged(module, batch)
+    logits = module.student_of_one.logits(batch["image"])
+    kd = kd_loss(logits, module.teacher(batch["image"]), 3.0)
+    task = torch.nn.functional.cross_entropy(logits, batch["target"])
+    assert seen["train/kd_loss"] == pytest.approx(kd.item(), rel=1e-5)
+    assert seen["train/task_loss"] == pytest.approx(task.item(), rel=1e-5)
+    assert seen["train/loss"] == pytest.approx(0.7 * kd.item() + 0.3 * task.item(), rel=1e-5)
+
+
+def test_a_loss_of_weight_zero_is_not_computed(teacher: Path, batch: dict[str, torch.Tensor]) -> None:
+    module = make_module(teacher)
+    module.student_of_one.objective.losses["kd"].weight = 0.0
+    object.__setattr__(module, "asked", lambda *_: 1 / 0)
+    assert set(logged(module, batch)) == {"train/task_loss", "train/loss"}
+
+
+def test_soft_targets(teacher: Path, batch: dict[str, torch.Tensor]) -> None:
+    module = make_module(teacher)
+    hard = logged(module, batch)
+    soft = logged(module, {**batch, "target": torch.nn.functional.one_hot(batch["target"], 4).float()})
+    assert soft == pytest.approx(hard)
+
+
+# -- models and checkpoints --------
+
+
+def test_pth_files_and_wrappers(tmp_path: Path) -> None:
+    state = tiny_vit(seed=3).state_dict()
+    for name, content in {
+        "plain.pth": state,
+        "wrapped.pth": {"state_dict": {f"module.{k}": v for k, v in state.items()}, "epoch": 3},
+        "ours.ckpt": {"state_dict": {f"student.{k}": v for k, v in state.items()} | {"task.x": torch.zeros(1)}},
+    }.items():
+        torch.save(content, tmp_path / name)
+        model = tiny_vit(seed=4)
+        load_checkpoint(model, tmp_path / name, "model.student.checkpoint")
+        assert torch.equal(model.head.weight, state["head.weight"]), name
+
+
+def test_a_pickle_is_never_run(tmp_path: Path) -> None:
+    import os
+    import pickle
+
+    class Evil:
+        def __reduce__(self) -> tuple:
+            return os.mkdir, (str(tmp_path / "hacked"),)
+
+    (tmp_path / "evil.pth").write_bytes(pickle.dumps({"state_dict": Evil()}))
+    with pytest.raises(UserError, match=r"evil.pth is not a readable checkpoint"):
+        load_checkpoint(tiny_vit(), tmp_path / "evil.pth", "model.teacher.checkpoint")
+    assert not (tmp_path / "hacked").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"\x80\x04N."])
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_a_damaged_checkpoint_is_named(content: bytes, suffix: str, tmp_path: Path) -> None:
+    (tmp_path / f"bad.{suffix}").write_bytes(content)
+    with pytest.raises(UserError, match=rf"model.teacher.checkpoint: .*bad.{suffix}"):
+        load_checkpoint(tiny_vit(), tmp_path / f"bad.{suffix}", "model.teacher.checkpoint")
+
+
+def test_a_checkpoint_that_does_not_fit_names_the_first_keys(tmp_path: Path) -> None:
+    file = save_teacher(tmp_path / "wide.safetensors", embed_dim=64)
+    with pytest.raises(UserError, match=r"cls_token is \(1, 1, 64\) there, \(1, 1, 32\) here.*and \d+ more"):
+        load_checkpoint(tiny_vit(), file, "model.teacher.checkpoint")
+
+
+def test_position_embeddings_of_another_size_are_resampled(tmp_path: Path) -> None:
+    file = save_teacher(tmp_path / "t.safetensors")
+    model = build_model(ModelSpec(ARCH, 64, checkpoint=str(file), kwargs=TINY), 4, "model.student")
+    assert model.pos_embed.shape == (1, 65, 32)
+
+
+def test_a_backbone_alone_is_enough_for_a_student_but_not_for_a_teacher(tmp_path: Path) -> None:
+    file = save_teacher(tmp_path / "headless.safetensors", num_classes=0)
+    spec = ModelSpec(ARCH, 32, checkpoint=str(file), kwargs=TINY)
+    build_model(spec, 4, "model.student")
+    with pytest.raises(UserError, match="head.weight is missing"):
+        build_model(spec, 4, "model.teacher", head=True)
+
+
+def test_class_names_are_compared(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    file = tmp_path / "named.safetensors"
+    save_file(tiny_vit().state_dict(), file, {"classes": json.dumps(["apple", "cake", "bread", "dates"])})
+    with pytest.raises(UserError, match="class 1 is 'cake' there, 'bread' in the data"):
+        load_checkpoint(tiny_vit(), file, "model.teacher.checkpoint", CLASSES, head=True)
+
+
+def test_convolutional_models_take_any_size() -> None:
+    build_model(ModelSpec("resnet10t", img_size=64), 4, "model.student")
+
+
+def test_a_pretrained_teacher_of_other_classes_is_refused() -> None:
+    with pytest.raises(UserError, match=r"model.teacher.pretrained: .* names 1000 classes, the data has 4"):
+        build_model(ModelSpec("resnet18", pretrained=True), 4, "model.teacher", head=True)
+
+
+# -- optimizer --------
+
+
+def test_no_weight_decay_on_norms_biases_and_positions() -> None:
+    model = tiny_vit()
+    by_decay = {g["weight_decay"]: {id(p) for p in g["params"]} for g in parameter_groups([model], 0.1)}
+    decayed = {name for name, p in model.named_parameters() if id(p) in by_decay[0.1]}
+    assert decayed == {n for n, p in model.named_parameters() if p.ndim > 1 and n not in ("cls_token", "pos_embed")}
+    assert sum(len(ids) for ids in by_decay.values()) == len(list(model.parameters()))
+
+
+def test_other_optimizers_of_timm() -> None:
+    assert type(build_optimizer([tiny_vit()], OptimSpec("lamb"))).__name__ == "Lamb"
+    sgd = build_optimizer([tiny_vit()], OptimSpec("sgd", lr=0.1, kwargs={"momentum": 0.9}))
+    assert sgd.param_groups[0]["momentum"] == 0.9
+    with pytest.raises(UserError, match="optim.kwargs: adamw"):
+        build_optimizer([tiny_vit()], OptimSpec(kwargs={"momentun": 0.9}))
+
+
+def test_the_schedule_warms_up_and_ends_at_its_floor() -> None:
+    factors = [warmup_cosine(s, 5, 50, 0.01) for s in range(51)]
+    assert factors[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert factors[-1] == pytest.approx(0.01)
+    assert all(a >= b for a, b in itertools.pairwise(factors[5:]))

@@ -1,0 +1,143 @@
+"""Training health against independent readings, and planted faults that the rules must name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import Callback, Trainer
+
+from kd.cli import train_main
+from kd.monitor.health import _entropy
+from kd.report.records import Run, read_run
+from kd.report.rules import findings
+
+
+def trained(recipe: Path, *items: str) -> Run:
+    assert train_main([f"recipe={recipe}", "monitor.health_every=2", *items]) == 0
+    return read_run(sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))[-1])
+
+
+class Witness(Callback):
+    """Measures the gradient and one weight's update by itself."""
+
+    seen: dict[int, tuple[float, float]] = {}  # noqa: RUF012 (the test reads it)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
+        grads = [p.grad.flatten() for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+        self.norm = float(torch.cat(grads).norm())
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.seen[trainer.fit_loop.epoch_loop.total_batch_idx] = (self.norm, float(outputs["loss"]))
+
+
+def test_readings_are_what_they_say(recipe: Path) -> None:
+    witness = json.dumps({"class_path": "tests.monitor.test_health.Witness"})
+    run = trained(recipe, f"trainer.callbacks+={witness}")
+    from tests.monitor.test_health import Witness as Used
+
+    assert [h["step"] for h in run.health] == list(range(0, 12, 2))
+    for h in run.health:
+        assert h["grad_norm"] == pytest.approx(Used.seen[h["step"]][0], rel=1e-4)
+        assert 0 < h["update_ratio"] < 0.5
+        assert 0 < h["teacher_entropy"] <= 1
+        assert 0 <= h["agreement"] <= 1
+        assert sum(h["loss_shares"].values()) == pytest.approx(1, abs=1e-3)
+        assert len(h["spread"]) >= 4
+    assert run.counts == {"train": [12] * 4, "val": [4] * 4}
+
+
+def test_entropy_is_zero_one_hot_and_one_uniform() -> None:
+    assert float(_entropy(torch.zeros(3, 7))) == pytest.approx(1)
+    assert float(_entropy(100 * torch.eye(7))) == pytest.approx(0, abs=1e-6)
+    p = torch.tensor([[0.5, 0.25, 0.25]])
+    assert float(_entropy(p.log())) == pytest.approx(1.5 / torch.log2(torch.tensor(3.0)).item())
+
+
+def test_the_entropy_is_at_the_temperature_of_the_loss_over_logits(recipe: Path) -> None:
+    """Not at CRD's, which softens something else, nor at that of a loss without weight."""
+    alone = trained(recipe, "trainer.max_epochs=1")
+    before = "{crd: {class_path: CRDLoss}, hot: {class_path: KDLoss, init_args: {temperature: 99, weight: 0}},"
+    both = trained(recipe, "trainer.max_epochs=1", f"model.distill_losses={before} kd: {{class_path: KDLoss, "
+                   "init_args: {temperature: 2}}}")  # fmt: skip
+    for h, own in zip(both.health, alone.health, strict=True):
+        assert h["teacher_entropy"] == pytest.approx(own["teacher_entropy"], rel=1e-4)
+
+
+class Vanish(Callback):
+    """Plants a vanishing gradient."""
+
+    def on_before_backward(self, trainer: Trainer, pl_module: Any, loss: Any) -> None:
+        loss.register_hook(lambda grad: grad * 1e-12)
+
+
+class Explode(Callback):
+    """Plants a gradient that overflows once."""
+
+    def on_before_backward(self, trainer: Trainer, pl_module: Any, loss: Any) -> None:
+        if trainer.global_step == 4:
+            loss.register_hook(lambda grad: grad * 1e9)
+
+
+@pytest.mark.parametrize(
+    ("items", "rule"),
+    [
+        (['trainer.callbacks+={"class_path":"tests.monitor.test_health.Vanish"}'], "VanishingGradient"),
+        (['trainer.callbacks+={"class_path":"tests.monitor.test_health.Explode"}'], "ExplodingTensor"),
+        (["model.distill_losses.kd.temperature=1000"], "TemperatureTooHigh"),
+        (["model.task_loss_weight=1000"], "LossTermDominates"),
+    ],
+)
+def test_a_planted_fault_is_named(recipe: Path, items: list[str], rule: str) -> None:
+    assert rule in {f.rule for f in findings(trained(recipe, *items))}
+
+
+def test_the_user_chooses_the_layers(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(recipe, 'monitor.activations=["blocks.*", "norm"]', "trainer.max_epochs=1")
+    assert all(list(h["spread"]) == ["blocks.0", "norm"] for h in run.health)
+    assert 0.2 < run.health[0]["spread"]["norm"] < 5  # a layer norm's output
+    assert "Activations' standard deviation" in (run.folder / "report.html").read_text()
+    assert train_main([f"recipe={recipe}", "monitor.activations=[blocks.0.mpl]"]) == 2
+    assert (
+        "monitor.activations: vit_tiny_patch16_224 has no layer 'blocks.0.mpl'; near: blocks.0.mlp"
+        in capsys.readouterr().err
+    )
+    assert not (run.folder.parent / "001").exists()
+
+
+def test_health_can_be_left_out(recipe: Path) -> None:
+    assert train_main([f"recipe={recipe}", "monitor.health_every=0"]) == 0
+    assert not list((recipe.parent / "runs" / "tiny" / "000" / "records").glob("health*"))
+
+
+def test_each_of_several_students_is_read(recipe: Path) -> None:
+    alone = trained(recipe)
+    run = trained(
+        recipe,
+        'students={"same": {}, "hot": {"model.distill_losses.kd.temperature": 1000}, "task": {"optim.lr": 1e-9}}',
+    )
+    assert run.students == ["same", "hot", "task"]
+    for h, own in zip(run.health_of("same"), alone.health, strict=True):  # as if it had been trained alone
+        assert h == {**own, "student": "same"}
+    assert [h["step"] for h in run.health_of("hot")] == [h["step"] for h in alone.health]
+    assert run.health_of("hot")[-1]["teacher_entropy"] > run.health_of("same")[-1]["teacher_entropy"]
+    assert run.health_of("task")[-1]["update_ratio"] < 1e-6 < run.health_of("same")[-1]["update_ratio"]
+    assert any(f.text.startswith("hot: at this temperature") for f in findings(run) if f.rule == "TemperatureTooHigh")
+    page = (run.folder / "report.html").read_text()
+    assert {f"Gradient norm of {name}" in page for name in run.students} == {True}
+    assert {(h["student"], h["step"]) for h in run.health} == {(s, n) for s in run.students for n in range(0, 12, 2)}
+
+
+def test_a_cached_teacher_is_read_too(recipe: Path, tmp_path: Path) -> None:
+    cache = ["model.teacher.cache=on", f"model.teacher.cache_dir={tmp_path / 'answers'}", "model.teacher.cache_views=1"]
+    filling, reading = trained(recipe, *cache), trained(recipe, *cache)
+    assert reading.summary["cache"]["answers_computed"] == 0
+    for asked, read in zip(filling.health, reading.health, strict=True):
+        assert read["teacher_entropy"] == pytest.approx(asked["teacher_entropy"], rel=1e-3)
+        assert read["agreement"] == asked["agreement"]
+
+
+def test_yes_or_no_of_each_class_has_an_entropy_of_its_own() -> None:
+    assert float(_entropy(torch.zeros(3, 7), multi_label=True)) == pytest.approx(1)
+    assert float(_entropy(torch.full((3, 7), 50.0), multi_label=True)) == pytest.approx(0, abs=1e-6)

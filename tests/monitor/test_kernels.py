@@ -1,0 +1,59 @@
+"""A window of steps under torch.profiler: operations by named range, and a trace that is kept."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from kd import annotate
+from kd.cli import train_main
+from kd.monitor.kernels import summarize
+from kd.report.records import PHASES, read_run
+
+
+def test_a_window_names_the_operations_of_teacher_student_and_backward(recipe: Path) -> None:
+    assert train_main([f"recipe={recipe}", "monitor.kernels_at=3", "monitor.kernels_steps=4"]) == 0
+    folder = recipe.parent / "runs" / "tiny" / "000"
+    (window,) = read_run(folder).kernels
+    assert (window["first"], window["last"]) == (3, 6)
+    top = window["top"]
+    assert len(top) >= 10
+    assert [op["ms"] for op in top] == sorted((op["ms"] for op in top), reverse=True)
+    assert {"teacher", "student", "backward"} <= {op["range"] for op in top}
+    assert sum(window["groups"].values()) == pytest.approx(1, abs=0.01)
+    assert window["groups"]["GEMM"] > 0.05
+    assert json.loads((folder / "records" / window["trace"]).read_text())["traceEvents"]
+    assert "Top operations (steps 3 to 6)" in (folder / "report.html").read_text()
+
+
+def test_ranges_nest_and_the_innermost_counts() -> None:
+    a = torch.randn(300, 300)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile, annotate("outer"):
+        a.exp()
+        with annotate("inner"):
+            for _ in range(20):
+                a @ a
+    found = summarize(profile.events(), 1, cuda=False)
+    assert {(op["name"], op["range"]) for op in found["top"]} >= {("aten::mm", "inner"), ("aten::exp", "outer")}
+    assert found["top"][0]["name"] == "aten::mm"
+    assert found["busy"] is None
+    assert next(op for op in found["top"] if op["name"] == "aten::mm")["calls"] == 20
+
+
+def test_the_profilers_own_time_is_no_part_of_a_step(recipe: Path) -> None:
+    assert train_main([f"recipe={recipe}", "monitor.kernels_at=3", "monitor.kernels_steps=2"]) == 0
+    run = read_run(recipe.parent / "runs" / "tiny" / "000")
+    apart = {s["step"]: s["p"]["profiling"] for s in run.steps[0] if "profiling" in s["p"]}
+    assert set(apart) == {2, 4}  # its start, and the trace's writing
+    assert apart[4] > 5
+    for step in run.steps[0]:
+        assert step["ms"] == pytest.approx(sum(ms for name, ms in step["p"].items() if name in PHASES), abs=0.02)
+    assert "profiling" not in run.summary["verdict"]["phases_ms"]
+
+
+def test_a_run_that_fails_inside_the_window_leaves_no_profiler_behind(recipe: Path) -> None:
+    fail = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 4}})
+    items = ["monitor.kernels_at=3", "monitor.kernels_steps=6"]
+    assert train_main([f"recipe={recipe}", f"trainer.callbacks+={fail}", *items]) == 1
+    assert not torch.autograd._profiler_enabled()

@@ -1,0 +1,190 @@
+"""The endpoint, asked in the middle of a run: by hand, and by Prometheus itself where it is installed."""
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pytorch_lightning import Callback, Trainer
+
+from kd.callbacks.phases import Phases
+from kd.callbacks.run_folder import RunFolder
+from kd.cli import report_main, train_main
+from kd.monitor.health import Health
+from kd.monitor.numbers import GAUGES, Numbers
+from kd.monitor.prometheus import Prometheus
+from kd.monitor.system import System
+from kd.monitor.watch import Watch
+from kd.report.dashboard import dashboard
+
+
+def free_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return held.getsockname()[1]
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.read().decode()
+
+
+class Ask(Callback):
+    """Reads the endpoint at the end of each epoch."""
+
+    answers: list[str] = []  # noqa: RUF012 (the test reads it)
+
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self.port, self.host = port, host
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self.answers.append(get(f"http://{self.host}:{self.port}/metrics"))
+
+
+def test_the_endpoint_tells_phases_losses_and_the_machine(recipe: Path) -> None:
+    port = free_port()
+    own = json.dumps({"class_path": "tests.monitor.test_prometheus.Ask", "init_args": {"port": port}})
+    slow = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.05}})
+    items = [f"monitor.prometheus_port={port}", "monitor.interval_s=0.1", "monitor.rules_every_s=0.05"]
+    items += [f"trainer.callbacks+={own}", f"trainer.callbacks+={slow}"]
+    assert train_main([f"recipe={recipe}", *items]) == 0
+    from tests.monitor.test_prometheus import Ask as Used
+
+    text = Used.answers[-1]
+    values = {k: float(v) for k, v in re.findall(r"^(kd_[^ ]+) (\S+)$", text, re.M)}
+    assert values['kd_phase_seconds{phase="teacher"}'] > 0
+    assert values['kd_phase_seconds{phase="logging"}'] > 0.04
+    assert values['kd_metric{name="train/loss"}'] > 0
+    assert values["kd_images_per_second"] == pytest.approx(8 / values["kd_step_seconds"])
+    assert 'kd_cpu_percent{core="0"}' in values
+    assert values['kd_health{name="grad_norm",student=""}'] > 0
+    assert 'kd_network_bytes_per_second{direction="sent"}' in values
+    with pytest.raises(urllib.error.URLError):  # closed with the run
+        get(f"http://127.0.0.1:{port}/metrics")
+
+
+def test_the_address_is_chosen(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    asked = {"class_path": "tests.monitor.test_prometheus.Ask", "init_args": {"port": port, "host": "127.0.0.2"}}
+    items = [f"monitor.prometheus_port={port}", f"trainer.callbacks+={json.dumps(asked)}", "trainer.max_epochs=1"]
+    assert train_main([f"recipe={recipe}", *items, "monitor.prometheus_host=127.0.0.2"]) == 0
+    assert train_main([f"recipe={recipe}", *items, "monitor.prometheus_host=192.0.2.1"]) == 2  # nobody's
+    assert f"{port} can't be opened at 192.0.2.1 (monitor.prometheus_host): " in capsys.readouterr().err
+
+
+def test_a_taken_port_is_one_line(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        port = held.getsockname()[1]
+        assert train_main([f"recipe={recipe}", f"monitor.prometheus_port={port}"]) == 2
+    assert f"monitor.prometheus_port: {port} can't be opened" in capsys.readouterr().err
+    assert not (recipe.parent / "runs").exists()
+
+
+class Scrape(Callback):
+    """Waits in the last step until Prometheus has scraped, then asks it what each panel of the dashboard asks."""
+
+    found: dict[str, int] = {}  # noqa: RUF012 (the test reads it)
+
+    def __init__(self, server: str) -> None:
+        self.server = server
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if trainer.current_epoch < 1:
+            return
+        until = time.monotonic() + 30
+        while time.monotonic() < until and not self._ask("kd_metric"):
+            time.sleep(0.5)
+        self.found.update({p["title"]: self._ask(p["targets"][0]["expr"]) for p in dashboard()["panels"]})
+
+    def _ask(self, expression: str) -> int:
+        query = urllib.parse.urlencode({"query": expression})
+        return len(json.loads(get(f"{self.server}/api/v1/query?{query}"))["data"]["result"])
+
+
+@pytest.mark.skipif(not shutil.which("prometheus"), reason="Prometheus is not installed")
+def test_prometheus_scrapes_and_every_panel_has_data(recipe: Path, tmp_path: Path) -> None:
+    port, server_port = free_port(), free_port()
+    (tmp_path / "prometheus.yml").write_text(
+        "global: {scrape_interval: 500ms}\n"
+        f"scrape_configs: [{{job_name: kd, static_configs: [{{targets: ['127.0.0.1:{port}']}}]}}]\n"
+    )
+    command = ["prometheus", f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'db'}",
+               f"--web.listen-address=127.0.0.1:{server_port}"]  # fmt: skip
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        init = {"server": f"http://127.0.0.1:{server_port}"}
+        own = json.dumps({"class_path": "tests.monitor.test_prometheus.Scrape", "init_args": init})
+        slow = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.3}})
+        items = [f"monitor.prometheus_port={port}", f"trainer.callbacks+={slow}", f"trainer.callbacks+={own}"]
+        assert train_main([f"recipe={recipe}", *items]) == 0
+    finally:
+        server.terminate()
+        server.wait(10)
+    from tests.monitor.test_prometheus import Scrape as Used
+
+    without_gpu = {title: n for title, n in Used.found.items() if not title.startswith("GPU")}
+    seldom = {"Rules that fire"}  # none may
+    assert len(without_gpu) == len(dashboard()["panels"]) - 3
+    assert all(n for title, n in without_gpu.items() if title not in seldom), Used.found
+
+
+def test_every_query_of_the_dashboard_names_a_series_that_there_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names, labels and their values: of a run with all kinds of numbers, on a machine with a GPU."""
+    folder = RunFolder(tmp_path, "tiny", "")
+    phases, system, health, watch = Phases(folder), System(folder), Health(folder), Watch(folder)
+    phases.header = {"batch_size": 8, "world_size": 1}
+    phases.recent.append({"step": 0, "epoch": 0, "ms": 5.0, "p": {"data": 1.0}})
+    system.newest = {
+        "cpu": [5.0], "mem": 40.0, "iowait": 1.0, "swap_mb": 0, "rss_mb": 900.0, "thread_wait": [1.0, 30.0],
+        "net_r": 1.5, "net_w": 2.0, "disk_r": 0.0, "disk_w": 3.0, "gpu": [{"util": 90, "mem": 25.0, "w": 300}],
+    }  # fmt: skip
+    health.newest = {"": {"grad_norm": 2.0, "update_ratio": 1e-3, "agreement": 0.5, "teacher_entropy": 0.4}}
+    watch.newest = {
+        "verdict": {"bound": "data", "predicted_speedup": 2.0, "others": [{"bound": "host", "gain": 1.5}]},
+        "findings": [{"rule": "Swap"}],
+    }
+    numbers = Numbers(phases, system, health, watch)
+    numbers.trainer = SimpleNamespace(callback_metrics={"low/train/loss": 1.0, "val/acc1": 0.5})  # type: ignore[assignment]
+    assert set(numbers.read()) == set(GAUGES)
+    samples = [sample for family in Prometheus(numbers, 9400).collect() for sample in family.samples]
+    by_name = {name: [s for s in samples if s.name == name] for name in {s.name for s in samples}}
+    assert report_main(["--dashboard", str(tmp_path / "grafana.json")]) == 0
+    assert capsys.readouterr().out == f"written to {tmp_path / 'grafana.json'}\n"
+    written = json.loads((tmp_path / "grafana.json").read_text())
+    assert written == dashboard()
+    for panel in written["panels"]:
+        expression, legend = panel["targets"][0]["expr"], panel["targets"][0]["legendFormat"]
+        named = set(re.findall(r"kd_\w+", expression))
+        assert named
+        assert named <= set(by_name), expression
+        for name, matcher in re.findall(r"(kd_\w+){(.*?)}", expression):
+            label, pattern = re.findall(r'(\w+)=~?"(.+)"', matcher)[0]
+            assert any(re.fullmatch(pattern, s.labels[label]) for s in by_name[name]), expression
+        for label in set(re.findall(r"{{(\w+)}}", legend)) - {"instance", "__name__"}:
+            assert all(label in s.labels for name in named - {"kd_step_seconds"} for s in by_name[name]), legend
+    values = {(s.name, *s.labels.values()): s.value for s in samples}
+    assert values["kd_verdict", "data"] == values["kd_rule_fired", "Swap"] == 1
+    assert values["kd_verdict", "host"] == values["kd_rule_fired", "Overfit"] == 0
+    assert values["kd_limit_speedup", "host"] == 1.5
+    assert values["kd_network_bytes_per_second", "sent"] == 2 * 2**20
+    assert values["kd_thread_wait_percent",] == 30
+    assert values["kd_health", "grad_norm", ""] == 2
+
+
+def test_the_dashboard_is_written_to_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_main(["--dashboard", str(tmp_path / "none" / "file.json")]) == 2
+    assert "can't be written: No such file or directory" in capsys.readouterr().err
+    assert report_main(["--dashboard", "a", "b"]) == 2

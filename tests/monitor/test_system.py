@@ -1,0 +1,142 @@
+"""The machine's samples: with no GPU, with a fake NVML, on and off in a running job."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from pytorch_lightning import Callback, Trainer
+
+from kd.cli import train_main
+from kd.monitor.system import Gpus, Machine
+from kd.report.records import Run, read_run
+
+
+def newest(recipe: Path) -> Run:
+    return read_run(sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))[-1])
+
+
+class FakeNVML(ModuleType):
+    """Two GPUs; the second throttles for heat and can't tell its power."""
+
+    nvmlClocksThrottleReasonSwThermalSlowdown = 0x20
+    nvmlClocksThrottleReasonHwThermalSlowdown = 0x40
+    nvmlClocksThrottleReasonSwPowerCap = 0x4
+    nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 0x80
+    NVML_CLOCK_SM = 1
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlInit(self) -> None: ...
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> bytes:
+        return b"Fake H1"
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(gpu=90 - 50 * handle, memory=10)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(used=2**30, total=4 * 2**30)
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        if handle == 1:
+            raise self.NVMLError
+        return 300_000
+
+    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
+        return 1500
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
+        return 0x20 * handle
+
+
+def test_every_gpu_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNVML("pynvml"))
+    gpus = Gpus()
+    assert gpus.names() == ["Fake H1", "Fake H1"]
+    first, second = gpus.read()
+    assert first == {"util": 90, "mem": 25.0, "mem_mb": 1024, "w": 300, "mhz": 1500}
+    assert second["throttle"] == ["heat"]
+    assert "w" not in second
+
+
+def test_no_gpu_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(ModuleType):
+        def nvmlInit(self) -> None:
+            raise RuntimeError("Driver Not Loaded")
+
+    monkeypatch.setitem(sys.modules, "pynvml", Broken("pynvml"))
+    assert Gpus().read() == []
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert Gpus().read() == []
+
+
+def test_a_busy_core_and_memory_show() -> None:
+    machine, began = Machine(), time.monotonic()
+    until = time.process_time() + 0.2
+    held = bytearray(60_000_000)
+    while time.process_time() < until:
+        pass
+    sample = machine.read()
+    assert len(sample["cpu"]) == os.cpu_count()
+    assert sample["main"] > 0.5 * 100 * 0.2 / (time.monotonic() - began)  # others may have had the core as well
+    assert sample["rss_mb"] > len(held) / 2**20
+    assert {"iowait", "mem", "swap_mb", "workers"} <= set(sample)
+
+
+class Switch(Callback):
+    """Turns the sampling off by a signal after epoch 0, and on by the file after epoch 1."""
+
+    marks: list[float] = []  # noqa: RUF012 (the test reads it)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        time.sleep(0.1)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self.marks.append(time.time())
+        if trainer.current_epoch == 0:
+            os.kill(os.getpid(), signal.SIGUSR2)
+        if trainer.current_epoch == 1:
+            folder = next(c for c in trainer.callbacks if type(c).__name__ == "RunFolder").path
+            (folder / "monitor").write_text("on\n")
+
+
+def test_sampling_is_switched_while_the_job_runs(recipe: Path) -> None:
+    before = signal.getsignal(signal.SIGUSR2)
+    own = json.dumps({"class_path": "tests.monitor.test_system.Switch"})
+    items = ["trainer.max_epochs=3", "monitor.interval_s=0.1", f"trainer.callbacks+={own}"]
+    assert train_main([f"recipe={recipe}", *items]) == 0
+    from tests.monitor.test_system import Switch as Used
+
+    run = newest(recipe)
+    ((node, samples),) = run.samples.items()
+    times = [s["t"] for s in samples]
+    off, on = Used.marks[:2]
+    assert [t for t in times if t < off]
+    assert not [t for t in times if off + 0.25 < t < on]
+    assert [t for t in times if t > on]
+    assert run.nodes[node]["interval_s"] == 0.1
+    assert signal.getsignal(signal.SIGUSR2) in (before, signal.SIG_IGN)  # kd-train ignores it until a monitor listens
+
+
+def test_loader_workers_are_watched(recipe: Path) -> None:
+    slow = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.15}})
+    items = ["data.num_workers=2", "monitor.interval_s=0.1", f"trainer.callbacks+={slow}"]
+    assert train_main([f"recipe={recipe}", *items]) == 0
+    assert any(len(s["workers"]) >= 2 for s in next(iter(newest(recipe).samples.values())))
+
+
+def test_an_impossible_interval_is_told_by_its_key(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main([f"recipe={recipe}", "monitor.interval_s=0"]) == 2
+    assert "monitor.interval_s: must be >= 0.05, got 0" in capsys.readouterr().err

@@ -1,0 +1,218 @@
+"""Rules while a run trains: what they do when they fire; time and budget; what they read of classes and pictures."""
+
+import json
+import socketserver
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kd.cli import train_main
+from kd.monitor.watch import ask_rules
+from kd.report.facts import Facts
+from kd.report.records import Run, Writer, read_run
+from tests._helpers import run_cli, write_recipe
+
+SLOW = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.1}})
+LONG = ["trainer.max_epochs=300", f"trainer.callbacks+={SLOW}", "monitor.rules_every_s=0.3"]
+
+
+def newest(recipe: Path) -> Run:
+    return read_run(sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))[-1])
+
+
+def test_a_rule_stops_the_run_with_a_checkpoint_and_the_best_student(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tiny pair's teacher is nearly uniform: the first reading tells."""
+    assert train_main([f"recipe={recipe}", *LONG, "monitor.actions.TemperatureTooHigh=stop"]) == 0
+    run = newest(recipe)
+    assert run.summary["status"] == "stopped: TemperatureTooHigh"
+    assert 0 < run.summary["steps"] < 600
+    assert (run.folder / "student.safetensors").is_file()
+    told = capsys.readouterr()
+    assert "kd-train: TemperatureTooHigh: at this temperature" in told.err
+    assert f"kd-train: stopped: TemperatureTooHigh at step {run.summary['steps']}; checkpoint: " in told.out
+    assert f"kd-train resume={run.folder}" in told.out
+    (event,) = (e for e in run.events if e["name"] == "finding" and e["rule"] == "TemperatureTooHigh")
+    assert event["action"] == "stop"
+    more = run.summary["steps"] // 6 + 1
+    items = ["trainer.callbacks=null", f"trainer.max_epochs={more}", "monitor.actions=null"]
+    assert train_main([f"resume={run.folder}", *items]) == 0
+    assert read_run(run.folder).summary["status"] == "done"
+    assert read_run(run.folder).summary["steps"] == 6 * more
+
+
+def test_two_ranks_stop_at_the_same_step_when_time_is_up(pictures: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "tiny.yaml", pictures, None, data__batch_size=4, trainer__max_epochs=300)
+    items = ["monitor.max_hours=0.0005", "monitor.rules_every_s=0", f"trainer.callbacks+={SLOW}"]
+    done = run_cli(f"recipe={recipe}", "config=ddp_2cpu", *items)
+    assert done.returncode == 0, done.stderr
+    run = newest(recipe)
+    assert run.summary["status"] == "stopped: MaxHours"
+    assert [steps[-1]["step"] for steps in run.steps.values()] == [run.summary["steps"] - 1] * 2
+
+
+def test_a_budget_is_hours_at_a_price(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    items = ["monitor.budget=0.01", "monitor.price_per_hour=40", *LONG]  # 0.9 s
+    assert train_main([f"recipe={recipe}", *items]) == 0
+    assert newest(recipe).summary["status"] == "stopped: BudgetSpent"
+    assert "BudgetSpent: a budget of 0.01 spent" in capsys.readouterr().err
+
+
+class Hook(BaseHTTPRequestHandler):
+    """Refuses the first post, as a service that is just restarting."""
+
+    seen: list[dict[str, Any]] = []  # noqa: RUF012 (the test reads it)
+    refused = False
+
+    def do_POST(self) -> None:
+        content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not Hook.refused:
+            Hook.refused = True
+            self.send_error(503)
+            return
+        Hook.seen.append(content)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Hook)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/alarm"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_webhook_is_told_once_and_tried_again(recipe: Path, address: str) -> None:
+    items = ["monitor.actions.TemperatureTooHigh=webhook", f"monitor.webhook={address}", "trainer.max_epochs=8"]
+    assert train_main([f"recipe={recipe}", *LONG, *items]) == 0
+    (told,) = Hook.seen
+    assert told["rule"] == "TemperatureTooHigh"
+    assert told["run"] == str(newest(recipe).folder)
+    assert "nearly uniform" in told["text"]
+
+
+class NoHttp(socketserver.StreamRequestHandler):
+    """A service that is none: it answers in a protocol of its own."""
+
+    posts = 0
+
+    def handle(self) -> None:
+        NoHttp.posts += 1
+        self.wfile.write(b"220 mail.example.com ESMTP\r\n")
+
+
+def test_a_webhook_that_is_no_http_is_told_once_and_the_limits_hold(
+    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rule fires at the first look; posting it takes longer than the run may."""
+    monkeypatch.setattr("kd.monitor.watch.PAUSE_S", 0.1)
+    with socketserver.TCPServer(("127.0.0.1", 0), NoHttp) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}/"
+        items = ["monitor.actions.TemperatureTooHigh=webhook", f"monitor.webhook={address}", "monitor.max_hours=0.0008"]
+        assert train_main([f"recipe={recipe}", *LONG, *items]) == 0
+        server.shutdown()
+    assert newest(recipe).summary["status"] == "stopped: MaxHours"
+    told = capsys.readouterr().err
+    assert told.count("monitor.webhook") == 1
+    assert f"monitor.webhook: TemperatureTooHigh: {address}: " in told
+    assert NoHttp.posts == 3
+
+
+def test_an_action_that_fails_leaves_the_others(
+    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rule's event can't be written; the run stops all the same when its hours are up."""
+
+    class Full(Writer):
+        def write(self, record: dict[str, Any]) -> None:
+            if record["kind"] == "event":
+                raise OSError("no room")
+            super().write(record)
+
+    monkeypatch.setattr("kd.monitor.watch.Writer", Full)
+    items = ["monitor.actions.TemperatureTooHigh=log", "monitor.max_hours=0.0008"]
+    assert train_main([f"recipe={recipe}", *LONG, *items]) == 0
+    assert newest(recipe).summary["status"] == "stopped: MaxHours"
+    assert capsys.readouterr().err.count("kd-train: monitor: TemperatureTooHigh: no room\n") == 1
+
+
+def test_a_threshold_by_key_holds_for_all_who_ask(recipe: Path) -> None:
+    assert train_main([f"recipe={recipe}", "monitor.thresholds.TemperatureTooHigh.high=1.1"]) == 0
+    folder = newest(recipe).folder
+    assert "TemperatureTooHigh" not in {f["rule"] for f in newest(recipe).summary["findings"]}
+    assert "TemperatureTooHigh" not in {f["rule"] for f in ask_rules(folder)["findings"]}
+    assert ask_rules(folder)["findings"]  # the teacher of the tiny pair guesses
+
+
+@pytest.mark.parametrize(
+    ("item", "told"),
+    [
+        ("monitor.actions.Overtrainin=stop", "monitor.actions.Overtrainin: no 'Overtrainin'; known: Overtraining"),
+        ("monitor.actions.Overfit=shout", "monitor.actions"),
+        ("monitor.actions.Overfit=webhook", "monitor.webhook: an http(s) address to post Overfit to, got nothing"),
+        ("monitor.thresholds.Overtraining.pace=3", "monitor.thresholds.Overtraining.pace: no 'pace'; known: patience"),
+        ("monitor.budget=5", "monitor.budget: 5 needs monitor.price_per_hour"),
+        (
+            "monitor.prices=table.yaml",
+            "monitor.prices: a table, and monitor.instances: the machines, are",
+        ),
+        ("monitor.max_hours=0", "monitor.max_hours: must be > 0, got 0"),
+    ],
+)
+def test_what_is_wrong_is_told_by_its_key(
+    recipe: Path, item: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_main([f"recipe={recipe}", item]) == 2
+    assert told in capsys.readouterr().err
+    assert not (recipe.parent / "runs").exists()
+
+
+def test_the_price_is_that_of_the_machines(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = recipe.with_name("prices.yaml")
+    table.write_text("p4d.24xlarge: {on_demand: 37.688, spot: 12.0}\nc5.18xlarge: 3.672\n")
+    priced = [f"recipe={recipe}", f"monitor.prices={table}", "trainer.max_epochs=1"]
+    assert train_main([*priced, "monitor.instances=[p4d.24xlarge, 2*c5.18xlarge]"]) == 0
+    assert newest(recipe).headers[0]["price_per_hour"] == pytest.approx(45.032)
+    assert Facts(newest(recipe)).price == pytest.approx(45.032)
+    assert "cost per epoch" in (newest(recipe).folder / "report.html").read_text()
+    capsys.readouterr()
+    assert train_main([*priced, "monitor.instances=[c5.18xlarge:spot]"]) == 2
+    known = "known: p4d.24xlarge, p4d.24xlarge:spot, c5.18xlarge"
+    assert f"monitor.instances: no price of 'c5.18xlarge:spot'; {known}" in capsys.readouterr().err
+    table.write_text("p4d.24xlarge: dear\n")
+    assert train_main([*priced, "monitor.instances=[p4d.24xlarge]"]) == 2
+    assert "p4d.24xlarge: a price, or on_demand and spot, got dear" in capsys.readouterr().err
+
+
+def test_mistakes_between_classes_are_counted(recipe: Path) -> None:
+    assert train_main([f"recipe={recipe}"]) == 0
+    run = newest(recipe)
+    assert run.classes == ["apple", "bread", "cake", "dates"]
+    assert [c["epoch"] for c in run.confusion] == [0, 1]
+    newest_one = run.confusion_of("")
+    assert newest_one is not None
+    assert newest_one["counts"] == [4, 4, 4, 4]
+    right = sum(share * n for share, n in zip(newest_one["right"], newest_one["counts"], strict=True))
+    assert right / 16 == pytest.approx(run.summary["student"]["val"]["acc1"])
+    assert sum(n for _, _, n in newest_one["pairs"]) == pytest.approx(16 - right)
+
+
+def test_pictures_and_weights_are_looked_at(recipe: Path) -> None:
+    assert train_main([f"recipe={recipe}"]) == 0
+    reading = newest(recipe).health[-1]
+    assert reading["inputs"]["bytes"] is True
+    assert reading["inputs"]["constant"] == reading["inputs"]["duplicated"] == 0
+    assert 0 <= reading["inputs"]["low"] < reading["inputs"]["high"] <= 255
+    assert reading["unchanged"] == []
+    assert set(reading["zeros"]) == set(reading["spread"])

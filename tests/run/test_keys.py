@@ -1,0 +1,284 @@
+"""What the command line says of its keys, and what it makes of those that are none."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kd.cli import train_main
+from kd.errors import UserError
+from kd.run import keys
+from kd.run.parser import KDCLI, known_keys
+from kd.run.request import translate
+from kd.run.suggest import SYNONYMS, suggest
+from tests._helpers import ROOT
+
+GUESSES = {  # what an engineer would type, and what was meant
+    "lr": "optim.lr",
+    "learning_rate": "optim.lr",
+    "optim.learning_rate": "optim.lr",
+    "optimizer.lr": "optim.lr",
+    "model.lr": "optim.lr",
+    "base_lr": "optim.lr",
+    "optimizer": "optim.name",
+    "opt": "optim.name",
+    "optim.optimizer": "optim.name",
+    "optim.type": "optim.name",
+    "weight_decay": "optim.weight_decay",
+    "wd": "optim.weight_decay",
+    "optim.wd": "optim.weight_decay",
+    "warmup": "optim.warmup_epochs",
+    "warmup_epochs": "optim.warmup_epochs",
+    "optim.warmup_steps": "optim.warmup_epochs",
+    "scheduler": "optim.warmup_epochs",
+    "min_lr": "optim.min_lr_ratio",
+    "betas": "optim.kwargs",
+    "momentum": "optim.kwargs",
+    "epochs": "trainer.max_epochs",
+    "max_epochs": "trainer.max_epochs",
+    "num_epochs": "trainer.max_epochs",
+    "n_epochs": "trainer.max_epochs",
+    "trainer.epochs": "trainer.max_epochs",
+    "max_steps": "trainer.max_steps",
+    "gpus": "trainer.devices",
+    "num_gpus": "trainer.devices",
+    "devices": "trainer.devices",
+    "trainer.gpus": "trainer.devices",
+    "nodes": "trainer.num_nodes",
+    "accelerator": "trainer.accelerator",
+    "device": "trainer.accelerator",
+    "precision": "trainer.precision",
+    "amp": "trainer.precision",
+    "fp16": "trainer.precision",
+    "bf16": "trainer.precision",
+    "mixed_precision": "trainer.precision",
+    "grad_clip": "trainer.gradient_clip_val",
+    "gradient_clip": "trainer.gradient_clip_val",
+    "clip_grad_norm": "trainer.gradient_clip_val",
+    "accumulate_grad_batches": "trainer.accumulate_grad_batches",
+    "gradient_accumulation_steps": "trainer.accumulate_grad_batches",
+    "log_every": "trainer.log_every_n_steps",
+    "batch_size": "data.batch_size",
+    "bs": "data.batch_size",
+    "train.batch_size": "data.batch_size",
+    "data.batchsize": "data.batch_size",
+    "workers": "data.num_workers",
+    "num_workers": "data.num_workers",
+    "data.workers": "data.num_workers",
+    "data.root": "data.source.root",
+    "root": "data.source.root",
+    "data_dir": "data.source.root",
+    "data.path": "data.source.root",
+    "dataset": "data.source",
+    "data.dataset": "data.source",
+    "img_size": "data.img_size",
+    "image_size": "data.img_size",
+    "data.resolution": "data.img_size",
+    "data.mixup": "data.augment.mixup",
+    "mixup": "data.augment.mixup",
+    "cutmix_alpha": "data.augment.cutmix",
+    "data.augment.random_erase": "data.augment.random_erasing",
+    "data.randaugment": "data.augment.rand_augment",
+    "data.hflip": "data.augment.hflip",
+    "student": "model.student.arch",
+    "teacher": "model.teacher.arch",
+    "student.arch": "model.student.arch",
+    "student.name": "model.student.arch",
+    "model.student.model": "model.student.arch",
+    "model.student.architecture": "model.student.arch",
+    "teacher.checkpoint": "model.teacher.checkpoint",
+    "teacher.ckpt": "model.teacher.checkpoint",
+    "model.teacher.weights": "model.teacher.checkpoint",
+    "teacher_checkpoint": "model.teacher.checkpoint",
+    "student.pretrained": "model.student.pretrained",
+    "model.teacher.path": "model.teacher.checkpoint",
+    "model.student.drop_path_rate": "model.student.kwargs.drop_path_rate",
+    "model.student.depth": "model.student.kwargs.depth",
+    "student.patch_size": "model.student.kwargs.patch_size",
+    "model.teacher.num_heads": "model.teacher.kwargs.num_heads",
+    "temperature": "model.distill_losses.kd.temperature",
+    "T": "model.distill_losses.kd.temperature",
+    "tau": "model.distill_losses.kd.temperature",
+    "kd.temperature": "model.distill_losses.kd.temperature",
+    "model.temperature": "model.distill_losses.kd.temperature",
+    "loss.temperature": "model.distill_losses.kd.temperature",
+    "alpha": "model.distill_losses.kd.weight",
+    "kd_weight": "model.distill_losses.kd.weight",
+    "model.alpha": "model.distill_losses.kd.weight",
+    "ce_weight": "model.task_loss_weight",
+    "task_weight": "model.task_loss_weight",
+    "label_smoothing": "model.task.label_smoothing",
+    "ema": "model.ema_decay",
+    "model.ema": "model.ema_decay",
+    "cache": "model.teacher.cache",
+    "losses": "model.distill_losses",
+    "output_dir": "runs_dir",
+    "save_dir": "runs_dir",
+    "random_seed": "seed",
+    "early_stopping": "monitor.actions",
+    "save_every": "checkpoint.every_n_steps",
+    "resume_from": "resume",
+    "data.sampler": "data.balance_classes",
+    "weighted_sampler": "data.balance_classes",
+    "class_weight": "model.task.class_weights",
+    "save_top_k": "checkpoint.monitor",
+    "verbose": "trainer.enable_progress_bar",
+    "progress": "trainer.enable_progress_bar",
+    "backend": "trainer.strategy",
+    "sync_bn": "trainer.sync_batchnorm",
+    "project": "trainer.logger",
+    "val_split": "data.val_fraction",
+    "val_ratio": "data.val_fraction",
+    "eval_every": "trainer.check_val_every_n_epoch",
+    "val_interval": "trainer.val_check_interval",
+    "freeze_backbone": "model.student.freeze",
+    "hard_label_weight": "model.task_loss_weight",
+    "layer_decay": "optim.lr",
+}
+RECIPE = {"data": {"source": "ImageFolder"}, "model": {"distill_losses": {"kd": "KDLoss"}}}
+
+
+@pytest.fixture(scope="module")
+def accepted() -> list[str]:
+    """The keys that a plain recipe of pictures in folders takes."""
+    return [*keys.schema(), *keys.of_recipe(RECIPE)[0]]
+
+
+def test_guessed_keys_lead_to_those_meant(accepted: list[str]) -> None:
+    found = {guess: suggest(guess, accepted, ["kd"]) for guess in GUESSES}
+    missed = {guess: found[guess] for guess, meant in GUESSES.items() if meant not in found[guess]}
+    assert len(missed) <= len(GUESSES) // 10, missed
+    open_ended = ("model.student.kwargs.", "model.teacher.kwargs.")
+    for guess, names in found.items():
+        assert len(names) <= 3
+        for name in names:
+            assert name != guess
+            assert name in accepted or name.startswith(open_ended), f"{guess}: {name} is no key"
+
+
+def test_synonyms_lead_to_keys(accepted: list[str]) -> None:
+    named = {name.format(loss="kd") for names in SYNONYMS.values() for name in names}
+    assert named <= {*accepted}
+
+
+def test_the_keys_are_the_parsers() -> None:
+    parser = KDCLI(["--data.source=ImageFolder", "--data.source.root=x"], instantiate=False).parser
+    groups = {
+        "data.augment",
+        "data.probe",
+        "data.tier",
+        "model.student",
+        "model.teacher",
+    }  # one to the parser
+    theirs = {key for key in known_keys(parser) if not key.endswith(".help")}
+    ours = {key for key in keys.schema() if key.rpartition(".")[0] not in groups} | groups
+    assert ours - theirs == set()
+    linked = {"data.seed", "model.data", "model.optim"}  # filled from elsewhere
+    whole = {"data", "model", "trainer", "optim", "checkpoint", "monitor", "print_shtab"}
+    assert {key for key in theirs - ours - linked - whole if key.rpartition(".")[0] not in groups} == set()
+
+
+@pytest.mark.parametrize(
+    ("items", "lines"),
+    [
+        (["--keys", "gradient_clip"], ["trainer.gradient_clip_val", "= 1.0"]),
+        (["--keys", "kd.temperature", "recipe=foodtag_vit"], ["model.distill_losses.kd.temperature", "= 4.0"]),
+        (["--keys"], ["optim.lr", "peak learning rate", "data.augment.mixup", "trainer.max_epochs"]),
+        (["--help", "data.augment"], ["data.augment.cutmix"]),
+        (["--list", "losses"], ["KDLoss", "ReviewKDLoss", "CWDLoss"]),
+        (["--list", "sources"], ["ImageFolder", "Manifest", "Shards", "HuggingFace", "FoodTagMini"]),
+        (["--list", "tasks"], ["Segmentation"]),
+        (["--list", "models"], ["vit_tiny_patch16_224"]),
+    ],
+)
+def test_what_there_is(items: list[str], lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main(items) == 0
+    out = capsys.readouterr().out
+    assert all(line in out for line in lines)
+    assert "EachLayer" not in out
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ("lr=1", "no key 'lr'; did you mean 'optim.lr'?"),
+        ("model.distill_losses.kd.temprature=1", "did you mean 'model.distill_losses.kd.temperature'?"),
+        ("model.student.drop_path_rate=0.1", "did you mean 'model.student.kwargs.drop_path_rate'?"),
+        ("data.source.path=x", "no key 'data.source.path'"),
+        ("optim=SGD", "optim: got 'SGD'; did you mean 'optim.name=sgd'?"),
+        ("trainer.max_epochs=ten", "trainer.max_epochs: must be a whole number, got 'ten'"),
+    ],
+)
+def test_a_wrong_key_is_told_without_torch(item: str, message: str, recipe: Path) -> None:
+    code = (
+        f"import sys; from kd.cli import train_main; status = train_main(['recipe={recipe}', {item!r}]); "
+        "print(status, [m for m in ('torch', 'timm', 'numpy', 'pytorch_lightning') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "2 []"
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ("monitor=val/acc1", "monitor: got 'val/acc1'; did you mean 'checkpoint.monitor=val/acc1'?"),
+        ("model.distill_losses=DKDLoss", "did you mean 'model.distill_losses.kd=DKDLoss'?"),
+        ("trainer.logger=wandb", "did you mean 'trainer.logger=WandbLogger'?"),
+        ("class_weights=balanced", "did you mean 'model.task.class_weights=auto'?"),
+        ("model.task.class_weights=balanced", "did you mean 'model.task.class_weights=auto'?"),
+        ("optim.lr=abc", "optim.lr: must be a number, got 'abc'"),
+        ("trainer.max_epochs=2.5", "trainer.max_epochs: must be a whole number, got '2.5'"),
+        ("data.batch_size=many", "data.batch_size: must be a whole number or one of auto, got 'many'"),
+        ("model.teacher.cache=maybe", "must be true or false or one of off, on, auto, only, got 'maybe'"),
+        ("data.augment={mixup: much}", "data.augment.mixup: must be a number, got 'much'"),
+        ("model.distill_losses.kd.temperature=hot", "model.distill_losses.kd.temperature: must be a number, got 'hot'"),
+    ],
+)
+def test_a_wrong_value_is_reported_before_torch_is_imported(item: str, message: str, recipe: Path) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        translate([f"recipe={recipe}", item]).parser_args()
+
+
+@pytest.mark.parametrize(
+    "item",
+    ["optim.lr=1e-3", "trainer.max_epochs=2.0", "data.batch_size=auto", "model.teacher.cache=yes",
+     "seed=${oc.env:SEED}",
+     "data.img_size=[32, 48]", "model.ema_decay=null", "trainer.logger=WandbLogger", "optim=settings.yaml",
+     "trainer.limit_val_batches=0.5", "optim.kwargs.momentum=0.9", "trainer.devices=0,1"],
+)  # fmt: skip
+def test_a_value_that_may_be_right_is_left_to_the_parser(item: str, recipe: Path) -> None:
+    assert f"--{item}" in translate([f"recipe={recipe}", item]).parser_args()
+
+
+@pytest.mark.parametrize(
+    "item",
+    ["--list=nothing", "--keys=nothing"],
+)
+def test_a_question_without_an_answer(item: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main(item.split("=")) == 2
+    assert "nothing" in capsys.readouterr().err
+
+
+def test_the_readmes_completion_completes() -> None:
+    line = re.search(r"`(complete -o nospace .*?)`", (ROOT / "README.md").read_text())
+    assert line is not None
+    script = f"""
+        kd-train() {{ {sys.executable} -m kd.cli "$@"; }}
+        {line[1]}
+        options=$(complete -p kd-train | sed 's/^complete -o nospace//; s/ kd-train$//')
+        eval "words() {{ compgen $options -- \\"\\$1\\"; }}"
+        words optim.wei; words data.augment.mi
+    """
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["optim.weight_decay=", "data.augment.mixup=", "data.augment.mix_probability="], done
+
+
+def test_a_class_of_ones_own_has_keys_of_its_own() -> None:
+    content = {"model": {"distill_losses": {"kd": "elsewhere.KDLoss"}}}
+    keys.check(["model.distill_losses.kd.strength"], content)
+    content["model"]["distill_losses"]["kd"] = "kd.losses.KDLoss"
+    with pytest.raises(UserError, match="no key 'model.distill_losses.kd.strength'"):
+        keys.check(["model.distill_losses.kd.strength"], content)

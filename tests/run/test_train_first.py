@@ -1,0 +1,166 @@
+"""A teacher that is trained before the run, and what becomes of it when something stops."""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors.torch import save_file
+
+from kd.cli import train_main
+from tests._forks import start, status_of, survivors
+from tests._helpers import ARCH, ROOT, TINY, run_cli, tiny_vit, write_recipe
+from tests.test_survival import assert_good
+
+
+@pytest.fixture()
+def student(tmp_path: Path, pictures: Path, teacher: Path) -> Path:
+    """A recipe without a teacher's checkpoint, and the teacher's recipe, whose steps are slow."""
+    slow = {"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.05}}
+    own = write_recipe(
+        tmp_path / "own.yaml", pictures, None, recipe="own", trainer__callbacks=[slow], trainer__max_epochs=8
+    )
+    recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher, trainer__max_epochs=1)
+    recipe.write_text(recipe.read_text().replace(f"checkpoint: {teacher}", f"recipe: {own}"))
+    return recipe
+
+
+def begin(student: Path, log: Path) -> int:
+    """From the recipes' own folder: files from elsewhere may not name the tests' classes."""
+    env = {"KD_CACHE": str(student.parent / "kd"), "PYTHONPATH": str(ROOT)}
+    return start([f"recipe={student}", "trainer.enable_progress_bar=false"], log, os.chdir, student.parent, **env)
+
+
+def rows(student: Path) -> list[str]:
+    """The teacher's training so far: the rows of its metrics that tell a training loss."""
+    files = list((student.parent / "kd" / "teachers").glob("own-*/**/metrics.csv"))
+    if not files or not files[0].read_text():  # it was made this moment
+        return []
+    header, *lines = files[0].read_text().splitlines()
+    loss = header.split(",").index("train/loss")
+    return [line.split(",")[1] for line in lines if line.split(",")[loss:][:1] > [""]]
+
+
+def wait_for_rows(student: Path, more_than: int, pid: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(rows(student)) <= more_than:
+        assert time.monotonic() < deadline and os.waitpid(pid, os.WNOHANG)[0] == 0
+        time.sleep(0.05)
+
+
+def part(student: Path) -> Path:
+    (folder,) = (student.parent / "kd" / "teachers").glob("own-*.part")
+    return folder / "own" / "000"
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)], ids=["term", "kill"]
+)
+def test_its_training_goes_on_where_it_was_stopped(student: Path, number: int) -> None:
+    """SIGTERM to both processes, or SIGKILL to the parent alone; nothing is left over, no step is made again."""
+    log = student.parent / "log"
+    pid = begin(student, log)
+    wait_for_rows(student, 2, pid)
+    os.killpg(pid, number) if number == signal.SIGTERM else os.kill(pid, number)
+    assert status_of(pid) == (143 if number == signal.SIGTERM else -9), log.read_text()
+    assert survivors(pid) == []
+    known = len(rows(student))
+    assert_good(part(student), known)
+    assert status_of(begin(student, log)) == 0, log.read_text()
+    text = log.read_text()
+    assert text.count("teacher: no checkpoint given") == 1
+    assert text.count("teacher: going on with the training that was stopped") == 1
+    assert rows(student) == [str(step) for step in range(8 * 6)]
+    summary = json.loads((student.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
+    assert summary["status"] == "done"
+
+
+@pytest.mark.slow
+def test_a_training_that_fails_is_told(student: Path) -> None:
+    own = student.parent / "own.yaml"
+    own.write_text(
+        own.read_text().replace("tests._stop.Slow", "tests._stop.FailAtStep").replace("seconds: 0.05", "step: 2")
+    )
+    log = student.parent / "log"
+    assert status_of(begin(student, log)) == 2
+    assert "kd-train: model.teacher.recipe: training own failed (exit 1), see above" in log.read_text()
+
+
+# -- photographs and no teacher ----------------------------------------------------------------------------------------
+
+
+def test_photos_fine_tunes_a_backbone_and_distils_it(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One command; the pictures that it is validated on are held out of both trainings."""
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "kd"))
+    save_file(tiny_vit(0).state_dict(), tmp_path / "backbone.safetensors")
+    items = [
+        "recipe=photos", f"data.source.root={pictures / 'train'}", "data.val_fraction=0.25", "seed=3",
+        "data.img_size=32", "data.num_workers=0", "data.batch_size=8", f"model.teacher.arch={ARCH}",
+        "model.teacher.img_size=32", f"model.teacher.kwargs={json.dumps(TINY)}", "model.student.img_size=32",
+        f"model.student.kwargs={json.dumps({**TINY, 'depth': 1})}", "trainer.max_epochs=1", "preflight=warn",
+        "trainer.accelerator=cpu", f"runs_dir={tmp_path / 'runs'}",
+    ]  # fmt: skip
+    assert train_main([*items, f"model.teacher.backbone={tmp_path / 'backbone.safetensors'}"]) == 0
+    out = capfd.readouterr().out
+    assert "its new classifier begins as a ridge regression of 36 training pictures" in out
+    (teacher,) = (tmp_path / "kd" / "teachers").glob("photos_teacher-*/student.safetensors")
+    run = tmp_path / "runs" / "photos" / "000"
+    found = yaml.safe_load((run / "config.yaml").read_text())["model"]["teacher"]
+    assert (found["checkpoint"], found["backbone"]) == (str(teacher.parent), None)
+    own, theirs = (yaml.safe_load((folder / "config.yaml").read_text()) for folder in (run, teacher.parent))
+    for config in (own, theirs):
+        assert (config["seed"], config["data"]["val_fraction"]) == (3, 0.25)
+    assert theirs["model"]["student"]["checkpoint"] == str(tmp_path / "backbone.safetensors")
+    for more, why in ((f"model.teacher.checkpoint={teacher}", "model.teacher.checkpoint is given"),
+                      ("model.teacher.recipe=null", "there is no model.teacher.recipe")):  # fmt: skip
+        assert train_main([*items, "model.teacher.backbone=b.safetensors", more]) == 2
+        assert f"model.teacher.backbone: begins the training of a teacher, and none is trained: {why}" in (
+            capfd.readouterr().err
+        )
+
+
+# -- the one that ships ------------------------------------------------------------------------------------------------
+
+FEW = ["recipe=foodtag_vit", "config=debug", "data.source.train_per_class=2", "data.source.val_per_class=2"]
+
+
+def test_foodtags_teacher_ships_with_its_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = ROOT / "recipes" / "foodtag_teacher.safetensors"
+    made, line = file.with_suffix(".sha256").read_text().splitlines()
+    assert made.startswith("# kd-train recipe=foodtag_teacher (")
+    assert line.split() == [hashlib.sha256(file.read_bytes()).hexdigest(), file.name]
+    assert file.stat().st_size < 1.7e6
+    assert train_main([*FEW, f"runs_dir={tmp_path}"]) == 0
+    assert f"teacher: {file} (ships with kd; model.teacher.checkpoint=train trains one)" in capsys.readouterr().out
+    resolved = yaml.safe_load((tmp_path / "foodtag_vit" / "000" / "config.yaml").read_text())
+    assert resolved["model"]["teacher"]["checkpoint"] == str(file)
+
+
+def test_another_teacher_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is asked for, or where the one that ships is of another architecture."""
+    asked: list[list[str]] = []
+    monkeypatch.setattr("kd.run.train_first.trained_teacher", lambda items, *_: asked.append(items) or Path("none"))
+    for item in ("model.teacher.checkpoint=train", "model.teacher.kwargs.depth=3"):
+        assert train_main([*FEW, f"runs_dir={tmp_path}", item]) == 2  # no such file
+    assert [items[0] for items in asked] == ["recipe=foodtag_teacher"] * 2
+    assert train_main([*FEW, "model.teacher.checkpoint=train", "model.teacher.recipe=null"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_teacher_trained_anew_is_as_good_as_the_one_that_ships(tmp_path: Path) -> None:
+    """The recipe that is said to have made it does make one of its accuracy, within two standard errors."""
+    made = (ROOT / "recipes" / "foodtag_teacher.sha256").read_text()
+    shipped = float(re.search(r"val acc1 ([\d.]+)%", made)[1]) / 100
+    done = run_cli("recipe=foodtag_teacher", f"runs_dir={tmp_path}", timeout=3600)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "foodtag_teacher" / "000" / "summary.json").read_text())
+    error = (shipped * (1 - shipped) / summary["data"]["val"]) ** 0.5
+    assert abs(summary["student"]["best_val"]["acc1"] - shipped) < 2 * error

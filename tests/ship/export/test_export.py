@@ -1,0 +1,173 @@
+"""kd-export: every format against the student in torch, and what is refused."""
+
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from timm.models import register_model
+
+from kd.cli import main
+from kd.commands._finished import open_run
+from kd.run.request import translate
+from kd.ship.export.formats import find_format
+from tests._helpers import ARCH, CLASSES, draw_folder, save_teacher, write_recipe
+
+EXTRAS = {"onnx": "onnxscript", "triton": "onnxscript", "sagemaker": "onnxscript", "openvino": "openvino"}
+
+
+def exported(run: Path, name: str) -> dict:
+    return json.loads((run / "export" / "export.json").read_text())[name]
+
+
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_onnx_takes_uint8_pictures_and_any_batch(finished: Path, layout: str) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    assert main("export", [str(finished), "to=onnx", f"layout={layout}"]) == 0
+    found = exported(finished, "onnx")
+    assert found["kept"] and found["agreement"] == 1.0 and found["student"] == found["export"]
+    assert found["max_difference"] < 1e-4 and found["pictures"] == 16 and found["metric"] == "acc1"
+    session = runtime.InferenceSession(found["file"])
+    meta = session.get_modelmeta().custom_metadata_map
+    assert json.loads(meta["kd.classes"]) == list(CLASSES) and json.loads(meta["kd.layout"]) == layout
+    pictures = np.random.RandomState(0).randint(0, 256, (5, 40, 40, 3), dtype=np.uint8)
+    given = pictures if layout == "nhwc" else pictures.transpose(0, 3, 1, 2).copy()
+    (together,) = session.run(None, {"pictures": given})
+    alone = np.concatenate([session.run(None, {"pictures": given[i : i + 1]})[0] for i in range(5)])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+    # the same pictures through the run's own preprocessing, which resizes 40 px to 32 px by other code
+    opened = open_run(translate([str(finished)]))
+    with torch.inference_mode():
+        theirs = opened.model(opened.preprocess(torch.from_numpy(pictures.transpose(0, 3, 1, 2).copy())))
+    np.testing.assert_allclose(together, theirs.numpy(), atol=2e-2)
+
+
+@pytest.mark.parametrize("to", ["torch_export", "triton", "sagemaker", "hub", "backbone", "openvino"])
+def test_every_format_agrees_with_the_student(finished: Path, to: str, tmp_path: Path) -> None:
+    if to in EXTRAS:
+        pytest.importorskip(EXTRAS[to])
+    out = tmp_path / "out"
+    assert main("export", [str(finished), f"to={to}", f"out={out}"]) == 0
+    found = exported(finished, to)
+    assert found["agreement"] == 1.0 and found["max_difference"] < 0.1, found  # torch rounds a resize
+    assert found["size_mb"] > 0 and found["export_ms"] > 0 and Path(found["file"]).exists()
+    assert json.loads((out / "manifest.json").read_text())["size"] == [40, 40]
+    assert main("export", [str(finished), f"to={to}", f"out={out}"]) == 2  # never over what is there
+
+
+def test_tritons_repository_and_sagemakers_archive(finished: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    assert main("export", [str(finished), "to=sagemaker", f"out={tmp_path / 'out'}"]) == 0
+    with tarfile.open(tmp_path / "out" / "model.tar.gz") as archive:
+        names = {m.name for m in archive if m.isfile()}
+        archive.extractall(tmp_path / "repository")
+    assert names == {"student/config.pbtxt", "student/labels.txt", "student/1/model.onnx"}
+    text = (tmp_path / "repository" / "student" / "config.pbtxt").read_text()
+    assert 'backend: "onnxruntime"' in text and "dims: [40, 40, 3]" in text and "dims: [4]" in text
+    assert (tmp_path / "repository" / "student" / "labels.txt").read_text().split() == list(CLASSES)
+
+
+def test_the_backbone_starts_timms_features(finished: Path, tmp_path: Path) -> None:
+    assert main("export", [str(finished), "to=backbone", f"out={tmp_path / 'out'}"]) == 0
+    file = tmp_path / "out" / "backbone.safetensors"
+    with safe_open(file, "pt") as opened:
+        meta = opened.metadata()
+    kwargs = {k: v for k, v in json.loads(meta["kwargs"]).items() if k != "num_classes"}
+    there = {"file": str(file)}
+    body = timm.create_model(
+        meta["arch"], features_only=True, out_indices=[0], pretrained=True, pretrained_cfg_overlay=there, **kwargs
+    ).eval()
+    student = load_file(finished / "student.safetensors")
+    assert all(torch.equal(v, student[k.removeprefix("model.")]) for k, v in body.state_dict().items())
+
+
+def test_int8_stays_within_its_limit(finished: Path) -> None:
+    pytest.importorskip("nncf")
+    pytest.importorskip("onnxscript")
+    for to in ("onnx", "openvino"):
+        assert main("export", [str(finished), f"to={to}", "int8=true", "calibrate=24", "max_drop=30"]) == 0
+        found = exported(finished, f"{to}_int8")
+        assert found["int8"] and 1e-6 < found["max_difference"] < 1
+
+
+def test_what_loses_too_much_is_not_kept(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A student that answers otherwise once exported: its batches are counted from the example on."""
+    format_ = find_format("torch_export")
+    opened = format_.open
+
+    class Wrong(type(format_)):  # type: ignore[misc]
+        """Shuffles the answers."""
+
+        def open(self, file: Path, threads: int = 0):  # type: ignore[no-untyped-def]
+            run = opened(file, threads)
+            return lambda pictures: run(pictures)[:, ::-1].copy()
+
+    globals()["Wrong"] = Wrong
+    out = tmp_path / "out"
+    assert main("export", [str(finished), f"to={__name__}.Wrong", f"out={out}"]) == 1
+    told = capsys.readouterr().err
+    assert "not kept: it agrees with the student on" in told and "(min_agreement)" in told
+    assert not out.exists() and not list(tmp_path.iterdir())
+    assert exported(finished, "Wrong")["kept"] is False
+
+
+@register_model
+def vit_with_bessel(pretrained: bool = False, **kwargs: object) -> torch.nn.Module:
+    """A ViT that ends in an operator no format knows."""
+    model = timm.create_model(ARCH, pretrained=False, **{k: v for k, v in kwargs.items() if "pretrained" not in k})
+    whole = model.forward_head
+    model.forward_head = lambda x, **k: whole(x, **k) + 0 * torch.special.bessel_j0(x.detach()).sum()
+    return model
+
+
+def test_an_unsupported_operator_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnxscript")
+    data = draw_folder(tmp_path / "data", train=8, val=2)
+    recipe = write_recipe(tmp_path / "tiny.yaml", data, save_teacher(tmp_path / "teacher.safetensors"))
+    assert main("train", [f"recipe={recipe}", "model.student.arch=vit_with_bessel", "trainer.max_epochs=1"]) == 0
+    capsys.readouterr()
+    run = tmp_path / "runs" / "tiny" / "000"
+    assert main("export", [str(run), "to=onnx"]) == 2
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "to=onnx: vit_with_bessel can't be exported: the operator" in told and "bessel_j0 is not supported" in told
+    assert not list((run / "export").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([], "to: say which format"),
+        (["to=onx"], "got 'onx'; did you mean 'onnx'?"),
+        (["to=hub", "int8=true"], "int8: to=hub has no int8"),
+        (["to=hub", "int8=yes"], "int8: must be true or false, got 'yes'"),
+        (["to=hub", "layout=chwn"], "layout: must be nhwc or nchw, got 'chwn'"),
+        (["to=hub", "max_drop=101"], "max_drop: must be a number between 0 and 100, got '101'"),
+        (["to=hub", "data.source.root=/nowhere"], "there is no folder /nowhere"),
+    ],
+)
+def test_mistakes_take_one_line(
+    finished: Path, capsys: pytest.CaptureFixture[str], items: list[str], message: str
+) -> None:
+    before = sorted((finished / "export").iterdir()) if (finished / "export").exists() else []
+    assert main("export", [str(finished), *items]) == 2
+    told = capsys.readouterr().err.strip()
+    assert message in told and "\n" not in told
+    assert (sorted((finished / "export").iterdir()) if (finished / "export").exists() else []) == before
+
+
+def test_a_missing_extra_is_named(finished: Path) -> None:
+    code = "import sys; sys.modules['onnx'] = None; from kd.cli import main; sys.exit(main('export', sys.argv[1:]))"
+    import subprocess
+    import sys
+
+    done = subprocess.run([sys.executable, "-c", code, str(finished), "to=onnx"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1] == (
+        "kd-export: to=onnx: needs the extra 'export': pip install 'kd-train[export]'"
+    )

@@ -1,0 +1,369 @@
+"""What a stranger sends to kd-serve, or gives it to serve: answered or refused, within seconds and bounded memory."""
+
+import asyncio
+import base64
+import io
+import json
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kd.cli import main
+from kd.ship.export.manifest import Manifest
+from kd.ship.serving import batcher as batching
+from kd.ship.serving.answers import answer
+from kd.ship.serving.metrics import Metrics
+from tests._helpers import ROOT
+
+for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client", "onnxruntime", "onnx"):
+    pytest.importorskip(package)
+
+ABOUT = Manifest("classification", "mean", ["r", "g", "b"], (8, 8), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx")
+
+
+def mean_colour(file: Path, taken: str = "UINT8", **metadata: str) -> Path:
+    """An ONNX model whose logits are a picture's mean red, green and blue; its metadata as given."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    nodes = [
+        helper.make_node("Cast", ["pictures"], ["x"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["x", "axes"], ["answer"], keepdims=0),
+    ]
+    graph = helper.make_graph(
+        nodes, "mean",
+        [helper.make_tensor_value_info("pictures", getattr(TensorProto, taken), ["n", None, None, 3])],
+        [helper.make_tensor_value_info("answer", TensorProto.FLOAT, ["n", 3])],
+        [helper.make_tensor("axes", TensorProto.INT64, [2], [1, 2])],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    for key, value in (ABOUT.as_metadata() | {f"kd.{key}": value for key, value in metadata.items()}).items():
+        model.metadata_props.add(key=key, value=value)
+    onnx.save(model, file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mean_colour(tmp_path_factory.mktemp("served") / "model.onnx")
+
+
+@contextmanager
+def serving(
+    model: Path, *items: str, before: str = "", files: int = 1024
+) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    """A server in a process of its own, after the statements ``before``, of so many open files: port, process."""
+    items = (str(model), "port=0", "threads=1", *items)
+    code = f"{before}\nimport sys\nfrom kd.cli import main\nsys.exit(main('serve', {list(items)}))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
+    )  # fmt: skip
+    try:
+        line = process.stdout.readline()  # type: ignore[union-attr]
+        assert " on http://" in line, line + process.stdout.read()  # type: ignore[union-attr]
+        yield int(line.rpartition(":")[2]), process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def port(model: Path) -> Iterator[int]:
+    with serving(model, "max_upload_mb=1", "hosts=pictures.example,Other") as (port, _):
+        yield port
+
+
+def picture(colour: tuple[int, int, int] = (250, 5, 5)) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (20, 16), colour).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def head(length: int, kind: str = "application/json", path: str = "/predict", **headers: str) -> bytes:
+    lines = {"Host": "127.0.0.1", "Content-Type": kind, "Content-Length": length, **headers}
+    return "\r\n".join([f"POST {path} HTTP/1.1", *(f"{k}: {v}" for k, v in lines.items()), "", ""]).encode()
+
+
+def in_json(*pictures: bytes) -> bytes:
+    return json.dumps({"images": [base64.b64encode(data).decode() for data in pictures]}).encode()
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=20)
+
+
+def receive(raw: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """One response; status 0: the connection has ended without."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        try:
+            part = raw.recv(65536)
+        except ConnectionError:
+            part = b""
+        if not part:
+            assert not data
+            return 0, {}, b""
+        data += part
+    first, *lines = data.split(b"\r\n\r\n")[0].decode().lower().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines)
+    body = data.partition(b"\r\n\r\n")[2]
+    while len(body) < int(headers["content-length"]):
+        body += raw.recv(65536)
+    return int(first.split()[1]), headers, body
+
+
+def ask(port: int, body: bytes, **options: Any) -> tuple[int, bytes]:
+    with connect(port) as raw:
+        raw.sendall(head(len(body), **options) + body)
+        status, _, answered = receive(raw)
+        return status, answered
+
+
+# -- connections -------------------------------------------------------------------------------------------------------
+
+
+def test_half_sent_headers_hold_nobody_up(model: Path) -> None:
+    """400 of them, of a server that may open 128 files: each request is answered, and the log stays empty."""
+    body = in_json(picture())
+    with serving(model, files=128) as (port, process), ExitStack() as opened:
+        half = [opened.enter_context(connect(port)) for _ in range(400)]
+        for raw in half:
+            raw.sendall(b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
+        start = time.monotonic()
+        assert [ask(port, body)[0] for _ in range(20)] == [200] * 20
+        assert time.monotonic() - start < 10
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert process.stdout.read() == "kd-serve: stopped\n"  # type: ignore[union-attr]
+
+
+def test_headers_are_awaited_for_seconds_however_they_trickle(model: Path) -> None:
+    with serving(model, before="import kd.ship.serving.run\nkd.serving.run.HEADERS_S = 1.0") as (port, _):
+        body = in_json(picture())
+        with connect(port) as silent, connect(port) as trickling, connect(port) as second:
+            second.sendall(head(len(body)) + body)
+            assert receive(second)[0] == 200
+            second.sendall(b"POST /predict HTTP/1.1\r\n")  # the next request of a connection that had one
+            start, ended = time.monotonic(), False
+            while not ended and time.monotonic() < start + 10:
+                try:
+                    trickling.sendall(b"G")
+                    time.sleep(0.1)
+                except OSError:
+                    ended = True
+            assert ended and time.monotonic() - start < 5
+            assert receive(silent)[0] == receive(second)[0] == 0
+        assert ask(port, body)[0] == 200
+
+
+def test_failing_to_accept_is_said_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    """As the event loop reports it: 128 times a second where files are short."""
+    import uvicorn
+
+    from kd.ship.serving.run import _Uvicorn
+
+    running = _Uvicorn(uvicorn.Config(lambda: None), SimpleNamespace())  # type: ignore[arg-type]
+    for _ in range(1000):
+        error = OSError(24, "Too many open files")
+        running._failed(None, {"message": "socket.accept() out of system resource", "exception": error})  # type: ignore[arg-type]
+    assert capsys.readouterr().err == "kd-serve: connections wait: Too many open files\n"
+
+
+@pytest.mark.parametrize("clients", [8, 40])
+def test_requests_on_open_connections_are_answered_at_the_end(model: Path, clients: int) -> None:
+    """Each connection asks again and again while SIGTERM comes, and ends with an answer that says so."""
+    body = in_json(picture())
+
+    async def client(port: int) -> list[int]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        statuses = []
+        while True:
+            writer.write(head(len(body)) + body)
+            answered = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)).decode().lower()
+            statuses.append(int(answered.split()[1]))
+            await reader.readexactly(int(answered.split("content-length: ")[1].split()[0]))
+            if "connection: close" in answered:
+                writer.close()
+                return statuses
+            await asyncio.sleep(0.02)
+
+    async def ended(port: int, process: subprocess.Popen[str]) -> list[list[int]]:
+        asking = [asyncio.create_task(client(port)) for _ in range(clients)]
+        await asyncio.sleep(1)
+        process.send_signal(signal.SIGTERM)
+        return await asyncio.gather(*asking)
+
+    with serving(model) as (port, process):
+        statuses = asyncio.run(ended(port, process))
+        assert {status for each in statuses for status in each} <= {200, 503} and all(each for each in statuses)
+        assert process.wait(20) == 0
+
+
+def test_a_decoder_that_hangs_does_not_keep_the_server_from_ending(model: Path) -> None:
+    hang = "import time, kd.ship.serving.app\nkd.serving.app.view = lambda *_: time.sleep(3600)"
+    with serving(model, "timeout_s=1", before=hang) as (port, process):
+        assert [ask(port, in_json(picture()))[0] for _ in range(3)] == [408] * 3
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert process.stdout.read() == "kd-serve: stopped\n"  # type: ignore[union-attr]
+
+
+def test_nor_does_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "ENDING_S", 0.2)
+
+    async def ended() -> float:
+        batches = batching.Batcher(lambda _: time.sleep(3600), 4, 0.0, 8, Metrics())  # type: ignore[arg-type]
+        batches.start()
+        waiting = batches.submit(np.zeros((8, 8, 3), np.uint8))
+        await asyncio.sleep(0.1)
+        start = time.monotonic()
+        await batches.stop()
+        waiting.cancel()
+        return time.monotonic() - start
+
+    assert asyncio.run(ended()) < 5
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+def memory(process: subprocess.Popen[str]) -> int:
+    """MB that a process holds."""
+    return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * resource.getpagesize() >> 20
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+def test_unfinished_uploads_hold_bounded_memory_and_leave_room_for_small_ones(model: Path) -> None:
+    """40 of 1.9 MB, of which the last byte never comes: they may hold 32 MB."""
+    large, body = b'{"image": "' + b"A" * 1_900_000, in_json(picture())
+    with serving(model, "max_upload_mb=2") as (port, process), ExitStack() as opened:
+        assert ask(port, body)[0] == 200
+        before = memory(process)
+        unfinished = [opened.enter_context(connect(port)) for _ in range(40)]
+        for raw in unfinished:
+            raw.setblocking(False)
+        left, until = dict.fromkeys(unfinished, head(len(large) + 1) + large), time.monotonic() + 20
+        while left and time.monotonic() < until:
+            for raw, data in list(left.items()):
+                try:
+                    left[raw] = data[raw.send(data[:100_000]) :]
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    left[raw] = b""
+                if not left[raw]:
+                    del left[raw]
+        assert not left
+        assert ask(port, body)[0] == 200
+        assert memory(process) - before < 120
+        statuses = []
+        for raw in unfinished:
+            raw.setblocking(True)
+            raw.settimeout(0.1)
+            try:
+                statuses.append(receive(raw)[0])
+            except TimeoutError:
+                statuses.append(-1)  # its last byte is awaited
+        assert statuses.count(503) >= 20 and statuses.count(-1) >= 10 and statuses.count(503) + statuses.count(-1) == 40
+
+
+def test_lists_of_pictures_are_counted_before_they_are_decoded(port: int) -> None:
+    assert ask(port, json.dumps({"images": ["%"] * 33}).encode())[0] == 413
+    assert ask(port, json.dumps({"images": ["%"]}).encode())[0] == 400
+    for deep in (b"[" * 900_000, b'{"images": [' + b"[]," * 300_000 + b"[]]}", b'{"image": ' + b"9" * 900_000 + b"}"):
+        start = time.monotonic()
+        assert ask(port, deep)[0] == 400
+        assert time.monotonic() - start < 5
+
+
+def test_odd_requests_are_refused_in_words(port: int) -> None:
+    body = in_json(picture())
+    for top in ("9" * 5000, "0", "-1", "1_0", "1001", "x", "%EF%BC%91"):
+        status, answered = ask(port, body, path=f"/predict?top={top}")
+        assert status == 400 and json.loads(answered)["error"].startswith("top: must be a whole number"), top
+    assert ask(port, body, path="/predict?top=1000")[0] == 200
+    form = (
+        b'--x\r\nContent-Disposition: form-data; name="f"; filename="\\ud800a"\r\n\r\n' + picture() + b"\r\n--x--\r\n"
+    )
+    for charset in ("undefined", "unicode_escape", "punycode", "\x01", "zlib"):
+        status, _ = ask(port, form, kind=f"multipart/form-data; boundary=x; charset={charset}")
+        assert status in (200, 400), charset
+
+
+def test_other_sites_names_and_pages_are_refused(port: int) -> None:
+    body = in_json(picture())
+    here = f"127.0.0.1:{port}"
+    known = ["127.0.0.1", here, "localhost", f"LOCALHOST:{port}", "[::1]:1", "pictures.example", "other:80", "10.1.2.3"]
+    for host in known:
+        assert ask(port, body, Host=host)[0] == 200, host
+    for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "[::1", "evil@localhost:x"):
+        assert ask(port, body, Host=host)[0] == 403, host
+    assert ask(port, body, Host=here, Origin=f"http://{here}")[0] == 200
+    assert ask(port, body, Host="pictures.example", Origin="https://pictures.example")[0] == 200
+    for origin in ("http://evil.example", "null", f"http://127.0.0.1:{port + 1}", ""):
+        assert ask(port, body, Host=here, Origin=origin)[0] == 403, origin
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"size": "[0, 8]"}, "size: not what an export says"),
+        ({"size": "[1000000, 1000000]"}, "size: not what an export says"),
+        ({"size": "8"}, "does not say what goes in"),
+        ({"layout": '"hwc"'}, "layout: not what an export says"),
+        ({"layout": '"nchw"'}, "does not take uint8 pictures of (3, 8, 8)"),
+        ({"task": '"poetry"'}, "task: not what an export says"),
+        ({"task": '"segmentation"'}, "answers two pictures in the shape (2, 3)"),
+        ({"classes": '["r", "g"]'}, "answers two pictures in the shape (2, 3)"),
+        ({"classes": '"rgb"'}, "classes: not what an export says"),
+        ({"classes": '["r", "g", 3]'}, "classes: not what an export says"),
+        ({"classes": "[]"}, "classes: not what an export says"),
+        ({"crop_ratio": "0"}, "crop_ratio: not what an export says"),
+        ({"crop_ratio": "NaN"}, "crop_ratio: not what an export says"),
+        ({"crop_ratio": "1e-300"}, "crop_ratio: not what an export says"),
+        ({"crop_ratio": "1.5"}, "crop_ratio: not what an export says"),
+        ({"arch": '"\\u001b[31m"'}, "arch and classes: not what an export says"),
+        ({"arch": "3"}, "arch and classes: not what an export says"),
+        ({"taken": "FLOAT"}, "does not take uint8 pictures of (8, 8, 3)"),
+    ],
+)
+def test_a_strangers_model_is_checked_at_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], metadata: dict[str, str], message: str
+) -> None:
+    file = mean_colour(tmp_path / "model.onnx", **metadata)
+    assert main("serve", [str(file), "port=0"]) == 2
+    told = capsys.readouterr().err.strip()
+    assert message in told and str(file) in told and "\n" not in told
+
+
+def test_masks_of_more_than_256_classes_keep_their_ids() -> None:
+    for count, mode in ((256, "L"), (300, "I;16")):
+        names = [f"c{i}" for i in range(count)]
+        about = Manifest("segmentation", "x", names, (2, 2), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx")
+        ids = np.array([[0, 7], [count - 1, count - 1]])
+        logits = np.moveaxis(np.eye(count, dtype=np.float32)[ids], -1, 0)
+        found = answer(logits, about, 5)
+        with Image.open(io.BytesIO(base64.b64decode(found["mask"]))) as mask:
+            assert mask.mode == mode and np.array_equal(np.asarray(mask), ids)
+        assert found["shares"][0] == {"label": f"c{count - 1}", "p": 0.5}
+
+
+def test_an_answer_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        answer(np.array([0.0, np.nan, 1.0], np.float32), ABOUT, 5)

@@ -1,0 +1,269 @@
+"""kd-serve by real clients over real sockets: answers, refusals, load, back-pressure, a clean stop."""
+
+import asyncio
+import base64
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kd.cli import main
+from kd.data.pictures import decode
+from kd.data.transforms import EvalView
+from kd.ship.export.manifest import Manifest
+from kd.ship.serving.pictures import view
+from tests._helpers import ROOT
+
+for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client", "onnxruntime", "onnxscript"):
+    pytest.importorskip(package)
+
+BOUNDARY = "----kd"
+
+
+@contextmanager
+def serving(run: Path, *items: str) -> Iterator[tuple[str, int, subprocess.Popen[str]]]:
+    """A server in a process of its own: host, port, process."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kd.cli", "serve", str(run), "port=0", "threads=1", *items],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        lines: list[str] = []
+        while not lines or " on http://" not in lines[-1]:  # a run is exported first
+            lines.append(process.stdout.readline())  # type: ignore[union-attr]
+            assert lines[-1], "".join(lines)
+        line = lines[-1]
+        host, port = line.strip().rpartition("//")[2].split(":")
+        for _ in range(100):
+            try:
+                if ask(int(port), "/readyz")[0] == 200:
+                    break
+            except OSError:
+                time.sleep(0.1)
+        yield host, int(port), process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ask(
+    port: int, path: str, body: bytes | None = None, kind: str = "", method: str | None = None
+) -> tuple[int, bytes, dict]:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body, {"content-type": kind}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.read(), dict(answer.headers)
+    except urllib.error.HTTPError as error:
+        return error.code, error.read(), dict(error.headers)
+
+
+def form(*pictures: bytes) -> tuple[bytes, str]:
+    parts = [
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="{i}.jpg"\r\n\r\n'.encode() + data
+        for i, data in enumerate(pictures)
+    ]
+    return b"\r\n".join([*parts, f"--{BOUNDARY}--\r\n".encode()]), f"multipart/form-data; boundary={BOUNDARY}"
+
+
+def bomb(side: int) -> bytes:
+    """A small PNG file of ``side`` x ``side`` black pixels."""
+    rows = zlib.compressobj(9)
+    data = b"".join(rows.compress(bytes(side // 8 + 1)) for _ in range(side)) + rows.flush()
+    header = side.to_bytes(4, "big") * 2 + b"\x01\x00\x00\x00\x00"
+    chunks = [(b"IHDR", header), (b"IDAT", data), (b"IEND", b"")]
+    coded = (len(d).to_bytes(4, "big") + k + d + zlib.crc32(k + d).to_bytes(4, "big") for k, d in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(coded)
+
+
+@pytest.fixture(scope="module")
+def files(finished: Path) -> list[Path]:
+    return sorted((finished.parents[2] / "data" / "val").rglob("*.jpg"))
+
+
+@pytest.fixture(scope="module")
+def port(finished: Path) -> Iterator[int]:
+    with serving(finished, "max_upload_mb=1", "max_pixels=1000000", "max_pictures=16", "teacher=true") as (_, port, _):
+        yield port
+
+
+def test_answers_are_those_of_kd_predict(finished: Path, port: int, files: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "labels.json"
+    assert main("predict", [str(finished), *map(str, files), f"out={out}", "top=2", "device=cpu"]) == 0
+    expected = json.loads(out.read_text())
+    encoded = [base64.b64encode(f.read_bytes()).decode() for f in files]
+    by_json = ask(port, "/predict?top=2", json.dumps({"images": encoded}).encode(), "application/json")
+    by_form = ask(port, "/predict?top=2", *form(*(f.read_bytes() for f in files)))
+    for status, body, _ in (by_json, by_form):
+        assert status == 200, body
+        answers = json.loads(body)["predictions"]
+        assert len(answers) == len(expected) == 16
+        for mine, theirs in zip(answers, expected, strict=True):
+            probabilities = {x["label"]: x["p"] for x in theirs["labels"]}
+            assert len(mine["labels"]) == 2 and len(mine["teacher"]["labels"]) == 2
+            for found in mine["labels"]:
+                assert found["p"] == pytest.approx(probabilities.get(found["label"], found["p"]), abs=0.02)
+    assert json.loads(by_form[1])["predictions"][0]["file"] == "0.jpg"
+
+
+@pytest.mark.parametrize(("size", "crop_ratio"), [((32, 32), 0.875), ((24, 32), 1.0), ((33, 33), 0.9)])
+def test_the_servers_view_of_a_picture_is_validations(size: tuple[int, int], crop_ratio: float) -> None:
+    """By other code: of JPEG turned by EXIF, PNG with transparency, grey, 16 bits, a palette."""
+    rng = np.random.RandomState(0)
+    colours = Image.fromarray(rng.randint(0, 256, (50, 70, 3), dtype=np.uint8)).resize((140, 100))
+    turned = colours.getexif()
+    turned[0x112] = 6
+    made: list[tuple[Image.Image, str, dict[str, Any]]] = [
+        (colours, "JPEG", {"exif": turned}), (colours.convert("RGBA"), "PNG", {}), (colours.convert("L"), "PNG", {}),
+        (colours.quantize(16), "GIF", {}), (colours, "WEBP", {"lossless": True}),
+        (Image.fromarray((rng.randint(0, 256, (60, 90)) * 256).astype(np.uint16)), "PNG", {}),
+    ]  # fmt: skip
+    manifest = Manifest("classification", "x", ["a"], size, crop_ratio, "nchw", [0.0] * 3, [1.0] * 3, "onnx")
+    for picture, kind, options in made:
+        stream = io.BytesIO()
+        picture.save(stream, kind, **options)
+        theirs = EvalView(size, crop_ratio)(decode(stream.getvalue())).numpy().astype(int)
+        mine = view(stream.getvalue(), manifest, 1_000_000).astype(int)
+        assert mine.shape == theirs.shape and np.abs(mine - theirs).max() <= 1, kind
+
+
+def test_what_is_refused_leaves_the_server_alive(port: int, files: list[Path]) -> None:
+    good = files[0].read_bytes()
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
+    wide = io.BytesIO()
+    Image.new("RGB", (4000, 300)).save(wide, "JPEG")
+    deep = io.BytesIO()
+    Image.new("I", (40, 40)).save(deep, "TIFF")  # 32 bits: training refuses it too
+    cases = [
+        (415, *form(deep.getvalue())),
+        (415, *form(b"no picture at all")),
+        (415, *form(good[: len(good) // 3])),
+        (415, *form(postscript)),
+        (413, *form(bomb(30_000))),
+        (413, *form(wide.getvalue())),
+        (413, *form(os.urandom(1_200_000))),
+        (413, *form(*[good] * 17)),
+        (400, *form()),
+        (400, b"--wrong\r\n\r\n", f"multipart/form-data; boundary={BOUNDARY}"),
+        (400, b"x", "multipart/form-data"),
+        (400, b"{", "application/json"),
+        (400, b'{"images": "abc"}', "application/json"),
+        (400, b'{"image": "%%%"}', "application/json"),
+        (400, b"[" * 100_000, "application/json"),
+        (415, b"abc", "text/plain"),
+    ]
+    for expected, body, kind in cases:
+        status, answer, _ = ask(port, "/predict", body, kind)
+        assert status == expected, (kind, body[:60], status, answer)
+        assert json.loads(answer)["error"]
+    assert ask(port, "/predict?top=0", *form(good))[0] == 400
+    assert ask(port, "/predict")[0] == 405 and ask(port, "/no")[0] == 404
+    with socket.create_connection(("127.0.0.1", port)) as raw:  # no HTTP at all
+        raw.sendall(os.urandom(4096))
+    assert ask(port, "/predict", *form(good))[0] == 200 and ask(port, "/healthz")[0] == 200
+
+
+def test_the_page_and_the_metrics(port: int) -> None:
+    status, page, headers = ask(port, "/")
+    assert (
+        status == 200 and b"vit_tiny_patch16_224" in page and "default-src 'none'" in headers["content-security-policy"]
+    )
+    text = ask(port, "/metrics")[1].decode()
+    assert 'kd_requests_total{code="200"}' in text and "kd_batch_pictures_bucket" in text
+
+
+async def client(port: int, body: bytes, kind: str, requests: int) -> list[int]:
+    """One keep-alive connection that asks one after the other; the statuses."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    headers = f"Host: 127.0.0.1\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /predict HTTP/1.1\r\n{headers}".encode()
+    statuses = []
+    for _ in range(requests):
+        writer.write(head + body)
+        await writer.drain()
+        answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        statuses.append(int(answer.split()[1]))
+        await reader.readexactly(int(answer.split("content-length: ")[1].split()[0]))
+        assert statuses[-1] != 503 or "retry-after: 1" in answer
+    writer.close()
+    return statuses
+
+
+async def clients(port: int, count: int, body: bytes, kind: str, requests: int) -> list[int]:
+    each = await asyncio.gather(*(client(port, body, kind, requests) for _ in range(count)))
+    return [status for statuses in each for status in statuses]
+
+
+def test_two_hundred_clients_at_once(finished: Path, files: list[Path]) -> None:
+    with serving(finished) as (_, port, _):
+        statuses = asyncio.run(clients(port, 200, *form(files[0].read_bytes()), requests=3))
+        assert statuses == [200] * 600
+        text = ask(port, "/metrics")[1].decode()
+    numbers = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    pictures, batches = float(numbers["kd_batch_pictures_sum"]), float(numbers["kd_batch_pictures_count"])
+    assert pictures == 600 and batches < 500  # what waits goes together
+
+
+def test_back_pressure_time_out_and_a_clean_stop(finished: Path, files: list[Path]) -> None:
+    body, kind = form(files[0].read_bytes())
+    with serving(finished, "queue=2", "max_batch=1", "timeout_s=6") as (_, port, process):
+        statuses = asyncio.run(clients(port, 40, body, kind, requests=5))
+        assert set(statuses) == {200, 503}
+        assert ask(port, "/predict", body, kind)[0] == 200
+        head = (
+            f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as slow:
+            slow.sendall(head.encode() + body[:10])
+            assert b" 408 " in slow.recv(4096)
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as taken:
+            taken.sendall(head.encode() + body[:10])
+            time.sleep(1)
+            process.send_signal(signal.SIGTERM)
+            until = time.monotonic() + 4
+            with pytest.raises(OSError):
+                while time.monotonic() < until:
+                    socket.create_connection(("127.0.0.1", port), timeout=5).close()
+                    time.sleep(0.1)
+            taken.sendall(body[10:])
+            assert b" 200 " in taken.recv(4096)
+        assert process.wait(120) == 0
+        assert process.stdout.read() == "kd-serve: stopped\n"  # type: ignore[union-attr]
+
+
+def test_mistakes_take_one_line(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        cases = [
+            ([str(finished), f"port={taken.getsockname()[1]}"], "can't be used: Address already in use"),
+            ([str(finished), "queue=0"], "queue: must be a whole number > 0, got '0'"),
+            ([str(finished), "ports=1"], "no key 'ports'"),
+            ([str(tmp_path)], "is neither a finished run nor an ONNX export"),
+        ]
+        for items, message in cases:
+            assert main("serve", items) == 2
+            told = capsys.readouterr().err.strip()
+            assert message in told and "\n" not in told
+    (tmp_path / "model.onnx").write_bytes(b"no model")
+    assert main("serve", [str(tmp_path), "port=0"]) == 2
+    assert "is not a readable ONNX model" in capsys.readouterr().err
+
+
+def test_the_server_loads_no_torch() -> None:
+    code = "import sys, kd.commands.serve, kd.ship.serving.run, kd.ship.export.onnx; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[0] == "False"

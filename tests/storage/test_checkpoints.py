@@ -1,0 +1,231 @@
+"""Checkpoint files: whole or not there, damage is recognised, nothing in them runs."""
+
+import ctypes
+import io
+import json
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from kd.cli import train_main
+from kd.errors import RunError
+from kd.storage.checkpoints import damage, newest_whole, write_whole
+from kd.strategies.checkpoint_files import CheckpointFiles
+from tests._forks import start, status_of
+
+
+def save(path: Path, number: float) -> Path:
+    CheckpointFiles().save_checkpoint({"weights": torch.full((500,), number), "step": 1}, path)
+    return path
+
+
+def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    file = save(tmp_path / "last.ckpt", 1.0)
+
+    def fail(opened: io.BufferedIOBase) -> None:
+        opened.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        write_whole(file, fail)
+    assert not damage(file)
+    assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_the_last_but_one_is_kept(tmp_path: Path) -> None:
+    for number in (1.0, 2.0, 3.0):
+        save(tmp_path / "last.ckpt", number)
+    found = {p.name: float(torch.load(p, weights_only=True)["weights"][0]) for p in tmp_path.iterdir()}
+    assert found == {"last.ckpt": 3.0, "previous.ckpt": 2.0}
+
+
+def test_a_damaged_last_does_not_push_out_the_good_one(tmp_path: Path) -> None:
+    for number in (1.0, 2.0):
+        save(tmp_path / "last.ckpt", number)
+    (tmp_path / "last.ckpt").write_bytes(b"torn")
+    files = CheckpointFiles()
+    files.load_checkpoint(tmp_path / "previous.ckpt")
+    files.save_checkpoint({"weights": torch.full((1,), 9.0)}, tmp_path / "last.ckpt")
+    assert not damage(tmp_path / "previous.ckpt")
+    assert float(torch.load(tmp_path / "previous.ckpt", weights_only=True)["weights"][0]) == 1.0
+
+
+def test_any_flipped_bit_and_any_cut_is_found_or_harmless(tmp_path: Path) -> None:
+    file = save(tmp_path / "last.ckpt", 1.5)
+    whole, want = file.read_bytes(), torch.load(file, weights_only=True)
+    rng = random.Random(0)
+    harmless = 0
+    for _ in range(400):
+        flipped = bytearray(whole)
+        flipped[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        file.write_bytes(flipped)
+        if not damage(file):  # in the padding between records, or a date
+            got = torch.load(file, weights_only=True)
+            assert torch.equal(got["weights"], want["weights"])
+            assert got["step"] == want["step"]
+            harmless += 1
+    assert harmless < 300
+    for _ in range(50):
+        file.write_bytes(whole[: rng.randrange(len(whole))])
+        assert damage(file)
+
+
+def test_the_newest_whole_one_is_taken(tmp_path: Path) -> None:
+    for number in (1.0, 2.0):
+        last = save(tmp_path / "last.ckpt", number)
+    assert newest_whole(tmp_path) == (last, {})
+    last.write_bytes(last.read_bytes()[:-100])
+    found, damaged = newest_whole(tmp_path)
+    assert found == tmp_path / "previous.ckpt"
+    assert list(damaged) == [last]
+    last.unlink()
+    assert newest_whole(tmp_path) == (tmp_path / "previous.ckpt", {})
+
+
+def test_resume_falls_back_with_a_warning(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main([f"recipe={recipe}"]) == 0
+    folder = recipe.parent / "runs" / "tiny" / "000"
+    before = json.loads((folder / "summary.json").read_text())["student"]
+    last = folder / "checkpoints" / "last.ckpt"
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 4  # in a tensor: torch itself would load it without a word
+    last.write_bytes(content)
+    capsys.readouterr()
+    assert train_main([f"resume={folder}"]) == 0
+    err = capsys.readouterr().err
+    assert f"warning: {last} can't be loaded: wrong checksum" in err
+    assert f"going on from {folder / 'checkpoints' / 'previous.ckpt'}" in err
+    assert json.loads((folder / "summary.json").read_text())["student"] == before
+    assert not damage(last)
+
+
+class Evil:
+    """Would write a file when unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple:
+        return (os.system, (f"touch {self.target}",))
+
+
+def test_nothing_in_a_file_is_executed(
+    recipe: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    touched = tmp_path / "touched"
+    assert train_main([f"recipe={recipe}", "trainer.max_epochs=1"]) == 0
+    folder = recipe.parent / "runs" / "tiny" / "000"
+    last = folder / "checkpoints" / "last.ckpt"
+    content = torch.load(last, weights_only=True)
+    torch.save({**content, "callbacks": Evil(touched)}, last)
+    assert train_main([f"resume={folder}", "trainer.max_epochs=2"]) == 2
+    assert f"resume: {last} can't be loaded: UnpicklingError" in capsys.readouterr().err
+    for name in ("evil.pth", "evil.ckpt"):
+        torch.save({"state_dict": Evil(touched)}, tmp_path / name)
+        assert train_main([f"recipe={recipe}", f"model.teacher.checkpoint={tmp_path / name}"]) == 2
+        assert "is not a readable checkpoint" in capsys.readouterr().err
+    assert not touched.exists()
+
+
+def test_a_checkpoint_within_an_epoch(recipe: Path) -> None:
+    """By steps and by time: files appear before the first epoch has ended; the accumulation is never cut in two."""
+    for number, items in enumerate(
+        (
+            ["checkpoint.every_n_steps=1", "trainer.accumulate_grad_batches=2"],
+            ["checkpoint.every_n_minutes=1e-6", "trainer.accumulate_grad_batches=2"],
+        )
+    ):
+        fail = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 2}})
+        assert train_main([f"recipe={recipe}", f"trainer.callbacks+={fail}", *items]) == 1
+        file = recipe.parent / "runs" / "tiny" / f"{number:03d}" / "checkpoints" / "last.ckpt"
+        content = torch.load(file, weights_only=True)
+        assert content["global_step"] == 2
+        assert content["DistillationDataModule"] == {"epoch": 0, "samples": 32}
+
+
+def can_mount() -> bool:
+    return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
+
+
+needs_mounts = pytest.mark.skipif(not can_mount(), reason="needs a mount namespace")
+
+
+def enter(holder: int) -> None:
+    """Moves this process into the file systems of another."""
+    handle = os.open(f"/proc/{holder}/ns/mnt", os.O_RDONLY)
+    assert ctypes.CDLL(None, use_errno=True).setns(handle, 0x20000) == 0
+    os.close(handle)
+
+
+@contextmanager
+def disk_at(folder: Path, options: str) -> Iterator[int]:
+    """A file system of its own at ``folder``, as only one process and those that enter it see it; its id."""
+    folder.mkdir()
+    holder = subprocess.Popen(
+        ["unshare", "-m", "sh", "-c", f"mount -t tmpfs {options} none {folder} && echo mounted && exec sleep 600"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "mounted\n"
+    yield holder.pid
+    holder.kill()
+    holder.wait()
+
+
+@needs_mounts
+def test_a_full_disk_leaves_the_last_good_checkpoint(recipe: Path, tmp_path: Path) -> None:
+    """Room for the first two checkpoints; a third file does not fit."""
+    disk, log = tmp_path / "disk", tmp_path / "log"
+    with disk_at(disk, "-o size=700k") as holder:
+        items = [f"recipe={recipe}", f"runs_dir={disk}", "trainer.max_epochs=9"]
+        assert status_of(start(items, log, enter, holder)) == 1
+        said = log.read_text()
+        assert "kd-train: failed: the checkpoint " in said, said
+        assert "can't be written: No space left on device; the one before is as it was" in said
+        folder = Path(f"/proc/{holder}/root{disk}/tiny/000/checkpoints")
+        assert newest_whole(folder) == (folder / "last.ckpt", {})
+        assert not list(folder.glob("*.part"))
+
+
+@needs_mounts
+def test_a_read_only_folder(recipe: Path, tmp_path: Path) -> None:
+    disk, log = tmp_path / "disk", tmp_path / "log"
+    with disk_at(disk, "-o ro") as holder:
+        assert status_of(start([f"recipe={recipe}", f"runs_dir={disk}"], log, enter, holder)) == 2
+    assert f"kd-train: runs_dir: {disk / 'tiny'} can't be written: Read-only file system" in log.read_text()
+
+
+def test_the_error_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"last.ckpt can't be written"):
+        CheckpointFiles().save_checkpoint({}, tmp_path / "file" / "last.ckpt")
+
+
+@pytest.mark.parametrize("share", [0, 0.3, 0.7, 0.99])
+def test_a_disk_that_fills_at_any_place_is_told_alike(
+    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the archive's records or in its directory, where torch raises an error of its own."""
+    room = share * save(tmp_path / "whole.ckpt", 1.0).stat().st_size
+
+    class Small(io.FileIO):
+        def write(self, data: bytes) -> int:  # type: ignore[override]
+            if self.tell() + len(data) > room:
+                raise OSError(28, "No space left on device")
+            return super().write(data)
+
+    monkeypatch.setattr("kd.storage.checkpoints.fresh", lambda path: Small(path, "w"))
+    with pytest.raises(RunError, match=r"last.ckpt can't be written: No space left on device; the one before"):
+        save(tmp_path / "last.ckpt", 1.0)
+    assert [p.name for p in tmp_path.iterdir()] == ["whole.ckpt"]
+
+
+def test_impossible_intervals(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main([f"recipe={recipe}", "checkpoint.every_n_steps=0"]) == 2
+    assert "checkpoint.every_n_steps: must be > 0, got 0" in capsys.readouterr().err

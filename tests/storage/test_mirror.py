@@ -1,0 +1,250 @@
+"""A run whose folder is in an object store: followed there while it trains, and gone on with from elsewhere."""
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import Callback, Trainer
+from safetensors.torch import load_file
+
+import kd
+from kd.cli import main, train_main
+from kd.storage.objects import file_system
+from kd.storage.run_urls import Copies, fetched_run, on_disk, state_of
+from tests._faults import Faults, before
+from tests._forks import free_port, run_ranks, start, status_of
+from tests.test_train import losses
+
+STOP = json.dumps({"class_path": "tests._stop.StopAfterEpoch", "init_args": {"epoch": 0}})
+
+
+@pytest.fixture(autouse=True)
+def _own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "machine"))
+
+
+def names(url: str) -> set[str]:
+    files, path = file_system(url)
+    files.invalidate_cache()
+    return {name.removeprefix(f"{path}/") for name in files.find(path)}
+
+
+def test_a_run_goes_on_on_another_machine_from_its_url(
+    recipe: Path, s3: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = "checkpoint.monitor=val/acc5"  # the first epoch is the best then, and is looked for after the move
+    assert train_main([f"recipe={recipe}", first]) == 0
+    whole = recipe.parent / "runs" / "tiny" / "000"
+    url = f"{s3}/runs"
+    assert train_main([f"recipe={recipe}", f"runs_dir={url}", first, f"trainer.callbacks+={STOP}"]) == 143
+    assert f"uploaded: {url}/tiny/000 (" in capsys.readouterr().out
+    assert {"tiny/latest", "tiny/000/config.yaml", "tiny/000/checkpoints/last.ckpt"} <= names(url)
+    assert not any(name.endswith((".part", "/.lock")) for name in names(url))
+    shutil.rmtree(tmp_path / "machine")
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "another"))
+    assert train_main([f"resume={url}/tiny/latest", "trainer.callbacks=null", "trust=tests._stop"]) == 0
+    assert {"tiny/000/student.safetensors", "tiny/000/report.html", "tiny/000/summary.json"} <= names(url)
+    here = on_disk(f"{url}/tiny/000")
+    assert here.is_relative_to(tmp_path / "another")
+    assert losses(here) == losses(whole)
+    files, path = file_system(url)
+    assert files.cat_file(f"{path}/tiny/000/student.safetensors") == (here / "student.safetensors").read_bytes()
+    a, b = (load_file(folder / "student.safetensors") for folder in (here, whole))
+    assert all(torch.equal(a[key], b[key]) for key in b)
+    # the same machine takes what it has, even where an upload was cut
+    (here / "metrics.csv").write_text("newer")
+    assert fetched_run(f"{url}/tiny/000") == here
+    assert (here / "metrics.csv").read_text() == "newer"
+    started = [f"model.student.checkpoint={url}/tiny/000", "trainer.max_epochs=1"]
+    assert train_main([f"recipe={recipe}", *started]) == 0
+    assert kd.evaluate(f"{url}/tiny/000")["pictures"] == 16
+    # a third machine: the next number is free there, and the run can be looked at
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "third"))
+    assert main("report", [f"{url}/tiny/000"]) == 0
+    assert not (on_disk(f"{url}/tiny/000") / "checkpoints").exists()
+    assert train_main([f"recipe={recipe}", f"runs_dir={url}", "trainer.max_epochs=1"]) == 0
+    assert "tiny/001/student.safetensors" in names(url)
+    named = [f"recipe={recipe}", f"runs_dir={url}", "trainer.max_epochs=1", "name=mine"]
+    assert train_main(named) == 0
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "fourth"))
+    capsys.readouterr()
+    assert train_main(named) == 2
+    assert "there is a run" in capsys.readouterr().err
+
+
+class Intruder(Callback):
+    """After the first epoch another machine writes the run's last checkpoint."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        files, path = file_system(self.url)
+        while trainer.current_epoch == 0 and not files.exists(path):
+            time.sleep(0.05)
+            files.invalidate_cache()
+        if trainer.current_epoch == 0:
+            files.pipe_file(path, b"another")
+
+
+def on_two_machines(items: list[str], disks: list[Path], port: str, log: Path) -> list[int]:
+    """Exit statuses of one job of two machines, a process and a disk each, as torchrun would start it."""
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "job",
+           "TORCHELASTIC_RESTART_COUNT": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0",
+           "GROUP_WORLD_SIZE": "2", "LOCAL_ADDR": "127.0.0.1"}  # fmt: skip
+    pids = [
+        start(items, log.with_suffix(f".{disk.name}"), KD_CACHE=str(disk), RANK=str(i), GROUP_RANK=str(i), **job)
+        for i, disk in enumerate(disks)
+    ]
+    return [status_of(pid) for pid in pids]
+
+
+@pytest.mark.slow
+def test_machines_without_a_common_disk_go_on_with_their_run(recipe: Path, s3: str, tmp_path: Path) -> None:
+    """Twice on other machines: both new, then one that has an older state of the run and one that knows nothing."""
+    log, url = tmp_path / "log", f"{s3}/runs"
+    both = [f"recipe={recipe}", "data.batch_size=4", "trainer.strategy=kd.strategies.ddp.DDP", "trainer.max_epochs=3"]
+    run_ranks([*both, "trainer.devices=2"], log)
+    whole = recipe.parent / "runs" / "tiny" / "000"
+    items = [*both, f"runs_dir={url}", 'trainer.callbacks+={"class_path": "tests._stop.StopAfterEachEpoch"}']
+    a, b, c, d = (tmp_path / name for name in "abcd")
+    for number, disks in enumerate(([a, b], [c, d], [b, a])):
+        statuses = on_two_machines(items, disks, free_port(), log)
+        said = [log.with_suffix(f".{disk.name}").read_text() for disk in disks]
+        assert statuses == ([143, 143] if number < 2 else [0, 0]), said
+        assert ("this job was here before: going on with" in said[0]) == (number > 0), said[0]
+    here = b / "runs" / url.replace("://", "/") / "tiny" / "000"
+    assert losses(here) == losses(whole)
+    files, path = file_system(f"{url}/tiny/000/student.safetensors")
+    files.invalidate_cache()
+    files.get_file(path, str(tmp_path / "student.safetensors"))
+    mine, wanted = (load_file(folder / "student.safetensors") for folder in (tmp_path, whole))
+    assert all(torch.equal(mine[key], wanted[key]) for key in wanted)
+    assert not [name for name in names(url) if name.startswith("tiny/001")]
+
+
+def test_machines_that_go_on_with_the_same_run_are_told(
+    recipe: Path, s3: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, mine = f"{s3}/runs", "trust=tests._stop"
+    assert train_main([f"recipe={recipe}", f"runs_dir={url}", f"trainer.callbacks+={STOP}"]) == 143
+    first = on_disk(f"{url}/tiny/000")
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "another"))
+    assert train_main([f"resume={url}/tiny/000", "trainer.callbacks=null", mine]) == 0
+    second = on_disk(f"{url}/tiny/000")
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "machine"))
+    # the way on that the first machine was told: it has less of the run than the store
+    assert train_main([f"resume={first}", "trainer.callbacks=null", mine]) == 0
+    assert (first / "metrics.csv").read_bytes() == (second / "metrics.csv").read_bytes()
+    files, path = file_system(f"{url}/tiny/000")
+    (first / "note.txt").write_text("mine")  # as if it had not been sent
+    assert train_main([f"resume={first}", "trainer.callbacks=null", mine]) == 0
+    assert files.cat_file(f"{path}/note.txt") == b"mine"
+    shutil.copy(first / "checkpoints" / "previous.ckpt", first / "checkpoints" / "last.ckpt")
+    files.pipe_file(f"{path}/checkpoints/last.ckpt", b"another")
+    capsys.readouterr()
+    assert train_main([f"resume={url}/tiny/000", "trainer.callbacks=null", mine]) == 2
+    assert "the run has gone on both in" in capsys.readouterr().err
+    assert train_main([f"resume={first}", "runs_dir=runs", "trainer.callbacks=null", mine]) == 0  # by itself
+    shutil.copytree(first, tmp_path / "alone", ignore=shutil.ignore_patterns(".*"))
+    assert train_main([f"resume={tmp_path / 'alone'}", f"runs_dir={url}", mine]) == 2
+    assert f"runs_dir: {url} has no run {tmp_path / 'alone'}" in capsys.readouterr().err
+
+
+def test_what_another_machine_writes_is_not_overwritten(
+    recipe: Path, s3: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kd.storage.mirror.EVERY_S", 0.05)
+    last = f"{s3}/runs/tiny/000/checkpoints/last.ckpt"
+    intruder = json.dumps({"class_path": "tests.storage.test_mirror.Intruder", "init_args": {"url": last}})
+    items = [f"recipe={recipe}", f"runs_dir={s3}/runs", "checkpoint.every_n_steps=1"]
+    assert train_main([*items, f"trainer.callbacks+={intruder}"]) == 1
+    files, path = file_system(last)
+    assert files.cat_file(path) == b"another"
+    best = f"{path.removesuffix('last.ckpt')}best.ckpt"
+    if files.exists(best):  # of the first epoch, or none
+        assert files.cat_file(best) != (on_disk(f"{s3}/runs/tiny/000") / "checkpoints/best.ckpt").read_bytes()
+    assert "another machine trains there; nothing more is sent from" in capsys.readouterr().err
+    assert (on_disk(f"{s3}/runs/tiny/000") / "student.safetensors").is_file()
+
+
+def test_an_upload_whose_end_is_not_known_is_no_other_machines(
+    recipe: Path, s3: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed between the store's yes and the note of it: the newer checkpoint here stays, and the run goes on."""
+    url = f"{s3}/runs/tiny/000"
+    assert train_main([f"recipe={recipe}", f"runs_dir={s3}/runs", f"trainer.callbacks+={STOP}"]) == 143
+    here, last = on_disk(url), "checkpoints/last.ckpt"
+    copies = Copies(here)
+    for noted in ({}, copies.known[last]):  # the first upload, or a later one
+        copies.known = {**copies.known, last: noted} if noted else {k: v for k, v in copies.known.items() if k != last}
+        copies.sending(last, state_of(here / last))
+        newer = (here / last).read_bytes()
+        (here / last).write_bytes(newer)  # another time of change
+        assert fetched_run(url) == here
+        assert (here / last).read_bytes() == newer and Copies(here).changed_here(last)
+    assert train_main([f"resume={url}", "trainer.callbacks=null", "trust=tests._stop"]) == 0
+    files, path = file_system(url)
+    assert files.cat_file(f"{path}/{last}") == (here / last).read_bytes()
+
+
+def test_uploads_survive_faults_and_are_encrypted_by_fsspecs_options(
+    recipe: Path, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fsspec
+
+    monkeypatch.setattr("kd.storage.objects.PAUSE_S", 0.01)
+    monkeypatch.setattr("kd.storage.mirror.EVERY_S", 0.05)
+    monkeypatch.setattr("kd.storage.mirror.LARGE", 10_000)  # checkpoints go from the disk
+    monkeypatch.setitem(
+        fsspec.config.conf,
+        "s3",
+        {"s3_additional_kwargs": {"ServerSideEncryption": "AES256"}, "default_block_size": 2**20},
+    )
+    faults = Faults("PUT", "/runs/")
+    with before(int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2]), faults) as port:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        file_system(s3)[0].clear_instance_cache()
+        faults.often = 4
+        assert train_main([f"recipe={recipe}", f"runs_dir={s3}/runs", "checkpoint.every_n_steps=1"]) == 0
+        faults.often = 0
+        assert all(faults.failed.values()), faults.failed
+        files, path = file_system(f"{s3}/runs/tiny/000")
+        files.invalidate_cache()
+        here = on_disk(f"{s3}/runs/tiny/000")
+        for name in ("checkpoints/last.ckpt", "checkpoints/previous.ckpt", "student.safetensors", "metrics.csv"):
+            assert files.cat_file(f"{path}/{name}") == (here / name).read_bytes(), name
+        head = files.call_s3("head_object", Bucket="food", Key="runs/tiny/000/student.safetensors")
+        assert head["ServerSideEncryption"] == "AES256"
+
+
+def test_bad_places_take_one_line_and_leave_nothing(
+    recipe: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kd.storage.objects.PAUSE_S", 0.0)
+    cases = [
+        (
+            "train",
+            [f"recipe={recipe}", "runs_dir=s3://no-such-bucket/runs"],
+            "runs_dir: s3://no-such-bucket/runs can't be",
+        ),
+        ("train", [f"recipe={recipe}", "runs_dir=nothing://x"], "runs_dir: nothing://x"),
+        ("train", [f"resume={s3}/runs/tiny/007"], f"resume: there is no run {s3}/runs/tiny/007"),
+        ("report", [f"{s3}/runs/tiny/007"], f"run: there is no run {s3}/runs/tiny/007"),
+        (
+            "scale",
+            [f"recipe={recipe}", f"runs_dir={s3}/runs", "processes=1,2"],
+            "runs_dir: kd-scale writes to a folder of",
+        ),
+    ]
+    for command, items, message in cases:
+        assert main(command, items) == 2, command
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1, error
+    assert names(s3) == set()
+    assert not list((tmp_path / "machine").rglob("config.yaml"))
