@@ -70,8 +70,10 @@ def run(request: Request) -> int:
     if container:
         _take_over(container, request)
     if request.rest:
-        known = ", ".join(names("recipes"))
-        raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, recipes recipe=NAME ({known})")
+        word, known = request.rest[0], names("recipes")
+        kind = "recipe" if word in known else "config" if word in names("configs") else ""
+        meant = f"did you mean '{kind}={word}'?" if kind else f"recipes recipe=NAME ({', '.join(known)})"
+        raise UserError(f"what is '{word}'? Settings are key=value, {meant}")
     if "version" in request.flags:
         import kd
 

@@ -16,9 +16,10 @@ from torch import nn
 from kd.callbacks.loggers import NEED_A_FOLDER, RUN
 from kd.data.batch import DataInfo
 from kd.data.transforms import height_width
-from kd.errors import UserError
+from kd.errors import UserError, causes
 from kd.losses import LogitLoss
 from kd.run.files import leaves, read
+from kd.run.messages import one_line
 from kd.run.trust import check_plain
 from kd.run.values import flatten
 from kd.storage.elsewhere import yaml_of
@@ -214,6 +215,37 @@ def blamed(config: dict[str, Any], unbuilt: Unbuilt) -> str | None:
         ):
             return _blamed(key, unbuilt.kind, own, unbuilt.reason)
     return None
+
+
+def told_by_key(error: Exception, config: dict[str, Any]) -> Exception:
+    """The user's mistake behind what jsonargparse wraps; any other error as it is.
+
+    Args:
+        error: what was raised while objects were built.
+        config: the resolved configuration that describes them.
+    """
+    mistake = next((cause for cause in causes(error) if isinstance(cause, UserError)), None)
+    if mistake is not None:
+        return mistake
+    unbuilt = next((cause for cause in causes(error) if isinstance(cause, Unbuilt)), None)
+    culprit = unbuilt and blamed(config, unbuilt)
+    if culprit:
+        return UserError(culprit)
+    error = unbuilt.reason if unbuilt else error
+    if not isinstance(error, ValueError):
+        return error
+    message = one_line(str(error), [])
+    value = re.search(r"\w+ must be .*?(?= - Expected a |$)", message)  # it tries each of a union's types
+    return UserError(_with_key(value.group(0) if value else message, flatten(config)))
+
+
+def _with_key(message: str, flat: dict[str, Any]) -> str:
+    """Our constructors begin a ValueError with the argument's name: puts the whole key in its place."""
+    name = message.split(" ", 1)[0]
+    keys = [k for k in flat if k.split(".")[-1] == name]
+    exact = [k for k in keys if message.endswith(f"got {flat[k]}") or message.endswith(f"got '{flat[k]}'")]
+    found = exact or keys
+    return message.replace(name, found[0].replace(".init_args", "") + ":", 1) if found else message
 
 
 def _same(told: object, given: object) -> bool:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -39,7 +38,7 @@ from kd.callbacks.students import StudentFolders
 from kd.callbacks.summary import Summary
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.fitting import check_batch
-from kd.errors import UserError, causes
+from kd.errors import UserError
 from kd.fit_to_machine.precision import choose_precision
 from kd.launch.cluster import Cluster
 from kd.lightning_internals import runs_in_child_processes
@@ -49,13 +48,12 @@ from kd.optim import OptimSpec
 from kd.report.metric import PROBE, less_is_better
 from kd.run.assemble import assemble
 from kd.run.checks import (
-    Unbuilt,
-    blamed,
     build,
     check_losses,
     check_student,
     check_values,
     loggers_with_folders,
+    told_by_key,
 )
 from kd.run.files import BEGIN, END
 from kd.run.messages import one_line
@@ -215,7 +213,7 @@ class KDCLI(LightningCLI):
             with shared_teachers() if self.config.students else nullcontext():
                 super().instantiate_classes()
         except Exception as error:
-            raise self._told_by_key(error) from error
+            raise told_by_key(error, self.as_dict()) from error
         for name, module in self.model.named_students().items():
             check_losses(module.objective.losses, f"students.{name}.model" if name else "model", self.datamodule.info)
             check_batch(module.objective.active, self.datamodule.batch_size, self.trainer.world_size)
@@ -234,31 +232,6 @@ class KDCLI(LightningCLI):
             check_packages(spec)
         if self.loggers:
             self.config.trainer.logger = False
-
-    def _told_by_key(self, error: Exception) -> Exception:
-        """The user's mistake behind what jsonargparse wraps; any other error as it is."""
-        mistake = next((cause for cause in causes(error) if isinstance(cause, UserError)), None)
-        if mistake is not None:
-            return mistake
-        unbuilt = next((cause for cause in causes(error) if isinstance(cause, Unbuilt)), None)
-        culprit = unbuilt and blamed(self.as_dict(), unbuilt)
-        if culprit:
-            return UserError(culprit)
-        error = unbuilt.reason if unbuilt else error
-        if not isinstance(error, ValueError):
-            return error
-        message = one_line(str(error), [])
-        value = re.search(r"\w+ must be .*?(?= - Expected a |$)", message)  # it tries each of a union's types
-        return UserError(self._with_key(value.group(0) if value else message))
-
-    def _with_key(self, message: str) -> str:
-        """Our constructors begin a ValueError with the argument's name: puts the whole key in its place."""
-        name = message.split(" ", 1)[0]
-        flat = flatten(self.as_dict())
-        keys = [k for k in flat if k.split(".")[-1] == name]
-        exact = [k for k in keys if message.endswith(f"got {flat[k]}") or message.endswith(f"got '{flat[k]}'")]
-        found = exact or keys
-        return message.replace(name, found[0].replace(".init_args", "") + ":", 1) if found else message
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer with our callbacks and checkpoints."""
@@ -363,7 +336,10 @@ def build_data(config: dict[str, Any]) -> DistillationDataModule:
         config = {**config, "engine": "torch", "tier": None, "num_workers": "auto"}
     parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False)
     parser.add_class_arguments(DistillationDataModule, "data")
-    return parser.instantiate_classes(parser.parse_object({"data": config})).data
+    try:
+        return parser.instantiate_classes(parser.parse_object({"data": config})).data
+    except Exception as error:
+        raise told_by_key(error, {"data": config}) from error
 
 
 def build_task(config: dict[str, Any] | None) -> Task:

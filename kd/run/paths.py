@@ -1,7 +1,7 @@
 """Paths in the place of a class: a source from its folder or list; other files are refused unread."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,12 @@ def source_items(item: str, contents: Iterable[dict[Any, Any]]) -> list[str]:
     ['data.source=Manifest', 'data.source.train=s3://food/train.csv']
     """
     key, _, path = item.partition("=")
-    if key != SOURCE or path.startswith("{") or path.endswith(SETTINGS) or path in keys.subclasses("Source"):
+    if key != SOURCE or path.startswith("{") or path in keys.subclasses("Source"):
+        return [item]
+    if path.endswith(SETTINGS):
+        if Path(path).is_file() and "class_path" not in files.read(Path(path)):
+            raise UserError(f"{SOURCE}: {path} names no source (class_path); give the pictures' folder, or a list of "
+                            f"them ({', '.join(LISTS)})")  # fmt: skip
         return [item]
     if path.lower().endswith(LISTS):
         return [f"{SOURCE}=Manifest", f"{SOURCE}.train={path}"]
@@ -43,6 +48,37 @@ def source_items(item: str, contents: Iterable[dict[Any, Any]]) -> list[str]:
     if name in OF_A_FOLDER:
         return [f"{SOURCE}.root={path}"]
     return [f"{SOURCE}={'Shards' if Path(path, 'train.json').is_file() else 'ImageFolder'}", f"{SOURCE}.root={path}"]
+
+
+def implied(overrides: Sequence[str], contents: Iterable[dict[Any, Any]]) -> list[str]:
+    """What typed settings mean for others, which come before them.
+
+    A list in the place of a folder is a ``Manifest``'s. A model's arguments in a recipe are those of its architecture:
+    one of another family does without them.
+
+    >>> implied(["model.student.arch=resnet18"], [{"model": {"student": {"arch": "vit_tiny", "kwargs": {"depth": 3}}}}])
+    ['model.student.kwargs={}']
+    """
+    typed = dict(item.split("=", 1) for item in overrides if "=" in item)
+    own, found = keys.merged([*contents], {}), []
+    source = (own.get("data") or {}).get("source") or ""
+    name = str(source.get("class_path", "") if isinstance(source, dict) else source).rpartition(".")[2]
+    if typed.get(f"{SOURCE}.train", "").lower().endswith(LISTS) and SOURCE not in typed and name in ("", "ImageFolder"):
+        found.append(f"{SOURCE}=Manifest")
+    for key, arch in typed.items():
+        node: Any = own
+        for part in key.split(".")[:-1]:
+            node = node.get(part) if isinstance(node, dict) else None
+        if not (key.startswith("model.") and key.endswith(".arch") and isinstance(node, dict) and node.get("kwargs")):
+            continue
+        if _family(arch) != _family(str(node.get("arch"))):
+            found.append(f"{key.removesuffix('arch')}kwargs={{}}")
+    return found
+
+
+def _family(arch: str) -> str:
+    """The letters that an architecture's name begins with: ``vit`` of ``timm/vit_tiny_patch16_224``."""
+    return re.split(r"[^a-z]", arch.rpartition("/")[2].lower(), maxsplit=1)[0]
 
 
 def check_no_files(items: Iterable[tuple[str, Any]]) -> None:

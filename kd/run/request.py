@@ -12,7 +12,7 @@ from kd.launch.sagemaker import CHANNEL, folder_of
 from kd.run import files, keys
 from kd.run.find import find, part_of
 from kd.run.moved import current
-from kd.run.paths import check_no_files, pairs, source_items
+from kd.run.paths import check_no_files, implied, pairs, source_items
 from kd.run.trust import check_file, vouched
 from kd.run.typed import check_types
 from kd.run.unread import check_read
@@ -82,6 +82,7 @@ class Request:
             if group:
                 raise UserError(f"{file}: {group}: has settings of its own, got '{content[group]}'")
         self.overrides = [meant for item in self.overrides for meant in source_items(item, contents.values())]
+        self.overrides = implied(self.overrides, contents.values()) + self.overrides
         check_no_files(pairs(contents.values(), self.overrides))
         trees = [_as_tree(item) for item in self.overrides]
         for tree in trees:

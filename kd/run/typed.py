@@ -17,6 +17,8 @@ TYPES = {
 }
 LOGGERS = {"csv": "CSVLogger", "mlflow": "MLFlowLogger", "tensorboard": "TensorBoardLogger", "wandb": "WandbLogger",
            "comet": "CometLogger", "neptune": "NeptuneLogger"}  # fmt: skip
+HALF = {"amp": "16-mixed", "fp16": "16-mixed", "float16": "16-mixed", "half": "16-mixed", "bfloat16": "bf16-mixed"}
+PRECISIONS = {**HALF, "fp32": "32-true", "float32": "32-true"}
 
 
 def check_types(given: Iterable[tuple[str, Any]], known: Mapping[str, Key], losses: Iterable[str] = ()) -> None:
@@ -59,6 +61,8 @@ def meant_by(key: str, value: object, losses: Iterable[str] = ()) -> str:
         return f"{key}.{next(iter(losses), 'kd')}={value}"
     if key == "trainer.logger" and value.lower() in LOGGERS:
         return f"{key}={LOGGERS[value.lower()]}"
+    if key == "trainer.precision" and value.lower() in PRECISIONS:
+        return f"{key}={PRECISIONS[value.lower()]}"
     return "model.task.class_weights=auto" if key.endswith("class_weights") and value == "balanced" else ""
 
 

@@ -176,6 +176,21 @@ def test_a_path_in_place_of_a_source_is_read_as_what_it_is(tmp_path: Path) -> No
         source_of("recipe=foodtag_vit", f"data.source={tmp_path}/none")
 
 
+def test_a_list_in_the_place_of_training_folders_is_a_manifests(tmp_path: Path) -> None:
+    items = ["data.source.val=v.csv", "data.source.train=t.csv"]
+    assert source_of("recipe=grocery_vit", *items)[0] == "--data.source=Manifest"
+    assert source_of("recipe=grocery_vit", *items, "data.source=WebDataset")[0] != "--data.source=Manifest"
+    assert source_of("recipe=grocery_vit", "data.source.train=train")[0] != "--data.source=Manifest"
+
+
+def test_a_data_sets_yaml_is_no_source(tmp_path: Path) -> None:
+    (tmp_path / "data.yaml").write_text("path: .\ntrain: images\nnames:\n  0: apple\n")
+    with pytest.raises(
+        UserError, match=f"data.source: {tmp_path}/data.yaml names no source .*give the pictures' folder"
+    ):
+        source_of("recipe=grocery_vit", f"data.source={tmp_path}/data.yaml")
+
+
 @pytest.mark.parametrize(
     "key",
     ["data.source", "data.augment", "model.task", "model.distill_losses", "model.teacher.builder", "model.taps",
