@@ -45,7 +45,7 @@ class Waits(TorchDispatchMode):
     def note(self, kind: str) -> None:
         """Counts one wait at the line that runs now."""
         ours = [frame for frame in traceback.extract_stack() if frame.filename.startswith(KD)]
-        place = f"{ours[-1].filename.removeprefix(KD)}: {ours[-1].line}" if ours else f"outside kd {self.node}"
+        place = f"{Path(ours[-1].filename).name}: {ours[-1].line}" if ours else f"outside kd {self.node}"
         self.found[place, kind] += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -111,6 +111,7 @@ def batch_of(target: str, side: int = SIDE) -> dict[str, Tensor]:
     targets = {
         "ids": lambda: torch.zeros(N, dtype=torch.long, device=CUDA),
         "shares": lambda: torch.rand(N, CLASSES, device=CUDA),
+        "labels": lambda: torch.zeros(N, CLASSES, dtype=torch.long, device=CUDA),
         "masks": lambda: torch.zeros(N, SIDE, SIDE, dtype=torch.uint8, device=CUDA),
     }
     return {"image": torch.zeros(N, 3, side, side, dtype=torch.uint8, device=CUDA), "target": targets[target](),
@@ -260,14 +261,54 @@ def lines(waits: Waits) -> set[str]:
 
 
 STILL_WAIT = {
-    "data/engines/device.py: chosen = torch.tensor([i for i, _ in mine], dtype=torch.long).to(images.device)":
-        "still waits: the pictures to be flipped are copied to the device, once a batch",
-    "data/engines/device.py: images[i] = transform.transform(images[i], parameters)":
-        "still waits: torchvision copies the noise of an erased box to the device, picture by picture",
+    "views": {
+        "device.py: chosen = torch.tensor([i for i, _ in mine], dtype=torch.long).to(images.device)":
+            "still waits: the pictures to be flipped are copied to the device, once a batch",
+        "device.py: images[i] = transform.transform(images[i], parameters)":
+            "still waits: torchvision copies what fills an erased box to the device, picture by picture",
+    },
+    "masks": {
+        "segmentation.py: self.iou.update(prediction, target)": "still waits: torchmetrics leaves pixels out",
+        "segmentation.py: self.pixel_acc.update(prediction, target)": "still waits: likewise",
+        "segmentation.py: self.agreement.update(prediction[valid], teacher_answer.long()[valid])":
+            "still waits: only pixels that count are compared",
+        "base.py: known = target[(target >= 0) & (target < self.num_classes) & (target != self.ignore_index)]":
+            "still waits: only pixels that count are counted",
+        "base.py: self.counts += torch.bincount(known.flatten().long(), minlength=self.num_classes)":
+            "still waits: the device is asked for the largest id",
+    },
+    "known answers": {
+        "evaluation.py: seen.decided = self.known[index.to(self.known.device)].to(images.device)":
+            "still waits: the teacher's answers of a whole data set, masks too, stay on the host",
+    },
 }  # fmt: skip
-"""Lines of the views made on the device (``engine=device``) that wait, and why they are allowed to."""
+"""Lines outside training steps that wait, by what is done, and why they are allowed to."""
 
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_views_made_on_the_device_wait_where_it_is_known(mixed: bool) -> None:
-    assert lines(views_on_the_device(mixed)) == set(STILL_WAIT)
+    assert lines(views_on_the_device(mixed)) == set(STILL_WAIT["views"])
+
+
+VALIDATED: dict[str, tuple[Callable[[], kd.DistillationModule], str]] = {
+    "one label": (lambda: pair({"kd": kd.KDLoss()}), "ids"),
+    "known answers": (lambda: pair({"kd": kd.KDLoss()}), "ids"),
+    "several labels": (lambda: labels({"kd": losses.BinaryKDLoss()}), "labels"),
+    "masks": (lambda: dense({"p": losses.PixelKDLoss()}), "masks"),
+    "no labels": (lambda: label_free("a", "b"), "ids"),
+}
+
+
+@pytest.mark.parametrize("padding", [0, 1, N])
+@pytest.mark.parametrize("kind", VALIDATED)
+def test_a_batch_of_validation_waits_nowhere_else(kind: str, padding: int) -> None:
+    make, target = VALIDATED[kind]
+    module = make().eval()
+    module.teacher.identity()
+    with gpu() as waits:
+        place(module, waits)
+        module.validation.known = torch.zeros(9, dtype=torch.long) if kind == "known answers" else None
+        for _ in range(2):
+            waits.found.clear()
+            module.validation_step({**batch_of(target), "real": N - padding}, 0)
+    assert lines(waits) == (set(STILL_WAIT.get(kind, ())) if padding < N else set())

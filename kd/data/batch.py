@@ -29,6 +29,7 @@ class Batch(TypedDict, total=False):
         image: uint8 ``(N, 3, H, W)``, prepared for each model by its own input; or float, which passes as it is.
         target: class ids ``(N,)`` (-1 without a label), probabilities or labels ``(N, C)``, or masks ``(N, H, W)``.
         index: ``(N,)`` the samples' numbers, -1 for padding.
+        real: so many pictures are no padding, the first ones, where the loader counts them.
         view: which view of its pictures it shows; views come again where a teacher's answers are cached.
         records: what caches know of the teachers' answers, by teacher.
         made: the teachers' answers as records, where a data tier has computed them.
@@ -37,6 +38,7 @@ class Batch(TypedDict, total=False):
     image: Tensor
     target: Tensor
     index: Tensor
+    real: int
     view: int
     records: dict[str, Tensor]
     made: dict[str, Tensor]
@@ -70,6 +72,13 @@ def as_batch(given: object) -> Batch:
         batch["image"] = image
         target = torch.full((len(image),), -1) if target is None else target
     return cast(Batch, {**batch, "target": target})
+
+
+def real_rows(batch: Batch) -> slice | Tensor:
+    """Which pictures are no padding: a slice where the loader has counted them, for which no device is asked."""
+    if "index" not in batch or "real" in batch:
+        return slice(batch.get("real"))
+    return batch["index"] >= 0
 
 
 class RangeCheck:

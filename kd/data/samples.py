@@ -66,10 +66,11 @@ class Collate:
         images = torch.stack([image for image, _, _ in samples])
         targets = self.targets([target for _, target, _ in samples])
         keys = [key for _, _, key in samples]
+        real = sum(epoch >= 0 for _, epoch in keys)  # padding comes last
         index = torch.tensor([-1 if epoch < 0 else i for i, epoch in keys])
         if self.mix:
             images, targets = self.mix(images, targets, keys)
-        batch: Batch = {"image": images, "target": targets, "index": index}
+        batch: Batch = {"image": images, "target": targets, "index": index, "real": real}
         return batch if self.mix is None else {**batch, "view": keys[0][1]}
 
     def targets(self, targets: Sequence[Any]) -> Tensor:

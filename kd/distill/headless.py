@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kd.data.batch import Batch
+from kd.data.batch import Batch, real_rows
 from kd.distill.inherit.pair import final_norm
 from kd.distill.objective import Objective
 from kd.distill.student import Student
@@ -82,16 +82,16 @@ class HeadlessStudent(Student):
         """Adds a validation batch to its task's metrics; padding is left out."""
         with self._taps_of_final as caught:
             given = self.logits(batch["image"])
-        real = batch["index"] >= 0 if "index" in batch else torch.ones(len(given), dtype=torch.bool)
-        if not real.any():
-            self._measures.held_out.update(given[:0], {})
+        real, count = real_rows(batch), len(given)
+        given = given[real]
+        if not len(given):
+            self._measures.held_out.update(given, {})
             return
-        real = real.to(given.device)
-        theirs = Answer(features={layer: _rows(x, real) for layer, x in answer.features.items()})
+        theirs = Answer(features={layer: _rows(x, real, count) for layer, x in answer.features.items()})
         losses = self.objective.held_out(
-            lambda layers, form: [_rows(x, real) for x in self._taps_of_final.read(caught, layers, form)], theirs
+            lambda layers, form: [_rows(x, real, count) for x in self._taps_of_final.read(caught, layers, form)], theirs
         )
-        self._measures.held_out.update(given[real], losses)
+        self._measures.held_out.update(given, losses)
 
 
 def student_of(objective: Objective) -> type[Student]:
@@ -99,6 +99,6 @@ def student_of(objective: Objective) -> type[Student]:
     return Student if objective.task.labels else HeadlessStudent
 
 
-def _rows(x: Tensor, real: Tensor) -> Tensor:
-    """Of a layer's output what belongs to the pictures that are ``real``: windows are several rows a picture."""
-    return x if bool(real.all()) else x.unflatten(0, (len(real), -1))[real].flatten(0, 1)
+def _rows(x: Tensor, real: slice | Tensor, count: int) -> Tensor:
+    """Of a layer's output what belongs to the ``real`` of ``count`` pictures: windows are several rows a picture."""
+    return x.unflatten(0, (count, -1))[real].flatten(0, 1)

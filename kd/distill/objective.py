@@ -237,7 +237,7 @@ class Objective(nn.Module):
         Returns:
             ``<name>_loss`` of :attr:`measurable`, and ``feature_loss``, their weighted sum.
         """
-        found, total = {}, torch.zeros(())
+        found: dict[str, Tensor] = {}
         with alone():
             for name in self.measurable:
                 own, theirs = self.looks.read(name, features, answer)
@@ -246,8 +246,8 @@ class Objective(nn.Module):
                 many = isinstance(loss, LayersLoss)
                 value = loss(own, theirs, nothing) if many else loss(own[0], theirs[0], nothing)
                 found[f"{name}_loss"] = value
-                total = total.to(value.device) + self.weight_of(name) * value
-        return found | {"feature_loss": total}
+        weighted = (self.weight_of(name) * found[f"{name}_loss"] for name in self.measurable)
+        return found | {"feature_loss": sum(weighted, torch.zeros(()))}
 
     @property
     def measurable(self) -> list[str]:

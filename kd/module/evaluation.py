@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from kd.data.batch import Batch
+from kd.data.batch import Batch, real_rows
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources.unlabelled import Joined
 from kd.distill.headless import HeadlessStudent
@@ -73,13 +73,12 @@ class Look:
     @torch.no_grad()
     def at(self, batch: Batch) -> Seen | None:
         """One batch; None where all of it is padding."""
-        images, target, index = batch["image"], batch["target"], batch.get("index")
-        if index is not None:
-            real = index >= 0
-            if not real.any():
-                self._keep_step_with_others(images.to(self.device))
-                return None
-            images, target, index = images[real], target[real], index[real]
+        real, index = real_rows(batch), batch.get("index")
+        images, target = batch["image"][real], batch["target"][real]
+        if not len(images):
+            self._keep_step_with_others(batch["image"].to(self.device))
+            return None
+        index = None if index is None else index[real]
         images, target = images.to(self.device), target.to(self.device)
         seen = Seen(target, index)
         if self.known is not None and index is not None:

@@ -39,9 +39,9 @@ class Classification(Task):
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
         """Makes the metrics for ``num_classes`` classes."""
-        self.acc1 = MulticlassAccuracy(num_classes, average="micro")
-        self.acc5 = MulticlassAccuracy(num_classes, top_k=min(5, num_classes), average="micro")
-        self.agreement = MulticlassAccuracy(num_classes, average="micro")
+        self.acc1 = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
+        self.acc5 = MulticlassAccuracy(num_classes, top_k=min(5, num_classes), average="micro", validate_args=False)
+        self.agreement = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
 
     def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
         """See :meth:`Task.weigh`."""

@@ -47,11 +47,13 @@ class Segmentation(Task):
         """Makes the metrics."""
         self.num_classes, self.ignore_index = num_classes, ignore_index
         self.iou = MulticlassJaccardIndex(
-            num_classes, average="none", ignore_index=ignore_index, zero_division=math.nan
+            num_classes, average="none", ignore_index=ignore_index, zero_division=math.nan, validate_args=False
         )
-        self.pixel_acc = MulticlassAccuracy(num_classes, average="micro", ignore_index=ignore_index)
+        self.pixel_acc = MulticlassAccuracy(
+            num_classes, average="micro", ignore_index=ignore_index, validate_args=False
+        )
         self.targets = TargetCounts(num_classes, ignore_index)
-        self.agreement = MulticlassAccuracy(num_classes, average="micro")
+        self.agreement = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
 
     def metric_names(self, teacher: bool) -> list[str]:
         """See :meth:`Task.metric_names`."""
