@@ -26,7 +26,7 @@ class Finite(Callback):
     """
 
     def __init__(self) -> None:
-        self._pending: deque[_Copy] = deque()
+        self._pending: deque[tuple[int, Tensor, torch.cuda.Event | None, Tensor]] = deque()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
@@ -34,7 +34,11 @@ class Finite(Callback):
         """Looks at the steps before this one that are done."""
         self._look(trainer, wait=False)
         loss = output_of(outputs)["loss"].detach()
-        self._pending.append(_Copy(trainer.fit_loop.epoch_loop.total_batch_idx, loss, batch["index"]))
+        done = None
+        if loss.device.type == "cuda":
+            loss, done = loss.to("cpu", non_blocking=True), torch.cuda.Event()  # the copy is in pinned memory
+            done.record()
+        self._pending.append((trainer.fit_loop.epoch_loop.total_batch_idx, loss, done, batch["index"]))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Looks at the last steps."""
@@ -52,43 +56,20 @@ class Finite(Callback):
             )
 
     def _look(self, trainer: Trainer, wait: bool) -> None:
-        while self._pending and (wait or self._pending[0].is_there()):
-            copy = self._pending.popleft()
-            value = copy.value()
-            if math.isfinite(value):
+        while self._pending:
+            batch, loss, done, index = self._pending[0]
+            if done is not None:
+                if not wait and not done.query():
+                    return
+                done.synchronize()
+            self._pending.popleft()
+            if math.isfinite(loss):
                 continue
             self._pending.clear()
-            named = ", ".join(str(int(i)) for i in copy.index[:SHOWN])
-            more = f" and {len(copy.index) - SHOWN} more" if len(copy.index) > SHOWN else ""
+            named = ", ".join(str(int(i)) for i in index[:SHOWN])
+            more = f" and {len(index) - SHOWN} more" if len(index) > SHOWN else ""
+            step = batch // trainer.accumulate_grad_batches
             raise RunError(
-                f"the loss is {value} in batch {copy.batch} of the run (step "
-                f"{copy.batch // trainer.accumulate_grad_batches}, epoch {trainer.current_epoch + 1}, rank "
-                f"{trainer.global_rank}); training pictures: {named}{more}"
+                f"the loss is {float(loss)} in batch {batch} of the run (step {step}, epoch "
+                f"{trainer.current_epoch + 1}, rank {trainer.global_rank}); training pictures: {named}{more}"
             )
-
-
-class _Copy:
-    """A batch's loss on its way to the host.
-
-    Args:
-        batch: number of the batch in the run.
-        loss: a scalar on any device.
-        index: the pictures' numbers ``(N,)``.
-    """
-
-    def __init__(self, batch: int, loss: Tensor, index: Tensor) -> None:
-        self.batch, self.index = batch, index
-        self._done = torch.cuda.Event() if loss.is_cuda else None
-        self._loss = loss.to("cpu", non_blocking=True) if loss.is_cuda else loss  # into pinned memory
-        if self._done is not None:
-            self._done.record(torch.cuda.current_stream(loss.device))
-
-    def is_there(self) -> bool:
-        """Whether reading it would not wait."""
-        return self._done is None or self._done.query()
-
-    def value(self) -> float:
-        """The loss; waits for it."""
-        if self._done is not None:
-            self._done.synchronize()
-        return float(self._loss)
