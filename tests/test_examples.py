@@ -1,8 +1,14 @@
 """The examples run, and teach."""
 
+import json
 import runpy
+from pathlib import Path
+
+import pytest
 
 from tests._helpers import ROOT
+
+NOTEBOOK = ROOT / "scripts/examples/distil.ipynb"
 
 
 def test_models_data_and_trainer_of_ones_own() -> None:
@@ -13,3 +19,16 @@ def test_models_data_and_trainer_of_ones_own() -> None:
 def test_a_loop_of_ones_own() -> None:
     losses = runpy.run_path(str(ROOT / "scripts/examples/plain_loop.py"))["main"]()
     assert losses[-1] < 0.7 * losses[0]
+
+
+def test_the_notebook_runs_and_shows_what_came_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    found: dict = {"__name__": "__main__"}
+    for cell in code:
+        exec(compile("".join(cell["source"]), NOTEBOOK.name, "exec"), found)
+    assert all(cell["outputs"] for cell in code[1:])  # the imports print nothing
+    assert any("image/png" in output.get("data", {}) for cell in code for output in cell["outputs"])
+    assert found["result"].summary["student"]["val"]["acc1"] > 0.5
+    assert len(Path("labels.csv").read_text().splitlines()) == 1 + len(found["lost"])
+    assert found["logits"].shape == (len(found["lost"]), 20)

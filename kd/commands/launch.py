@@ -58,10 +58,7 @@ def run(request: Request) -> int:
     job = read_job(request, own)
     files = target.write(job)
     if "dry-run" in request.flags:
-        print(
-            f"kd-launch: pictures an optimizer step: {job.step} (optim.lr_batch)",
-            file=sys.stderr,
-        )
+        print(f"kd-launch: pictures an optimizer step: {job.step} (optim.lr_batch)", file=sys.stderr)
         for name, text in files.items():
             text = text.replace(job.secret, "SECRET") if job.secret else text  # a terminal's lines are kept and shown
             print(text if len(files) == 1 else f"# {name}\n{text}", end="")

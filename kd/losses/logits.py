@@ -163,12 +163,7 @@ class DISTLoss(LogitLoss):
     exclusive = True
 
     def __init__(
-        self,
-        beta: float = 1.0,
-        gamma: float = 1.0,
-        temperature: float = 1.0,
-        weight: float = 1.0,
-        gather: bool = False,
+        self, beta: float = 1.0, gamma: float = 1.0, temperature: float = 1.0, weight: float = 1.0, gather: bool = False
     ) -> None:
         super().__init__(weight)
         positive("temperature", temperature)

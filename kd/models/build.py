@@ -24,12 +24,7 @@ Spec = TypeVar("Spec", bound=ModelSpec)
 
 
 def build_model(
-    spec: ModelSpec,
-    num_classes: int,
-    key: str,
-    classes: Sequence[str] = (),
-    head: bool = False,
-    dense: bool = False,
+    spec: ModelSpec, num_classes: int, key: str, classes: Sequence[str] = (), head: bool = False, dense: bool = False
 ) -> nn.Module:
     """Builds a timm model and loads its weights.
 

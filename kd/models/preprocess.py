@@ -29,11 +29,7 @@ class Preprocess:
     """
 
     def __init__(
-        self,
-        img_size: int | Sequence[int],
-        mean: Sequence[float],
-        std: Sequence[float],
-        channels_last: bool = False,
+        self, img_size: int | Sequence[int], mean: Sequence[float], std: Sequence[float], channels_last: bool = False
     ) -> None:
         self.size = (img_size, img_size) if isinstance(img_size, int) else (int(img_size[0]), int(img_size[1]))
         self.channels_last = channels_last

@@ -17,12 +17,7 @@ from kd.report.step_facts import mean
 
 
 def cpu_bottleneck(
-    cpu: Sequence[float],
-    gpu: Sequence[float],
-    high: float = 90,
-    low: float = 10,
-    share: float = 0.5,
-    skip: int = 100,
+    cpu: Sequence[float], gpu: Sequence[float], high: float = 90, low: float = 10, share: float = 0.5, skip: int = 100
 ) -> Finding | None:
     """CPUs above ``high`` % while GPUs are below ``low`` %, for more than ``share`` of the samples."""
     pairs = list(zip(cpu, gpu, strict=False))[skip:]
@@ -63,11 +58,7 @@ def low_gpu_utilization(
         return None
     p95, p5 = percentile(recent, 95), percentile(recent, 5)
     if p95 < low:
-        return Finding(
-            "LowGPUUtilization",
-            f"p95 of GPU utilisation is {p95:.0f} %",
-            "see the verdict",
-        )
+        return Finding("LowGPUUtilization", f"p95 of GPU utilisation is {p95:.0f} %", "see the verdict")
     if p5 < floor:
         text = f"GPU utilisation goes between {p5:.0f} and {p95:.0f} % (p5, p95)"
         return Finding("LowGPUUtilization", text, "something makes it wait now and then; see the verdict")

@@ -218,12 +218,7 @@ def blamed(config: dict[str, Any], unbuilt: Unbuilt) -> str | None:
 
 
 def told_by_key(error: Exception, config: dict[str, Any]) -> Exception:
-    """The user's mistake behind what jsonargparse wraps; any other error as it is.
-
-    Args:
-        error: what was raised while objects were built.
-        config: the resolved configuration that describes them.
-    """
+    """The user's mistake behind what was raised while settings became objects; any other error as it is."""
     mistake = next((cause for cause in causes(error) if isinstance(cause, UserError)), None)
     if mistake is not None:
         return mistake
@@ -234,18 +229,14 @@ def told_by_key(error: Exception, config: dict[str, Any]) -> Exception:
     error = unbuilt.reason if unbuilt else error
     if not isinstance(error, ValueError):
         return error
-    message = one_line(str(error), [])
+    message, flat = one_line(str(error), []), flatten(config)
     value = re.search(r"\w+ must be .*?(?= - Expected a |$)", message)  # it tries each of a union's types
-    return UserError(_with_key(value.group(0) if value else message, flatten(config)))
-
-
-def _with_key(message: str, flat: dict[str, Any]) -> str:
-    """Our constructors begin a ValueError with the argument's name: puts the whole key in its place."""
-    name = message.split(" ", 1)[0]
+    message = value.group(0) if value else message
+    name = message.split(" ", 1)[0]  # our constructors begin a ValueError with the argument's name
     keys = [k for k in flat if k.split(".")[-1] == name]
     exact = [k for k in keys if message.endswith(f"got {flat[k]}") or message.endswith(f"got '{flat[k]}'")]
     found = exact or keys
-    return message.replace(name, found[0].replace(".init_args", "") + ":", 1) if found else message
+    return UserError(message.replace(name, found[0].replace(".init_args", "") + ":", 1) if found else message)
 
 
 def _same(told: object, given: object) -> bool:

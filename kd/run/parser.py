@@ -47,14 +47,7 @@ from kd.monitor.keys import MonitorSpec, monitors
 from kd.optim import OptimSpec
 from kd.report.metric import PROBE, less_is_better
 from kd.run.assemble import assemble
-from kd.run.checks import (
-    build,
-    check_losses,
-    check_student,
-    check_values,
-    loggers_with_folders,
-    told_by_key,
-)
+from kd.run.checks import build, check_losses, check_student, check_values, loggers_with_folders, told_by_key
 from kd.run.files import BEGIN, END
 from kd.run.messages import one_line
 from kd.run.request import TRUSTED
@@ -155,7 +148,6 @@ class KDCLI(LightningCLI):
             default="stop",
             help="What a teacher near chance does; off does not measure it.",
         )
-
         parser.add_argument(
             "--students",
             type=dict[str, dict] | None,  # a bare dict: the parser builds nothing inside

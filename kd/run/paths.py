@@ -51,14 +51,7 @@ def source_items(item: str, contents: Iterable[dict[Any, Any]]) -> list[str]:
 
 
 def implied(overrides: Sequence[str], contents: Iterable[dict[Any, Any]]) -> list[str]:
-    """What typed settings mean for others, which come before them.
-
-    A list in the place of a folder is a ``Manifest``'s. A model's arguments in a recipe are those of its architecture:
-    one of another family does without them.
-
-    >>> implied(["model.student.arch=resnet18"], [{"model": {"student": {"arch": "vit_tiny", "kwargs": {"depth": 3}}}}])
-    ['model.student.kwargs={}']
-    """
+    """What typed settings mean for others: a list is a ``Manifest``'s, arguments in a recipe are its family's."""
     typed = dict(item.split("=", 1) for item in overrides if "=" in item)
     own, found = keys.merged([*contents], {}), []
     source = (own.get("data") or {}).get("source") or ""
@@ -71,21 +64,16 @@ def implied(overrides: Sequence[str], contents: Iterable[dict[Any, Any]]) -> lis
             node = node.get(part) if isinstance(node, dict) else None
         if not (key.startswith("model.") and key.endswith(".arch") and isinstance(node, dict) and node.get("kwargs")):
             continue
-        if _family(arch) != _family(str(node.get("arch"))):
+        typed_family, own_family = (
+            re.findall("[a-z]+", name.rpartition("/")[2])[:1] for name in (arch, f"{node.get('arch')}")
+        )
+        if typed_family != own_family:
             found.append(f"{key.removesuffix('arch')}kwargs={{}}")
     return found
 
 
-def _family(arch: str) -> str:
-    """The letters that an architecture's name begins with: ``vit`` of ``timm/vit_tiny_patch16_224``."""
-    return re.split(r"[^a-z]", arch.rpartition("/")[2].lower(), maxsplit=1)[0]
-
-
 def check_no_files(items: Iterable[tuple[str, Any]]) -> None:
     """Refuses a file where settings or a class are wanted: its content would end up in a message.
-
-    Args:
-        items: keys and values.
 
     Raises:
         UserError: the first such file that is no YAML.

@@ -127,11 +127,7 @@ def _ridge(
 
 
 def ridge_accuracy(
-    bank: Tensor,
-    bank_labels: Tensor,
-    features: Tensor,
-    labels: Tensor,
-    strengths: tuple[float, ...] = STRENGTHS,
+    bank: Tensor, bank_labels: Tensor, features: Tensor, labels: Tensor, strengths: tuple[float, ...] = STRENGTHS
 ) -> float:
     """Top-1 accuracy of :func:`ridge_classifier` fitted to the bank.
 

@@ -106,10 +106,7 @@ class AnswerCodec:
     """
 
     def __init__(
-        self,
-        logits: Codec | None,
-        features: Mapping[Feature, tuple[int, ...]] | None = None,
-        precision: str = "half",
+        self, logits: Codec | None, features: Mapping[Feature, tuple[int, ...]] | None = None, precision: str = "half"
     ) -> None:
         self.logits, self.precision = logits, precision
         self.features = {name: PRECISIONS[precision](shape) for name, shape in (features or {}).items()}

@@ -13,11 +13,7 @@ from kd.teachers.frozen import FrozenTeacher
 
 
 def build_teacher(
-    spec: TeacherSpec,
-    num_classes: int,
-    classes: Sequence[str] = (),
-    key: str = "model.teacher",
-    dense: bool = False,
+    spec: TeacherSpec, num_classes: int, classes: Sequence[str] = (), key: str = "model.teacher", dense: bool = False
 ) -> FrozenTeacher:
     """A teacher from its settings. Building it leaves torch's random numbers as they were, so that the losses'
     parameters, drawn next, do not depend on whether several students share a teacher.

@@ -18,11 +18,7 @@ RIDGE = 1e-2  # of the mean squared activation: keeps directions that the sample
 
 
 def inherit_embedding(
-    student: ViT,
-    teacher: ViT,
-    projection: Tensor,
-    student_input: Preprocess,
-    teacher_input: Preprocess,
+    student: ViT, teacher: ViT, projection: Tensor, student_input: Preprocess, teacher_input: Preprocess
 ) -> None:
     """Maps the teacher's patches, class and register tokens and positions onto the student's stream."""
     weight, bias, token, of_token, positions = embedding(student, teacher)
@@ -108,13 +104,7 @@ def _fit_qkv(
     return write[:, columns]
 
 
-def inherit_head(
-    student: ViT,
-    teacher: ViT,
-    stream: Tensor,
-    projection: Tensor,
-    logits: Tensor,
-) -> None:
+def inherit_head(student: ViT, teacher: ViT, stream: Tensor, projection: Tensor, logits: Tensor) -> None:
     """Fits the classifier to the teacher's logits."""
     start = _folded(teacher.head, final_norm(teacher), projection, torch.arange(teacher.num_classes))
     features = student.forward_head(student.norm(stream), pre_logits=True)

@@ -5,14 +5,7 @@ from torch import nn
 
 from kd.distill.inherit.layers import fit, inherit_block, inherit_embedding, inherit_head
 from kd.distill.inherit.pair import ViT, check_copy, check_pair, copy_is_possible, inherits_head, kept_tokens
-from kd.distill.inherit.stream import (
-    chosen_blocks,
-    embedded_as,
-    projection_of,
-    reset_norms,
-    shown,
-    teacher_streams,
-)
+from kd.distill.inherit.stream import chosen_blocks, embedded_as, projection_of, reset_norms, shown, teacher_streams
 from kd.models.preprocess import Images, Preprocess
 from kd.models.segmenter import DenseModel
 

@@ -126,11 +126,7 @@ def read_request(folder: Path) -> dict[str, Any]:
 
 def training_job(job: Job) -> dict[str, Any]:
     """The request, as the SDK's ModelTrainer builds it for an image with its own entry point."""
-    request = {
-        "TrainingJobName": job.name,
-        **common(job),
-        "HyperParameters": hyperparameters(job),
-    }
+    request = {"TrainingJobName": job.name, **common(job), "HyperParameters": hyperparameters(job)}
     request["AlgorithmSpecification"]["ContainerEntrypoint"] = ["kd-train"]
     return request
 
