@@ -116,7 +116,7 @@ def test_what_a_model_may_give(form: str) -> None:
     [
         (
             [*OURS, "model.student.builder.form=none"],
-            "a model must give a tensor, an output with .logits, a dict with 'logits' or a tuple, got NoneType",
+            "a model must give a tensor, an output with .logits, a dict with 'logits' or 'out', or a tuple, got NoneTy",
         ),
         ([OURS[0], OURS[3]], "model.student.mean: Nets does not say what its model takes, so the settings must"),
         (["model.student.builder=collections.OrderedDict"], "model.student.builder"),

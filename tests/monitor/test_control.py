@@ -20,18 +20,18 @@ from tests._forks import start_ranks, status_of
 class Ask(Callback):
     """Writes a file ``monitor`` before batch 1, and has it looked at without a second's pause."""
 
-    def __init__(self, words: str) -> None:
+    def __init__(self, words: list[str]) -> None:
         control.LOOK_EVERY_S = 0.0
         self.words = words
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if trainer.is_global_zero and trainer.fit_loop.epoch_loop.total_batch_idx == 1:
             folder = next(c for c in trainer.callbacks if isinstance(c, RunFolder)).path  # type: ignore[attr-defined]
-            (folder / "monitor").write_text(self.words)
+            (folder / "monitor").write_text("\n".join(self.words))
 
 
 def asking(words: str) -> str:
-    own = {"class_path": "tests.monitor.test_control.Ask", "init_args": {"words": words}}
+    own = {"class_path": "tests.monitor.test_control.Ask", "init_args": {"words": words.split("\n")}}
     return f"trainer.callbacks+={json.dumps(own)}"
 
 
