@@ -125,7 +125,7 @@ def test_another_model_of_transformers_is_told_the_keys_that_load_it(
 def test_torchvisions_mobilenets_are_told_the_key(tmp_path: Path) -> None:
     torch.save(torchvision.models.mobilenet_v3_small(num_classes=4).state_dict(), tmp_path / "w.pth")
     spec = TeacherSpec("mobilenetv3_small_100", checkpoint=str(tmp_path / "w.pth"))
-    with pytest.raises(UserError, match=r"does not fit: .*; a model of another library .*: model.teacher.builder"):
+    with pytest.raises(UserError, match=r"does not fit: .*: model.teacher.arch; a model of .*: model.teacher.builder"):
         build_model(spec, 4, "model.teacher", head=True)
 
 

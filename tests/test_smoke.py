@@ -110,6 +110,7 @@ TYPED_FIRST = [
     (["recipe=foodtag_vit", "data.batch_size=0"], "data.batch_size: must be >= 1, got 0"),
     (["foodtag_vit"], "did you mean 'recipe=foodtag_vit'?"),
     (["recipe=foodtag_vit", "debug"], "did you mean 'config=debug'?"),
+    (["recipe=foodtag_vit", "data=photos"], "data: got 'photos'; did you mean 'data.source=photos'?"),
     (["recipe=foodtag_vit", "trainer.precision=fp16"], "did you mean 'trainer.precision=16-mixed'?"),
 ]
 

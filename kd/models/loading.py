@@ -60,7 +60,8 @@ def load_checkpoint(model: nn.Module, path: Path, key: str, classes: Sequence[st
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
         root = key.removesuffix(".checkpoint")
-        other = f"; a model of another library or of your own: {root}.builder (kd/models/README.md)"
+        other = f"; another of timm's: {root}.arch; a model of another library or of your own: {root}.builder"
+        other += " (kd/models/README.md)"
         hint = other if 2 * len(missing) > len(expected) else ""
         raise UserError(f"{key}: {found.file} does not fit: {'; '.join(wrong[:3])}{more}{hint}")
     model.load_state_dict({k: v.to(expected[k].dtype) for k, v in state.items()}, strict=False)

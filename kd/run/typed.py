@@ -55,8 +55,8 @@ def meant_by(key: str, value: object, losses: Iterable[str] = ()) -> str:
         return ""
     if key == "optim":
         return f"optim.name={value.lower()}"
-    if key == "monitor":
-        return f"checkpoint.monitor={value}"
+    if key in ("data", "monitor"):
+        return f"{key}.source={value}" if key == "data" else f"checkpoint.monitor={value}"
     if key == "model.distill_losses":
         return f"{key}.{next(iter(losses), 'kd')}={value}"
     if key == "trainer.logger" and value.lower() in LOGGERS:
