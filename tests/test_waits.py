@@ -25,6 +25,7 @@ from kd.losses import CosineLoss, DistillLoss, LayersLoss, LogitLoss, Orthogonal
 from kd.models import Preprocess, TeacherSpec
 from kd.models.segmenter import DenseModel
 from kd.models.taps import TapSpec
+from kd.monitor import health
 from kd.optim import OptimSpec, build_optimizer
 from kd.tasks import Features, MultiLabel, Segmentation
 from kd.teachers import Ensemble, FrozenTeacher
@@ -281,6 +282,14 @@ STILL_WAIT = {
         "evaluation.py: seen.decided = self.known[index.to(self.known.device)].to(images.device)":
             "still waits: the teacher's answers of a whole data set, masks too, stay on the host",
     },
+    "health": {
+        'health.py: "duplicated": round(1 - len(some.unique(dim=0)) / len(some), 4),':
+            "a reading, every 50 batches: equal pictures are counted",
+        "health.py: numbers = torch.stack([(low == high).double().mean(), low.min(), high.max()]).tolist()":
+            "a reading: one copy for all numbers of the pictures",
+        "health.py: numbers = iter(torch.stack([leaf.double() for leaf in leaves]).tolist())":
+            "a reading: one copy for all numbers of a student",
+    },
 }  # fmt: skip
 """Lines outside training steps that wait, by what is done, and why they are allowed to."""
 
@@ -312,3 +321,20 @@ def test_a_batch_of_validation_waits_nowhere_else(kind: str, padding: int) -> No
             waits.found.clear()
             module.validation_step({**batch_of(target), "real": N - padding}, 0)
     assert lines(waits) == (set(STILL_WAIT.get(kind, ())) if padding < N else set())
+
+
+def test_a_reading_of_the_health_waits_for_one_copy_a_student() -> None:
+    module = pair({"kd": kd.KDLoss()})
+    module.teacher.identity()
+    with gpu() as waits:
+        place(module, waits)
+        student, batch = module.student_of_one, batch_of("ids")
+        reading = health._Reading("", student, list(health._spread_evenly(student.model)))
+        out = module.training_step(batch, 0)
+        backward(out["loss"], waits)
+        waits.found.clear()
+        reading.before_step([p for p in module.parameters() if p.requires_grad])
+        reading.stop_listening()
+        health._inputs(batch["image"])
+        reading.values(out["answer"].logits[""], out["terms"][""])
+    assert lines(waits) == set(STILL_WAIT["health"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
@@ -199,26 +200,32 @@ class _Reading:
     @torch.no_grad()
     def values(self, teacher: Tensor | None, terms: Mapping[str, Tensor]) -> dict[str, Any]:
         """The record's values, given the teacher's logits and the batch's losses."""
-        found: dict[str, Any] = {}
+        read: dict[str, Any] = {"terms": dict(terms), "ratios": []}
         if self._grad_norm is not None:
-            found["grad_norm"] = _finite(self._grad_norm)
+            read["grad_norm"] = self._grad_norm
             ratios = [whole((p.detach() - old).norm()) / whole(old.norm()).clamp_min(1e-12) for p, old in self._before]
-            found["update_ratio"] = _finite(torch.stack(ratios).median()) if ratios else None
-            still = zip(self._before, torch.stack(ratios).tolist() if ratios else [], strict=True)
-            found["unchanged"] = [self._names.get(id(p), "a weight of a loss") for (p, _), ratio in still if ratio == 0]
+            read |= {"ratios": ratios, "update_ratio": torch.stack(ratios).median() if ratios else None}
         if teacher is not None:
             several = self.student.task.multi_label
-            found["teacher_entropy"] = _finite(_entropy(_softened(self.student.objective, teacher), several))
+            read["teacher_entropy"] = _entropy(_softened(self.student.objective, teacher), several)
             if self._student is not None and self._student.shape == teacher.shape:
-                found["agreement"] = _finite(_agreement(self._student, teacher.to(self._student.device), several))
-        found["spread"] = {name: _finite(value) for name, value in self._spread.items()}
-        found["zeros"] = {name: _finite(value) for name, value in self._zeros.items()}
-        if self._saturated:
-            found["saturated"] = {name: _finite(value) for name, value in self._saturated.items()}
-        if self._dead:
-            found["dead"] = {name: _finite(value) for name, value in self._dead.items()}
-        shares = _loss_shares(self.student.objective, terms)
-        return found | ({"loss_shares": shares} if shares else {})
+                read["agreement"] = _agreement(self._student, teacher.to(self._student.device), several)
+        read |= {"spread": self._spread, "zeros": self._zeros}
+        read |= {name: part for name, part in (("saturated", self._saturated), ("dead", self._dead)) if part}
+        read = _on_host(read)
+        shares = _loss_shares(self.student.objective, read.pop("terms"))
+        still = [p for (p, _), ratio in zip(self._before, read.pop("ratios"), strict=False) if ratio == 0]
+        if self._grad_norm is not None:
+            read["unchanged"] = [self._names.get(id(p), "a weight of a loss") for p in still]
+        return apply_to_collection(read, float, _finite) | ({"loss_shares": shares} if shares else {})
+
+
+def _on_host(tree: dict[str, Any]) -> dict[str, Any]:
+    """Numbers in the place of all scalars of a tree, by one copy: each one waits for the device."""
+    leaves: list[Tensor] = []
+    apply_to_collection(tree, Tensor, leaves.append)
+    numbers = iter(torch.stack([leaf.double() for leaf in leaves]).tolist())
+    return apply_to_collection(tree, Tensor, lambda _: next(numbers))
 
 
 def _logits(out: object) -> Tensor | None:
@@ -238,10 +245,12 @@ def _inputs(images: Tensor) -> dict[str, Any]:
     flat = images.detach().flatten(1)
     low, high = flat.amin(1), flat.amax(1)
     some = flat[:, :: max(1, flat.shape[1] // 1000)]
+    numbers = torch.stack([(low == high).double().mean(), low.min(), high.max()]).tolist()
+    constant, least, most = (round(number, 4) for number in numbers)
     return {
-        "constant": round(float((low == high).float().mean()), 4),
+        "constant": constant,
         "duplicated": round(1 - len(some.unique(dim=0)) / len(some), 4),
-        "low": round(float(low.min()), 4), "high": round(float(high.max()), 4),
+        "low": least, "high": most,
         "bytes": not images.is_floating_point(),
     }  # fmt: skip
 
@@ -278,14 +287,13 @@ def _agreement(student: Tensor, teacher: Tensor, multi_label: bool) -> Tensor:
     return same.float().mean()
 
 
-def _loss_shares(objective: Objective, terms: Mapping[str, Tensor]) -> dict[str, float]:
+def _loss_shares(objective: Objective, terms: Mapping[str, float]) -> dict[str, float]:
     weights = {name: float(objective.weight_of(name)) for name in objective.losses}
     weights["task"] = float(objective.task_loss_weight)
-    values = {n: w * abs(float(terms[f"{n}_loss"])) for n, w in weights.items() if f"{n}_loss" in terms}
+    values = {n: w * abs(terms[f"{n}_loss"]) for n, w in weights.items() if f"{n}_loss" in terms}
     total = sum(values.values())
     return {n: round(v / total, 4) for n, v in values.items()} if total and math.isfinite(total) else {}
 
 
-def _finite(value: Tensor) -> float | None:
-    number = float(value)
+def _finite(number: float) -> float | None:
     return float(f"{number:.6g}") if math.isfinite(number) else None
