@@ -162,6 +162,13 @@ def test_wrong_levers(recipe: Path, item: str, capsys: pytest.CaptureFixture[str
     assert item.split("=")[0].split(".")[-1] in capsys.readouterr().err
 
 
+def test_cuda_graphs_are_refused_where_gradients_add_up(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    items = ["model.student.compile=reduce-overhead", "trainer.accumulate_grad_batches=2"]
+    assert train_main([f"recipe={recipe}", *items]) == 2
+    assert "model.student.compile: reduce-overhead needs trainer.accumulate_grad_batches=1" in capsys.readouterr().err
+    assert not (recipe.parent / "runs").exists()
+
+
 def test_a_student_alone_is_tuned_too(tmp_path: Path, pictures: Path) -> None:
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, None, data__num_workers="auto")
     assert summary(run(recipe))["memory_mb"]["teacher"] == 0

@@ -60,7 +60,15 @@ def check_values(config: dict[str, Any]) -> None:
     if trainer["precision"] in ("16-true", "transformer-engine-float16"):
         raise UserError(f"trainer.precision: {trainer['precision']} has no room for gradients; 16-mixed scales them")
     _check_parts(trainer)
+    _check_graphs(config, trainer["accumulate_grad_batches"])
     _check_sizes(config["data"])
+
+
+def _check_graphs(config: dict[str, Any], accumulated: int) -> None:
+    for key, value in flatten(config).items():
+        if key.endswith("student.compile") and value == "reduce-overhead" and accumulated > 1:
+            raise UserError(f"{key}: reduce-overhead needs trainer.accumulate_grad_batches=1, got {accumulated}: its "
+                            "CUDA graphs write a batch's gradients over those of the batch before")  # fmt: skip
 
 
 def _check_parts(trainer: dict[str, Any]) -> None:
