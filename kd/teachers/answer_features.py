@@ -38,6 +38,10 @@ OUTLIERS = 1
 """Values of each token that are kept beside the others, which one that is far beyond its unit would round to 0."""
 
 
+BESIDE = 6
+"""Bytes of a token in int8 beside its values: so many channels at least make it smaller than in half precision."""
+
+
 class Int8Feature:
     """A feature in int8: each channel in units of its own, and of those each token's second largest value is 127.
 
@@ -54,7 +58,7 @@ class Int8Feature:
         self.shape = shape
         self.channel = 1 if len(shape) == 2 else 0
         self.tokens = math.prod(shape) // shape[self.channel]
-        size = 6 * self.tokens + math.prod(shape)
+        size = BESIDE * self.tokens + math.prod(shape)
         self.bytes = size + -size % 4  # so that what follows is aligned
         self.units: Tensor | None = None
 

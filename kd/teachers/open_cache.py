@@ -12,6 +12,7 @@ from kd.models import Preprocess
 from kd.models.taps import TRIAL
 from kd.teachers.answer import ALL, Wanted
 from kd.teachers.answer_codec import UNITS_OF, described
+from kd.teachers.answer_features import BESIDE
 from kd.teachers.answer_store import FINGERPRINT, AnswerStore, check_room, compare
 from kd.teachers.base import Teacher
 from kd.teachers.cache_layout import Kind, Layout, looking, topk_temperature
@@ -127,9 +128,14 @@ def _measured(teacher: FrozenTeacher, kind: Kind, data: DistillationDataModule) 
 
 
 def check_precision(teacher: Teacher, data: DistillationDataModule, wanted: Wanted) -> None:
-    """Raises a UserError where int8 is asked for and a cache would keep nothing in it."""
+    """Raises a UserError where int8 is asked for and a cache would keep nothing in it, or more bytes than without."""
     for name, member in _asking(teacher, wanted).items():
-        if member.spec.cache_precision == "int8" and not (wanted.of(name).features or data.source.masks):
+        if member.spec.cache_precision != "int8":
+            continue
+        if data.source.masks and len(data.source.classes) <= BESIDE and not wanted.of(name).features:
+            raise UserError(f"{member.key}.cache_precision: int8 takes no less than half precision with so few classes "
+                            f"({len(data.source.classes)}; {BESIDE + 1} or more do); leave it out")  # fmt: skip
+        if not (wanted.of(name).features or data.source.masks):
             raise UserError(f"{member.key}.cache_precision: int8 is for features, and no loss reads any; logits are "
                             "kept in half precision")  # fmt: skip
 

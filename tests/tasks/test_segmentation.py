@@ -336,17 +336,19 @@ def test_a_pack_of_scenes_and_views_of_the_device_learn_the_same(root: Path, tmp
 
 
 def test_answers_for_every_pixel_are_cached(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All logits in half precision and int8, and the two largest of three (the third's mass says the rest)."""
+    """All logits in half precision and int8, and the seven largest of eight (the mass of the other says the rest)."""
     recipe = recipe_of(tmp_path, root)
-    assert train_main([f"recipe={recipe}", "trainer.max_epochs=1"]) == 0
+    eight = f"data.source.class_names={json.dumps([*NAMES, *'abcdefgh'][:8])}"
+    assert train_main([f"recipe={recipe}", eight, "trainer.max_epochs=1"]) == 0
     teacher = {"arch": ARCH, "img_size": [24, 32], "kwargs": {**TINY, "depth": 4},
                "checkpoint": str(run_folders(recipe)[0])}  # fmt: skip
     recipe = recipe_of(tmp_path, root, teacher=teacher, distill_losses={"pixel": {"class_path": "PixelKDLoss"}})
-    items = [f"recipe={recipe}", "trainer.max_epochs=2", "trainer.precision=32-true", "preflight=warn"]
+    few = [f"recipe={recipe}", "trainer.max_epochs=2", "trainer.precision=32-true", "preflight=off"]
+    items = [*few, eight]
     assert train_main(items) == 0
     live = losses(run_folders(recipe)[-1])
     kinds = {"half": ([], 1e-3), "int8": (["model.teacher.cache_precision=int8"], 2e-2),
-             "topk": (["model.teacher.cache_topk=2"], 2e-3)}  # fmt: skip
+             "topk": (["model.teacher.cache_topk=7"], 2e-3)}  # fmt: skip
     sizes = {}
     for name, (settings, tolerance) in kinds.items():
         cache = [*settings, "model.teacher.cache_views=2", f"model.teacher.cache_dir={tmp_path / name}"]
@@ -363,6 +365,9 @@ def test_answers_for_every_pixel_are_cached(root: Path, tmp_path: Path, capsys: 
         assert (kept["answers_read"], kept["answers_computed"]) == (16, 0)
         sizes[name] = next((tmp_path / name).glob("*/view-0000.bin")).stat().st_size
     assert sizes["int8"] < sizes["half"]
+    few += [f"model.teacher.classes={json.dumps([*NAMES, *'abcdefgh'][:8])}", "model.teacher.cache=on"]
+    assert train_main([*few, "model.teacher.cache_precision=int8"]) == 2
+    assert "int8 takes no less than half precision with so few classes (3; 7 or more do)" in capsys.readouterr().err
     cwd = ["model.distill_losses.cwd=CWDLoss", "model.teacher.cache=on", "model.teacher.cache_topk=2"]
     assert train_main([*items, *cwd]) == 2
     assert "model.teacher.cache_topk: CWDLoss needs all logits" in capsys.readouterr().err
