@@ -228,17 +228,20 @@ def _listed(kind: str) -> str:
 
 def _check_start(run: Path, config: dict[str, Any]) -> None:
     """Refuses to change how the student of a resumed run has started."""
-    with suppress(OSError, ValueError, TypeError, KeyError):  # the configuration of the run before may be damaged
+    whole: dict[str, Any] = {}
+    with suppress(OSError, ValueError):  # the configuration of the run before may be damaged
         whole = yaml_of(text_of(run / "config.yaml"))
-        _check_averages(whole, config)
-        before, now = whole["model"]["student"], config["model"]["student"]
-        changed = [key for key in START if before[key] != now[key] and "auto" not in (before[key], now[key])]
-        if changed:
-            key = changed[0]
-            raise UserError(
-                f"model.student.{key}: has no effect on a resumed run, whose weights come from its checkpoint "
-                f"({before[key]}, given {now[key]})"
-            )
+    if not isinstance(whole, dict) or not {"model.ema_decay", "model.student.arch"} <= flatten(whole).keys():
+        return
+    _check_averages(whole, config)
+    before, now = whole["model"]["student"], config["model"]["student"]
+    changed = [key for key in START if before.get(key) != now[key] and "auto" not in (before.get(key), now[key])]
+    if changed:
+        key = changed[0]
+        raise UserError(
+            f"model.student.{key}: has no effect on a resumed run, whose weights come from its checkpoint "
+            f"({before.get(key)}, given {now[key]})"
+        )
 
 
 def _check_averages(before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -195,13 +195,10 @@ def build(kind: type, *args: object, **arguments: object) -> object:
     """Builds an object that the settings describe.
 
     Raises:
-        UserError: its own.
-        Unbuilt: what else it raises.
+        Unbuilt: from what the class raises; a UserError too.
     """
     try:
         return kind(*args, **arguments)
-    except UserError:
-        raise
     except Exception as error:
         raise Unbuilt(kind, arguments, error) from error
 

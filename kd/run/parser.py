@@ -38,7 +38,7 @@ from kd.callbacks.students import StudentFolders
 from kd.callbacks.summary import Summary
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.fitting import check_batch
-from kd.errors import UserError
+from kd.errors import UserError, causes
 from kd.fit_to_machine.precision import choose_precision
 from kd.launch.cluster import Cluster
 from kd.lightning_internals import runs_in_child_processes
@@ -47,7 +47,7 @@ from kd.monitor.keys import MonitorSpec, monitors
 from kd.optim import OptimSpec
 from kd.report.metric import PROBE, less_is_better
 from kd.run.assemble import assemble
-from kd.run.checks import build, check_losses, check_student, check_values, loggers_with_folders, told_by_key
+from kd.run.checks import Unbuilt, build, check_losses, check_student, check_values, loggers_with_folders, told_by_key
 from kd.run.files import BEGIN, END
 from kd.run.messages import one_line
 from kd.run.request import TRUSTED
@@ -76,7 +76,21 @@ class Parser(LightningArgumentParser):
 
     def instantiate_classes(self, cfg: Namespace) -> Namespace:
         """Builds the objects; the class that fails is known by its error."""
-        return self.instantiate(cfg, instantiators=[(build, object, True)])
+        failed: list[Unbuilt] = []
+
+        def noted(kind: type, *args: object, **arguments: object) -> object:
+            try:
+                return build(kind, *args, **arguments)
+            except Unbuilt as error:
+                failed.append(error)
+                raise
+
+        try:
+            return self.instantiate(cfg, instantiators=[(noted, object, True)])
+        except Exception as error:
+            if failed and not any(isinstance(cause, Unbuilt) for cause in causes(error)):
+                raise failed[-1] from failed[-1].reason  # where several types are tried only the texts are left
+            raise
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raises a UserError instead of printing the usage."""

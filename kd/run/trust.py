@@ -138,8 +138,8 @@ def importable(trusted: Iterable[str]) -> list[str]:
 def refused(name: str) -> str:
     """Why a class can't be named.
 
-    >>> refused("mine.nets.Tiny")[-43:]
-    '; if you trust it: trust=mine.nets, or --trust'[-43:]
+    >>> refused("mine.nets.Tiny").partition("; ")[2]
+    'if you trust it: trust=mine.nets, or --trust'
     """
     return f"names {name}, code outside {', '.join(PACKAGES[:-1])}{_remedy(name)}"
 

@@ -65,7 +65,8 @@ def _check(name: str, value: object, source: int, whole: dict[str, Any], layers:
         if not found:
             continue
         decide = [found.expand(switch) for switch in switches]
-        values = {key: whole.get(key, _default(key)) for key in decide}
+        below = {key: any(name.startswith(f"{key}.") for name in whole) for key in decide}
+        values = {key: below[key] or whole.get(key, _default(key)) for key in decide}
         if enough(value not in (None, False, 0, "off") for value in values.values()):
             continue
         if not any(_newest(layers, key) > source for key in decide):
@@ -81,7 +82,7 @@ def _newest(layers: list[dict[str, Any]], name: str) -> int:
 
 
 def _plain(key: str) -> str:
-    return key.rstrip("+").replace(".init_args", "")
+    return key.replace("+", "").replace(".init_args", "")
 
 
 def _default(name: str) -> object:

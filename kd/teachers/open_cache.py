@@ -132,12 +132,12 @@ def check_precision(teacher: Teacher, data: DistillationDataModule, wanted: Want
     for name, member in _asking(teacher, wanted).items():
         if member.spec.cache_precision != "int8":
             continue
-        if data.source.masks and len(data.source.classes) <= BESIDE and not wanted.of(name).features:
-            raise UserError(f"{member.key}.cache_precision: int8 takes no less than half precision with so few classes "
-                            f"({len(data.source.classes)}; {BESIDE + 1} or more do); leave it out")  # fmt: skip
         if not (wanted.of(name).features or data.source.masks):
             raise UserError(f"{member.key}.cache_precision: int8 is for features, and no loss reads any; logits are "
                             "kept in half precision")  # fmt: skip
+        if len(data.source.classes) <= BESIDE and not wanted.of(name).features:
+            raise UserError(f"{member.key}.cache_precision: int8 takes no less than half precision with so few classes "
+                            f"({len(data.source.classes)}; {BESIDE + 1} or more do); leave it out")  # fmt: skip
 
 
 def check_cacheable(teacher: Teacher, data: DistillationDataModule, wanted: Wanted, filling: bool = False) -> None:

@@ -151,7 +151,7 @@ def test_half_sent_headers_hold_nobody_up(model: Path) -> None:
 
 
 def test_headers_are_awaited_for_seconds_however_they_trickle(model: Path) -> None:
-    with serving(model, before="import kd.ship.serving.run\nkd.serving.run.HEADERS_S = 1.0") as (port, _):
+    with serving(model, before="import kd.ship.serving.run\nkd.ship.serving.run.HEADERS_S = 1.0") as (port, _):
         body = in_json(picture())
         with connect(port) as silent, connect(port) as trickling, connect(port) as second:
             second.sendall(head(len(body)) + body)
@@ -213,7 +213,7 @@ def test_requests_on_open_connections_are_answered_at_the_end(model: Path, clien
 
 
 def test_a_decoder_that_hangs_does_not_keep_the_server_from_ending(model: Path) -> None:
-    hang = "import time, kd.ship.serving.app\nkd.serving.app.view = lambda *_: time.sleep(3600)"
+    hang = "import time, kd.ship.serving.app\nkd.ship.serving.app.view = lambda *_: time.sleep(3600)"
     with serving(model, "timeout_s=1", before=hang) as (port, process):
         assert [ask(port, in_json(picture()))[0] for _ in range(3)] == [408] * 3
         process.send_signal(signal.SIGTERM)
