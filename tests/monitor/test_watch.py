@@ -101,6 +101,9 @@ def test_a_webhook_is_told_once_and_tried_again(recipe: Path, address: str) -> N
     assert "nearly uniform" in told["text"]
 
 
+HOT = {"findings": [{"rule": "TemperatureTooHigh", "text": "nearly uniform", "lever": "less"}]}
+
+
 class NoHttp(socketserver.StreamRequestHandler):
     """A service that is none: it answers in a protocol of its own."""
 
@@ -116,6 +119,7 @@ def test_a_webhook_that_is_no_http_is_told_once_and_the_limits_hold(
 ) -> None:
     """The rule fires at the first look; posting it takes longer than the run may."""
     monkeypatch.setattr("kd.monitor.watch.PAUSE_S", 0.1)
+    monkeypatch.setattr("kd.monitor.watch.ask_rules", lambda folder: HOT)  # another process, slow on a busy machine
     with socketserver.TCPServer(("127.0.0.1", 0), NoHttp) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_address[1]}/"
@@ -141,6 +145,7 @@ def test_an_action_that_fails_leaves_the_others(
             super().write(record)
 
     monkeypatch.setattr("kd.monitor.watch.Writer", Full)
+    monkeypatch.setattr("kd.monitor.watch.ask_rules", lambda folder: HOT)
     items = ["monitor.actions.TemperatureTooHigh=log", "monitor.max_hours=0.0008"]
     assert train_main([f"recipe={recipe}", *LONG, *items]) == 0
     assert newest(recipe).summary["status"] == "stopped: MaxHours"
