@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,14 @@ from tests.test_survival import assert_good, disturb
 
 QUIET = ["trainer.enable_progress_bar=false", "data.batch_size=2", "data.num_workers=2"]
 TWO = ["trainer.devices=2", "trainer.strategy=ddp"]
+
+
+@pytest.fixture(autouse=True)
+def _no_nohup() -> Iterator[None]:
+    """A closed terminal ends what is started here, also where the tests themselves run below nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def stopped(recipe: Path, *items: str) -> tuple[int, str, Path]:

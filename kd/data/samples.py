@@ -70,8 +70,8 @@ class Collate:
         index = torch.tensor([-1 if epoch < 0 else i for i, epoch in keys])
         if self.mix:
             images, targets = self.mix(images, targets, keys)
-        batch: Batch = {"image": images, "target": targets, "index": index, "real": real}
-        return batch if self.mix is None else {**batch, "view": keys[0][1]}
+        batch: Batch = {"image": images, "target": targets, "index": index}
+        return {**batch, "real": real} if self.mix is None else {**batch, "view": keys[0][1]}
 
     def targets(self, targets: Sequence[Any]) -> Tensor:
         """Targets of samples -> the batch's."""

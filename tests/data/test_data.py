@@ -102,7 +102,7 @@ def test_the_global_generator_is_left_alone(pictures: Path) -> None:
 
 def test_a_batch_is_uint8_with_target_and_index(pictures: Path) -> None:
     batch = epoch_of(module(pictures, num_workers=0), 0)[0]
-    assert set(batch) == {"image", "target", "index", "real", "view"}
+    assert set(batch) == {"image", "target", "index", "view"}
     assert batch["view"] == 0
     assert batch["image"].dtype == torch.uint8
     assert batch["image"].shape == (8, 3, 32, 32)
