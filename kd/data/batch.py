@@ -120,7 +120,7 @@ class DataInfo:
         ignore_index: the value of a mask's pixels that take no part.
         counts: labelled training pictures of each class, of one label each; None where that is not known.
         probed: there are labelled pictures to measure features on (``data.probe``).
-        crop_ratio: validation looks at the centre of a picture whose shorter side is the model's size over this.
+        crop_ratio: validation uses the centre of a picture whose shorter side is the model's size over this.
     """
 
     classes: list[str]

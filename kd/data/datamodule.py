@@ -260,7 +260,7 @@ class DistillationDataModule(LightningDataModule):
         return self.position.state(self.trainer)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on behind the samples that a checkpoint's run had seen."""
+        """Resumes after the samples that a checkpoint's run had seen."""
         self.position.load(state, self.trainer)
 
     @property

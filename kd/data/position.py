@@ -14,7 +14,7 @@ class Position:
     """A place in the order of the training samples.
 
     Attributes:
-        at: epoch and samples of it that a resumed run goes on behind; None for a new one.
+        at: epoch and samples of it after which a resumed run starts; None for a new one.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Position:
         return {"epoch": epoch, "samples": self._batches.samples_after(epoch, done)}
 
     def load(self, state: Mapping[str, Any], trainer: Trainer | None) -> None:
-        """Takes it back."""
+        """Restores the saved state."""
         if state:
             self.at = (state["epoch"], state["samples"])
         if state and trainer and self._batches is not None:
@@ -46,7 +46,7 @@ class Position:
 
 
 def check_same_samples(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuses to go on with other samples, labels or order than a checkpoint's run had.
+    """Refuses to resume with other samples, labels or order than a checkpoint's run had.
 
     Args:
         before: what :meth:`DistillationDataModule.samples_identity` gave in that run; what is missing is not compared.

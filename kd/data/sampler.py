@@ -21,7 +21,7 @@ class TrainBatches(Sampler[list[Key]]):
     The order of an epoch is a permutation seeded by (seed, epoch). Global batch ``b`` is its slice
     ``[b * G, (b + 1) * G)`` with ``G = batch_size * world_size``; each rank takes its contiguous share.
 
-    Unlabelled samples stand behind the labelled ones. Either an epoch is a permutation of them alone, or it holds all
+    Unlabelled samples come after the labelled ones. Either an epoch is a permutation of them alone, or it holds all
     labelled samples and ``ratio`` times as many unlabelled ones in one shuffled order; the unlabelled ones come from an
     endless row of permutations, so that all of them are seen equally often. Of samples that
     are mixed in pairs each is in one pair an epoch only, for a view may come again: an epoch that wants more unlabelled

@@ -42,7 +42,7 @@ def _store(split: Split) -> Store | None:
 
 
 class Scan(NamedTuple):
-    """What a look at a split has found.
+    """The result of a scan of a split.
 
     Attributes:
         damaged: the reason by the picture's number, for those that can't be read or decoded.
@@ -54,7 +54,7 @@ class Scan(NamedTuple):
 
 
 def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_PIXELS) -> Scan:
-    """Looks at every picture of a split once and remembers the answer in the user's cache folder.
+    """Decodes every picture of a split once and stores the result in the user's cache folder.
 
     Of several processes on a machine one looks, and the others wait for it.
 

@@ -62,11 +62,11 @@ class Splits:
         self.skipped: list[str] = []
         self._listed: dict[str, list[Split]] = {}
         self._splits: dict[str, Split] = {}
-        self._pictures: dict[str, Sequence[str]] = {}  # what tells them apart: hashes of their bytes, or their paths
+        self._pictures: dict[str, Sequence[str]] = {}  # identities: hashes of their bytes, or their paths
 
     @property
     def names(self) -> list[str]:
-        """The splits that a run looks at."""
+        """The splits that a run reads."""
         return ["train", "val", *(["probe"] if self.probe else [])]
 
     def is_probed(self) -> bool:
@@ -162,8 +162,9 @@ class Splits:
         if not both:
             return []
         first = {picture: i for i, picture in reversed([*enumerate(train)])}
-        ours, theirs = self.split("val"), self.split("train")
-        return [(ours.name(i), theirs.name(first[picture])) for i, picture in enumerate(val) if picture in both]
+        val_split, train_split = self.split("val"), self.split("train")
+        pairs = ((i, first[picture]) for i, picture in enumerate(val) if picture in both)
+        return [(val_split.name(i), train_split.name(j)) for i, j in pairs]
 
     def prepare(self) -> None:
         """Checks the pictures of all splits.
@@ -175,8 +176,8 @@ class Splits:
             self.split(name)
         shared = [] if self.holds_out else self.shared
         if shared and len(shared) == len(self.split("val").targets):
-            ours, theirs = map(printable, shared[0])
-            what = ours if ours == theirs else f"{ours} is {theirs}"
+            held_out, train = map(printable, shared[0])
+            what = held_out if held_out == train else f"{held_out} is {train}"
             raise UserError(f"data.source: all {len(shared)} validation pictures are training pictures ({what}); give "
                             "others, or none, and data.val_fraction of the training pictures is held out")  # fmt: skip
 
@@ -192,7 +193,7 @@ class Splits:
         return {**counted, "unlabeled": self.unlabelled()}
 
     def unlabelled(self) -> int:
-        """How many unlabelled pictures stand behind the training pictures."""
+        """How many unlabelled pictures follow the training pictures."""
         return len(self.parts("train")[1].targets) if self.unlabeled else 0
 
 

@@ -1,4 +1,4 @@
-"""Whether losses, task, data and teachers fit each other; what does not is told by its key."""
+"""Whether losses, task, data and teachers fit each other; what does not fit is reported by its key."""
 
 from collections.abc import Iterable, Mapping
 
@@ -25,7 +25,7 @@ def check_task(task: Task, data: DataInfo) -> None:
 
 
 def check_listeners(teacher_of: Mapping[str, str], losses: nn.ModuleDict, teacher: Teacher | None) -> None:
-    """Raises a UserError where a loss, or the teacher that it listens to, is not there."""
+    """Raises a UserError where a loss, or the teacher that it uses, does not exist."""
     members = list(teacher.members) if teacher is not None else []
     for name, member in teacher_of.items():
         if name not in losses:
@@ -40,7 +40,7 @@ def check_dropping(losses: Mapping[str, DistillLoss], teacher_of: Mapping[str, s
     if task_loss_weight:
         raise UserError("model.teacher_drop: is for losses over teachers' features alone; model.task_loss_weight=0")
     if len({teacher_of.get(name, ALL) for name in losses}) < 2:
-        raise UserError("model.teacher_drop: needs losses that listen to several model.teachers (model.teacher_of)")
+        raise UserError("model.teacher_drop: needs losses that use several model.teachers (model.teacher_of)")
     for name, loss in losses.items():
         if not isinstance(loss, FeatureLoss) or type(loss).per_picture is FeatureLoss.per_picture:
             kind = type(loss).__name__

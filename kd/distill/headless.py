@@ -49,7 +49,7 @@ class HeadlessStudent(Student):
 
     @torch.no_grad()
     def _centre(self, pictures: Tensor) -> None:
-        """Takes the features' mean over a sample out of them: what all pictures share tells none from another, and
+        """Takes the features' mean over a sample out of them: what all pictures share distinguishes none of them, and
         hides in their cosines what does."""
         norm = final_norm(self.model)
         bias = getattr(norm, "bias", None)

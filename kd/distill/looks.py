@@ -1,4 +1,4 @@
-"""Which layers the losses over features look at: the student's, and those of one teacher."""
+"""The layers that losses over features read: the student's, and those of one teacher."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -17,11 +17,11 @@ Read = Callable[[list[str], str], list[Tensor]]
 
 
 class Looks:
-    """What each loss over features looks at, by the loss's name.
+    """What each loss over features reads, by the loss's name.
 
     Args:
         taps: the layers that are asked for.
-        teacher_of: the one of several teachers that a loss listens to.
+        teacher_of: which of several teachers a loss uses.
     """
 
     def __init__(self, taps: Mapping[str, TapSpec], teacher_of: Mapping[str, str]) -> None:
@@ -33,7 +33,7 @@ class Looks:
         return name in self._layers
 
     def complete(self, losses: Mapping[str, DistillLoss]) -> None:
-        """Where no layers are asked for, a loss looks at those that it names itself.
+        """A loss without a tap reads the layers that it names itself.
 
         Raises:
             UserError: a loss that names none, or layers for a loss that is not there.
@@ -44,18 +44,18 @@ class Looks:
         for name, loss in losses.items():
             default = getattr(loss, "default_tap", None)
             if name not in self._taps and default is None:
-                raise UserError(f"model.taps.{name}: the loss {name} needs the layers to look at (student, teacher)")
+                raise UserError(f"model.taps.{name}: the loss {name} needs layers (student, teacher)")
             self._taps.setdefault(name, TapSpec(default or "", default or ""))
 
     def teacher_of(self, name: str, teacher: Teacher) -> FrozenTeacher:
-        """The one teacher that a loss looks at.
+        """The teacher that a loss reads.
 
         Raises:
             UserError: there are several, and none is named.
         """
         member = self._teacher_of.get(name, ALL)
         if member not in teacher.members:
-            raise UserError(f"model.teacher_of.{name}: a feature loss looks at one teacher, say which"
+            raise UserError(f"model.teacher_of.{name}: a feature loss reads one teacher, name it"
                             f"{among(teacher.members)}")  # fmt: skip
         return teacher.members[member]
 
@@ -93,7 +93,7 @@ class Looks:
             raise UserError(f"model.taps.{name}: {error}") from error
 
     def shapes(self, names: Iterable[str]) -> dict[Layer, tuple[int, ...]]:
-        """The teachers' layers that losses look at, with the shapes that they give for two pictures."""
+        """The teachers' layers that losses read, with their shapes for two pictures."""
         return {layer: shape for name in names for layer, shape in self._shapes.get(name, {}).items()}
 
     def layers_of_student(self, names: Iterable[str]) -> dict[str, tuple[list[str], str]]:

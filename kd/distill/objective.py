@@ -41,8 +41,8 @@ class Objective(nn.Module):
         task: what the labels mean.
         losses: distillation losses by name, each with its weight.
         task_loss_weight: weight of the task's own loss, >= 0.
-        taps: the layers that a feature loss of the same name looks at.
-        teacher_of: the one of several teachers that a loss of that name listens to; default: the mean of all.
+        taps: the layers that a feature loss of the same name reads.
+        teacher_of: which of several teachers a loss of that name uses; default: the mean of all.
         teacher_drop: the chance in [0, 1] that a picture does without any teacher but the one with the largest loss
             (:func:`kd.losses.functional.teacher_shares`).
 
@@ -83,7 +83,7 @@ class Objective(nn.Module):
     def bind(
         self, data: DataInfo, teacher: Teacher | None, student: nn.Module, taps: Taps, trial: Callable[[], Any]
     ) -> None:
-        """Tells each loss of the data, and builds those over features; refuses what is not defined.
+        """Passes the data's facts to each loss, builds those over features, refuses what is not defined.
 
         Args:
             data: classes and sizes.
@@ -103,7 +103,7 @@ class Objective(nn.Module):
         self.looks.complete(over_features)
         if teacher is None:
             if over_features:
-                raise UserError(f"model.teacher: {', '.join(over_features)} look at its features, and there is none")
+                raise UserError(f"model.teacher: {', '.join(over_features)} read its features, but no teacher is given")
             return
         for name, loss in over_features.items():
             self.losses[name] = self.looks.build(name, loss, teacher, student, taps, trial)
@@ -136,7 +136,7 @@ class Objective(nn.Module):
 
     @property
     def wanted(self) -> Wanted:
-        """What the active losses look at of the teacher."""
+        """What the active losses read of the teacher."""
         looking: dict[str, tuple[LogitLoss, ...]] = {}
         for name, loss in self.active.items():
             if isinstance(loss, LogitLoss):
@@ -146,7 +146,7 @@ class Objective(nn.Module):
 
     @property
     def trains_logits(self) -> bool:
-        """Whether a distillation loss looks at the student's logits."""
+        """Whether a distillation loss reads the student's logits."""
         return any(isinstance(loss, LogitLoss) for loss in self.active.values())
 
     @property
@@ -162,11 +162,11 @@ class Objective(nn.Module):
 
     @property
     def layers_of_student(self) -> dict[str, tuple[list[str], str]]:
-        """What each active loss over features looks at: the student's layers and their form."""
+        """What each active loss over features reads: the student's layers and their form."""
         return self.looks.layers_of_student(self.active)
 
     def set_epoch(self, epoch: float, max_epochs: int) -> None:
-        """Tells the losses where training is: warm-ups and moving temperatures follow it."""
+        """Gives the losses the current epoch and step, which warm-ups and moving temperatures follow."""
         for loss in self.losses.modules():
             if isinstance(loss, DistillLoss):
                 loss.epoch, loss.max_epochs = float(epoch), max_epochs
@@ -186,7 +186,7 @@ class Objective(nn.Module):
 
         Args:
             logits: the student's, for the task.
-            distilled: those that distillation looks at (the same, but for a student with two heads).
+            distilled: those that distillation reads (the same, but for a student with two heads).
             features: gives the student's, by layers and form.
             answer: the teacher's.
             target: see :class:`kd.data.batch.Batch`.

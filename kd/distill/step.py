@@ -37,8 +37,8 @@ class Distillation(nn.Module):
         task: what the labels mean; default: one class a picture, as many classes as the student's last layer has.
         losses: distillation losses by name, each with its weight.
         task_loss_weight: weight of the task's own loss, >= 0.
-        taps: the layers that a feature loss of the same name looks at.
-        teacher_of: the one of several teachers that a loss of that name listens to; default: the mean of all.
+        taps: the layers that a feature loss of the same name reads.
+        teacher_of: which of several teachers a loss of that name uses; default: the mean of all.
         data: classes and sizes of the data, where losses need to know more than the task.
         prepare: uint8 pictures -> the student's input: a :class:`kd.Preprocess`, or a function. Default: as timm says
             of the model. Float pictures pass as they are.

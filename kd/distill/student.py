@@ -124,7 +124,7 @@ class Student(nn.Module):
 
     @property
     def classes(self) -> list[str]:
-        """Names of what it tells apart; none without a classifier."""
+        """Class names; empty without a classifier."""
         return list(self.data.classes) if self.has_head else []
 
     @property

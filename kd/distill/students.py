@@ -48,7 +48,7 @@ class Students(nn.ModuleDict):
 
     @property
     def wanted(self) -> Wanted:
-        """What the losses of all look at of the teacher."""
+        """What the losses of all students read of the teacher."""
         found = Wanted(logits={})
         for student in self.named().values():
             found |= student.objective.wanted
@@ -83,7 +83,7 @@ class Students(nn.ModuleDict):
         return found
 
     def set_epoch(self, epoch: float, max_epochs: int) -> None:
-        """Tells the losses where training is."""
+        """Gives the losses the current epoch and step."""
         for student in self.named().values():
             student.objective.set_epoch(epoch, max_epochs)
 

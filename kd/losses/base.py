@@ -70,7 +70,7 @@ class DistillLoss(nn.Module):
         self.weight = weight
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
-        """Tells the loss of the data, once, before ``build``.
+        """Passes the data's facts to the loss, once, before ``build``.
 
         Args:
             num_classes: classes of the data.

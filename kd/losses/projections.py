@@ -11,7 +11,7 @@ from kd.losses.functional._checks import wide
 
 
 class Projection(nn.Module):
-    """A learned linear map to the teacher's width, and its grid: what a loss takes unless told otherwise.
+    """A learned linear map to the teacher's width, and its grid: the default of a loss.
 
     Chosen from the two shapes: maps by a 1x1 convolution, then resized (bilinear) to the teacher's height and width;
     tokens and vectors by a linear layer; a map is averaged over its positions where the teacher has a vector.

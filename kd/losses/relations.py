@@ -1,4 +1,4 @@
-"""Losses over relations: between samples (of ``prelogits`` unless told otherwise), or between a map's positions."""
+"""Losses over relations: between samples (of ``prelogits`` by default), or between a map's positions."""
 
 import torch
 import torch.distributed as dist
@@ -100,7 +100,7 @@ class CKALoss(FeatureLoss):
 class CRDLoss(KnownOnHost, FeatureLoss):
     """Contrastive representation distillation with a memory of the whole training set, arXiv 1910.10699.
 
-    Both models' embeddings, projected and normalised, are told apart from ``negatives`` random samples of the other
+    Both models' embeddings, projected and normalised, are distinguished from ``negatives`` random samples of the other
     model's memory, see :func:`kd.losses.functional.crd_loss`. The memory holds two vectors of ``embed_dim`` a training
     picture; it is part of checkpoints and the same on all processes. Negatives are drawn from the whole set, once for
     all pictures of a batch (the paper draws them for each one: the same in expectation at many times the cost; its code

@@ -184,7 +184,7 @@ class HuggingFaceModel(OwnModel):
             folder: to write to.
             state: weights of this model.
             classes: names by class id.
-            crop_ratio: the share of the resized picture that validation looks at.
+            crop_ratio: the share of the resized picture that validation uses.
             want: the model's input.
         """
         model: Any = self.model

@@ -79,9 +79,9 @@ def _other_classes(
 ) -> str:  # fmt: skip
     """How the file's classes differ from the data's; empty where they don't, or nothing is known."""
     for k in last:
-        theirs, ours = tuple(state[k].shape) if k in state else (), tuple(expected[k].shape)
-        if theirs and theirs != ours and theirs[1:] == ours[1:]:
-            return f"names {theirs[0]} classes, the data has {ours[0]}"
+        given, wanted = tuple(state[k].shape) if k in state else (), tuple(expected[k].shape)
+        if given and given != wanted and given[1:] == wanted[1:]:
+            return f"names {given[0]} classes, the data has {wanted[0]}"
     if not names or not classes or list(names) == list(classes):
         return ""
     pairs = enumerate(zip(names, classes, strict=False))

@@ -60,7 +60,7 @@ def logits_of(output: object) -> Tensor:
 
 
 def classes_of(model: nn.Module) -> int:
-    """How many classes a model tells apart: its ``num_classes``, or its last linear or convolutional layer's outputs;
+    """The number of classes of a model: its ``num_classes``, or its last linear or convolutional layer's outputs;
     0 where that is not known."""
     known = getattr(model, "num_classes", None)
     if isinstance(known, int):
@@ -110,7 +110,7 @@ class OwnModel(nn.Module):
         return int(getattr(self.get_classifier(), "in_features", 0))
 
     def get_classifier(self) -> nn.Module:
-        """The last linear layer with as many outputs as there are classes; nothing where there is none."""
+        """The last linear layer with as many outputs as there are classes, or None."""
         return self.model.get_submodule(self.classifier) if self.classifier else nn.Identity()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:

@@ -45,7 +45,7 @@ def is_sharded(model: nn.Module) -> bool:
 def forget_forward(model: nn.Module) -> None:
     """After a forward pass without a backward pass: lets go of the order of blocks that is noted for the latter.
 
-    Older torch can't be told so, and keeps about 50 bytes a block and pass.
+    Older torch has no such option, and keeps about 50 bytes a block and pass.
     """
     reset = getattr(model, "reset_iter_state", None)
     if reset is not None:

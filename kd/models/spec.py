@@ -66,11 +66,11 @@ class TeacherSpec(ModelSpec):
             folder as of ``checkpoint``, with or without a classifier.
         head: the teacher has a classifier; without one it teaches by its features alone.
         weight: its share of the mean, among several teachers; where they have no classifiers, the factor of the losses
-            that listen to it.
+            that use it.
         classes: names of the classes it knows, in its order, or a file with one a line (or a JSON list), where they
             are not the data's; a checkpoint of ours and timm's ImageNet models bring their own.
         class_map: the teacher's name of a class of the data, where the two differ.
-        cache: ``on`` keeps the teacher's answers (logits, and the features that losses look at) on disk and reads them
+        cache: ``on`` keeps the teacher's answers (logits, and the features that losses read) on disk and reads them
             when a view comes again; ``only`` never runs the teacher in training (``kd-cache`` has filled the cache);
             ``auto`` measures whether it pays.
         cache_dir: folder of the cache; default: one of its own in the user's cache folder.

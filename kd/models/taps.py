@@ -35,7 +35,7 @@ class Sized(Protocol):
 
 @dataclass
 class TapSpec:
-    """Which layers of each model a feature loss looks at.
+    """The layers of each model that a feature loss reads.
 
     Module paths (``blocks.11``, ``norm``, ``layer3``) or shell-style patterns, in which ``*`` does not cross a dot
     (``blocks.*``, ``stages.[23]``), ``maps``, the layer of the last map (of a ViT its last patch tokens), or
@@ -116,7 +116,7 @@ class Taps:
         return self._input_size if isinstance(self._input_size, tuple) else self._input_size.size
 
     def add(self, patterns: str | list[str], run: Callable[[], Any] | None = None, key: str = "") -> None:
-        """Listens to more layers.
+        """Adds layers to read.
 
         Args:
             patterns: see :class:`TapSpec`.

@@ -105,7 +105,7 @@ def weights_file(path: Path, key: str) -> Path:
     """The file to read where ``path`` is a file, a run's folder, timm's own, or the URL of a file or of a run.
 
     Raises:
-        UserError: there is none.
+        UserError: not found.
     """
     url = re.match(r"([a-z][a-z0-9+]+):/+(.+)", str(path))  # a Path has one slash of the two
     if url and not path.exists():

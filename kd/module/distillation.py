@@ -48,8 +48,8 @@ class DistillationModule(Inference):
         task: what the labels mean; default: one class a picture, as many classes as the student's last layer has.
         losses: distillation losses by name, each with its weight.
         task_loss_weight: weight of the task's own loss, >= 0.
-        taps: the layers that a feature loss of the same name looks at.
-        teacher_of: the one of several teachers that a loss of that name listens to; default: the mean of all.
+        taps: the layers that a feature loss of the same name reads.
+        teacher_of: which of several teachers a loss of that name uses; default: the mean of all.
         ema_decay: keep an exponential moving average of the student, validate and export that.
         optim: optimizer and schedule: a :class:`kd.OptimSpec`, a dict of its fields, or a function of the trainable
             parameters that makes an optimizer, whose learning rate then stays as it is.
@@ -99,7 +99,7 @@ class DistillationModule(Inference):
         self._range = RangeCheck()
         self.memory: Memory | None = None
         self.planned_epochs = 1
-        self.resumed = False  # set by who resumes: Lightning tells its module too late
+        self.resumed = False  # set by the code that resumes: Lightning informs its module too late
 
     def _take(self, students: Students) -> None:
         self.students, self.validation = students, Validation(students, self.teacher)
@@ -211,7 +211,7 @@ class DistillationModule(Inference):
             student.follow_precision()
 
     def on_train_start(self) -> None:
-        """A resumed run goes on with its own settings, and where the share of samples seen puts it."""
+        """Puts a resumed run, with its own settings, at its share of samples seen."""
         self.resume.settle(self.trainer, self.data)
 
     def on_before_batch_transfer(self, batch: object, dataloader_idx: int) -> Batch:
@@ -223,7 +223,7 @@ class DistillationModule(Inference):
         return self.asked.fetch(batch) if self.asked is not None and training else batch
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Tells the losses where training is."""
+        """Gives the losses the current epoch and step."""
         self.students.set_epoch(self.current_epoch, self.planned_epochs)
 
     def training_step(self, batch: object, batch_idx: int) -> StepOutput:
@@ -270,7 +270,7 @@ class DistillationModule(Inference):
         self.students.take_classifiers()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Stores what a run that goes on from it must know (:mod:`kd.module.resume`)."""
+        """Stores what a run that resumes from it needs (:mod:`kd.module.resume`)."""
         self.students.take_classifiers()
         checkpoint.update(self.resume.content(self.data, bool(self.caches)))
 

@@ -31,7 +31,7 @@ class Seen:
 
     Attributes:
         target: their labels.
-        index: their numbers, where the loader tells them.
+        index: their numbers, where the loader gives them.
         taught: the teachers' logits, see :class:`Look`.
         decided: the teacher's decisions (:meth:`kd.tasks.Task.decide`), where there are any.
         logits: the students', by name.

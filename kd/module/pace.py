@@ -62,7 +62,7 @@ def log_terms(module: LightningModule, terms: Mapping[str, Terms], total: Tensor
 def logs_now(module: LightningModule) -> bool:
     """Whether a logger will take this step's values; those of an epoch's or the run's end are kept for people.
 
-    Lightning's ``log`` takes 0.7 ms a value, whether or not a logger listens. A callback that looks at ``train/*``
+    Lightning's ``log`` takes 0.7 ms a value, with or without a logger. A callback that reads ``train/*``
     between two logged steps (``trainer.log_every_n_steps``) sees the last logged one's.
     """
     trainer: Any = trainer_of(module)

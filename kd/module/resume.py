@@ -1,4 +1,4 @@
-"""What a checkpoint says of its run beside weights, and how another run goes on from it."""
+"""What a checkpoint holds beside weights, and how another run resumes from it."""
 
 import math
 from collections.abc import Mapping
@@ -66,7 +66,7 @@ class Resume:
         self._made_with = [settings_of(optimizer) for optimizer in optimizers]
 
     def settle(self, trainer: Trainer, data: DistillationDataModule | None) -> None:
-        """A resumed run goes on with its own settings, and where the share of samples seen puts it."""
+        """Puts a resumed run, with its own settings, at its share of samples seen."""
         if self.optim_before is None or data is None:
             return
         students = self.students.named()

@@ -19,7 +19,7 @@ class Task(nn.Module):
     Attributes:
         dense: targets are maps, and the models classify every pixel.
         multi_label: targets are several labels a picture.
-        labels: it looks at targets at all.
+        labels: it uses targets.
         num_classes: of the data; 0 while it is not known.
         primary: the metric that tells best how good a model is.
     """

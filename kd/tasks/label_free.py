@@ -16,7 +16,7 @@ def label_free_metrics(losses: Iterable[str], probed: bool) -> list[str]:
 
     Args:
         losses: names of the distillation losses.
-        probed: whether there are labelled pictures to look at.
+        probed: whether labelled pictures measure the features.
 
     >>> label_free_metrics(["dino"], True)
     ['feature_loss', 'dino_loss', 'rankme', 'knn1', 'probe1']

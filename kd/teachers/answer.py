@@ -17,10 +17,10 @@ Layer = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What losses look at of the teacher, or of several.
+    """What losses read of one teacher or several.
 
     Attributes:
-        logits: the losses that look at logits, by the teacher whose they are; :data:`ALL`: the mean of all.
+        logits: the losses that read logits, by their teacher; :data:`ALL`: the mean of all.
         features: the layers, with the shapes that they give for two pictures.
     """
 

@@ -133,7 +133,7 @@ class AnswerStore:
         self._grow(view)
 
     def _grow(self, view: int) -> None:
-        """Reserves the whole file, so that a full disk is told here.
+        """Reserves the whole file, so that a full disk raises here.
 
         Where it was cut within a record, the rest of that record would come back as zeros: its checksum is taken away.
         """
@@ -176,7 +176,7 @@ class AnswerStore:
         return self.read(view, index)[0]
 
     def put(self, view: int, index: np.ndarray, records: np.ndarray) -> None:
-        """Stores records where there is none yet.
+        """Stores records that are not stored yet.
 
         Raises:
             OSError: they can't be written.

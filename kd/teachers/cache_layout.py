@@ -2,7 +2,7 @@
 
 A cache is a folder named after what all its answers depend on: teacher, pictures and their views. In it each kind of
 answer (logits, or one layer's features in one precision) has a folder of its own, with its fingerprint beside it. So a
-recipe finds what others with the same teacher, data and views have left, and adds what it alone looks at; what it does
+recipe finds what others with the same teacher, data and views have left, and adds what it alone reads; what it does
 with the answers, its student and losses, plays no part.
 """
 
@@ -166,7 +166,7 @@ class Layout:
 
 
 def looking(wanted: Wanted) -> list[LogitLoss]:
-    """The losses that look at logits."""
+    """The losses that read logits."""
     return [loss for losses in wanted.logits.values() for loss in losses]
 
 

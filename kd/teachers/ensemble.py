@@ -16,7 +16,7 @@ from kd.teachers.frozen import FrozenTeacher
 class Ensemble:
     """Several teachers: each answers with its own input size and normalisation, all together with the weighted mean.
 
-    The mean is of the logits: ``sum(weight_i * logits_i) / sum(weight_i)``. Where one has no classifier there is none.
+    The mean is of the logits: ``sum(weight_i * logits_i) / sum(weight_i)``. It exists where each has a classifier.
 
     Args:
         members: the teachers by name, each itself or behind a cache.

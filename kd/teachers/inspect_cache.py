@@ -142,7 +142,7 @@ def fit(found: list[Held], teacher: Teacher, data: DistillationDataModule, wante
         found: what there is.
         teacher: the recipe's, in its precision.
         data: its pictures.
-        wanted: what its losses look at.
+        wanted: what its losses read.
     """
     layout, lines, fits = Layout(data), [], True
     for name, member in teacher.members.items():

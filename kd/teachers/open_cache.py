@@ -33,7 +33,7 @@ def open_cache(
     Args:
         teacher: on its device, in its precision; ``spec`` says which cache.
         data: the training pictures and how they are augmented.
-        wanted: what the losses look at.
+        wanted: what the losses read.
         announce: say, before anything is written, what it will take.
         filling: ``kd-cache`` asks: each teacher has a cache, and runs where answers are missing.
 
@@ -175,7 +175,7 @@ def _check_teacher(teacher: FrozenTeacher, data: DistillationDataModule, wanted:
     if topk >= classes:
         raise UserError(f"{key}: must be less than the {classes} classes, got {topk}")
     if not wanted.logits:
-        raise UserError(f"{key}: no loss looks at logits, none are kept; leave it out")
+        raise UserError(f"{key}: no loss reads logits, so none are stored; leave it out")
     if several:
         raise UserError(f"{key}: the mean of several teachers needs all logits; without cache_topk all are kept")
     for loss in looking(wanted):

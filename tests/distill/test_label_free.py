@@ -263,7 +263,7 @@ def test_a_probe_that_can_not_be(made: Path, recipe: Path, capsys: pytest.Captur
         ("tiny.yaml", [f"data.probe.root={made / 'one'}"], "data.probe.root: one class ('apple')"),
         ("tiny.yaml", ["data.probe.root=/nowhere"], "data.probe.root: there is no folder /nowhere/train"),
         ("tiny.yaml", ["checkpoint.monitor=val/knn1"], "checkpoint.monitor: val/knn1 needs labelled pictures"),
-        ("tiny.yaml", ["model.teacher_drop=0.5"], "model.teacher_drop: needs losses that listen to several"),
+        ("tiny.yaml", ["model.teacher_drop=0.5"], "model.teacher_drop: needs losses that use several"),
         (recipe, [f"data.probe.root={made / 'one' / '..' / 'labelled'}"], "data.probe.root: measures the features of"),
     ):
         assert main("train", [f"recipe={made / file}", *items]) == 2

@@ -254,7 +254,7 @@ def test_features_alone_have_no_largest_logits(
 ) -> None:
     recipe = feature_recipe(tmp_path, pictures, teacher, "class token, no logits")
     assert train_main([f"recipe={recipe}", *cache, "model.teacher.cache_topk=2"]) == 2
-    assert "model.teacher.cache_topk: no loss looks at logits, none are kept; leave it out" in capsys.readouterr().err
+    assert "model.teacher.cache_topk: no loss reads logits, so none are stored; leave it out" in capsys.readouterr().err
 
 
 def test_layers_that_work_on_windows_cant_be_kept(

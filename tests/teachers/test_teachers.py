@@ -59,7 +59,7 @@ def test_several_teachers_answer_with_their_weighted_mean(two: dict[str, Teacher
 
 
 def test_a_feature_loss_must_name_one_of_several(two: dict[str, TeacherSpec]) -> None:
-    with pytest.raises(UserError, match=r"model.teacher_of.hint: a feature loss looks at one teacher.*\(a, b\)"):
+    with pytest.raises(UserError, match=r"model.teacher_of.hint: a feature loss reads one teacher.*\(a, b\)"):
         assemble(
             INFO, STUDENT, teachers=two, distill_losses={"hint": HintLoss()}, taps={"hint": TapSpec("norm", "norm")}
         )

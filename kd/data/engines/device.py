@@ -57,7 +57,7 @@ def check(augment: Augment, source: Source) -> None:
 
 
 def check_views(augment: Augment, engine: str) -> None:
-    """Raises a UserError: RandAugment draws while it computes, so its chance can't be told from its arithmetic."""
+    """Raises a UserError: RandAugment draws random numbers while it computes, so only the loader can run it."""
     if augment.rand_augment:
         raise UserError(f"data.augment.rand_augment: needs data.engine=torch, got {engine}")
 

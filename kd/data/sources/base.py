@@ -1,4 +1,4 @@
-"""What a source is, and a split of one; what tells two splits apart."""
+"""The interface of a source and of its splits; how two splits differ."""
 
 import hashlib
 from collections.abc import Iterable, Sequence

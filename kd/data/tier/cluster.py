@@ -169,7 +169,7 @@ class RayCluster:
         self._cores_a_gpu: dict[str, float] = {}
 
     def join(self) -> None:
-        """Joins the cluster, or starts one on this machine; in the main thread, for Ray's processes end with theirs.
+        """Joins the cluster, or starts one on this machine. Call it from the main thread: Ray ends with its thread.
 
         Raises:
             UserError: there is no cluster, or none of its machines carries the label.

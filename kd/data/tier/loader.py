@@ -21,8 +21,8 @@ from kd.data.tier.cluster import RayCluster, differing, unpacked
 from kd.data.tier.schedule import MB, Crew, Job, Machine, Maker, MakerEnded, Stream, TierSpec, Work
 from kd.errors import RunError, UserError, first_line
 
-POLL_S = 0.02  # between two looks at what is finished, while nothing happens
-LOOK_S = 1.0  # between two looks at the cluster
+POLL_S = 0.02  # between two polls of finished batches, while idle
+LOOK_S = 1.0  # between two polls of the cluster
 LOST_S = 30.0  # a cluster that does not answer for so long is lost (Ray itself ends the process after 60)
 PATIENCE_S = 300.0  # without a single batch
 

@@ -50,7 +50,7 @@ class Made:
     """What a maker has brought.
 
     Attributes:
-        batch: or why there is none.
+        batch: or the reason why it was not made.
         size: bytes.
         seconds: that it took.
     """

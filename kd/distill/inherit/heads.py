@@ -35,19 +35,19 @@ def head_map(qkv: Tensor, out: Tensor, write: Tensor, heads: tuple[int, int], si
         heads: the student's number of heads, and the teacher's.
         sizes: the student's head size, and the teacher's.
     """
-    (ours, theirs), (size, own) = heads, sizes
-    queries, keys, _ = (part.reshape(-1, theirs, own).double() for part in qkv.chunk(3, -1))
-    moments = torch.stack([_covariance(out[..., h * own : (h + 1) * own]) for h in range(theirs)])
-    writes = write.double().unflatten(1, (theirs, own)).movedim(1, 0)  # (heads, D_student, size)
+    (heads_student, heads_teacher), (size, own) = heads, sizes
+    queries, keys, _ = (part.reshape(-1, heads_teacher, own).double() for part in qkv.chunk(3, -1))
+    moments = torch.stack([_covariance(out[..., h * own : (h + 1) * own]) for h in range(heads_teacher)])
+    writes = write.double().unflatten(1, (heads_teacher, own)).movedim(1, 0)  # (heads, D_student, size)
     power = torch.stack([(w @ c * w).sum() for w, c in zip(writes, moments, strict=True)])
-    chosen = power.topk(min(ours, theirs)).indices.sort().values.tolist()
-    mapped, written = torch.zeros(3, ours, size, theirs, own, dtype=torch.float64), []
-    for head in range(ours):
+    chosen = power.topk(min(heads_student, heads_teacher)).indices.sort().values.tolist()
+    mapped, written = torch.zeros(3, heads_student, size, heads_teacher, own, dtype=torch.float64), []
+    for head in range(heads_student):
         source, copy = chosen[head % len(chosen)], head // len(chosen)
         mapped[0, head, :, source], mapped[1, head, :, source] = _patterns(queries[:, source], keys[:, source], size)
         mapped[2, head, :, source], w = _values(moments[source], writes[source], size, copy)
         written.append(w)
-    flat = [part.reshape(ours * size, theirs * own) for part in mapped]
+    flat = [part.reshape(heads_student * size, heads_teacher * own) for part in mapped]
     return HeadMap(torch.block_diag(*flat).float(), torch.cat(written, 1).float())
 
 

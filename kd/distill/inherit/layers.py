@@ -23,8 +23,8 @@ def inherit_embedding(
     """Maps the teacher's patches, class and register tokens and positions onto the student's stream."""
     weight, bias, token, of_token, positions = embedding(student, teacher)
     # the two normalise pictures their own way: teacher's input = student's input * gain + shift, channel by channel
-    ours, theirs = (torch.tensor([p.mean, p.std]) for p in (student_input, teacher_input))
-    gain, shift = ours[1] / theirs[1], (ours[0] - theirs[0]) / theirs[1]
+    student_form, teacher_form = (torch.tensor([p.mean, p.std]) for p in (student_input, teacher_input))
+    gain, shift = student_form[1] / teacher_form[1], (student_form[0] - teacher_form[0]) / teacher_form[1]
     bias = torch.einsum("tchw,c->t", weight, shift) + (bias if bias is not None else 0)
     weight = weight * gain[:, None, None]
     student.patch_embed.proj.weight.copy_(torch.einsum("st,tchw->schw", projection, weight))
@@ -90,17 +90,17 @@ def _fit_qkv(
     block: Any, teacher: Any, stream: Tensor, qkv: Tensor, out: Tensor, projection: Tensor, write: Tensor
 ) -> Tensor:
     """Fits queries, keys and values; returns what to start the projection behind them from."""
-    ours, theirs = block.attn, teacher.attn
-    everything = _folded(theirs.qkv, teacher.norm1, projection, torch.arange(len(theirs.qkv.weight)))
-    if ours.head_dim != theirs.head_dim:
-        found = head_map(qkv, out, write, (ours.num_heads, theirs.num_heads), (ours.head_dim, theirs.head_dim))
-        fit(ours.qkv, block.norm1(stream), qkv @ found.qkv.T, found.qkv @ everything)
+    small, big = block.attn, teacher.attn
+    everything = _folded(big.qkv, teacher.norm1, projection, torch.arange(len(big.qkv.weight)))
+    if small.head_dim != big.head_dim:
+        found = head_map(qkv, out, write, (small.num_heads, big.num_heads), (small.head_dim, big.head_dim))
+        fit(small.qkv, block.norm1(stream), qkv @ found.qkv.T, found.qkv @ everything)
         return found.write
-    columns = _best(out, write, theirs.num_heads, ours.num_heads, theirs.head_dim)
-    rows = torch.cat([columns + part * theirs.num_heads * theirs.head_dim for part in range(3)])
-    fit(ours.qkv, block.norm1(stream), qkv[..., rows], everything[rows])
+    columns = _best(out, write, big.num_heads, small.num_heads, big.head_dim)
+    rows = torch.cat([columns + part * big.num_heads * big.head_dim for part in range(3)])
+    fit(small.qkv, block.norm1(stream), qkv[..., rows], everything[rows])
     for norm in ("q_norm", "k_norm"):
-        getattr(ours, norm).load_state_dict(getattr(theirs, norm).state_dict())
+        getattr(small, norm).load_state_dict(getattr(big, norm).state_dict())
     return write[:, columns]
 
 

@@ -28,16 +28,16 @@ def check_pair(student: ViT, teacher: ViT) -> None:
         problem = _not_understood(model, model is student or inherits_head(student, teacher))
         if problem:
             raise ValueError(f"the {role} has {problem}, which can't be inherited")
-    ours, theirs = student.blocks[0], teacher.blocks[0]
-    other_size = ours.attn.head_dim != theirs.attn.head_dim
+    small, big = student.blocks[0], teacher.blocks[0]
+    other_size = small.attn.head_dim != big.attn.head_dim
     for name, a, b in (
         ("pooling", student.global_pool, teacher.global_pool if inherits_head(student, teacher) else None),
-        ("kind of MLP", type(ours.mlp).__name__, type(theirs.mlp).__name__),
-        ("qk_norm", _qk_norm(ours.attn), _qk_norm(theirs.attn)),
+        ("kind of MLP", type(small.mlp).__name__, type(big.mlp).__name__),
+        ("qk_norm", _qk_norm(small.attn), _qk_norm(big.attn)),
         (
             "head size beside qk_norm",
-            ours.attn.head_dim,
-            theirs.attn.head_dim if _qk_norm(ours.attn) != "none" else None,
+            small.attn.head_dim,
+            big.attn.head_dim if _qk_norm(small.attn) != "none" else None,
         ),
     ):
         if b is not None and a != b:
@@ -49,9 +49,9 @@ def check_pair(student: ViT, teacher: ViT) -> None:
     for name, a, b in (
         ("width", student.embed_dim, teacher.embed_dim),
         ("depth", len(student.blocks), len(teacher.blocks)),
-        ("heads", 0 if other_size else ours.attn.num_heads, theirs.attn.num_heads),
+        ("heads", 0 if other_size else small.attn.num_heads, big.attn.num_heads),
         ("number of register tokens", student.num_reg_tokens, teacher.num_reg_tokens),
-        ("hidden units", ours.mlp.fc2.in_features, theirs.mlp.fc2.in_features),
+        ("hidden units", small.mlp.fc2.in_features, big.mlp.fc2.in_features),
     ):
         if a > b:
             raise ValueError(f"the student must have no larger {name} than the teacher, got {a} and {b}")
@@ -136,14 +136,14 @@ def copy_is_possible(student: ViT, teacher: ViT) -> bool:
     return shapes[0] == shapes[1] and acts[0] == acts[1]
 
 
-def check_copy(ours: Tensor, theirs: Tensor) -> None:
+def check_copy(copy: Tensor, original: Tensor) -> None:
     """
     Raises:
         ValueError: answers that should be equal are not: something in these models is not understood.
     """
-    ours, theirs = ours - ours.mean(0), theirs - theirs.mean(0)
-    size = float(ours.norm() * theirs.norm())
-    correlation = float((ours * theirs).sum()) / size if size else 1.0
+    copy, original = copy - copy.mean(0), original - original.mean(0)
+    size = float(copy.norm() * original.norm())
+    correlation = float((copy * original).sum()) / size if size else 1.0
     if correlation < EXACT:
         raise ValueError(
             f"a copy of this teacher should answer like it, and does not (correlation {correlation:.2f}): "

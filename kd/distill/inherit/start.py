@@ -70,14 +70,14 @@ def inherit_dense(
     inherit(student.backbone, teacher.backbone, pictures, student_input, teacher_input)
     training = student.training
     student.eval(), teacher.eval()
-    ours = [student.levels(student_input(part)) for part in pictures.split(64)]
-    theirs = [teacher.levels(teacher_input(part)) for part in pictures.split(64)]
+    student_levels = [student.levels(student_input(part)) for part in pictures.split(64)]
+    teacher_levels = [teacher.levels(teacher_input(part)) for part in pictures.split(64)]
     pairs = zip(student.head.levels, teacher.head.levels, strict=True)
     for i, (own, other) in enumerate(pairs):
         assert isinstance(own, nn.Conv2d)
-        features = torch.cat([part[i] for part in ours])
+        features = torch.cat([part[i] for part in student_levels])
         wanted = nn.functional.interpolate(
-            torch.cat([other(part[i]) for part in theirs]), features.shape[2:], mode="bilinear"
+            torch.cat([other(part[i]) for part in teacher_levels]), features.shape[2:], mode="bilinear"
         )
         linear = nn.Linear(own.in_channels, own.out_channels)
         fit(linear, features.movedim(1, -1), wanted.movedim(1, -1), torch.zeros_like(linear.weight))

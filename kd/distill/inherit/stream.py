@@ -43,7 +43,7 @@ def embedded_as(student: ViT, teacher: ViT, images: Tensor) -> Tensor:
 
 
 def seen_by_norms(stream: Tensor, teacher: ViT) -> Tensor:
-    """What of a stream the teacher's norms look at: its centred part, or all of it (RMSNorm)."""
+    """The part of a stream that the teacher's norms read: its centred part, or all of it (RMSNorm)."""
     return stream - stream.mean(-1, keepdim=True) if centres(teacher.blocks[0].norm1) else stream
 
 
@@ -99,8 +99,8 @@ def reset_norms(student: ViT) -> None:
 
 def chosen_blocks(student: ViT, teacher: ViT) -> list[int]:
     """Evenly spaced blocks of the teacher, the last one among them."""
-    ours, theirs = len(student.blocks), len(teacher.blocks)
-    return [(i + 1) * theirs // ours - 1 for i in range(ours)]
+    blocks_student, blocks_teacher = len(student.blocks), len(teacher.blocks)
+    return [(i + 1) * blocks_teacher // blocks_student - 1 for i in range(blocks_student)]
 
 
 def shown(blocks: Iterable[Any], label: str) -> Iterable[Any]:

@@ -1,4 +1,4 @@
-"""What all losses share: float32 inside, and shapes that are told apart by name."""
+"""What all losses share: float32 inside, and checks of shapes."""
 
 import torch
 from torch import Tensor
