@@ -64,7 +64,7 @@ class Clock:
         event: makes device events (``torch.cuda.Event``-like, timing enabled); ``None`` takes the host's clock.
 
     Attributes:
-        ranges: told of every phase and named part that opens and closes (NVTX, for Nsight); ``None``: nobody is.
+        ranges: receives every phase and named part that opens and closes (NVTX, for Nsight), or ``None``.
     """
 
     def __init__(self, event: Callable[[], Any] | None = None) -> None:
@@ -143,7 +143,7 @@ class Clock:
                 self.ranges.range_pop()
 
     def turn(self, phase: str) -> None:
-        """The innermost phase goes on as another."""
+        """The innermost phase continues as another."""
         self._mark()
         self._open[-1] = phase
 
@@ -214,7 +214,7 @@ _running: Clock | None = None
 
 
 def run_clock(clock: Clock | None) -> None:
-    """Makes ``clock`` the one that :class:`annotate` tells; ``None`` stops that."""
+    """Makes ``clock`` the one that :class:`annotate` uses; ``None`` stops that."""
     global _running
     _running = clock
 

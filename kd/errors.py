@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave, told in one line that names the key or file.
+    """A mistake in what the user gave: one line that names the key or file.
 
     The commands print the message without a traceback and exit with status 2.
     """
 
 
 class RunError(RuntimeError):
-    """A run that can't go on for a reason that one line tells (a full disk, a loss that is no number).
+    """A run that can't continue for a reason that one line states (a full disk, a loss that is NaN).
 
     The commands print the message and exit with status 1; the traceback goes to the run's ``error.txt``.
     """
@@ -53,7 +53,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def run_error(error: BaseException | None) -> RunError | None:
-    """The :class:`RunError` behind what libraries made of it; None where there is none."""
+    """The :class:`RunError` that libraries have wrapped in their own errors, or None."""
     return next((cause for cause in causes(error) if isinstance(cause, RunError)), None)
 
 

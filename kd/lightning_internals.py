@@ -15,7 +15,7 @@ CSVWriter = _ExperimentWriter
 
 
 def trainer_of(module: LightningModule) -> Trainer | None:
-    """The trainer that a module is attached to; the public attribute raises where there is none."""
+    """The trainer that a module is attached to, or None, where the public attribute raises."""
     return module._trainer
 
 

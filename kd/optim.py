@@ -273,7 +273,7 @@ class Together(Optimizer):
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes them back."""
+        """Restores the saved state."""
         for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]

@@ -34,7 +34,7 @@ SIDE = 112  # pixels of a thumbnail's longer side: two dozen of them take some 1
 class FidelityRecord(Callback):
     """Compares student and teacher in the validation passes that a run makes anyway.
 
-    The teacher's logits are the preflight's. Written at each validation that is the best one so far: the file tells of
+    The teacher's logits are the preflight's. Written at each validation that is the best one so far: the file describes
     the student that is exported.
 
     Args:
@@ -119,13 +119,13 @@ def examples(
         made[kind] = []
         for _, place, entry in sorted(kept, key=lambda item: item[:2], reverse=True):
             picture = view(decode(pictures.read(-place))).permute(1, 2, 0).numpy()
-            told = {"name": "/".join(Path(pictures.name(-place)).parts[-2:])}
+            named = {"name": "/".join(Path(pictures.name(-place)).parts[-2:])}
             if found.kind == "segmentation":
-                made[kind].append({**told, **_panels(picture, entry, len(classes))})
+                made[kind].append({**named, **_panels(picture, entry, len(classes))})
                 continue
             truth = [classes[c] for c in entry.pop("truth") if 0 <= c < len(classes)]
             answers = {model: [[classes[c], round(p, 4)] for c, p in top] for model, top in entry.items()}
-            made[kind].append({**told, "image": thumbnail(picture), "truth": truth, **answers})
+            made[kind].append({**named, "image": thumbnail(picture), "truth": truth, **answers})
     return made
 
 

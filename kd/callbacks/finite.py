@@ -1,4 +1,4 @@
-"""A loss that is no number stops the run while its checkpoints are still good."""
+"""Stops the run when the loss is NaN or infinite, before a bad checkpoint is written."""
 
 import math
 from collections import deque
@@ -31,7 +31,7 @@ class Finite(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
-        """Looks at the steps before this one that are done."""
+        """Checks the finished steps before this one."""
         self._look(trainer, wait=False)
         loss = output_of(outputs)["loss"].detach()
         done = None
@@ -41,17 +41,17 @@ class Finite(Callback):
         self._pending.append((trainer.fit_loop.epoch_loop.total_batch_idx, loss, done, batch["index"]))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Looks at the last steps."""
+        """Checks the last steps."""
         self._look(trainer, wait=True)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keeps weights that are no numbers out of the file: the one before stays the last good one."""
+        """Keeps NaN weights out of the file: the one before stays the last good one."""
         run = RunContext.of(trainer)
         self._look(trainer, wait=True)
         trained = [own(p).detach() for p in run.module.parameters() if p.requires_grad]
         if not math.isfinite(float(torch.stack([p.abs().max() for p in trained if p.numel()]).float().max())):
             raise RunError(
-                f"the student's weights are no numbers after step {trainer.global_step} (a gradient was NaN or "
+                f"the student's weights are NaN or infinite after step {trainer.global_step} (a gradient was NaN or "
                 "infinite); the last checkpoint is from before"
             )
 

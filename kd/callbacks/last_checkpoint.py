@@ -24,7 +24,7 @@ class CheckpointSpec:
         mode: whether more (``max``) or less (``min``) of a metric of your own is better; default: as ours mean it.
         every_n_steps: save ``last.ckpt`` after so many optimizer steps, not only at an epoch's end.
         every_n_minutes: save it after so many minutes.
-        asynchronous: training goes on, with a copy of its state in memory, while the file is written.
+        asynchronous: training continues, with a copy of its state in memory, while the file is written.
     """
 
     monitor: str | None = None

@@ -37,7 +37,7 @@ from kd.teachers import Ensemble
 TOTAL_EVERY_S = 5.0
 RECENT = 50  # steps that live displays look back on
 
-# Lightning names what it runs, "[Strategy]DDPStrategy.backward": the last part tells the phase.
+# Lightning names what it runs, "[Strategy]DDPStrategy.backward": the last part names the phase.
 ACTIONS = {
     "train_dataloader_next": "data",
     "batch_to_device": "h2d",
@@ -81,7 +81,7 @@ class _Timed:
 
 
 class PhaseProfiler(Profiler):
-    """A Lightning profiler that tells a :class:`~kd.clock.Clock` what runs; the user's own one still hears all.
+    """A Lightning profiler that passes names to a :class:`~kd.clock.Clock`, and on to the user's own profiler.
 
     Args:
         clock: to tell.

@@ -1,4 +1,4 @@
-"""Looks at the teacher before the first step: a wrong one costs the whole run."""
+"""Measures the teacher before the first step: a wrong one costs the whole run."""
 
 import copy
 import json
@@ -34,7 +34,7 @@ class Preflight(Callback):
     be in another order, the message names the key, and the order found is written down.
 
     Args:
-        mode: ``stop``, ``warn`` to go on with a weak teacher, or ``off`` (False in YAML) to measure nothing.
+        mode: ``stop``, ``warn`` to train with a weak teacher, or ``off`` (False in YAML) to measure nothing.
         lists: the folder for such an order.
     """
 
@@ -176,12 +176,12 @@ class Preflight(Callback):
     ) -> None:  # fmt: skip
         value, weak, hint = found.val[key][task.primary], key in found.hints, found.hints.get(key, "")
         if task.primary == "acc1":
-            told = f"is right on {round(value * found.total)} of {found.total} validation pictures"
+            score = f"is right on {round(value * found.total)} of {found.total} validation pictures"
         else:
-            told = f"reaches {task.primary} {value:.1%} on the validation set"
+            score = f"reaches {task.primary} {value:.1%} on the validation set"
         if weak and self.mode == "stop":
             raise UserError(
-                f"model.teacher: {name} {told}, no better than guessing"
+                f"model.teacher: {name} {score}, no better than guessing"
                 f"{hint or ' (wrong class order, size or weights?)'}; preflight=warn distils from it all the same"
             )
         if trainer.is_global_zero:
@@ -190,7 +190,7 @@ class Preflight(Callback):
             classes = len(found.counts)
             few = f"; they show {found.classes} of {classes} classes, too few to judge it"
             judged = ", no better than guessing" if weak else few if 2 * found.classes < classes else ""
-            print(f"preflight: teacher {name} {told}{share}{known}{judged}{hint}", flush=True)
+            print(f"preflight: teacher {name} {score}{share}{known}{judged}{hint}", flush=True)
 
 
 def _rounded(metrics: dict[str, Tensor]) -> dict[str, float]:

@@ -71,11 +71,11 @@ class Progress(Callback):
         self._bar.write(f"epoch {trainer.current_epoch + 1:>3}  {loss}{'  '.join(values)}", file=sys.stderr)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """An epoch without validation ends in a line too, where there is no bar to look at."""
+        """An epoch without validation ends in a line too, without a bar."""
         if self._bar is not None and trainer.limit_val_batches == 0 and not sys.stderr.isatty():
             loss = trainer.callback_metrics.get("train/loss")
-            told = f"  train/loss {loss:.3f}" if loss is not None else ""
-            self._bar.write(f"epoch {trainer.current_epoch + 1:>3}{told}", file=sys.stderr)
+            text = f"  train/loss {loss:.3f}" if loss is not None else ""
+            self._bar.write(f"epoch {trainer.current_epoch + 1:>3}{text}", file=sys.stderr)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Closes the bar."""

@@ -97,7 +97,7 @@ class RunFolder(Callback):
         runs_dir: folder of all runs.
         recipe: the recipe's name.
         config: the resolved configuration, YAML.
-        resume: the folder of the run to go on with.
+        resume: the folder of the run to resume.
         marker: a file to write the folder's name into.
         name: of the folder, in place of the next free number.
 

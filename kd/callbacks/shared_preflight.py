@@ -68,13 +68,13 @@ class SharedPreflight:
             [name, t.identity(), t.weight, t.prepare.size, repr(vars(t.prepare)), str(t.columns)]
             for name, t in self.run.teacher.members.items()
         ]
-        told = [
+        facts = [
             teachers, str(dtype_for(str(trainer.precision))), self.run.device.type, torch.__version__,
             fingerprint(data.split("val")), list(data.source.classes), data.size, data.crop_ratio,
             type(self.run.module.task).__name__, hashlib.sha256(data.eval_batches("val").order.tobytes()).hexdigest(),
             str(trainer.limit_val_batches), data.batch_size, trainer.world_size, trainer.global_rank,
         ]  # fmt: skip
-        return hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:32]
+        return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
 
     def read(self) -> Found | None:
         """What an earlier run has found; None unless all processes have their file."""

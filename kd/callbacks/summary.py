@@ -1,4 +1,4 @@
-"""``summary.json``: what the run was and what came out of it, written at the end and on failure."""
+"""``summary.json``: settings and results of the run, written at the end and on failure."""
 
 import json
 import resource
@@ -93,11 +93,11 @@ class Summary(Callback):
                 (self.folder.path / name).write_text("".join(traceback.format_exception(exception)))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on with: the best and the last epoch's metrics, and the time spent so far."""
+        """What a resumed run needs: the best and the last epoch's metrics, and the time spent so far."""
         return {"best": self.best.best, "final": self.best.newest, "wall_s": self._wall_s()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes it back."""
+        """Restores the saved state."""
         self.best.best, self.best.newest = state_dict["best"], state_dict["final"]
         self._started = time.monotonic() - state_dict["wall_s"]
 

@@ -29,8 +29,8 @@ def choose_precision(accelerator: str) -> tuple[str, str]:
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return "bf16-mixed", ""
         name = torch.cuda.get_device_name()
-        told = f"{name} has no bfloat16: fp16 with loss scaling instead (trainer.precision=32-true for fp32)"
-        return "16-mixed", told
+        reason = f"{name} has no bfloat16: fp16 with loss scaling instead (trainer.precision=32-true for fp32)"
+        return "16-mixed", reason
     if accelerator not in ("auto", "cpu"):
         return "bf16-mixed", ""
     capabilities: Callable[[], dict] = getattr(torch.cpu, "get_capabilities", dict)  # torch 2.8 does not say
@@ -50,9 +50,9 @@ def precision_of_cpu(capabilities: Mapping[str, object], measured: Callable[[], 
     if named:
         return "bf16-mixed", f"precision: bf16-mixed, as this CPU has {named}"
     times = measured()
-    told = f"a product of matrices in bfloat16 takes {times:.1f} times as long as in float32 on this CPU"
+    reason = f"a product of matrices in bfloat16 takes {times:.1f} times as long as in float32 on this CPU"
     precision = "bf16-mixed" if times < 1 else "32-true"
-    return precision, f"precision: {precision}, as {told}"
+    return precision, f"precision: {precision}, as {reason}"
 
 
 @cache

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-PARENT = "KD_PARENT"  # tells a child whose end is to be its own
+PARENT = "KD_PARENT"  # names the process with which a child ends
 _PR_SET_PDEATHSIG = 1
 _OF_A_JOB = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",

@@ -251,5 +251,5 @@ def _digest(*parts: str) -> str:
 
 def is_rank_zero() -> bool:
     """Whether this process speaks for the job, by its environment: known before any process group exists."""
-    told = (os.environ.get(name, "0") for name in RANKS)
-    return all(not text.isdecimal() or int(text) == 0 for text in told)  # what is no number, recognise() refuses
+    ranks = (os.environ.get(name, "0") for name in RANKS)
+    return all(not text.isdecimal() or int(text) == 0 for text in ranks)  # what is no number, recognise() refuses

@@ -105,11 +105,11 @@ def _groups(env: Mapping[str, str], from_file: Mapping[str, Any], hosts: list[st
 def _current(env: Mapping[str, str], from_file: Mapping[str, Any], groups: Mapping[str, list[str]], here: str) -> str:
     """The group of this machine."""
     group = next(name for name, hosts in groups.items() if here in hosts)
-    told = {
+    named = {
         env.get("SM_CURRENT_INSTANCE_GROUP"),
         *(from_file.get(f"current_{k}") for k in ("group_name", "instance_group")),
     }
-    wrong = (told - {None, "", group}) if len(groups) > 1 else set()
+    wrong = (named - {None, "", group}) if len(groups) > 1 else set()
     if wrong:
         raise UserError(f"current_group_name: {', '.join(map(str, wrong))}, but {here} is listed in '{group}'")
     return group

@@ -191,8 +191,8 @@ def _wait_for_data(address: str, count: int, node: _Node | None = None) -> None:
         if node:
             node.check()
         if time.monotonic() > until:
-            told = (done.stderr.strip().splitlines() or ["they have not come"])[-1]
-            raise UserError(f"data.engine: ray: {count} machine(s) should prepare data: {told[:300]}")
+            message = (done.stderr.strip().splitlines() or ["they have not come"])[-1]
+            raise UserError(f"data.engine: ray: {count} machine(s) should prepare data: {message[:300]}")
         time.sleep(1)
 
 

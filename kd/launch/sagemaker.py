@@ -58,9 +58,9 @@ def container(env: Mapping[str, str] = os.environ) -> Container | None:
         return None
     file = config / "hyperparameters.json"
     text = env.get("SM_HPS") or (file.read_text(encoding="utf-8") if file.is_file() else "{}")
-    told = read_json(text, "SM_HPS" if env.get("SM_HPS") else str(file), dict)
-    trial = env.get("TRAINING_JOB_NAME", "") if "_tuning_objective_metric" in told else ""
-    settings = {key: _as_text(value) for key, value in told.items() if not _NOT_OURS.fullmatch(key)}
+    given = read_json(text, "SM_HPS" if env.get("SM_HPS") else str(file), dict)
+    trial = env.get("TRAINING_JOB_NAME", "") if "_tuning_objective_metric" in given else ""
+    settings = {key: _as_text(value) for key, value in given.items() if not _NOT_OURS.fullmatch(key)}
     return Container(folder, settings, trial)
 
 

@@ -24,7 +24,7 @@ class CloudWatch(Outlet):
 
     Names are those of :data:`kd.monitor.numbers.GAUGES`; of the cores their mean is sent: every metric is paid for.
     An alarm on ``rule_fired`` is a rule's. Region and credentials are found as by any AWS tool. A thread of the first
-    process of each node sends; what it can't send is told once.
+    process of each node sends; what it can't send is reported once.
 
     Args:
         folder: the run's.

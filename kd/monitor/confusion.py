@@ -32,7 +32,7 @@ class Confusion(Callback):
         self._writer: Writer | None = None
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Listens to what the task's metrics are given."""
+        """Counts what the task's metrics are given."""
         run = RunContext.of(trainer)
         classes = len(run.students.data_info.classes)
         task = run.module.task

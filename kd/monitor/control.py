@@ -45,7 +45,7 @@ def parse(text: str) -> Wishes:
     """The words of the file, with spaces or lines between them.
 
     Raises:
-        ValueError: a word that is none of :data:`WORDS`.
+        ValueError: a word that is not one of :data:`WORDS`.
 
     >>> parse("off health=10")
     Wishes(on=False, interval_s=None, health=10, kernels=None, nvtx=None)
@@ -86,7 +86,7 @@ def read(folder: Path) -> tuple[str, int]:
 class Control(Callback):
     """Rank 0 reads the file once a second at most; all ranks follow at the same batch, within ten batches.
 
-    The sampling of the machine looks at the file itself (:class:`kd.monitor.system.System`).
+    The sampling of the machine reads the file itself (:class:`kd.monitor.system.System`).
 
     Args:
         folder: the run's.
@@ -113,9 +113,9 @@ class Control(Callback):
             return
         asked = self._look() if trainer.is_global_zero else [KEEP] * 3
         if trainer.world_size > 1:
-            told = torch.tensor([number - KEEP for number in asked], device=trainer.strategy.root_device)
-            told = trainer.strategy.reduce(told, reduce_op="sum")
-            asked = [number + KEEP for number in told.tolist()]
+            summed = torch.tensor([number - KEEP for number in asked], device=trainer.strategy.root_device)
+            summed = trainer.strategy.reduce(summed, reduce_op="sum")
+            asked = [number + KEEP for number in summed.tolist()]
         health, kernels, nvtx = asked
         if health != KEEP:
             self.health.every = health

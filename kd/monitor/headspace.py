@@ -23,12 +23,12 @@ class Replay:
     """A loader that keeps the batches of its first pass, and gives those from memory in later ones.
 
     Args:
-        loader: to listen to.
+        loader: whose batches are recorded.
     """
 
     def __init__(self, loader: DataLoader) -> None:
         self.loader, self.batches = loader, list[Any]()
-        self.batch_sampler = loader.batch_sampler  # Lightning tells it the epoch
+        self.batch_sampler = loader.batch_sampler  # Lightning sets its epoch
 
     def __len__(self) -> int:
         return len(self.loader)

@@ -47,7 +47,7 @@ class Health(Callback):
         folder: the run's.
         every: batches between two readings; 0: none for now (it may be changed at any batch, on all ranks at once).
         activations: module paths or patterns below the student (:class:`kd.models.taps.TapSpec`) of the layers that
-            ``spread`` and ``dead`` look at; default: linear layers, convolutions and ReLUs, spread evenly.
+            ``spread`` and ``dead`` read; default: linear layers, convolutions and ReLUs, spread evenly.
 
     Attributes:
         newest: record of each student.
@@ -87,7 +87,7 @@ class Health(Callback):
         self._writer.write(record)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
-        """Listens to this batch where it is due."""
+        """Reads this batch where it is due."""
         run = RunContext.of(trainer)
         if not self.every or trainer.fit_loop.epoch_loop.total_batch_idx % self.every:
             return
@@ -141,7 +141,7 @@ class Health(Callback):
 
 
 class _Reading:
-    """What one batch tells of one student.
+    """What one batch says about one student.
 
     Args:
         name: of the student, empty for a single one.
@@ -186,7 +186,7 @@ class _Reading:
         self._handles = []
 
     def before_step(self, trained: Sequence[Tensor]) -> None:
-        """Looks at the gradients of those of the ``trained`` parameters that are this student's."""
+        """Reads the gradients of those of the ``trained`` parameters that are this student's."""
         mine = {id(p) for p in self.student.parameters()}
         parameters = [p for p in trained if id(p) in mine]
         gradients = [p.grad.float() for p in parameters if p.grad is not None]
@@ -241,7 +241,7 @@ def _spread_evenly(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _inputs(images: Tensor) -> dict[str, Any]:
-    """What the pictures ``(N, 3, H, W)`` of a batch are like; equal ones are told by a thousand of their values."""
+    """What the pictures ``(N, 3, H, W)`` of a batch are like; a thousand values of each decide which are equal."""
     flat = images.detach().flatten(1)
     low, high = flat.amin(1), flat.amax(1)
     some = flat[:, :: max(1, flat.shape[1] // 1000)]

@@ -34,7 +34,7 @@ class MonitorSpec:
         interval_s: seconds between two samples of the machine; SIGUSR2 turns the sampling off and on. Words in the run
             folder's file ``monitor`` change this, the next two and ``nvtx`` in a running job.
         health_every: batches between two readings of gradients, updates and agreement; 0: none.
-        activations: layers of the student whose activations those readings look at: module paths or patterns
+        activations: layers of the student whose activations are read: module paths or patterns
             (``[blocks.*.mlp.fc2, norm]``); default: a few of all kinds.
         kernels_at: profile operations from this batch on (at least 1; later ones are past the warm-up).
         kernels_steps: batches in that window.

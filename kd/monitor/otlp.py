@@ -19,7 +19,7 @@ TIMEOUT_S = 5  # of one sending; a collector that is gone holds the run's end up
 class Otlp(Outlet):
     """Gauges ``kd.<name>`` (:data:`kd.monitor.numbers.GAUGES`), sent by a thread of the first process of each node.
 
-    A collector that does not take them is told once. Headers, for a token, are taken from
+    A collector that refuses them is reported once. Headers, for a token, are taken from
     ``OTEL_EXPORTER_OTLP_HEADERS``, as everywhere.
 
     Args:

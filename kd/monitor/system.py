@@ -25,7 +25,7 @@ LOOK_FOR_CHILDREN = 8  # samples between two looks for new processes and at all 
 
 
 class Gpus:
-    """What NVML tells of every GPU; without a driver, or without nvidia-ml-py, of none."""
+    """What NVML reports of every GPU; without a driver, or without nvidia-ml-py, of none."""
 
     def __init__(self) -> None:
         self._handles: list[Any] = []
@@ -249,7 +249,7 @@ class System(Callback):
         if said == self._said:
             return
         self._said = said
-        with suppress(ValueError):  # rank 0 has told it
+        with suppress(ValueError):  # rank 0 has reported it
             wishes = parse(said[0])
             self.on = self.on if wishes.on is None else wishes.on
             self.interval_s = wishes.interval_s or self.interval_s

@@ -59,7 +59,7 @@ class Watch(Callback):
         self.folder, self.every_s, self.actions, self.webhook = folder, every_s, actions or {}, webhook
         limits = {"MaxHours": hours, "BudgetSpent": budget / price_per_hour if budget and price_per_hour else None}
         self.hours = {name: limit for name, limit in limits.items() if limit is not None}
-        self.told = {"MaxHours": f"{hours} hours", "BudgetSpent": f"a budget of {budget}"}
+        self.limits = {"MaxHours": f"{hours} hours", "BudgetSpent": f"a budget of {budget}"}
         self._earlier_s = 0.0
         self._fired = set[str]()
         self._end, self._writing = threading.Event(), threading.Lock()
@@ -96,7 +96,7 @@ class Watch(Callback):
         while left and not self._end.wait(max(0.0, min(left.values()) - self._spent_s())):
             name = min(left, key=lambda name: left[name])
             del left[name]
-            self._act(name, f"{self.told[name]} spent", "kd-train resume=RUN with more of it", "stop")
+            self._act(name, f"{self.limits[name]} spent", "kd-train resume=RUN with more of it", "stop")
 
     def _spent_s(self) -> float:
         return self._earlier_s + time.monotonic() - self._began
@@ -125,7 +125,7 @@ class Watch(Callback):
         return {"spent_s": self._spent_s()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from it."""
+        """Restores the saved state."""
         self._earlier_s = state_dict["spent_s"]
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

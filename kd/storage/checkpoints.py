@@ -142,7 +142,7 @@ def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
         folder: a run's ``checkpoints``.
 
     Returns:
-        The newest whole file (None: there is none), and the damage by file.
+        The newest whole file, or None, and the damage by file.
     """
     damaged: dict[Path, str] = {}
     for file in (folder / LAST, folder / PREVIOUS):

@@ -110,7 +110,7 @@ class Mirror:
         return True
 
     def _run(self) -> None:
-        whole_at, told = time.monotonic(), set[str]()
+        whole_at, reported = time.monotonic(), set[str]()
         while not self._end.wait(EVERY_S):
             try:
                 found = self._files()
@@ -118,10 +118,10 @@ class Mirror:
                 if new or time.monotonic() > whole_at + WHOLE_S:
                     whole_at = time.monotonic()
                     self._send(found)
-            except Exception as error:  # the thread must live on, and each trouble be told once
-                if first_line(error) not in told:
+            except Exception as error:  # the thread must survive, and each problem is reported once
+                if first_line(error) not in reported:
                     print(f"kd-train: warning: {first_line(error)}; it is tried again", file=sys.stderr)
-                told.add(first_line(error))
+                reported.add(first_line(error))
 
     def _files(self) -> dict[str, Path]:
         """All that belongs there, by name; a checkpoint that others replace comes before the one that replaces it."""

@@ -133,7 +133,7 @@ class Kept:
     """Copies on the local disk, shared by all processes of a machine.
 
     Where they would take more than ``limit``, those that were used longest ago go. A disk without room keeps nothing,
-    and the run goes on. Each copy ends in its checksum, which every reading compares: one that was cut or has changed
+    and the run continues. Each copy ends in its checksum, which every reading compares: one that was cut or has changed
     is fetched again.
 
     Args:
@@ -150,7 +150,7 @@ class Kept:
         return (self.folder / name).is_file()
 
     def get(self, name: str, fetch: Callable[[], bytes], size: int | None = None) -> bytes:
-        """The copy ``FOLDER/FILE``, fetched where there is none yet.
+        """The copy ``FOLDER/FILE``, fetched if it is missing.
 
         Args:
             name: of the copy.
@@ -260,8 +260,8 @@ class Ranged:
 def _used(file: Path, size: int | None) -> bytes:
     with file.open("rb") as stream:
         found = os.fstat(stream.fileno())
-        data, told = stream.read(max(0, found.st_size - SUM)), stream.read()
-        if told != _sum(data) or size not in (None, len(data)):
+        data, checksum = stream.read(max(0, found.st_size - SUM)), stream.read()
+        if checksum != _sum(data) or size not in (None, len(data)):
             raise OSError("it was cut, or has changed since it was fetched")
         if time.time() - found.st_mtime > TOUCH_S:
             os.utime(stream.fileno())
@@ -319,8 +319,8 @@ def listed(url: str, key: str, below: bool = True) -> dict[str, str]:
 
 
 def _state(info: dict[str, object]) -> str:
-    told = [str(info.get(name)) for name in ("ETag", "LastModified", "mtime", "created")]
-    return f"{info['size']}-{hashlib.sha256(chr(0).join(told).encode()).hexdigest()[:16]}"
+    facts = [str(info.get(name)) for name in ("ETag", "LastModified", "mtime", "created")]
+    return f"{info['size']}-{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:16]}"
 
 
 def size_in(state: str) -> int:

@@ -86,16 +86,16 @@ def fetched_marker(place: str, marker: Path, together: bool) -> None:
 def fetched_run(url: str, key: str = "resume", checkpoints: bool = True, together: bool = False) -> Path:
     """The folder of a run in an object store, on this machine's disk.
 
-    Where the run has gone on here since its last checkpoint was sent, an upload was cut, and what is here stays.
+    Where the run continued here after its last checkpoint was sent, an upload was cut, and what is here stays.
 
     Args:
         url: of the folder, or of its recipe's ``latest``.
         key: that named it, for messages.
         checkpoints: fetch these, too.
-        together: several machines go on with it, each with a disk of its own: what the store has is the run.
+        together: several machines resume it, each with a disk of its own: the store has the run.
 
     Raises:
-        UserError: it is not there, can't be fetched, or both sides have gone on from what they had in common.
+        UserError: it is not there, can't be fetched, or both sides have continued from what they had in common.
     """
     url = url.rstrip("/")
     try:
@@ -137,7 +137,7 @@ def _fetch_all(
     stays = checkpoints and not together and copies.changed_here(LATEST)
     if stays and LATEST in there and not copies.is_ours(LATEST, there[LATEST]):
         raise UserError(
-            f"{key}: the run has gone on both in {copies.folder} and, from another machine, in {copies.url}; "
+            f"{key}: the run has continued both in {copies.folder} and, from another machine, in {copies.url}; "
             f"remove the folder to go on from there"
         )
     for name, found in there.items():
@@ -190,7 +190,7 @@ class Copies:
         return known.get("there") == tag_of(found) or known.get("sending") == int(found["size"])
 
     def differ(self, name: str, found: Mapping[str, Any]) -> bool:
-        """Whether the store has another file than the one that was last seen there, or there is none here."""
+        """Whether the store has another file than the one that was last seen there, or this machine has no copy."""
         return not (self.folder / name).is_file() or self.known.get(name, {}).get("there") != tag_of(found)
 
     def changed_here(self, name: str) -> bool:

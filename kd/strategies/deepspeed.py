@@ -32,7 +32,7 @@ class DeepSpeed(DDPStrategy):
 
     It learns what DDP learns: weights are in float32 (bf16-mixed is torch's autocast), gradients are averaged in
     float32, an accumulation ends with the epoch. Its checkpoints are those of the other strategies (whole tensors, the
-    optimizer's state by number): a run goes on with either. Lightning's own ``DeepSpeedStrategy`` does none of this: it
+    optimizer's state by number): a run resumes with either. Lightning's own ``DeepSpeedStrategy`` does none of this: it
     casts weights and batches, and writes a folder that is read with pickle.
 
     Source: ZeRO, Rajbhandari et al., arXiv 1910.02054.
@@ -166,7 +166,7 @@ class DeepSpeed(DDPStrategy):
         """Forward and backward pass by the closure, then the engine's step (it clips).
 
         Raises:
-            RunError: a gradient that is no number: the engine leaves such a step out, and would do so for ever.
+            RunError: a gradient is NaN or infinite: the engine leaves such a step out, and would do so for ever.
         """
         assert self.lightning_module is not None
         loss = self.precision_plugin._wrap_closure(self.lightning_module, optimizer, closure)

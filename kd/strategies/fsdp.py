@@ -20,7 +20,7 @@ from kd.models.sharding import shard
 class FSDP(ModelParallelStrategy):
     """Every block of the student, what is left of it, and every loss with parameters is sharded over all processes.
 
-    Its checkpoints are those of the other strategies (whole tensors, the optimizer's state by number): a run goes on
+    Its checkpoints are those of the other strategies (whole tensors, the optimizer's state by number): a run resumes
     with either.
 
     Args:

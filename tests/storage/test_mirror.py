@@ -149,7 +149,7 @@ def test_machines_that_go_on_with_the_same_run_are_told(
     files.pipe_file(f"{path}/checkpoints/last.ckpt", b"another")
     capsys.readouterr()
     assert train_main([f"resume={url}/tiny/000", "trainer.callbacks=null", mine]) == 2
-    assert "the run has gone on both in" in capsys.readouterr().err
+    assert "the run has continued both in" in capsys.readouterr().err
     assert train_main([f"resume={first}", "runs_dir=runs", "trainer.callbacks=null", mine]) == 0  # by itself
     shutil.copytree(first, tmp_path / "alone", ignore=shutil.ignore_patterns(".*"))
     assert train_main([f"resume={tmp_path / 'alone'}", f"runs_dir={url}", mine]) == 2

@@ -84,7 +84,7 @@ class Job:
         items: the command line of ``kd-train``; files by that name.
         machines: they train.
         data_machines: they prepare data.
-        spot: on machines that may be taken away; the job goes on on others.
+        spot: on machines that may be interrupted; the job resumes on others.
         hours: after which it is stopped.
         image: the container.
         processes: that train on each machine, where the type says so.
@@ -226,7 +226,7 @@ def _name(name: str, kind: str, own: dict[str, Path]) -> str:
 
 
 def _checked(request: Request) -> dict[str, Any]:
-    """The resolved settings of the run: its mistakes are told here, not on machines that cost money."""
+    """The resolved settings of the run: mistakes are reported here, before machines cost money."""
     args = replace(request, here=False).parser_args()
     from kd.run.parser import KDCLI
     from kd.run.quiet import quiet_libraries

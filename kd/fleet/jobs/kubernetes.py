@@ -67,8 +67,8 @@ class Kubernetes:
         print(f"kd-launch: kubectl -n {namespace} logs -f -l jobset.sigs.k8s.io/jobset-name={name} shows its log")
         last = ""
         while True:
-            told = json_of(ask(["kubectl", "-n", namespace, "get", "trainjob", name, "-o", "json"]))
-            state, message = _state(told.get("status", {}).get("conditions", []))
+            answer = json_of(ask(["kubectl", "-n", namespace, "get", "trainjob", name, "-o", "json"]))
+            state, message = _state(answer.get("status", {}).get("conditions", []))
             if state != last:
                 print(f"kd-launch: {name}: {state} {message}".rstrip(), flush=True)
                 last = state

@@ -72,14 +72,14 @@ class SageMaker:
         client, log, last = session.client("sagemaker"), _Log(session.client("logs"), handle), ""
         while True:
             with told_in_a_line():
-                told = client.describe_training_job(TrainingJobName=handle)
+                answer = client.describe_training_job(TrainingJobName=handle)
                 log.print_new()
-            status = f"{told['TrainingJobStatus']}: {told.get('SecondaryStatus', '')}"
+            status = f"{answer['TrainingJobStatus']}: {answer.get('SecondaryStatus', '')}"
             if status != last:
                 print(f"kd-launch: {handle}: {status}", flush=True)
                 last = status
-            if told["TrainingJobStatus"] in ("Completed", "Failed", "Stopped"):
-                return _outcome(told)
+            if answer["TrainingJobStatus"] in ("Completed", "Failed", "Stopped"):
+                return _outcome(answer)
             time.sleep(POLL_S)
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
@@ -279,16 +279,16 @@ def told_in_a_line() -> Iterator[None]:
 
 
 def _code(error: "ClientError") -> str:
-    told = error.response["Error"]
-    return f"{told.get('Code', '')} {told.get('Message', '')}".strip()
+    answer = error.response["Error"]
+    return f"{answer.get('Code', '')} {answer.get('Message', '')}".strip()
 
 
-def _outcome(told: Mapping[str, Any]) -> Outcome:
-    status = told["TrainingJobStatus"]
-    text = f"{status}: {told.get('FailureReason', '')}".rstrip(": ")
-    seconds = [told.get(key) for key in ("TrainingTimeInSeconds", "BillableTimeInSeconds")]
+def _outcome(answer: Mapping[str, Any]) -> Outcome:
+    status = answer["TrainingJobStatus"]
+    text = f"{status}: {answer.get('FailureReason', '')}".rstrip(": ")
+    seconds = [answer.get(key) for key in ("TrainingTimeInSeconds", "BillableTimeInSeconds")]
     hours = [None if value is None else value / 3600 for value in seconds]
-    where = (told.get("ModelArtifacts") or {}).get("S3ModelArtifacts", "") if status == "Completed" else ""
+    where = (answer.get("ModelArtifacts") or {}).get("S3ModelArtifacts", "") if status == "Completed" else ""
     return Outcome(status == "Completed", text, hours[0], hours[1], where)
 
 

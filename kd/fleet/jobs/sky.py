@@ -18,7 +18,7 @@ SCHEMES = "s3|gs|https|r2|cos|oci|nebius"  # of the stores that SkyPilot mounts
 
 
 class SkyPilot:
-    """``sky jobs launch``: an interrupted machine is replaced, and the run goes on from the bucket."""
+    """``sky jobs launch``: an interrupted machine is replaced, and the run resumes from the bucket."""
 
     keys: Mapping[str, str] = {
         "bucket": "s3://BUCKET[/FOLDER], gs://... for the runs",

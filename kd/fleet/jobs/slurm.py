@@ -135,11 +135,11 @@ def _state(job_id: str) -> tuple[str, float | None]:
     """The job's state and the hours that it has run; the controller forgets a job soon, where accounts are kept those
     know it."""
     try:
-        told = ask(["scontrol", "--oneliner", "show", "job", job_id])
+        answer = ask(["scontrol", "--oneliner", "show", "job", job_id])
     except UserError:
         rows = ask(["sacct", "--noheader", "--allocations", "--jobs", job_id, "--format=State,ElapsedRaw"]).split()
         return (rows[0].rstrip("+"), int(rows[-1]) / 3600) if len(rows) > 1 else ("UNKNOWN", None)
-    fields = dict(item.split("=", 1) for item in told.splitlines()[0].split() if "=" in item)
+    fields = dict(item.split("=", 1) for item in answer.splitlines()[0].split() if "=" in item)
     return fields.get("JobState", "UNKNOWN"), _hours(fields.get("RunTime", ""))
 
 

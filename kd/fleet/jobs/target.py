@@ -41,7 +41,7 @@ class Target(Protocol):
         """
 
     def check(self, job: Job) -> None:
-        """Looks at what only the place knows: credentials, the bucket, its programs. Changes nothing.
+        """Checks credentials, the bucket and the programs of the place. Changes nothing.
 
         Raises:
             UserError: the job could not be sent.
@@ -55,7 +55,7 @@ class Target(Protocol):
         """
 
     def follow(self, handle: str, folder: Path) -> Outcome:
-        """Waits for the job's end and prints how it goes on."""
+        """Waits for the job's end and prints its progress."""
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
-        """Brings the run's folder to ``into``, or says where it is; None where there is none."""
+        """Brings the run's folder to ``into``, or says where it is; None without a folder."""

@@ -106,21 +106,22 @@ class SageMakerSearch:
         client, last = aws_session().client("sagemaker"), ""
         while True:
             with told_in_a_line():
-                told = client.describe_hyper_parameter_tuning_job(HyperParameterTuningJobName=handle)
-            counts = {k: v for k, v in told.get("TrainingJobStatusCounters", {}).items() if v}
-            status = told["HyperParameterTuningJobStatus"]
+                answer = client.describe_hyper_parameter_tuning_job(HyperParameterTuningJobName=handle)
+            counts = {k: v for k, v in answer.get("TrainingJobStatusCounters", {}).items() if v}
+            status = answer["HyperParameterTuningJobStatus"]
             line = ", ".join([status, *(f"{count} {kind}" for kind, count in counts.items())])
             if line != last:
                 print(f"kd-launch: {handle}: {line}", flush=True)
                 last = line
             if status in ("Completed", "Failed", "Stopped"):
-                return self._outcome(client, told)
+                return self._outcome(client, answer)
             time.sleep(POLL_S)
 
-    def _outcome(self, client: "BaseClient", told: Mapping[str, Any]) -> Outcome:
-        best = told.get("BestTrainingJob")
+    def _outcome(self, client: "BaseClient", answer: Mapping[str, Any]) -> Outcome:
+        best = answer.get("BestTrainingJob")
         if not best:
-            return Outcome(False, f"{told['HyperParameterTuningJobStatus']}: {told.get('FailureReason', 'no trial')}")
+            status = answer["HyperParameterTuningJobStatus"]
+            return Outcome(False, f"{status}: {answer.get('FailureReason', 'no trial')}")
         value = best.get("FinalHyperParameterTuningJobObjectiveMetric", {})
         values = " ".join(f"{key}={text}" for key, text in best.get("TunedHyperParameters", {}).items())
         with told_in_a_line():

@@ -79,7 +79,7 @@ class Plan:
         """Trains for a few steps and reads what was recorded.
 
         Raises:
-            UserError: the run failed; its last line is told.
+            UserError: the run failed; the message is its last line.
         """
         several = STRATEGIES[case.strategy] if case.processes > 1 else ["trainer.strategy=auto", "optim.zero=false"]
         given = [f"runs_dir={self.folder}", f"name={case.name}", f"trainer.max_steps={self.steps}",
@@ -98,8 +98,8 @@ class Plan:
                     process.terminate()
         if status:
             lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
-            told = [line for line in lines if re.match(r"kd-train: (?!the traceback|go on)", line)]
-            raise UserError(f"{case.name}: {(told or lines)[-1].removeprefix('kd-train: ')} ({log})")
+            messages = [line for line in lines if re.match(r"kd-train: (?!the traceback|go on)", line)]
+            raise UserError(f"{case.name}: {(messages or lines)[-1].removeprefix('kd-train: ')} ({log})")
         return read_run(self.folder / self.recipe / case.name)
 
     def measured(self) -> Iterator[tuple[Case, Run]]:

@@ -54,9 +54,9 @@ def _search_and_confirm(plan: Plan, free: Sequence[Place]) -> int:
         print("kd-tune: no trial has ended well")
         return 1
     if plan.confirm:
-        told = "\n".join(found.text() for found in confirm(search, plan))
-        print(told)
-        write_whole(plan.folder / CONFIRMED, lambda file: file.write(f"{told}\n".encode()))
+        text = "\n".join(found.text() for found in confirm(search, plan))
+        print(text)
+        write_whole(plan.folder / CONFIRMED, lambda file: file.write(f"{text}\n".encode()))
         _write(search)
     print(f"best: kd-train {plan.folder / 'best.yaml'}")
     return 0
@@ -64,8 +64,8 @@ def _search_and_confirm(plan: Plan, free: Sequence[Place]) -> int:
 
 def _write(search: Search) -> None:
     write_best(search.study, search.plan)
-    told = search.plan.folder / CONFIRMED
-    write_page(search.study, search.plan, told.read_text(encoding="utf-8") if told.is_file() else "")
+    saved = search.plan.folder / CONFIRMED
+    write_page(search.study, search.plan, saved.read_text(encoding="utf-8") if saved.is_file() else "")
 
 
 def confirm(search: Search, plan: Plan) -> list[Confirmation]:

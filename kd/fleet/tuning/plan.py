@@ -254,7 +254,7 @@ def _check_pruner(pruner: str, objectives: Sequence[Objective]) -> None:
         raise UserError(f"pruner: {pruner} can't weigh several objectives against each other; pruner=none")
     if not objectives[0].name.startswith("val/"):
         raise UserError(
-            f"pruner: {pruner} looks at every epoch, but {objectives[0].name} is known at the end; pruner=none"
+            f"pruner: {pruner} reads every epoch, but {objectives[0].name} is known at the end; pruner=none"
         )
 
 

@@ -30,7 +30,7 @@ with suppress(ImportError):  # joined() says what is missing
 class Runner:
     """Starts a run and waits for its end, on a machine of the cluster, in a process of its own.
 
-    Where this process ends in any way, the kernel tells the run to save and end.
+    Where this process ends in any way, the kernel makes the run save and end.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Runner:
 
         Args:
             items: its command line.
-            log: takes its output; beside it lies the lock that tells other machines that it runs.
+            log: takes its output; beside it lies the lock by which other machines see that it runs.
             folder: that paths start at.
             env: what the search has put into the environment.
         """
@@ -130,7 +130,7 @@ def joined(share: Share, accelerator: str) -> Iterator[list[Place]]:
     """Joins the cluster (``RAY_ADDRESS``, or the one of this machine), or starts Ray on this machine alone.
 
     Raises:
-        UserError: Ray is missing, there is none at the address, or no machine of it has room for a trial.
+        UserError: Ray is missing, no cluster answers at the address, or no machine of it has room for a trial.
     """
     if "ray" not in globals():
         raise UserError("jobs: ray needs the extra ray: pip install 'kd-train[ray]'")
@@ -152,8 +152,8 @@ def _init(own: Path) -> None:
         ray.init("auto", log_to_driver=False, logging_level="ERROR")
     except ConnectionError as error:
         if "RAY_ADDRESS" in os.environ:
-            told = f"no Ray cluster at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {first_line(error)}"
-            raise UserError(f"jobs: {told}") from error
+            text = f"no Ray cluster at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {first_line(error)}"
+            raise UserError(f"jobs: {text}") from error
         ray.init(
             "local", num_cpus=cores(), include_dashboard=False, log_to_driver=False, logging_level="ERROR",
             _temp_dir=str(own),

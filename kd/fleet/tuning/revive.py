@@ -9,7 +9,7 @@ def revive(search: Search) -> None:
     """Trains the trial that ``revive`` names; what it reaches counts as a trial of its own.
 
     Raises:
-        UserError: there is none, or not this one.
+        UserError: no such trial.
     """
     objectives, wanted = search.plan.objectives, search.plan.revive
     pruned = search.study.trials("pruned")

@@ -81,7 +81,7 @@ class Search:
         if changed is not None:
             raise UserError(
                 f"name: the search in {self.plan.folder} was begun with {changed()}; "
-                "give the same settings to go on with it, or name=OTHER to begin another"
+                "give the same settings to resume it, or name=OTHER to begin another"
             )
 
     # -- trials --------
@@ -90,7 +90,7 @@ class Search:
         """Searches until the trials or the hours are used up.
 
         Raises:
-            Stopped: by SIGTERM or SIGINT; the trials that ran have saved and are gone on with by the same command.
+            Stopped: by SIGTERM or SIGINT; running trials have saved; the same command resumes them.
             UserError: the first trials all fail.
         """
         with self._signals():
@@ -172,7 +172,7 @@ class Search:
         return done and self.plan.wants_latency and job.time_student()
 
     def _report(self, running: Running) -> None:
-        """Tells the epochs so far, and stops a trial that is not worth its time."""
+        """Reports the epochs so far, and stops a trial that is not worth its time."""
         if len(self.plan.objectives) > 1 or not self.plan.objectives[0].name.startswith("val/"):
             return
         known = self.study.reported(running.trial.number)

@@ -72,11 +72,11 @@ def parse(key: str, text: object) -> Space:
     >>> parse("data.batch_size", "[16, 32]").choices
     (16, 32)
     """
-    told = f"search.{key}: {FORMS}; got {text if isinstance(text, str) else json.dumps(text)}"
+    wrong = f"search.{key}: {FORMS}; got {text if isinstance(text, str) else json.dumps(text)}"
     try:
         value = yaml_of(text) if isinstance(text, str) else text
     except ValueError as error:
-        raise UserError(told) from error
+        raise UserError(wrong) from error
     if isinstance(value, list):
         if not value:
             raise UserError(f"search.{key}: a choice of nothing, []")
@@ -85,7 +85,7 @@ def parse(key: str, text: object) -> Space:
     found = [_number(end.strip()) for end in str(value).removeprefix("log:").split("..", 1)]
     ends = [end for end in found if isinstance(end, int | float)]
     if len(found) != 2 or len(ends) != 2:
-        raise UserError(told)
+        raise UserError(wrong)
     low, high = ends if all(isinstance(end, int) for end in ends) else map(float, ends)
     if not low < high:
         raise UserError(f"search.{key}: an empty range, {text}: the first number must be below the second")

@@ -57,7 +57,7 @@ class Study:
         vars(self.study)["stop"] = self._stop  # the grid's end; Optuna's own wants its own loop
 
     def _sow(self) -> None:
-        """A seed of each trial's own: neither a search that goes on nor one on another machine draws the same again."""
+        """A seed of each trial's own: neither a resumed search nor one on another machine draws the same again."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self.study.sampler = _sampler(self._sampler, self._seed + len(self.trials()))

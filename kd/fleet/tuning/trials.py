@@ -1,4 +1,4 @@
-"""A trial's process: begun or gone on with, watched through its run folder, stopped by SIGTERM."""
+"""A trial's process: started or resumed, watched through its run folder, stopped by SIGTERM."""
 
 import csv
 import fcntl
@@ -61,7 +61,7 @@ def _locked(path: Path) -> IO[str] | None:
 
 @dataclass
 class Job:
-    """A run that is going on for the search.
+    """A run of the search.
 
     Attributes:
         folder: its own; the run's folder lies below.
@@ -70,7 +70,7 @@ class Job:
         owner: its lock.
         process: None where the run had ended before.
         items: its command line, to be begun again where its machine went.
-        stopped: why it was told to stop, if it was.
+        stopped: why the search stopped it, if it did.
         stopped_at: when.
         patience_s: how long it may take to save and end.
         timed: its student's speed is being measured, or was.
@@ -95,7 +95,7 @@ class Job:
         return self.folder / self.recipe / "000"
 
     def begin(self, items: Sequence[str]) -> None:
-        """Starts the run, or goes on with it from its last checkpoint; one that has ended well is left as it is."""
+        """Starts the run, or resumes it from its last checkpoint; one that has ended well is left as it is."""
         self.items = items
         if self.summary().get("status") == "done" and (self.run / "student.safetensors").is_file():
             return
@@ -123,7 +123,7 @@ class Job:
         self.process = self.slot.start(items, self.folder / LOG, self.owner.file)
 
     def stop(self, why: str) -> None:
-        """Tells the run to save and end; :attr:`status` kills one that has not after ``patience_s``."""
+        """Makes the run save and end; :attr:`status` kills one that has not after ``patience_s``."""
         if not self.stopped:
             self.stopped, self.stopped_at = why, time.monotonic()
         if self.process is not None and self.process.poll() is None:
@@ -168,14 +168,16 @@ class Job:
             text = (self.folder / LOG).read_text(encoding="utf-8", errors="replace")
         except OSError:
             text = ""
-        told = re.findall(r"kd-(?:train|latency): (?!the traceback|go on|resume)(?:rank \d+: )?(?:failed: )?(.+)", text)
+        lines = re.findall(
+            r"kd-(?:train|latency): (?!the traceback|go on|resume)(?:rank \d+: )?(?:failed: )?(.+)", text
+        )
         last = text.strip().splitlines()[-1:] or ["no output"]
         status = self.status or 0
         if self.lost > MOST_LOST:
             return f"its machine went {self.lost} times"
         if status < 0:
             return f"killed by {signal.Signals(-status).name}"
-        return (told or last)[-1][:200]
+        return (lines or last)[-1][:200]
 
 
 def evaluate(run: Path, split: str, slot: Place) -> dict[str, float]:

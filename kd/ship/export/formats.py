@@ -21,7 +21,7 @@ def find_format(name: str) -> Format:
     """The format of a name or class path.
 
     Raises:
-        UserError: there is none.
+        UserError: unknown format.
     """
     module, _, kind = FORMATS.get(name, name).rpartition(".")
     try:

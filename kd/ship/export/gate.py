@@ -47,8 +47,8 @@ def compare(
         images, target = batch["image"][real], batch["target"][real]
         given = images.permute(0, 2, 3, 1).contiguous() if manifest.layout == "nhwc" else images.contiguous()
         one = given[:1] if one is None else one
-        ours, theirs = student(given), torch.from_numpy(np.array(runtime(given.numpy())))
-        difference = (ours - theirs).abs()
+        expected, exported = student(given), torch.from_numpy(np.array(runtime(given.numpy())))
+        difference = (expected - exported).abs()
         worst, total, numbers = (
             max(worst, difference.max().item()),
             total + difference.sum().item(),
@@ -56,12 +56,12 @@ def compare(
         )
         pictures += len(given)
         if manifest.task == "features":
-            same += int((torch.cosine_similarity(ours, theirs) > 0.999).sum())
+            same += int((torch.cosine_similarity(expected, exported) > 0.999).sum())
             asked += len(given)
             continue
-        answers = [task.decide(task.fit(logits, target)) for logits in (ours, theirs)]
+        answers = [task.decide(task.fit(logits, target)) for logits in (expected, exported)]
         same, asked = same + int((answers[0] == answers[1]).sum()), asked + answers[0].numel()
-        for name, logits in (("student", ours), ("export", theirs)):
+        for name, logits in (("student", expected), ("export", exported)):
             tasks[name].update(task.fit(logits, target), target, None)
     assert one is not None
     found: dict[str, Any] = {

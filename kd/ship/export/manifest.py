@@ -109,7 +109,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of an export's folder.
 
     Raises:
-        UserError: there is none.
+        UserError: not found.
     """
     file = folder / FILE
     try:

@@ -48,8 +48,8 @@ class Stopwatch:
 
     def __init__(self, load: Callable[[], Callable[[np.ndarray], object]], threads: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self._mine, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self._mine, child_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(child_end,), daemon=True)
         before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")}
         os.environ |= {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}  # read when libraries are loaded
         try:
@@ -57,7 +57,7 @@ class Stopwatch:
         finally:
             for name, value in before.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
-        theirs.close()
+        child_end.close()
         self._ask(load)
 
     def _ask(self, question: object) -> tuple[list[float], float]:

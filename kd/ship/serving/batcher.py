@@ -25,7 +25,7 @@ class Batcher:
         max_batch: pictures.
         max_wait_s: so long a batch waits for company; a model that is busy gathers without waiting.
         queue: pictures that may wait; more are refused.
-        metrics: told of each batch.
+        metrics: updated by each batch.
     """
 
     def __init__(self, runtime: Runtime, max_batch: int, max_wait_s: float, queue: int, metrics: Metrics) -> None:
@@ -69,7 +69,7 @@ class Batcher:
                 start = time.perf_counter()
                 try:
                     answers = await loop.run_in_executor(self._thread, self._call(pictures))
-                except Exception as error:  # the clients are told, the server lives on
+                except Exception as error:  # the clients get an error, the server continues
                     _settle(wanted, lambda i, e=error: e)  # type: ignore[misc]
                 else:
                     self.metrics.batch.observe(len(wanted))

@@ -134,7 +134,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def serve(server: Server, listening: socket.socket) -> None:
-    """Blocks until it is told to stop."""
+    """Blocks until it is stopped."""
     most, at_once = connections(server.limits)
     config = uvicorn.Config(
         server.app(), http=_Connection, ws="none", log_level="error", access_log=False, lifespan="on",
