@@ -125,6 +125,9 @@ def prepare(command: str, items: list[str], filled: dict[str, str]) -> None:
         for number in range(2 if "kd-report" in command else 1):
             if not Path(f"runs/foodtag_vit/{number:03d}").exists():
                 assert train_main(["recipe=foodtag_vit", *SMALL, *TINY_FOOD]) == 0
+    if "runs/grocery_vit/" in command and not Path("runs/grocery_vit/000").exists():
+        given = [f"data.source.root={filled['DIR']}", f"model.teacher.checkpoint={filled['TEACHER']}"]
+        assert train_main(["recipe=grocery_vit", *given, *SMALL, *TINY_TEACHER]) == 0
     if "runs/foundation_vit/" in command and not Path("runs/foundation_vit/000").exists():
         assert train_main(["recipe=foundation_vit", f"data.source.root={filled['DIR']}", *SMALL]) == 0
     if filled["PACK"] in command and "kd-pack" not in command and not Path(filled["PACK"]).exists():
