@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Container
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from kd.launch.loopback import meet_on_loopback
 from kd.launch.sagemaker import tell_failure
 from kd.report.metric import in_tables, told
 from kd.storage.checkpoints import LAST
+from kd.storage.elsewhere import json_of, text_of
 
 if TYPE_CHECKING:
     from kd.run.parser import KDCLI
@@ -71,8 +73,26 @@ def _say_data(cli: "KDCLI", say: Callable[..., None]) -> None:
         say(f"      an epoch uses some of them: {', '.join(short)}")
 
 
+def _all_done(cli: "KDCLI") -> str:
+    """A message for a resumed run that has no step left to make; empty where it has."""
+    run, summary = cli.folder.resume, {}
+    with suppress(OSError, ValueError):  # gone or damaged: the run writes it again
+        summary = json_of(text_of(run / "summary.json")) if run else {}
+    if not run or summary.get("status") != "done" or not any(run.glob("**/student.safetensors")):
+        return ""
+    for kind, count in (("epochs", summary["epochs"]), ("steps", summary["steps"])):
+        limit = getattr(cli.trainer, f"max_{kind}")
+        if limit is not None and 0 < limit <= count:
+            cli.folder.path, cli.summary.content = run, summary
+            return f"kd-train: all {count} {kind} of {run} are done; trainer.max_{kind}={2 * count} trains on"
+    return ""
+
+
 def _fit(cli: "KDCLI", resume_from: Path | None) -> int:
     say = print if is_rank_zero() else lambda *_, **__: None
+    if resume_from and (done := _all_done(cli)):
+        say(done, flush=True)
+        return 0
     cli.datamodule.prepare_data()  # in each process, before a trainer that would wait for the others
     _say_data(cli, say)
     if cli.precision_note:

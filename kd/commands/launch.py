@@ -97,6 +97,8 @@ def _own_keys(request: Request, keys: Iterable[str]) -> dict[str, str]:
         key, _, value = item.partition("=")
         if key in KEYS or key in keys or (prefixes and key.startswith(prefixes)):
             found[key] = value
+        elif key in ("dry_run", "tune"):
+            raise UserError(f"no key '{key}'; did you mean '--{key.replace('_', '-')}'?")
         else:
             rest.append(item)
     request.overrides = rest

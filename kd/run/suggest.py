@@ -36,6 +36,7 @@ SYNONYMS: Mapping[str, list[str]] = {  # words of the field -> our keys; {loss}:
     "decay": ["optim.weight_decay", "model.ema_decay"],
     "device": ["trainer.accelerator", "trainer.devices"],
     "dir": ["data.source.root", "runs_dir"],
+    "dry_run": ["trainer.fast_dev_run"],
     "distillation_weight": [f"{LOSS}.weight"],
     "dtype": ["trainer.precision"],
     "early_stopping": ["monitor.actions"],
@@ -231,7 +232,7 @@ def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> li
         return [f"model.{side}.kwargs.{MEANT.get(last, last)}"]
     found: list[str] = []
     for words in _runs(last):
-        found = [*ends.get(words, []), *synonyms.get(words, [])]
+        found = [*synonyms.get(words, []), *ends.get(words, [])]
         if found:
             break
     if not found:

@@ -204,6 +204,8 @@ def test_what_there_is(items: list[str], lines: list[str], capsys: pytest.Captur
     ("item", "message"),
     [
         ("lr=1", "no key 'lr'; did you mean 'optim.lr'?"),
+        ("data.root=photos", "no key 'data.root'; did you mean 'data.source.root' or 'data.probe.root'?"),
+        ("dry_run=true", "no key 'dry_run'; did you mean 'trainer.fast_dev_run'?"),
         ("model.distill_losses.kd.temprature=1", "did you mean 'model.distill_losses.kd.temperature'?"),
         ("model.student.drop_path_rate=0.1", "did you mean 'model.student.kwargs.drop_path_rate'?"),
         ("data.source.path=x", "no key 'data.source.path'"),

@@ -181,6 +181,7 @@ def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[st
         (["slurm", "instances=1xgpu:8", "runs_dir=a\n#SBATCH --uid=0"], "runs_dir: must hold no control characters"),
         (["slurm", "instances=1xgpu:8", "account=a\nid"], "account: must hold no control characters, got 'a\\nid'"),
         (["torchrun", "instances=1xcpu:2", "--tune"], "--tune: torchrun has no search of its own"),
+        (["slurm", "instances=1xgpu:8", "dry_run=true"], "no key 'dry_run'; did you mean '--dry-run'?"),
         (["torchrun", "job=none"], "job: no job 'none' was sent from here"),
     ],
 )  # fmt: skip
