@@ -74,7 +74,7 @@ def _say_data(cli: "KDCLI", say: Callable[..., None]) -> None:
 
 
 def _all_done(cli: "KDCLI") -> str:
-    """A message for a resumed run that has no step left to make; empty where it has."""
+    # a message for a resumed run that has no step left to make; empty where it has
     run, summary = cli.folder.resume, {}
     with suppress(OSError, ValueError):  # gone or damaged: the run writes it again
         summary = json_of(text_of(run / "summary.json")) if run else {}

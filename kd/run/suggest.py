@@ -163,7 +163,7 @@ ARCHITECTURE = frozenset(  # timm's arguments of an architecture: they go below 
      "features_only", "global_pool", "head_dim", "hidden_dim", "in_chans", "init_values", "layer_norm",
      "mlp_ratio", "no_embed_class", "norm_layer", "num_heads", "patch_drop_rate", "patch_size", "pos_drop_rate",
      "pos_embed", "proj_drop_rate", "qk_norm", "qkv_bias", "reg_tokens", "stem_width", "weight_init", "width",
-     "window_size",]
+     "window_size"]
 )  # fmt: skip
 MEANT = {"hidden_dim": "embed_dim", "drop_path": "drop_path_rate", "dropout": "drop_rate", "width": "embed_dim"}
 
