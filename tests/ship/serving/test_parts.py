@@ -1,0 +1,103 @@
+"""The server's parts one by one: hosts, bounds of what is held, threads, bodies."""
+
+import asyncio
+import base64
+import json
+import threading
+
+import pytest
+
+pytest.importorskip("starlette")
+from starlette.requests import Request
+
+from kd.ship.serving.bodies import Limits, Refused, read_uploads
+from kd.ship.serving.hosts import KnownHosts
+from kd.ship.serving.room import Busy, Room, Share
+from kd.ship.serving.threads import Daemons
+
+
+async def status_of(host: str, origin: str | None = None, names: tuple[str, ...] = ()) -> int:
+    sent: list[dict[str, object]] = []
+
+    async def app(scope: object, receive: object, send: object) -> None:
+        sent.append({"status": 200})
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+
+    headers = [(b"host", host.encode())] + ([(b"origin", origin.encode())] if origin else [])
+    scope = {"type": "http", "headers": headers, "method": "GET", "path": "/"}
+    await KnownHosts(app, names)(scope, None, send)  # type: ignore[arg-type]
+    return int(str(sent[0]["status"]))
+
+
+@pytest.mark.parametrize(("host", "origin", "names", "status"), [
+    ("localhost:8000", None, (), 200), ("127.0.0.1:8000", None, (), 200), ("[::1]:8000", None, (), 200),
+    ("evil.example", None, (), 403), ("pictures.example", None, ("pictures.example",), 200),
+    ("localhost:8000", "http://localhost:8000", (), 200), ("localhost:8000", "http://evil.example", (), 403),
+    ("user@localhost", None, (), 403), ("", None, (), 403),
+])  # fmt: skip
+def test_known_hosts_pass(host: str, origin: str | None, names: tuple[str, ...], status: int) -> None:
+    assert asyncio.run(status_of(host, origin, names)) == status
+
+
+def test_a_share_is_given_back_and_large_requests_are_refused_first() -> None:
+    room = Room(10)
+    with Share(room) as first:
+        first.take(4)
+        with pytest.raises(Busy):
+            first.take(4)  # would hold 8 and needs room for as much again
+        with Share(room) as second:
+            second.take(3)
+            assert room.held == 7
+        assert room.held == 4
+    assert room.held == 0
+
+
+def test_threads_that_hang_do_not_hold_the_pool_up() -> None:
+    pool, stuck = Daemons(2, "test"), threading.Event()
+    pool.submit(stuck.wait)
+    assert pool.submit(lambda: 7).result(5) == 7
+    with pytest.raises(ZeroDivisionError):
+        pool.submit(lambda: 1 / 0).result(5)
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("test_"))
+    stuck.set()
+
+
+def uploads(body: bytes, kind: str, limits: Limits | None = None) -> list[tuple[str, bytes]]:
+    async def read() -> list[tuple[str, bytes]]:
+        parts = [body[i : i + 50_000] for i in range(0, len(body), 50_000)] or [b""]
+
+        async def receive() -> dict[str, object]:
+            part = parts.pop(0)
+            return {"type": "http.request", "body": part, "more_body": bool(parts)}
+
+        async def here(function, *args):  # type: ignore[no-untyped-def]
+            return function(*args)
+
+        scope = {"type": "http", "headers": [(b"content-type", kind.encode())], "method": "POST", "path": "/"}
+        with Share(Room(1e9)) as share:
+            return await read_uploads(Request(scope, receive), limits or Limits(), share, here)  # type: ignore[arg-type]
+
+    return asyncio.run(read())
+
+
+def test_pictures_of_json_and_of_forms() -> None:
+    text = base64.b64encode(b"picture").decode()
+    assert uploads(json.dumps({"image": text}).encode(), "application/json") == [("picture 0", b"picture")]
+    many = json.dumps({"images": [f"data:image/png;base64,{text}"] * 2}).encode()
+    assert [content for _, content in uploads(many, "application/json")] == [b"picture"] * 2
+    form = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\n\r\npicture\r\n--x--\r\n'
+    assert uploads(form, "multipart/form-data; boundary=x") == [("a.jpg", b"picture")]
+
+
+@pytest.mark.parametrize(("body", "kind", "status"), [
+    (b"x", "text/plain", 415), (b"{}", "application/json", 400), (b"[" * 20_000, "application/json", 400),
+    (b'{"images": ["*"]}', "application/json", 400), (b'{"images": []}', "application/json", 400),
+    (json.dumps({"images": ["YQ=="] * 3}).encode(), "application/json", 413),
+    (b'{"image": "' + b"A" * 200_000 + b'"}', "application/json", 413), (b"--y\r\n", "multipart/form-data", 400),
+])  # fmt: skip
+def test_bodies_that_are_refused(body: bytes, kind: str, status: int) -> None:
+    with pytest.raises(Refused) as refused:
+        uploads(body, kind, Limits(max_upload_mb=0.1, max_pictures=2))
+    assert refused.value.status == status
