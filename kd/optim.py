@@ -99,7 +99,6 @@ class GivenOptim(OptimSpec):
     make: Parameters | None = None
 
     def settings(self) -> dict[str, Any]:
-        """Without the function, which no checkpoint holds."""
         return {"name": self.name}
 
     def build(self, modules: Iterable[nn.Module], pace: "Pace") -> tuple[Optimizer, LambdaLR]:
@@ -259,7 +258,6 @@ class Together(Optimizer):
         super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Evaluates the closure once and steps all."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -269,11 +267,9 @@ class Together(Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all, in order."""
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the saved state."""
         for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]

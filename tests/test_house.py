@@ -1,6 +1,7 @@
 """The structure: which way imports go, what is public, what the text may say."""
 
 import ast
+import importlib
 import json
 import re
 import subprocess
@@ -155,10 +156,17 @@ def public_definitions(file: Path) -> list[tuple[str, ast.AST]]:
     return found
 
 
+def is_override(file: Path, name: str) -> bool:
+    """Whether a class of the file has this from a class above it, whose docstring says what it is."""
+    module = importlib.import_module(name_of(file))
+    classes = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
+    return any(name in vars(c) and any(name in vars(base) for base in c.__mro__[1:-1]) for c in classes)
+
+
 @pytest.mark.parametrize("file", FILES, ids=name_of)
-def test_everything_public_has_a_docstring(file: Path) -> None:
+def test_everything_public_but_overrides_has_a_docstring(file: Path) -> None:
     missing = [name for name, node in public_definitions(file) if not ast.get_docstring(node)]  # type: ignore[arg-type]
-    assert not missing
+    assert not [name for name in missing if not is_override(file, name)]
 
 
 def test_the_measure_of_the_house_only_falls() -> None:

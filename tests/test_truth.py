@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kd.cli import train_main
-from kd.report.html import images_per_s
+from kd.report.facts import Facts
 from kd.report.records import Run, read_run
 from kd.report.verdict import sentence
 from scripts.bench.truth import callback, own_limit, plants, train
@@ -38,7 +38,7 @@ def test_the_advice_gives_what_it_promises(recipe: Path, pictures: Path, name: s
     after = trained(
         recipe, "trainer.max_epochs=3", callback("Slow", part="student", seconds=0.1), *plant.follow(before)
     )
-    reached = images_per_s(after) / images_per_s(before)  # type: ignore[operator]
+    reached = Facts(after).images_per_s / Facts(before).images_per_s  # type: ignore[operator]
     assert own_limit(before).gain == pytest.approx(reached, rel=0.02)
 
 

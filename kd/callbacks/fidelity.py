@@ -48,7 +48,6 @@ class FidelityRecord(Callback):
         self._found: dict[str, Fidelity] = {}
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts anew."""
         self._found = {}
 
     def on_validation_batch_end(
@@ -69,7 +68,6 @@ class FidelityRecord(Callback):
             found.update(logits, None if taught is None else taught.to(logits.device), target, index)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes what a best epoch has shown."""
         run = RunContext.of(trainer)
         if trainer.sanity_checking:
             return

@@ -41,7 +41,6 @@ class Finite(Callback):
         self._pending.append((trainer.fit_loop.epoch_loop.total_batch_idx, loss, done, batch["index"]))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Checks the last steps."""
         self._look(trainer, wait=True)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

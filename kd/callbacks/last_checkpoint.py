@@ -75,7 +75,6 @@ class LastCheckpoint(Checkpoint):
         progress.update(ready=done, started=done, processed=done, completed=max(done - 1, 0))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """What was resumed from counts as saved."""
         self._saved_at_step, self._saved_at = trainer.global_step, time.monotonic()
 
     def on_train_batch_end(
@@ -97,7 +96,6 @@ class LastCheckpoint(Checkpoint):
         return trainer.strategy.reduce_boolean_decision(up and trainer.is_global_zero, all=False)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Saves each epoch."""
         self.save(trainer)
 
     def save(self, trainer: Trainer) -> None:

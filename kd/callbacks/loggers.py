@@ -98,6 +98,5 @@ class Loggers(Callback):
         trainer.loggers = [*self._made, *trainer.loggers]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Gives them the settings, which hold now."""
         for logger in self._made:
             logger.log_hyperparams(self.settings)

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.profilers import PassThroughProfiler, Profiler
 from torch.distributed import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from kd.callbacks.closing import Closing
 from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import RunFolder
 from kd.clock import Clock, StepTimes, annotate, process_start, run_clock
@@ -99,11 +100,9 @@ class PhaseProfiler(Profiler):
         self._ranges: dict[str, Any] = {}  # phases by name for kernel profiles
 
     def profile(self, action_name: str) -> AbstractContextManager:  # type: ignore[override]
-        """The context of one action."""
         return _Timed(self, action_name, None if self._silent else self.users.profile(action_name))
 
     def start(self, action_name: str) -> None:
-        """Opens the action's phase."""
         if action_name not in self._phases:
             self._phases[action_name] = phase_of(action_name)
         phase = self._phases[action_name]
@@ -123,7 +122,6 @@ class PhaseProfiler(Profiler):
             self.clock.within("validation")
 
     def stop(self, action_name: str) -> None:
-        """Closes it."""
         if self._phases.get(action_name):
             self.clock.leave()
             if action_name in self._ranges:
@@ -138,19 +136,16 @@ class PhaseProfiler(Profiler):
             self.clock.within(None)
 
     def summary(self) -> str:
-        """The user's profiler's."""
         return self.users.summary()
 
     def describe(self) -> None:
-        """The user's profiler's."""
         self.users.describe()
 
     def teardown(self, stage: str | None) -> None:
-        """The user's profiler's."""
         self.users.teardown(stage)
 
 
-class Phases(Callback):
+class Phases(Closing):
     """Writes ``records/phases.rank<r>.jsonl``: a record a step, and exact totals every few seconds.
 
     A step lasts from the request for its batch to the request for the next one. With DistributedDataParallel,
@@ -192,7 +187,6 @@ class Phases(Callback):
         self._cuda = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Takes the profiler's place."""
         run = RunContext.of(trainer)
         self._fit_started = time.time()
         self._cuda = run.device.type == "cuda"
@@ -208,7 +202,6 @@ class Phases(Callback):
         self.clock.ranges = torch.cuda.nvtx if on else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Opens the file and starts the clock."""
         run = RunContext.of(trainer)
         assert self.folder.path is not None
         data: Any = run.data
@@ -250,11 +243,9 @@ class Phases(Callback):
         return allreduce_hook(state, bucket)  # type: ignore[arg-type]  # None: all processes
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The next step starts the loader."""
         self._first_of_epoch = True
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
-        """Remembers which step runs."""
         self._step = {"step": trainer.fit_loop.epoch_loop.total_batch_idx, "epoch": trainer.current_epoch}
         if self._first_of_epoch:
             self._step["first"] = True
@@ -323,15 +314,7 @@ class Phases(Callback):
         parts = {name: round(s, 2) for name, s in parts.items()}
         self._writer.write({"kind": "event", "name": "startup", "s": round(sum(parts.values()), 2), "parts": parts})
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes what is still to be written."""
-        self._close(trainer)
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Writes what is still to be written."""
-        self._close(trainer)
-
-    def _close(self, trainer: Trainer) -> None:
+    def close(self, trainer: Trainer) -> None:
         run_clock(None)
         if self.profiler is not None:
             trainer.profiler = self.profiler.users  # type: ignore[attr-defined]

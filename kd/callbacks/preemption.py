@@ -5,9 +5,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 
+from kd.callbacks.closing import Closing
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.steps import ranks_meet
 from kd.data.batch import Batch
@@ -44,7 +45,7 @@ class RunStopped(Preempted):
         return f"stopped: {self.reason}"
 
 
-class Preemption(Callback):
+class Preemption(Closing):
     """Turns the first SIGTERM, SIGHUP or SIGINT into a checkpoint and :class:`Preempted`.
 
     A second SIGINT stops at once; one after another signal is the first: whoever ends a job may send several.
@@ -62,7 +63,6 @@ class Preemption(Callback):
         self._before: dict[int, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Takes the signals over."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 self._before[number] = signal.signal(number, self._on_signal)
@@ -80,7 +80,6 @@ class Preemption(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
-        """Saves and stops where a signal has come."""
         if not ranks_meet(trainer, batch_idx):
             return
         if not trainer.strategy.reduce_boolean_decision(self._received is not None or bool(self._reason), all=False):
@@ -93,7 +92,6 @@ class Preemption(Callback):
         self._stop(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stops between two epochs."""
         if self._stop_after_epoch:
             self._stop(trainer)
 
@@ -109,14 +107,6 @@ class Preemption(Callback):
     def _last(self, trainer: Trainer) -> LastCheckpoint:
         return next(c for c in trainer.checkpoint_callbacks if isinstance(c, LastCheckpoint))
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Gives the signals back."""
-        self._restore()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Gives the signals back."""
-        self._restore()
-
     def interruption(self, trainer: Trainer, error: BaseException) -> Preempted | None:
         """The interruption that ``error`` is; None for a failure."""
         if isinstance(error, Preempted):
@@ -125,7 +115,7 @@ class Preemption(Callback):
             return None
         return Preempted(self._received, self._last(trainer).path)
 
-    def _restore(self) -> None:
+    def close(self, trainer: Trainer) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}

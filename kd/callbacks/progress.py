@@ -4,14 +4,15 @@ import sys
 import time
 from collections.abc import Callable
 
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import LightningModule, Trainer
 from tqdm import tqdm
 
+from kd.callbacks.closing import Closing
 from kd.callbacks.context import RunContext
 from kd.progress import CALM, drawn
 
 
-class Progress(Callback):
+class Progress(Closing):
     """Shows epoch, images/s, time left, the loss and what limits the run; the validation metrics once an epoch.
 
     Args:
@@ -24,7 +25,6 @@ class Progress(Callback):
         self._quiet_until = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Opens the bar on rank 0."""
         run = RunContext.of(trainer)
         if not trainer.is_global_zero:
             return
@@ -45,7 +45,6 @@ class Progress(Callback):
         )  # fmt: skip
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Names the epoch."""
         if self._bar is not None:
             of = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
             self._bar.set_description_str(f"epoch {trainer.current_epoch + 1}{of}", refresh=False)
@@ -62,7 +61,6 @@ class Progress(Callback):
         self._bar.update(run.data.batch_size * trainer.world_size)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """One line with the validation metrics."""
         if self._bar is None or trainer.sanity_checking:
             return
         metrics = trainer.callback_metrics
@@ -77,15 +75,8 @@ class Progress(Callback):
             text = f"  train/loss {loss:.3f}" if loss is not None else ""
             self._bar.write(f"epoch {trainer.current_epoch + 1:>3}{text}", file=sys.stderr)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Closes the bar."""
-        self._close()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Closes the bar, so that the message stands on a line of its own."""
-        self._close()
-
-    def _close(self) -> None:
+    def close(self, trainer: Trainer) -> None:
+        """Closes the bar, so that a message stands on a line of its own."""
         if self._bar is not None:
             self._bar.leave = sys.stderr.isatty()  # the last epoch's line says it all
             self._bar.close()

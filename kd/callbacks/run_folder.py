@@ -33,7 +33,6 @@ class MetricsCSV(CSVLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> CSVWriter:
-        """The writer of the file."""
         if self._experiment is None:
             aside = self._file.with_name(f"{self._file.name}.part")
             if self._file.is_file():

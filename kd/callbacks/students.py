@@ -31,7 +31,6 @@ class StudentFolders(Callback):
     save: Callable[[Any, Path], None]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Makes the folders."""
         if trainer.is_global_zero:
             for name, config in self.configs.items():
                 path = self.folder.student_path(name)
@@ -39,7 +38,6 @@ class StudentFolders(Callback):
                 write_whole(path / "config.yaml", methodcaller("write", config.encode()))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keeps the students that were never better."""
         run = RunContext.of(trainer)
         if not trainer.is_global_zero:
             return

@@ -26,10 +26,9 @@ from kd.distill.sharding import Sharding
 from kd.distill.student import Student
 from kd.fit_to_machine.memory import state_bytes
 from kd.models import count_parameters
+from kd.report.explained import Explained
 from kd.report.html import write_report
 from kd.report.records import read_run
-from kd.report.rules import findings
-from kd.report.verdict import verdict
 from kd.storage.checkpoints import write_whole
 from kd.teachers import CachedTeacher, Teacher
 from kd.teachers.answer import ALL
@@ -73,7 +72,6 @@ class Summary(Callback):
         self._last_step = now
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measures the optimizers' state."""
         self._optimizer_state = optimizer_state(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -97,7 +95,6 @@ class Summary(Callback):
         return {"best": self.best.best, "final": self.best.newest, "wall_s": self._wall_s()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the saved state."""
         self.best.best, self.best.newest = state_dict["best"], state_dict["final"]
         self._started = time.monotonic() - state_dict["wall_s"]
 
@@ -122,11 +119,11 @@ class Summary(Callback):
 
     def _explain(self, folder: Path) -> None:
         try:
-            run = read_run(folder)
-            self.content["verdict"] = verdict(run)
-            self.content["findings"] = [asdict(finding) for finding in findings(run)]
+            found = Explained(read_run(folder))
+            self.content["verdict"] = found.verdict
+            self.content["findings"] = [asdict(finding) for finding in found.findings]
             _write(folder / "summary.json", self.content)
-            write_report(read_run(folder), folder / "report.html")
+            write_report(found, folder / "report.html")
         except Exception as problem:  # the run is worth more than its report
             print(f"kd-train: no report: {type(problem).__name__}: {problem}", file=sys.stderr)
 

@@ -46,6 +46,7 @@ def run(request: Request) -> int:
         return 0 if "help" in request.flags else 2
     from kd.commands._finished import open_run
     from kd.machine import cores
+    from kd.report.explained import Explained
     from kd.report.html import write_report
     from kd.report.records import read_run
     from kd.run.own_keys import positive, take
@@ -69,7 +70,7 @@ def run(request: Request) -> int:
     _print(rows)
     page = opened.folder / "report.html"
     if page.is_file():
-        write_report(read_run(opened.folder), page)
+        write_report(Explained(read_run(opened.folder)), page)
     print(f"written to {file}{f' and {page}' if page.is_file() else ''}")
     return 0
 

@@ -28,6 +28,7 @@ Needs neither torch nor a network.
 
 def run(request: Request) -> int:
     """Writes the page of a run, or of two."""
+    from kd.report.explained import Explained
     from kd.report.html import write_comparison, write_report
     from kd.report.records import read_run
 
@@ -51,9 +52,9 @@ def run(request: Request) -> int:
             print(f"kd-report: {run.folder}: {note}", file=sys.stderr)
     try:
         if len(runs) == 1:
-            file = write_report(runs[0], folders[0] / "report.html")
+            file = write_report(Explained(runs[0]), folders[0] / "report.html")
         else:
-            file = write_comparison(runs[0], runs[-1], folders[-1] / "comparison.html", runs[1:-1])
+            file = write_comparison(runs, folders[-1] / "comparison.html")
     except OSError as error:
         raise UserError(f"{folders[-1]}: the page can't be written: {error.strerror}") from error
     print(f"written to {file}")

@@ -70,7 +70,7 @@ def _measure(
     from kd.fleet.scaling.model import Network, fit, fit_ring
     from kd.fleet.scaling.page import content, sections
     from kd.machine import cores
-    from kd.report.html import page
+    from kd.report.html import write_page
 
     folder = _claim(folder_of_runs(config["runs_dir"], "kd-scale") / config["recipe"] / "scale")
     model, threads = config["model"], max(1, cores() // processes[-1])
@@ -95,8 +95,7 @@ def _measure(
     result = content(config["recipe"], readings, models, machines, network, pictures)
     (folder / "scale.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     shown = sections(result)
-    file = folder / "report.html"
-    file.write_text(page({"title": f"{config['recipe']}: scaling", "sections": shown}), encoding="utf-8")
+    file = write_page(folder / "report.html", f"{config['recipe']}: scaling", shown)
     print(f"{shown[0]['text']}\nwritten to {file}")
     return 0
 

@@ -123,12 +123,10 @@ class DistillationDataModule(LightningDataModule):
             self.tier.connect()
 
     def teardown(self, stage: str) -> None:
-        """Ends the data tier with the training."""
         if self.tier is not None and stage == "fit":
             self.tier.close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Ends the data tier too."""
         self.teardown("fit")
 
     @property
@@ -171,7 +169,6 @@ class DistillationDataModule(LightningDataModule):
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def train_dataloader(self) -> DataLoader:
-        """Shuffled, augmented batches of this process."""
         batches = self._own_batches()
         self.position.begin(batches)
         return self._train_loader(self.split("train"), batches)

@@ -70,12 +70,10 @@ class HeadlessStudent(Student):
 
     @property
     def classifies(self) -> bool:
-        """Never."""
         return False
 
     @property
     def is_measured(self) -> bool:
-        """Always: no labels are needed."""
         return True
 
     def measure(self, batch: Batch, answer: Answer) -> None:

@@ -162,7 +162,6 @@ class EachLayer(LayersLoss):
             loss.build(student, teacher)  # type: ignore[operator]
 
     def forward(self, student: list[Tensor], teacher: list[Tensor], target: Tensor, **extra: Tensor) -> Tensor:
-        """The mean over the pairs."""
         values = [loss(s, t, target, **extra) for loss, s, t in zip(self.losses, student, teacher, strict=True)]
         return sum(values[1:], values[0]) / len(values)
 

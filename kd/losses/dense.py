@@ -83,7 +83,6 @@ class CWDFeatureLoss(FeatureLoss):
         self.temperature, self.projection = temperature, projection or Projection()
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        """Makes the projection."""
         if len(teacher_shape) != 4:
             raise ValueError(f"CWDFeatureLoss compares maps, got {teacher_shape[1:]} a sample of the teacher")
         self.projection.build(student_shape, teacher_shape)
@@ -113,7 +112,6 @@ class PairwiseLoss(FeatureLoss):
         self.grid = grid
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        """Checks that both are maps."""
         for name, shape in (("student", student_shape), ("teacher", teacher_shape)):
             if len(shape) != 4:
                 raise ValueError(f"PairwiseLoss compares maps, got {shape[1:]} a sample of the {name}")

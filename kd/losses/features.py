@@ -53,7 +53,6 @@ class HintLoss(FeatureLoss):
         self.projection.build(student_shape, teacher_shape)
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """The student's features, the teacher's, unused -> scalar."""
         return hint_loss(self.projection(student_features, teacher_features), teacher_features)
 
 
@@ -77,7 +76,6 @@ class ATLoss(FeatureLoss):
         self.p = p
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        """Checks that both are maps."""
         _check_maps("ATLoss", student_shape, teacher_shape)
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
@@ -110,7 +108,6 @@ class PKDLoss(FeatureLoss):
         self.projection, self.gather = projection, gather
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        """Makes the projection, where there is one."""
         _check_maps("PKDLoss", student_shape, teacher_shape)
         self._shapes = student_shape, teacher_shape
         if self.projection is None and student_shape[1] != teacher_shape[1]:
@@ -160,7 +157,6 @@ class MGDLoss(FeatureLoss):
         self.mask_ratio, self.projection = mask_ratio, projection or Projection()
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        """Makes projection and generator."""
         _check_maps("MGDLoss", student_shape, teacher_shape)
         self.projection.build(student_shape, teacher_shape)
         self.generator = _Generator(teacher_shape[1])

@@ -66,7 +66,6 @@ class KDLoss(LogitLoss):
         return kd_loss(student_logits, teacher_logits, self.temperature_now(), self.teacher_temperature)
 
     def softened(self, teacher_logits: Tensor) -> Tensor:
-        """See :meth:`LogitLoss.softened`."""
         return teacher_logits / (self.teacher_temperature or self.temperature_now())
 
     @property
@@ -317,7 +316,6 @@ class StandardizedLoss(LogitLoss):
         self.loss.bind(num_classes, num_samples, ignore_index)
 
     def softened(self, teacher_logits: Tensor) -> Tensor:
-        """See :meth:`LogitLoss.softened`."""
         return self.loss.softened(standardize_logits(teacher_logits))
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor, **extra: Tensor) -> Tensor:

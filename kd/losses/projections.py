@@ -78,7 +78,6 @@ class MLPProjection(Projection):
     """Two layers with a GELU between, at every position."""
 
     def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
-        """See :meth:`Projection.make`."""
         hidden = max(width, teacher_width)
         first, second = super().make(width, hidden, is_map), super().make(hidden, teacher_width, is_map)
         return nn.Sequential(first, nn.GELU(), second)
@@ -111,13 +110,11 @@ class OrthogonalProjection(Float32, Projection):
     """
 
     def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
-        """See :meth:`Projection.make`."""
         layer = nn.Linear(width, teacher_width, bias=False, dtype=torch.float32)
         register_parametrization(layer, "weight", _Cayley(layer.weight, _OrthMaps.cayley), unsafe=True)
         return layer
 
     def project(self, features: Tensor) -> Tensor:
-        """See :meth:`Projection.project`."""
         with torch.autocast(features.device.type, enabled=False):  # rounded products would not be orthonormal
             weight: Tensor = self.layers.weight  # type: ignore[assignment]  # a parametrized layer's
         is_map = features.ndim == 4

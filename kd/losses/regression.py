@@ -81,7 +81,6 @@ class Regression(FeatureLoss):
         raise NotImplementedError
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """The student's features, the teacher's, unused -> scalar."""
         return self.per_picture(student_features, teacher_features).mean()
 
 
@@ -101,7 +100,6 @@ class CosineLoss(Regression):
     """
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
-        """See :meth:`Regression.compare`."""
         return cosine_loss(student_features, teacher_features)
 
 
@@ -127,7 +125,6 @@ class SmoothL1Loss(Regression):
         self.beta = beta
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
-        """See :meth:`Regression.compare`."""
         return smooth_l1_loss(student_features, teacher_features, self.beta)
 
 
@@ -141,7 +138,6 @@ class MSELoss(Regression):
     """
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
-        """See :meth:`Regression.compare`."""
         return (wide(student_features) - wide(teacher_features)).square().flatten(1).mean(dim=1)
 
 
@@ -170,7 +166,6 @@ class RADIOLoss(Regression):
         self.cosine_share = cosine_share
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
-        """See :meth:`Regression.compare`."""
         direction = cosine_loss(student_features, teacher_features)
         distance = smooth_l1_loss(student_features, teacher_features)
         return self.cosine_share * direction + (1 - self.cosine_share) * distance

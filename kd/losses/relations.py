@@ -139,14 +139,12 @@ class CRDLoss(KnownOnHost, FeatureLoss):
         self._shared = False
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
-        """Makes the memory."""
         self.num_samples = num_samples
         for name in ("memory_student", "memory_teacher"):
             self.register_buffer(name, F.normalize(torch.randn(num_samples, self.embed_dim), dim=1))
         self.register_buffer("scale", torch.full((2,), float("nan")))  # log of the two normalisers, of the first batch
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        """Makes the two projections."""
         self.project_student, self.project_teacher = (
             nn.Linear(torch.Size(shape[1:]).numel(), self.embed_dim) for shape in (student_shape, teacher_shape)
         )
@@ -216,7 +214,6 @@ class GramKLLoss(FeatureLoss):
         self.temperature = temperature
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        """Checks that both are maps."""
         for name, shape in (("student", student_shape), ("teacher", teacher_shape)):
             if len(shape) != 4:
                 raise ValueError(f"GramKLLoss compares maps, got {shape[1:]} a sample of the {name}")
@@ -226,7 +223,6 @@ class GramKLLoss(FeatureLoss):
         return self.per_picture(student_features, teacher_features).mean()
 
     def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
-        """See :meth:`FeatureLoss.per_picture`."""
         student, teacher = on_one_grid(student_features, teacher_features)
         return gram_kl_loss(student, teacher, self.temperature)
 
@@ -287,7 +283,6 @@ class PseudoClassLoss(KnownOnHost, FeatureLoss):
         return self.per_picture(student_features, teacher_features).mean()
 
     def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
-        """See :meth:`FeatureLoss.per_picture`."""
         if self.known is None:
             self.known = int(self.seen)
         if self.training:

@@ -153,12 +153,10 @@ class HuggingFaceModel(OwnModel):
         return super().num_features or int(getattr(config, "hidden_size", 0))
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """As timm's models have it."""
         model: Any = self.model
         model.gradient_checkpointing_enable() if enable else model.gradient_checkpointing_disable()
 
     def no_weight_decay(self) -> set[str]:
-        """Tokens and position embeddings."""
         kinds = ("cls_token", "register_tokens", "position_embeddings", "position_embedding.weight", "class_embedding")
         return {name for name, _ in self.named_parameters() if name.endswith(kinds)}
 

@@ -223,7 +223,6 @@ class DistillationModule(Inference):
         return self.asked.fetch(batch) if self.asked is not None and training else batch
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Gives the losses the current epoch and step."""
         self.students.set_epoch(self.current_epoch, self.planned_epochs)
 
     def training_step(self, batch: object, batch_idx: int) -> StepOutput:
@@ -247,7 +246,6 @@ class DistillationModule(Inference):
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Clips each student's gradients by their own norm."""
         clip(self, optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def optimizer_step(
@@ -257,7 +255,6 @@ class DistillationModule(Inference):
         optimizer: Optimizer | LightningOptimizer,
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
-        """Steps, then moves the averages."""
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         self.students.move_averages(self.trainer.global_step + 1)  # this step is not counted yet
 
@@ -266,7 +263,6 @@ class DistillationModule(Inference):
         self.students.take_classifiers()
 
     def on_train_end(self) -> None:
-        """Likewise where no validation came last."""
         self.students.take_classifiers()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

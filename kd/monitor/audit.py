@@ -44,7 +44,6 @@ class Audit(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
-        """Writes the line once the step is complete."""
         self._index += batch["index"].tolist()
         divided = trainer.accumulate_grad_batches / short_window(
             trainer.num_training_batches, trainer.accumulate_grad_batches, batch_idx

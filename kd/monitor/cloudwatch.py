@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from pytorch_lightning import Trainer
 from tqdm import tqdm
 
 from kd.callbacks.run_folder import RunFolder
@@ -45,7 +46,6 @@ class CloudWatch(Outlet):
         self._told = False
 
     def open(self) -> None:
-        """Starts the thread."""
         try:
             import boto3
             from botocore.config import Config
@@ -92,8 +92,7 @@ class CloudWatch(Outlet):
                         "MetricName": name, "Dimensions": dimensions, "Timestamp": now, "Value": value, "Unit": unit,
                     }  # fmt: skip
 
-    def close(self) -> None:
-        """Sends the last values."""
+    def close(self, trainer: Trainer) -> None:
         if self._thread is not None:
             self._end.set()
             self._thread.join(timeout=30)

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
+from kd.callbacks.closing import Closing
 from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import RunFolder
 from kd.report.records import Writer
@@ -15,7 +16,7 @@ PAIRS = 20  # that are written down, the most frequent
 MOST_CLASSES = 3000  # a matrix of more takes too much memory
 
 
-class Confusion(Callback):
+class Confusion(Closing):
     """Writes ``records/confusion.jsonl`` on rank 0: after each validation, of each student, a record.
 
     ``right`` is each class's share of right answers and ``counts`` its pictures, by class id; ``pairs`` the most
@@ -32,7 +33,6 @@ class Confusion(Callback):
         self._writer: Writer | None = None
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Counts what the task's metrics are given."""
         run = RunContext.of(trainer)
         classes = len(run.students.data_info.classes)
         task = run.module.task
@@ -81,15 +81,7 @@ class Confusion(Callback):
         self._writer.write({"kind": "confusion", **about, "right": shares, "counts": counts.tolist(),
                             "pairs": [pair for pair in pairs if pair[2]]})  # fmt: skip
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Closes the file."""
-        self._close()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Closes the file."""
-        self._close()
-
-    def _close(self) -> None:
+    def close(self, trainer: Trainer) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None

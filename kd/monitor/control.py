@@ -108,7 +108,6 @@ class Control(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
-        """Follows the file where it has changed."""
         if not ranks_meet(trainer, batch_idx):
             return
         asked = self._look() if trainer.is_global_zero else [KEEP] * 3

@@ -116,7 +116,6 @@ class Headspace(Callback):
         object.__setattr__(run.module, "asked", asked)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
-        """Remembers which batch the teacher is asked about."""
         self._batch_idx = batch_idx
 
     def on_train_batch_end(
@@ -130,7 +129,6 @@ class Headspace(Callback):
             self._ends[trainer.current_epoch].append(time.perf_counter())
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes and prints what was found."""
         if not trainer.is_global_zero:
             return
         steps = trainer.num_training_batches - 1 - WARM_UP

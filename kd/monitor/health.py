@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from kd.callbacks.closing import Closing
 from kd.callbacks.context import RunContext, output_of
 from kd.callbacks.run_folder import RunFolder
 from kd.data.batch import Batch, Target
@@ -29,7 +30,7 @@ END = 0.01  # of the range of such a layer counts as its end
 LAYERS = 8  # whose activations are looked at, spread evenly over the student
 
 
-class Health(Callback):
+class Health(Closing):
     """Writes ``records/health.jsonl`` on rank 0, a record a student every ``every`` batches; between them it is free.
 
     ``grad_norm`` is before clipping; ``update_ratio`` the median over a few weights of ``|w' - w| / |w|`` of one
@@ -63,7 +64,6 @@ class Health(Callback):
         self.newest: dict[str, dict[str, Any]] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Finds the layers before anything is written."""
         run = RunContext.of(trainer)
         for student in run.students.named().values():
             self._chosen(student.model)
@@ -87,7 +87,6 @@ class Health(Callback):
         self._writer.write(record)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
-        """Reads this batch where it is due."""
         run = RunContext.of(trainer)
         if not self.every or trainer.fit_loop.epoch_loop.total_batch_idx % self.every:
             return
@@ -103,7 +102,6 @@ class Health(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
-        """Writes the reading."""
         if not self._readings:
             return
         run = RunContext.of(trainer)
@@ -120,19 +118,11 @@ class Health(Callback):
             self._write(run, record)
         self._readings = []
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Closes the file."""
-        self._close()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Closes the file."""
-        self._close()
-
     def _stop_listening(self) -> None:
         for reading in self._readings:
             reading.stop_listening()
 
-    def _close(self) -> None:
+    def close(self, trainer: Trainer) -> None:
         self._stop_listening()
         self._readings = []
         if self._writer is not None:

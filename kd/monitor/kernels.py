@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch.profiler import ProfilerActivity
 
+from kd.callbacks.closing import Closing
 from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import RunFolder
 from kd.clock import aside
@@ -25,7 +26,7 @@ GROUPS = {  # the first group whose word is in an operation's name
 }
 
 
-class Kernels(Callback):
+class Kernels(Closing):
     """Runs ``steps`` batches under torch.profiler; one before them warms it up.
 
     Writes the top operations to ``records/kernels.rank<r>.jsonl`` and a trace for ``chrome://tracing`` or Perfetto to
@@ -50,7 +51,6 @@ class Kernels(Callback):
             self.at, self.steps = at, steps
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
-        """Starts the profiler one batch before the window."""
         run = RunContext.of(trainer)
         if self._profile is not None or self.at is None or trainer.fit_loop.epoch_loop.total_batch_idx != self.at - 1:
             return
@@ -68,7 +68,6 @@ class Kernels(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
-        """Moves the window on, and ends it."""
         run = RunContext.of(trainer)
         if self._profile is None or self.at is None:
             return
@@ -94,15 +93,8 @@ class Kernels(Callback):
         writer.write({"kind": "kernels", "first": first, "last": last, "trace": trace.name, **window})
         writer.close()
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def close(self, trainer: Trainer) -> None:
         """A run that ends inside the window keeps nothing of it."""
-        self._drop()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Likewise one that fails."""
-        self._drop()
-
-    def _drop(self) -> None:
         if self._profile:
             self._profile.stop()
         self._profile = None

@@ -4,8 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import LightningModule, Trainer
 
+from kd.callbacks.closing import Closing
 from kd.callbacks.phases import Phases
 from kd.monitor.health import Health
 from kd.monitor.system import System
@@ -170,7 +171,7 @@ GAUGES: dict[str, Gauge] = {
 }
 
 
-class Outlet(Callback, ABC):
+class Outlet(Closing, ABC):
     """Where the numbers go: open in the first process of each node while it trains, however training ends.
 
     Args:
@@ -184,20 +185,7 @@ class Outlet(Callback, ABC):
     def open(self) -> None:
         """Begins."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Ends; nothing where nothing was begun."""
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begins, in the first process of the node."""
         if trainer.local_rank == 0:
             self.numbers.trainer = trainer
             self.open()
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Ends."""
-        self.close()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Ends."""
-        self.close()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from pytorch_lightning import Trainer
 from tqdm import tqdm
 
 from kd.callbacks.run_folder import RunFolder
@@ -41,7 +42,6 @@ class Otlp(Outlet):
         self._told = False
 
     def open(self) -> None:
-        """Makes the gauges and starts the thread."""
         try:
             from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
             from opentelemetry.sdk.metrics import MeterProvider
@@ -78,8 +78,7 @@ class Otlp(Outlet):
         for labels, value in gauge.read(self.numbers).items():
             yield Observation(value, dict(zip(gauge.labels, labels, strict=True)))
 
-    def close(self) -> None:
-        """Sends the last values."""
+    def close(self, trainer: Trainer) -> None:
         if self._provider is not None:
             self._provider.shutdown(timeout_millis=1000 * TIMEOUT_S)
             self._provider = None

@@ -29,7 +29,6 @@ class Prometheus(Outlet):
         self._server: Any = None
 
     def open(self) -> None:
-        """Opens the port."""
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError as error:
@@ -46,7 +45,7 @@ class Prometheus(Outlet):
         """Opens the port and closes it again: one that is taken is reported before the run has a folder."""
         if trainer.local_rank == 0:
             self.open()
-            self.close()
+            self.close(trainer)
 
     def describe(self) -> list[Any]:
         """Nothing ahead of the first scrape: the registry asks for it."""
@@ -62,8 +61,7 @@ class Prometheus(Outlet):
                 family.add_metric(labels, value)
             yield family
 
-    def close(self) -> None:
-        """Closes the port."""
+    def close(self, trainer: Trainer) -> None:
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

@@ -18,7 +18,6 @@ class Ring(Callback):
     """Writes the event ``ring`` to ``records/ring.jsonl``: ``times``, pairs of bytes and median seconds."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """All ranks take part; rank 0 writes."""
         if trainer.world_size == 1:
             return
         run = RunContext.of(trainer)

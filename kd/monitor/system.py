@@ -211,7 +211,6 @@ class System(Callback):
         self.newest: dict[str, Any] = {}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the thread."""
         ranks = _ranks_here()
         if trainer.local_rank != 0:
             return
@@ -255,11 +254,10 @@ class System(Callback):
             self.interval_s = wishes.interval_s or self.interval_s
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stops the thread."""
+        """Stops the thread; Lightning has given its signals back only now."""
         self._end()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Stops the thread."""
         self._end()
 
     def _end(self) -> None:

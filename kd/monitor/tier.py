@@ -2,9 +2,10 @@
 
 import time
 
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 
+from kd.callbacks.closing import Closing
 from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import RunFolder
 from kd.data.batch import Batch
@@ -13,7 +14,7 @@ from kd.report.records import Writer
 EVERY_S = 2.0
 
 
-class TierRecord(Callback):
+class TierRecord(Closing):
     """Writes ``records/tier.rank<r>.jsonl``: the queue, and what each machine has made so far.
 
     Args:
@@ -26,7 +27,6 @@ class TierRecord(Callback):
         self._last = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Opens the file, where there is a tier."""
         tier = RunContext.of(trainer).data.tier
         if tier is None or self.folder.path is None:
             return
@@ -38,7 +38,6 @@ class TierRecord(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
-        """Writes a line every few seconds."""
         if self._writer is not None and time.monotonic() > self._last + EVERY_S:
             self._write(trainer)
 
@@ -49,15 +48,7 @@ class TierRecord(Callback):
             self._writer.write({"kind": "tier", "t": round(time.time(), 3), **reading})
         self._last = time.monotonic()
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the last line."""
-        self._close(trainer)
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Writes the last line."""
-        self._close(trainer)
-
-    def _close(self, trainer: Trainer) -> None:
+    def close(self, trainer: Trainer) -> None:
         if self._writer is not None:
             self._write(trainer)
             self._writer.close()

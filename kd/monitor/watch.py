@@ -11,9 +11,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Literal
 
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import LightningModule, Trainer
 from tqdm import tqdm
 
+from kd.callbacks.closing import Closing
 from kd.callbacks.preemption import Preemption
 from kd.callbacks.run_folder import RunFolder
 from kd.errors import first_line
@@ -26,7 +27,7 @@ WAITS_S = 10.0  # for its answer
 PAUSE_S = 1.0  # before its second try
 
 
-class Watch(Callback):
+class Watch(Closing):
     """Every ``every_s`` seconds on rank 0 the rules read the run's records, in a process of their own.
 
     A rule that fires is written to ``records/watch.jsonl`` once; its action, where it has one, follows: ``log`` prints
@@ -68,7 +69,6 @@ class Watch(Callback):
         self.newest: dict[str, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the thread that watches."""
         if not trainer.is_global_zero:
             return
         assert self.folder.path is not None
@@ -121,22 +121,12 @@ class Watch(Callback):
             tqdm.write(f"kd-train: {key}: {rule}: {first_line(error)}", file=sys.stderr)
 
     def state_dict(self) -> dict[str, Any]:
-        """The time spent so far."""
         return {"spent_s": self._spent_s()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the saved state."""
         self._earlier_s = state_dict["spent_s"]
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Ends the watch."""
-        self._close()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Ends the watch."""
-        self._close()
-
-    def _close(self) -> None:
+    def close(self, trainer: Trainer) -> None:
         if not self._threads:
             return
         self._end.set()

@@ -5,21 +5,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from kd.report.charts import heat
+from kd.report.explained import Explained
 from kd.report.facts import Facts
 from kd.report.records import PHASES, percentile
 from kd.report.sections import PERCENTILES, flat, notes
-from kd.report.verdict import verdict_of
 
 CLASSES = 8  # that changed most
 NO_DIFFERENCE = ("recipe", "runs_dir", "resume")  # settings that change nothing of a run
 
 
-def comparison(runs: Sequence[Facts]) -> list[dict[str, Any]]:
+def comparison(explained: Sequence[Explained]) -> list[dict[str, Any]]:
     """The sections; the first run is the one that the others are held against."""
+    runs = [one.facts for one in explained]
     names = [label(facts) for facts in runs]
     differing = _settings(runs)
     text = f"{_differences(differing)}; {_headline(runs[0], runs[-1])}"
-    verdicts = [f"{name}: {verdict_of(facts)['text']}" for name, facts in zip(names, runs, strict=True)]
+    verdicts = [f"{name}: {one.verdict['text']}" for name, one in zip(names, explained, strict=True)]
     hot = [heat(facts.run) for facts in runs]
     sections: list[dict[str, Any] | None] = [
         _table("What came of it", [_outcome(facts) for facts in runs], names),

@@ -1,44 +1,43 @@
-"""One page about a run, or about two: ``report.html`` and ``comparison.html``. One file each, no network."""
+"""Pages that open without a network: one file each, the same page for runs, comparisons, searches and scaling."""
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from kd.report.comparison import comparison, label
-from kd.report.facts import Facts
+from kd.report.explained import Explained
 from kd.report.records import Run
 from kd.report.sections import report
+from kd.storage.checkpoints import write_whole
 
 PAGE = Path(__file__).parent / "page.html"
 
 
-def write_report(run: Run, file: Path) -> Path:
+def write_report(explained: Explained, file: Path) -> Path:
     """Writes the page of one run."""
-    title = f"{run.summary.get('recipe', 'run')} {run.folder.name}"
-    return _write(file, {"title": title, "sections": report(Facts(run))})
+    run = explained.run
+    return write_page(file, f"{run.summary.get('recipe', 'run')} {run.folder.name}", report(explained))
 
 
-def write_comparison(before: Run, after: Run, file: Path, between: Sequence[Run] = ()) -> Path:
-    """Writes the page that compares two runs, or more with those ``between``."""
-    facts = [Facts(run) for run in (before, *between, after)]
-    title = " and ".join(label(f) for f in facts)
-    return _write(file, {"title": title, "sections": comparison(facts)})
+def write_comparison(runs: Sequence[Run], file: Path) -> Path:
+    """Writes the page that compares two runs or more; the first is the one that the others are held against."""
+    explained = [Explained(run) for run in runs]
+    return write_page(file, " and ".join(label(one.facts) for one in explained), comparison(explained))
+
+
+def write_page(file: Path, title: str, sections: Sequence[dict[str, Any] | None]) -> Path:
+    """Writes a page; a browser that reloads never sees half of it. Sections that are ``None`` are left out."""
+    text = page({"title": title, "sections": [section for section in sections if section]})
+    write_whole(file, lambda opened: opened.write(text.encode()))
+    return file
 
 
 def page(content: dict[str, Any]) -> str:
     """The page of a title and its sections."""
     text = json.dumps(finite(content), separators=(",", ":")).replace("<", "\\u003c")  # no text opens markup
     return PAGE.read_text(encoding="utf-8").replace("{{DATA}}", text)
-
-
-def _write(file: Path, content: dict[str, Any]) -> Path:
-    fresh = file.with_name(f".{file.name}.{os.getpid()}")
-    fresh.write_text(page(content), encoding="utf-8")
-    fresh.replace(file)  # a browser that reloads never sees half a page
-    return file
 
 
 def finite(value: object) -> object:
@@ -48,8 +47,3 @@ def finite(value: object) -> object:
     if isinstance(value, dict):
         return {k: finite(v) for k, v in value.items()}
     return [finite(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-def images_per_s(run: Run) -> float | None:
-    """Of all processes, from the mean step; validation is left out."""
-    return Facts(run).images_per_s

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from kd.report.facts import Facts
+from kd.report.explained import Explained
 from kd.report.html import finite, page
 from kd.report.records import is_run, read_run
 from kd.report.sections import report, status
-from kd.report.verdict import verdict_of
 
 EVERY_S = 2.0  # between two looks of a page
 HOSTS = ("127.0.0.1", "localhost")  # another name in a request comes from a page elsewhere
@@ -42,26 +41,19 @@ class Live(ThreadingHTTPServer):
         stamp = max((f.stat().st_mtime_ns for f in (folder, *folder.glob("*.*"), *folder.glob("records/*"))), default=0)
         if self._kept.get(folder, (None,))[0] != stamp:
             title = f"{folder.parent.name} {folder.name}"
-            self._kept[folder] = stamp, {"title": title, "sections": report(Facts(read_run(folder))), "every": EVERY_S}
+            sections = report(Explained(read_run(folder)))
+            self._kept[folder] = stamp, {"title": title, "sections": sections, "every": EVERY_S}
         return self._kept[folder][1]
 
     def _list(self) -> dict[str, Any]:
         found = [f for f in (*self.folder.glob("*/[0-9]*"), *self.folder.glob("[0-9]*")) if is_run(f)]
         rows = []
         for folder in sorted(found, key=lambda f: -f.stat().st_mtime)[:50]:
-            facts = Facts(read_run(folder))
-            name, best = folder.relative_to(self.folder).as_posix(), facts.best_val(facts.run.students[0])
-            rows.append([name, status(facts.run), "" if best is None else f"{best:.1%}", verdict_of(facts)["text"]])
-        columns = ["run", "status", "best", "verdict"]
-        table = {
-            "kind": "table",
-            "title": "Runs",
-            "columns": columns,
-            "rows": rows,
-            "links": True,
-            "long": True,
-            "empty": "None yet.",
-        }
+            one = Explained(read_run(folder))
+            name, best = folder.relative_to(self.folder).as_posix(), one.facts.best_val(one.run.students[0])
+            rows.append([name, status(one.run), "" if best is None else f"{best:.1%}", one.verdict["text"]])
+        table = {"kind": "table", "title": "Runs", "columns": ["run", "status", "best", "verdict"], "rows": rows,
+                 "links": True, "long": True, "empty": "None yet."}  # fmt: skip
         return {"title": str(self.folder), "sections": [table], "every": 5 * EVERY_S}
 
 

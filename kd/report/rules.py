@@ -5,82 +5,45 @@ The verdict (:mod:`kd.report.verdict`) says what limits the run.
 
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from kd.report import health_rules, machine_rules, training_rules
 from kd.report.facts import Facts
 from kd.report.finding import Finding
-from kd.report.health_rules import (
-    all_zero,
-    check_input_images,
-    dead_relu,
-    exploding_tensor,
-    poor_weight_initialization,
-    saturated_activation,
-    tensor_variance,
-    unchanged_tensor,
-    vanishing_gradient,
-    weight_update_ratio,
-)
-from kd.report.machine_rules import (
-    batch_size,
-    cpu_bottleneck,
-    dataloader,
-    gpu_memory_increase,
-    hot_cores,
-    io_bottleneck,
-    load_balancing,
-    low_gpu_utilization,
-    max_initialization_time,
-    memory_leak,
-    phase_variation,
-    scheduler_delay,
-    step_outlier,
-    straggler,
-    swapping,
-    throttling,
-)
+from kd.report.limits import Limit
 from kd.report.metric import less_is_better
 from kd.report.records import Run, read_siblings
 from kd.report.step_facts import mean, part
-from kd.report.training_rules import (
-    class_imbalance,
-    confusion,
-    features_collapse,
-    loss_not_decreasing,
-    loss_term_dominates,
-    overfit,
-    overtraining,
-    similar_across_runs,
-    stalled_training,
-    student_ignores_teacher,
-    student_under_trained,
-    teacher_near_chance,
-    temperature,
-)
-from kd.report.verdict import FEWEST, limits_of, swing
+from kd.report.verdict import FEWEST, swing
 
 Found = list[Finding | None]
 Thresholds = Mapping[str, float | Mapping[str, float]]
 """By rule and argument, or by ``<rule>.<argument>``."""
 
 RULES: dict[str, Callable[..., Finding | None]] = {
-    "CPUBottleneck": cpu_bottleneck, "IOBottleneck": io_bottleneck, "LowGPUUtilization": low_gpu_utilization,
-    "BatchSize": batch_size, "GPUMemoryIncrease": gpu_memory_increase, "MemoryLeak": memory_leak,
-    "LoadBalancing": load_balancing, "SlowRank": straggler, "StepOutlier": step_outlier,
-    "MaxInitializationTime": max_initialization_time, "Dataloader": dataloader, "HotCores": hot_cores,
-    "PhaseVariation": phase_variation, "SchedulerDelay": scheduler_delay, "Throttling": throttling, "Swap": swapping,
-    "LossNotDecreasing": loss_not_decreasing, "Overfit": overfit, "VanishingGradient": vanishing_gradient,
-    "ExplodingTensor": exploding_tensor, "DeadRelu": dead_relu,
-    "PoorWeightInitialization": poor_weight_initialization, "SaturatedActivation": saturated_activation,
-    "WeightUpdateRatio": weight_update_ratio, "AllZero": all_zero, "UnchangedTensor": unchanged_tensor,
-    "TensorVariance": tensor_variance, "CheckInputImages": check_input_images, "ClassImbalance": class_imbalance,
-    "TeacherNearChance": teacher_near_chance, "StudentIgnoresTeacher": student_ignores_teacher,
-    "StudentUnderTrained": student_under_trained,
-    "TemperatureTooHigh": temperature, "TemperatureTooLow": temperature, "LossTermDominates": loss_term_dominates,
-    "Overtraining": overtraining, "StalledTraining": stalled_training, "SimilarAcrossRuns": similar_across_runs,
-    "Confusion": confusion, "FeaturesCollapse": features_collapse,
+    "CPUBottleneck": machine_rules.cpu_bottleneck, "IOBottleneck": machine_rules.io_bottleneck,
+    "LowGPUUtilization": machine_rules.low_gpu_utilization, "BatchSize": machine_rules.batch_size,
+    "GPUMemoryIncrease": machine_rules.gpu_memory_increase, "MemoryLeak": machine_rules.memory_leak,
+    "LoadBalancing": machine_rules.load_balancing, "SlowRank": machine_rules.straggler,
+    "StepOutlier": machine_rules.step_outlier, "MaxInitializationTime": machine_rules.max_initialization_time,
+    "Dataloader": machine_rules.dataloader, "HotCores": machine_rules.hot_cores,
+    "PhaseVariation": machine_rules.phase_variation, "SchedulerDelay": machine_rules.scheduler_delay,
+    "Throttling": machine_rules.throttling, "Swap": machine_rules.swapping,
+    "LossNotDecreasing": training_rules.loss_not_decreasing, "Overfit": training_rules.overfit,
+    "VanishingGradient": health_rules.vanishing_gradient, "ExplodingTensor": health_rules.exploding_tensor,
+    "DeadRelu": health_rules.dead_relu, "PoorWeightInitialization": health_rules.poor_weight_initialization,
+    "SaturatedActivation": health_rules.saturated_activation, "WeightUpdateRatio": health_rules.weight_update_ratio,
+    "AllZero": health_rules.all_zero, "UnchangedTensor": health_rules.unchanged_tensor,
+    "TensorVariance": health_rules.tensor_variance, "CheckInputImages": health_rules.check_input_images,
+    "ClassImbalance": training_rules.class_imbalance, "TeacherNearChance": training_rules.teacher_near_chance,
+    "StudentIgnoresTeacher": training_rules.student_ignores_teacher,
+    "StudentUnderTrained": training_rules.student_under_trained, "TemperatureTooHigh": training_rules.temperature,
+    "TemperatureTooLow": training_rules.temperature, "LossTermDominates": training_rules.loss_term_dominates,
+    "Overtraining": training_rules.overtraining, "StalledTraining": training_rules.stalled_training,
+    "SimilarAcrossRuns": training_rules.similar_across_runs, "Confusion": training_rules.confusion,
+    "FeaturesCollapse": training_rules.features_collapse,
 }  # fmt: skip
 
 
@@ -98,15 +61,11 @@ def thresholds_of(rule: str) -> dict[str, float]:
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
 
-def findings(run: Run, thresholds: Thresholds | None = None) -> list[Finding]:
-    """All rules that fire on a run."""
-    return findings_of(Facts(run), thresholds)
-
-
-def findings_of(facts: Facts, thresholds: Thresholds | None = None) -> list[Finding]:
-    """See :func:`findings`."""
-    ask = _Rules(thresholds or (facts.run.config.get("monitor") or {}).get("thresholds") or {})
-    found = [*_machine(facts, ask), *_steps(facts, ask), *_training(facts, ask)]
+def findings_of(facts: Facts, limits: Sequence[Limit]) -> list[Finding]:
+    """All rules that fire on a run, with the thresholds of its settings; ``limits`` are the run's."""
+    ask = _Rules((facts.run.config.get("monitor") or {}).get("thresholds") or {})
+    held_up = any(limit.bound in ("host", "data", "communication") for limit in limits[:1])
+    found = [*_machine(facts, ask, held_up), *_steps(facts, ask), *_training(facts, ask)]
     few = 0 < facts.steps_counted < FEWEST
     return [f for f in found if f is not None and (f.rule in ALWAYS or not few)]
 
@@ -134,9 +93,8 @@ class _Rules:
         return RULES[rule](*readings, **{**more, **self.thresholds.get(rule, {})})
 
 
-def _machine(facts: Facts, ask: _Rules) -> Found:
+def _machine(facts: Facts, ask: _Rules, held_up: bool) -> Found:
     found: Found = []
-    held_up = any(limit.bound in ("host", "data", "communication") for limit in limits_of(facts)[:1])
     for samples in facts.run.samples.values():
         gpu_count = max((len(s.get("gpu", [])) for s in samples), default=0)
         whole = [s for s in samples if len(s.get("gpu", [])) == gpu_count]
@@ -226,7 +184,7 @@ def _health(health: list[dict[str, Any]], ask: _Rules) -> Found:
         ask("UnchangedTensor", [h["unchanged"] for h in health if "unchanged" in h]),
         ask("TensorVariance", {n: s for n, s in last.get("spread", {}).items() if s is not None}),
         ask("CheckInputImages", [h["inputs"] for h in health if h.get("inputs")]),
-        temperature(entropy, **softened),
+        training_rules.temperature(entropy, **softened),
         ask("LossTermDominates", last.get("loss_shares", {})),
     ]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from kd.report import traces
 from kd.report.charts import health_lines, heat, machine_lines, phase_chart
+from kd.report.explained import Explained
 from kd.report.facts import Facts
 from kd.report.faithful import faithful
 from kd.report.input_costs import input_costs
@@ -13,17 +14,19 @@ from kd.report.job import cost_by_group
 from kd.report.learning import headline, learning
 from kd.report.metric import told
 from kd.report.records import PHASES, Run, percentile
-from kd.report.rules import findings_of
 from kd.report.tier import tier_table
-from kd.report.verdict import sentence, spoken_limits, verdict_of
+from kd.report.verdict import sentence
 
 PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
 
 
-def report(facts: Facts) -> list[dict[str, Any]]:
+def report(explained: Explained) -> list[dict[str, Any]]:
     """The page's sections, in order; those without data are left out."""
-    run = facts.run
-    done, speed = status(run) == "done", [_verdict(facts), _rules(facts)]  # of one that trains, or failed, first of all
+    run, facts = explained.run, explained.facts
+    done, speed = (
+        status(run) == "done",
+        [_verdict(explained), _rules(explained)],
+    )  # of one that trains, or failed, first of all
     sections = [
         headline(facts),
         _cards(facts),
@@ -49,12 +52,12 @@ def report(facts: Facts) -> list[dict[str, Any]]:
     return [section for section in sections if section]
 
 
-def _verdict(facts: Facts) -> dict[str, Any]:
-    found, error = verdict_of(facts), facts.run.summary.get("error")
+def _verdict(explained: Explained) -> dict[str, Any]:
+    found, summary = explained.verdict, explained.run.summary
     text = found["text"]
-    if error and facts.run.summary.get("status") == "failed":
-        text = f"failed: {error.splitlines()[0]}; until then {text}"
-    others = [sentence(limit) for limit in spoken_limits(facts)[1:]]
+    if summary.get("error") and summary.get("status") == "failed":
+        text = f"failed: {summary['error'].splitlines()[0]}; until then {text}"
+    others = [sentence(limit) for limit in explained.limits[1:] if "others" in found]
     return {"kind": "verdict", "bound": found["bound"], "text": text, "others": others}
 
 
@@ -145,8 +148,8 @@ def notes(run: Run) -> dict[str, Any] | None:
     return {"kind": "notes", "notes": told} if told else None
 
 
-def _rules(facts: Facts) -> dict[str, Any]:
-    rows = [[f.rule, f.text, f.lever] for f in findings_of(facts)]
+def _rules(explained: Explained) -> dict[str, Any]:
+    rows = [[f.rule, f.text, f.lever] for f in explained.findings]
     return {"kind": "table", "title": "Rules that fired", "columns": ["rule", "evidence", "what to do"], "rows": rows,
             "empty": "None: nothing unusual about the machine or the training."}  # fmt: skip
 

@@ -1,5 +1,6 @@
 """What limits a run: one sentence with evidence, a lever, and the gain that it predicts."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,7 +19,7 @@ from kd.report.limits import (
     student_bound,
     teacher_bound,
 )
-from kd.report.records import PHASES, Run
+from kd.report.records import PHASES
 from kd.report.step_facts import part
 from kd.report.tier import tier_bound
 
@@ -39,13 +40,8 @@ AHEAD = 1.1  # and gives way to another from this multiple of its gain
 SWINGS = 1.5  # a computing phase swings from this ratio of its percentiles
 
 
-def limits(run: Run) -> list[Limit]:
-    """The headline, then everything else that limits a run, largest gain first."""
-    return limits_of(Facts(run))
-
-
 def limits_of(facts: Facts, shown: str = "") -> list[Limit]:
-    """See :func:`limits`.
+    """The headline, then everything else that limits a run, largest gain first.
 
     Args:
         facts: of the run.
@@ -109,24 +105,13 @@ def swing(facts: Facts, at: float = SWINGS) -> Swing | None:
     return largest if largest and largest.size >= at else None
 
 
-def spoken_limits(facts: Facts) -> list[Limit]:
-    """The limits of a run that is long enough to tell."""
-    return limits_of(facts) if facts.steps_counted >= FEWEST else []
-
-
-def verdict(run: Run) -> dict[str, Any]:
-    """The headline as ``summary.json`` holds it: bound, text, lever, predicted_speedup, phases_ms."""
-    return verdict_of(Facts(run))
-
-
-def verdict_of(facts: Facts) -> dict[str, Any]:
-    """See :func:`verdict`."""
+def verdict_of(facts: Facts, limits: Sequence[Limit]) -> dict[str, Any]:
+    """The headline of a run's limits; of fewer than :data:`FEWEST` steps nothing is said."""
     phases = {name: round(ms, 3) for name, ms in facts.phases.items() if name in PHASES}
-    found = spoken_limits(facts)
-    if not found:
+    if not limits or facts.steps_counted < FEWEST:
         text = f"too few steps were recorded to tell ({facts.steps_counted} of {FEWEST})"
         return {"bound": "none", "text": text, "lever": "", "predicted_speedup": None, "phases_ms": phases}
-    first, *others = found
+    first, *others = limits
     return {
         "bound": first.bound,
         "text": sentence(first),

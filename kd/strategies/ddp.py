@@ -3,12 +3,13 @@
 from importlib import import_module
 from typing import Any, Literal
 
+import torch
 from lightning_fabric.utilities.seed import reset_seed
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from kd.errors import UserError
-from kd.lightning_internals import HookedDDP
+from kd.lightning_internals import HookedDDP, prepare_data_without_groups
 
 
 class DDP(HookedDDP):
@@ -25,7 +26,7 @@ class DDP(HookedDDP):
             ``timeout``, ``gradient_as_bucket_view``, ...).
 
     Raises:
-        UserError: the module is not installed, or it does not register the backend.
+        UserError: the module is not installed, or does not register the backend; compression over smddp.
     """
 
     def __init__(
@@ -37,17 +38,27 @@ class DDP(HookedDDP):
         powersgd_start_step: int = 1000,
         **kwargs: Any,
     ) -> None:
+        if backend == "smddp" and compression:
+            raise UserError(f"trainer.strategy.compression: smddp reduces by itself, not '{compression}'")
         if module is not None:
             _import(module, backend)
         super().__init__(process_group_backend=backend, **kwargs)
-        self._third_party = module is not None
+        self._third_party = backend if module is not None else None
         self._compression, self._powersgd = compression, (powersgd_rank, powersgd_start_step)
 
     def setup_distributed(self) -> None:
-        """Joins the process group. Backends from elsewhere need not know Lightning's ``device_id``: they get none."""
+        """Joins the process group. Backends from elsewhere get neither Lightning's ``device_id`` nor a second group.
+
+        Raises:
+            UserError: there is a group of another backend already.
+        """
         if not self._third_party:
             super().setup_distributed()
             return
+        if torch.distributed.is_initialized() and torch.distributed.get_backend() != self._third_party:
+            there = torch.distributed.get_backend()
+            raise UserError(f"trainer.strategy: {self._third_party} can't share a job with {there}: start it alone")
+        prepare_data_without_groups()
         reset_seed()
         self.join_process_group()
 
@@ -66,8 +77,6 @@ class DDP(HookedDDP):
 
 
 def _import(module: str, backend: str | None) -> None:
-    import torch
-
     try:
         import_module(module)
     except ImportError as error:

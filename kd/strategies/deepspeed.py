@@ -149,7 +149,6 @@ class DeepSpeed(DDPStrategy):
             self.engine.set_gradient_accumulation_boundary(True)
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: object, **kwargs: object) -> Tensor:
-        """The engine's backward pass, between Lightning's hooks."""
         module = self.lightning_module
         assert module is not None
         loss = self.precision_plugin.pre_backward(closure_loss, module)

@@ -28,10 +28,9 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # started as a script: tests._helpers draws the pictures
 
 from kd.report.facts import Facts  # noqa: E402
-from kd.report.html import images_per_s  # noqa: E402
 from kd.report.limits import Limit  # noqa: E402
 from kd.report.records import Run, read_run  # noqa: E402
-from kd.report.verdict import limits, sentence  # noqa: E402
+from kd.report.verdict import limits_of, sentence  # noqa: E402
 
 QUIET = 0.25  # cores that other processes may use, on average
 
@@ -82,7 +81,7 @@ class Plant:
         if not self.neighbours:
             return own_limit(run)
         return next(
-            limit for limit in limits(run) if limit.bound != "startup"
+            limit for limit in limits_of(Facts(run)) if limit.bound != "startup"
         )  # beside them the short run starts slowly
 
 
@@ -157,7 +156,7 @@ def prepare(place: Path, per_class: int = 48) -> tuple[Path, Path]:
 
 def own_limit(run: Run) -> Limit:
     """What limits a run first, other processes of the machine left aside: they are no doing of the run's."""
-    own = (limit for limit in limits(run) if "other processes use" not in limit.text)
+    own = (limit for limit in limits_of(Facts(run)) if "other processes use" not in limit.text)
     return next(own, Limit("none", "no part of the step stands out", "", None))
 
 
@@ -180,7 +179,7 @@ def play(plant: Plant, recipe: Path, items: list[str]) -> Round:
     """One round of a plant."""
     planted = train(recipe, [*plant.items, *items], plant.cores, plant.neighbours)
     after = train(recipe, [*plant.follow(planted), *items], plant.cores)
-    reached = (images_per_s(after) or 0) / (images_per_s(planted) or 1)
+    reached = (Facts(after).images_per_s or 0) / (Facts(planted).images_per_s or 1)
     others = Facts(after).other_cores if plant.neighbours else max(Facts(r).other_cores for r in (planted, after))
     return Round(plant.limit(planted), reached, others)
 

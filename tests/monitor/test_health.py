@@ -10,8 +10,8 @@ from pytorch_lightning import Callback, Trainer
 
 from kd.cli import train_main
 from kd.monitor.health import _entropy
+from kd.report.explained import Explained
 from kd.report.records import Run, read_run
-from kd.report.rules import findings
 
 
 def trained(recipe: Path, *items: str) -> Run:
@@ -93,7 +93,7 @@ class Explode(Callback):
     ],
 )
 def test_a_planted_fault_is_named(recipe: Path, items: list[str], rule: str) -> None:
-    assert rule in {f.rule for f in findings(trained(recipe, *items, LONG))}
+    assert rule in {f.rule for f in Explained(trained(recipe, *items, LONG)).findings}
 
 
 def test_the_user_chooses_the_layers(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +127,9 @@ def test_each_of_several_students_is_read(recipe: Path) -> None:
     assert [h["step"] for h in run.health_of("hot")] == [h["step"] for h in alone.health]
     assert run.health_of("hot")[-1]["teacher_entropy"] > run.health_of("same")[-1]["teacher_entropy"]
     assert run.health_of("task")[-1]["update_ratio"] < 1e-6 < run.health_of("same")[-1]["update_ratio"]
-    assert any(f.text.startswith("hot: at this temperature") for f in findings(run) if f.rule == "TemperatureTooHigh")
+    assert any(
+        f.text.startswith("hot: at this temperature") for f in Explained(run).findings if f.rule == "TemperatureTooHigh"
+    )
     page = (run.folder / "report.html").read_text()
     assert {f"Gradient norm of {name}" in page for name in run.students} == {True}
     assert {(h["student"], h["step"]) for h in run.health} == {(s, n) for s in run.students for n in range(0, 24, 2)}

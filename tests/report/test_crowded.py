@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
+from kd.report.explained import Explained
 from kd.report.facts import Facts
 from kd.report.records import Run
-from kd.report.rules import findings
-from kd.report.verdict import limits, verdict
 
 # data, forward, backward in seconds: 8 ranks x 16 loader processes, 96 cores of which 6 at 100 %. The cure was
 # num_workers 0 or 1. What starves is the thread that launches backward (autograd's): the main thread sleeps.
@@ -60,36 +59,42 @@ def crowded(
 )
 def test_the_loader_processes_are_named(evidence: dict[str, Any]) -> None:
     run = crowded(16, **evidence)
-    found = verdict(run)
+    found = Explained(run).verdict
     assert found["bound"] == "host"
     assert "128 loader processes" in found["text"]
     assert "share 96 cores" in found["text"]
     assert found["lever"] == "data.num_workers=1 instead of 16"
     assert found["predicted_speedup"] >= 2
-    assert "larger" not in str([found["others"], [f.lever for f in findings(run)]])  # a batch helps nobody here
+    assert "larger" not in str(
+        [found["others"], [f.lever for f in Explained(run).findings]]
+    )  # a batch helps nobody here
     if "autograd" in evidence:
         assert "training (pt_autograd_0) stood ready but got no core" in found["text"]
-        assert "SchedulerDelay" in {f.rule for f in findings(run)}
+        assert "SchedulerDelay" in {f.rule for f in Explained(run).findings}
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_cured_run_gets_no_such_verdict(workers: int) -> None:
     run = crowded(workers, STEADY, util=95, autograd=0.01, hot=0)
-    assert verdict(run)["bound"] == "student"
-    assert not {"HotCores", "PhaseVariation", "SchedulerDelay", "Dataloader"} & {f.rule for f in findings(run)}
+    assert Explained(run).verdict["bound"] == "student"
+    assert not {"HotCores", "PhaseVariation", "SchedulerDelay", "Dataloader"} & {
+        f.rule for f in Explained(run).findings
+    }
 
 
 def test_many_processes_that_get_their_cores_limit_nothing() -> None:
-    assert verdict(crowded(16, STEADY, util=95, hot=0))["bound"] == "student"
-    assert verdict(crowded(16, SIX, util=95, autograd=0.02, hot=0))["bound"] == "student"  # measured: nobody waits
-    assert "PhaseVariation" in {f.rule for f in findings(crowded(16, SIX, util=95, autograd=0.02, hot=0))}
+    assert Explained(crowded(16, STEADY, util=95, hot=0)).verdict["bound"] == "student"
+    assert (
+        Explained(crowded(16, SIX, util=95, autograd=0.02, hot=0)).verdict["bound"] == "student"
+    )  # measured: nobody waits
+    assert "PhaseVariation" in {f.rule for f in Explained(crowded(16, SIX, util=95, autograd=0.02, hot=0)).findings}
 
 
 def test_the_last_worker_is_advised_away_too() -> None:
     run = crowded(1, autograd=0.6, cool=5)
     for header in run.headers.values():
         header["cores"] = 12
-    assert verdict(run)["lever"] == "data.num_workers=0 instead of 1"
+    assert Explained(run).verdict["lever"] == "data.num_workers=0 instead of 1"
 
 
 def test_cores_are_the_machines_however_they_are_dealt() -> None:
@@ -104,13 +109,13 @@ def test_cores_are_the_machines_however_they_are_dealt() -> None:
 
 
 def test_full_cores_of_a_machine_that_has_no_others_are_no_news() -> None:
-    assert "HotCores" in {f.rule for f in findings(crowded(16))}
-    assert "HotCores" not in {f.rule for f in findings(crowded(16, hot=96))}
-    assert "HotCores" not in {f.rule for f in findings(crowded(16, hot=6, cool=90))}
+    assert "HotCores" in {f.rule for f in Explained(crowded(16)).findings}
+    assert "HotCores" not in {f.rule for f in Explained(crowded(16, hot=96)).findings}
+    assert "HotCores" not in {f.rule for f in Explained(crowded(16, hot=6, cool=90)).findings}
 
 
 def test_a_thread_without_a_core_on_a_free_machine_is_bound_wrongly() -> None:
     run = crowded(1, STEADY, autograd=0.5, cool=20)
-    found = limits(run)[0]
+    found = Explained(run).limits[0]
     assert "though not all of the 96 cores are taken" in found.text
     assert "taskset" in found.lever

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from kd.cli import report_main, train_main
+from kd.report.explained import Explained
 from kd.report.html import write_comparison, write_report
 from kd.report.records import PHASES, SCHEMA, read_run
 from tests._helpers import ROOT
@@ -89,7 +90,9 @@ def write_run(
 
 
 def test_an_eight_hour_run_stays_small_and_asks_for_nothing(tmp_path: Path) -> None:
-    page = write_report(read_run(write_run(tmp_path / "run", 5_000, 5_000, cores=16, gpus=8)), tmp_path / "r.html")
+    page = write_report(
+        Explained(read_run(write_run(tmp_path / "run", 5_000, 5_000, cores=16, gpus=8))), tmp_path / "r.html"
+    )
     assert page.stat().st_size < 5e6
     text = page.read_text()
     assert not re.search(r"(src|href)=[\"'](?!data:)", text)
@@ -100,7 +103,7 @@ def test_text_from_a_run_cannot_become_markup(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     planted = "<!--<script></script><img src=x onerror=alert(1)>"
     (folder / "config.yaml").write_text(f'recipe: "{planted}"\n')
-    page = write_report(read_run(folder), folder / "report.html").read_text()
+    page = write_report(Explained(read_run(folder)), folder / "report.html").read_text()
     data = re.search(r'id="data">(.*?)</script>', page, re.S).group(1)  # type: ignore[union-attr]
     assert "<" not in data  # a comment that opens a script would swallow the rest of the page
     assert planted in [row[1] for s in json.loads(data)["sections"] for row in s.get("rows", [])]
@@ -284,8 +287,8 @@ for (const [name, [width, html]] of Object.entries(pages)) {
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_page_in_a_browser(tmp_path: Path, dark: bool) -> None:
     run, other = read_run(write_run(tmp_path / "a")), read_run(write_run(tmp_path / "b", slow=10))
-    report = write_report(run, tmp_path / "r.html").read_text().replace("<head>", "<head>" + PROBE)
-    compared = write_comparison(run, other, tmp_path / "c.html").read_text().replace("<head>", "<head>" + PROBE)
+    report = write_report(Explained(run), tmp_path / "r.html").read_text().replace("<head>", "<head>" + PROBE)
+    compared = write_comparison([run, other], tmp_path / "c.html").read_text().replace("<head>", "<head>" + PROBE)
     pages = {f"{n} {w}": (w, h) for n, h in (("report", report), ("comparison", compared)) for w in (400, 1400)}
     wrapper = tmp_path / "check.html"
     wrapper.write_text(CHECK % json.dumps(pages).replace("</", "<\\/"))
@@ -316,7 +319,7 @@ def test_the_page_in_a_browser(tmp_path: Path, dark: bool) -> None:
 def test_the_browser_s_console_stays_empty_however_narrow_the_page(tmp_path: Path) -> None:
     """A page that is not shown has no width; a width below zero is an error in the console."""
     run, other = read_run(write_run(tmp_path / "a")), read_run(write_run(tmp_path / "b", slow=10))
-    pages = [write_report(run, tmp_path / "r.html"), write_comparison(run, other, tmp_path / "c.html")]
+    pages = [write_report(Explained(run), tmp_path / "r.html"), write_comparison([run, other], tmp_path / "c.html")]
     frames = [f'<iframe src="{page.name}" width="{width}"></iframe>' for page in pages for width in (0, 60, 1400)]
     (tmp_path / "all.html").write_text(f"<!doctype html><body>{''.join(frames)}<script>console.log('heard')</script>")
     with tempfile.TemporaryDirectory() as profile:
@@ -362,7 +365,7 @@ def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
     assert read_run(folder).summary["status"] == "done"
     steps = folder / "records" / "phases.rank0.jsonl"
     steps.write_text(steps.read_text().replace('"max_epochs"', f'"t": {time.time() + 60}, "max_epochs"'))
-    write_report(read_run(folder), folder / "report.html")
+    write_report(Explained(read_run(folder)), folder / "report.html")
     cards = {name: value for name, value, _ in section(folder, "cards")[0]["cards"]}
     assert cards["status"] != "done"
     assert "time left" in cards
@@ -373,7 +376,7 @@ def test_the_operations_are_the_typical_ranks(tmp_path: Path) -> None:
     first = (folder / "records" / "kernels.rank0.jsonl").read_text()
     other = first.replace('"of": "kernels"', '"of": "kernels", "rank": 1').replace("aten::op", "aten::other")
     (folder / "records" / "kernels.rank1.jsonl").write_text(other)
-    write_report(read_run(folder), folder / "report.html")
+    write_report(Explained(read_run(folder)), folder / "report.html")
     (table,) = (t for t in section(folder, "table") if t["title"].startswith("Top operations"))
     assert table["rows"][0][0] == "aten::op0"
 
@@ -389,7 +392,7 @@ def test_the_tasks_own_metric_is_shown(tmp_path: Path) -> None:
     summary = json.loads((folder / "summary.json").read_text())
     summary["teacher"]["val"] = {"miou": 0.75, "pixel_acc": 0.9}
     (folder / "summary.json").write_text(json.dumps(summary))
-    write_report(read_run(folder), folder / "report.html")
+    write_report(Explained(read_run(folder)), folder / "report.html")
     (cards,) = section(folder, "cards")
     assert ["teacher", "75.0%", "val miou, vit_large_patch16_224"] in cards["cards"]
     assert ["student", "50.0%", "best val miou, vit_small_patch16_224"] in cards["cards"]

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from kd.report.explained import Explained
 from kd.report.facts import Facts
 from kd.report.records import Run, read_run
 from kd.report.tier import tier_bound, tier_table
 from kd.report.tier_facts import tier_of
-from kd.report.verdict import limits
 
 
 def run(busy_s: float, batches: int = 200, may_ask: int = 18, step_ms: float = 500, wait_ms: float = 300) -> Run:
@@ -33,11 +33,11 @@ def run(busy_s: float, batches: int = 200, may_ask: int = 18, step_ms: float = 5
 
 def test_a_tier_that_works_all_the_time_is_too_small() -> None:
     """8 makers take 2 s a batch: 4 batches a second for 2 ranks that could train 10: 20 makers, 3 machines more."""
-    found = limits(run(busy_s=400))[0]
+    found = Explained(run(busy_s=400)).limits[0]
     assert found.bound == "data" and "8 makers work 100% of the time" in found.text
     assert found.lever == "3 more data machines of 4 cores"
     assert found.gain == pytest.approx(500 / 200)
-    assert not any("num_workers" in limit.lever for limit in limits(run(busy_s=400)))
+    assert not any("num_workers" in limit.lever for limit in Explained(run(busy_s=400)).limits)
 
 
 def test_a_tier_that_does_not_work_is_held_up_by_the_queue_or_the_network() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from kd.report import verdict as v
+from kd.report.explained import Explained
 from kd.report.facts import Facts
 from kd.report.records import Run
-from kd.report.rules import findings
 
 HEALTHY = {
     "data": 1.0, "h2d": 0.5, "teacher": 22.0, "student": 25.0, "loss": 2.0, "backward": 45.0, "optimizer": 3.0,
@@ -33,8 +33,8 @@ def run_of(phases: dict[str, float], device: str = "cpu", **header: Any) -> Run:
 
 
 def test_a_healthy_run_is_bound_by_its_student_and_nothing_else() -> None:
-    assert [limit.bound for limit in v.limits(run_of(HEALTHY))] == ["student"]
-    found = v.verdict(run_of(HEALTHY))
+    assert [limit.bound for limit in Explained(run_of(HEALTHY)).limits] == ["student"]
+    found = Explained(run_of(HEALTHY)).verdict
     assert found["bound"] == "student"
     assert found["predicted_speedup"] is None
     assert found["phases_ms"] == HEALTHY
@@ -52,13 +52,13 @@ def test_a_healthy_run_is_bound_by_its_student_and_nothing_else() -> None:
     ],
 )  # fmt: skip
 def test_the_batch_that_fits_is_told_by_its_number(room: dict[str, int], told: str) -> None:
-    found = v.verdict(run_of(HEALTHY, "cuda", **room))
+    found = Explained(run_of(HEALTHY, "cuda", **room)).verdict
     assert found["bound"] == "student"
     assert told in found["lever"]
 
 
 def test_no_records_no_verdict() -> None:
-    assert v.verdict(Run(Path("x")))["bound"] == "none"
+    assert Explained(Run(Path("x"))).verdict["bound"] == "none"
 
 
 @pytest.mark.parametrize(
@@ -73,14 +73,14 @@ def test_no_records_no_verdict() -> None:
     ],
 )
 def test_each_bound_is_named(phases: dict[str, float], bound: str) -> None:
-    found = v.verdict(run_of(phases))
+    found = Explained(run_of(phases)).verdict
     assert found["bound"] == bound
     assert found["text"].startswith(v.NAMES[bound])
     assert found["predicted_speedup"] >= 1.1
 
 
 def test_limits_are_ordered_by_their_gain() -> None:
-    found = v.limits(run_of(with_(teacher=100.0, communication=60.0)))
+    found = Explained(run_of(with_(teacher=100.0, communication=60.0))).limits
     assert [limit.bound for limit in found] == ["teacher", "communication"]
     assert found[0].gain > found[1].gain  # type: ignore[operator]
 
@@ -97,25 +97,25 @@ def test_a_teacher_of_61_percent_could_be_2_4_times_as_fast_from_a_cache() -> No
 
 def test_a_cache_is_advised_only_where_it_is_possible_and_not_there_yet() -> None:
     slow = with_(teacher=200.0)
-    assert "model.teacher.cache=on" in v.verdict(run_of(slow))["text"]
-    assert "a smaller teacher" in v.verdict(run_of(slow, cacheable=False))["lever"]
-    assert "cache" not in v.verdict(run_of(slow, cacheable=False))["text"]
+    assert "model.teacher.cache=on" in Explained(run_of(slow)).verdict["text"]
+    assert "a smaller teacher" in Explained(run_of(slow, cacheable=False)).verdict["lever"]
+    assert "cache" not in Explained(run_of(slow, cacheable=False)).verdict["text"]
     told = run_of(slow)
     told.config = {"model": {"teacher": {"cache": True}}}
     for run in (told, run_of(slow, cached=True)):  # what is read costs nothing: it is being filled
-        assert "to compute the answers that its cache keeps" in v.verdict(run)["text"]
-        assert "later epochs" in v.verdict(run)["lever"]
+        assert "to compute the answers that its cache keeps" in Explained(run).verdict["text"]
+        assert "later epochs" in Explained(run).verdict["lever"]
     told.headers[0]["cached"] = False  # asked for ("auto"), and found not to pay
-    assert "to compute" not in v.verdict(told)["text"]
+    assert "to compute" not in Explained(told).verdict["text"]
 
 
 def test_a_cache_is_as_large_as_its_records() -> None:
     run = run_of(with_(teacher=200.0))
     run.summary = {"data": {"train": 1_000_000, "classes": 96}}
     run.config = {"trainer": {"max_epochs": 100}, "model": {"teacher": {"cache_views": 2}}}
-    assert "needs 400.0 MB" in v.verdict(run)["lever"]  # 2 views of (4 + 4 + 96 * 2) bytes
+    assert "needs 400.0 MB" in Explained(run).verdict["lever"]  # 2 views of (4 + 4 + 96 * 2) bytes
     run.config["model"]["teacher"]["cache_topk"] = 8
-    assert "needs 80.0 MB" in v.verdict(run)["lever"]
+    assert "needs 80.0 MB" in Explained(run).verdict["lever"]
 
 
 def test_waiting_workers_need_no_cores_computing_ones_do() -> None:
@@ -199,22 +199,22 @@ def test_a_limit_promises_no_more_than_its_own_share() -> None:
     assert waited is not None and waited.gain is not None
     assert waited.gain == pytest.approx(207 / 161)
     for workers in (0, 4):
-        found = v.limits(shared(workers, 1.9, 46.0, 150.0, workers=[45.0] * workers))
+        found = Explained(shared(workers, 1.9, 46.0, 150.0, workers=[45.0] * workers)).limits
         assert found[0].text.startswith("other processes use 1.9 cores: ")
         assert all((limit.gain or 0) <= 207 / 161 + 0.01 for limit in found if limit.bound == "data")
 
 
 def test_the_loaders_own_cpu_time_tells_slow_ones_from_those_without_a_core() -> None:
     """The step waits 150 of 207 ms for its batch; its loader stood ready without a core for 80 % of the time."""
-    late = v.limits(shared(1, 1.6, 150.0, 10.0, loader_wait=[80.0]))
+    late = Explained(shared(1, 1.6, 150.0, 10.0, loader_wait=[80.0])).limits
     assert [limit.bound for limit in late] == ["host", "data"]
     assert late[1].gain == pytest.approx(207 / 177)  # what the loader itself takes
     assert "training and its loader processes stood ready but got no core for 130 of 207 ms" in late[0].text
     assert late[0].lever == "run alone on the machine"
     assert late[0].gain == pytest.approx(207 / 77)
-    slow = v.limits(shared(1, 0.1, 150.0, 10.0, loader_wait=[2.0], workers=[95.0]))
+    slow = Explained(shared(1, 0.1, 150.0, 10.0, loader_wait=[2.0], workers=[95.0])).limits
     assert slow[0].bound == "data"
-    here = v.limits(shared(0, 1.6, 150.0, 115.0))  # made by the training process, whose delay is on record
+    here = Explained(shared(0, 1.6, 150.0, 115.0)).limits  # made by the training process, whose delay is on record
     assert [limit.bound for limit in here] == ["host", "data"]
     assert here[0].gain == pytest.approx(207 / 92)
     assert (here[1].gain or 0) <= 207 / 172  # the 35 ms that were no wait for a core
@@ -244,15 +244,17 @@ def test_a_cache_gains_what_the_runs_own_epochs_give() -> None:
 def test_what_holds_most_of_the_step_is_the_headline() -> None:
     """Data 11 %, student 88 %: the headline is the student's, and does not say that nothing holds it up."""
     run = run_of({"data": 11.0, "student": 40.0, "backward": 48.0, "h2d": 1.0})
-    found = v.verdict(run)
+    found = Explained(run).verdict
     assert found["bound"] == "student"
     assert found["text"] == "student-bound: the student's own training takes 88% of the step"
     assert [limit["bound"] for limit in found["others"]] == ["data"]
     assert found["others"][0]["gain"] < 1.25
-    leads = v.verdict(run_of({"data": 30.0, "student": 40.0, "backward": 30.0}))
+    leads = Explained(run_of({"data": 30.0, "student": 40.0, "backward": 30.0})).verdict
     assert leads["bound"] == "data"
     assert leads["others"] == []
-    mixed = v.verdict(run_of({"data": 9.0, "teacher": 29.0, "communication": 14.0, "logging": 10.0, "student": 38.0}))
+    mixed = Explained(
+        run_of({"data": 9.0, "teacher": 29.0, "communication": 14.0, "logging": 10.0, "student": 38.0})
+    ).verdict
     assert mixed["text"].startswith("balanced: no part of the step stands out; most of it (38%) is the student's own")
 
 
@@ -270,14 +272,14 @@ def test_a_headline_on_display_does_not_flicker() -> None:
 def test_of_few_steps_nothing_is_said() -> None:
     run = run_of(with_(checkpoint=200.0))
     run.totals[0]["steps"] = 19
-    found = v.verdict(run)
+    found = Explained(run).verdict
     assert found["bound"] == "none"
     assert found["text"] == "too few steps were recorded to tell (19 of 20)"
     assert not found.get("others")
     run.samples["n"] = [{"t": 0.0, "cpu": [10.0] * 8, "thread_wait": [90.0]}]
-    assert not findings(run)
+    assert not Explained(run).findings
     run.totals[0]["steps"] = 20
-    assert [f.rule for f in findings(run)] == ["SchedulerDelay"]
+    assert [f.rule for f in Explained(run).findings] == ["SchedulerDelay"]
 
 
 def test_startup_and_the_whole_run_are_timed_by_one_clock() -> None:
@@ -289,13 +291,13 @@ def test_startup_and_the_whole_run_are_timed_by_one_clock() -> None:
     run.headers[0]["t"] = 1e9 + 67.0
     run.totals[0]["t"] = 1e9 + 82.0
     assert Facts(run).wall_s == pytest.approx(82.0)
-    found = v.verdict(run)
+    found = Explained(run).verdict
     assert found["bound"] == "startup"
     assert "68 of 82 s" in found["text"]
     assert found["predicted_speedup"] == pytest.approx(82 / 14, abs=0.01)
     run.summary = {}  # still trains: 100 epochs are to come
     run.headers[0] |= {"batches_per_epoch": 1000, "max_epochs": 100}
-    assert "startup" not in {limit.bound for limit in v.limits(run)}
+    assert "startup" not in {limit.bound for limit in Explained(run).limits}
 
 
 def test_a_late_rank_is_the_reason_where_there_is_one() -> None:
@@ -320,9 +322,9 @@ def test_launching_limits_only_an_idle_gpu() -> None:
 def test_a_host_that_waits_behind_a_busy_gpu_loses_nothing() -> None:
     run = run_of(HEALTHY, device="cuda")
     run.totals[0]["ready_ms"] = 100 * 50.0
-    assert [limit.bound for limit in v.limits(run)] == ["student"]
+    assert [limit.bound for limit in Explained(run).limits] == ["student"]
     run.totals[0]["launch_ms"] = 100 * 99.0
-    assert v.limits(run)[0].bound == "host"
+    assert Explained(run).limits[0].bound == "host"
 
 
 def test_the_costly_callback_is_named() -> None:

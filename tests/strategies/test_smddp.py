@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from kd.errors import UserError
-from kd.strategies.smddp import HOOK, SMDDPStrategy
+from kd.strategies.ddp import DDP
 from tests._forks import start_ranks, status_of
 
+HOOK = "smdistributed.dataparallel.torch.torch_smddp"
 STAND_IN = """
 import torch.distributed as dist
 
@@ -30,8 +31,8 @@ for name in ("new_group", "new_subgroups", "gather", "gather_object", "scatter",
 
 
 def test_without_the_library_one_clear_line() -> None:
-    with pytest.raises(UserError, match=f"trainer.strategy: smddp needs the module {HOOK}"):
-        SMDDPStrategy()
+    with pytest.raises(UserError, match=f"trainer.strategy: the backend smddp needs the module {HOOK}"):
+        DDP(backend="smddp", module=HOOK)
 
 
 @pytest.fixture()
@@ -61,7 +62,7 @@ def test_two_processes_over_the_backend_shard_the_optimizer(recipe: Path) -> Non
     statuses, said = train(recipe, "config=zero")
     assert statuses == [0, 0], said
     summary = json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
-    assert summary["strategy"] == "SMDDPStrategy"
+    assert summary["strategy"] == "DDP"
     assert summary["world_size"] == 2
     assert summary["optimizer_state"]["sharded_over"] == 2
 

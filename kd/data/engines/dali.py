@@ -46,7 +46,6 @@ class CutSet(_CutSet):
     """One split, encoded, with the plan of each view. Only a picture's header is read here."""
 
     def opened(self, data: bytes) -> tuple[bytes, int, int]:
-        """See :func:`plain`."""
         return plain(data, self.max_pixels)
 
     def cut(self, picture: bytes, box: tuple[int, int, int, int]) -> np.ndarray:

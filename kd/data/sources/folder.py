@@ -66,7 +66,6 @@ class ImageFolder(Source):
         return folder
 
     def has(self, split: str) -> bool:
-        """See :meth:`Source.has`."""
         named = self._named(split)
         return named != split or self.place.is_folder(joined(self.root, named))  # a name that was given must be there
 

@@ -21,7 +21,6 @@ class Food101(Source):
         self.data_dir, self.download = data_dir, download
 
     def load(self, split: str) -> FileSplit:
-        """See :meth:`Source.load`."""
         from filelock import FileLock
         from torchvision import datasets
 
@@ -40,5 +39,4 @@ class Food101(Source):
         return FileSplit(data._image_files, data._labels)
 
     def describe(self) -> str:
-        """One line."""
         return f"Food101 in {self.data_dir or cache_dir()}"

@@ -22,17 +22,14 @@ class FoodTagMini(ImageFolder):
         self.train_per_class, self.val_per_class = train_per_class, val_per_class
 
     def load(self, split: str) -> FileSplit:
-        """See :meth:`Source.load`."""
         if not self.root:
             self.root = str(foodtag_mini.build(cache_dir(), self.train_per_class, self.val_per_class))
         return super().load(split)
 
     def has(self, split: str) -> bool:
-        """See :meth:`Source.has`."""
         return split in self.folders  # they are drawn by load()
 
     def describe(self) -> str:
-        """One line, with the way to real data."""
         return (
             f"FoodTag-mini, drawn food pictures in {self.root} (your own: data.source=ImageFolder data.source.root=DIR)"
         )

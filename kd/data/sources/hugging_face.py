@@ -36,7 +36,6 @@ class HuggingFace(Source):
         self.columns = image_column, label_column
 
     def load(self, split: str) -> Split:
-        """See :meth:`Source.load`."""
         try:
             import datasets
         except ImportError as error:
@@ -54,7 +53,6 @@ class HuggingFace(Source):
         return _HuggingFaceSplit(data, image, targets, self.path)
 
     def has(self, split: str) -> bool:
-        """See :meth:`Source.has`."""
         name = self.splits.get(split, split)
         if name != "validation":  # a name that was given must be there
             return name is not None
@@ -66,7 +64,6 @@ class HuggingFace(Source):
             return True
 
     def describe(self) -> str:
-        """One line."""
         return f"HuggingFace {self.path}"
 
 

@@ -55,7 +55,6 @@ class Manifest(Source):
         self.image_dir, self.multi_label = image_dir, multi_label
 
     def load(self, split: str) -> FileSplit:
-        """See :meth:`Source.load`."""
         train = self._rows("train")
         self.classes = in_order({label for _, labels in train for label in labels})
         ids = {label: i for i, label in enumerate(self.classes)}
@@ -116,13 +115,11 @@ class Manifest(Source):
         return found
 
     def has(self, split: str) -> bool:
-        """See :meth:`Source.has`."""
         if self.lists.get(split) is not None or Path(self._file(split)).suffix.lower() in TABLES:
             return self.lists.get(split) is not None
         return any(row.split for row in self._listed(split)[0])
 
     def describe(self) -> str:
-        """One line."""
         return f"Manifest {', '.join(str(file) for file in self.lists.values() if file is not None)}"
 
 

@@ -32,7 +32,6 @@ class MaskSplit(FileSplit):
         self.classes, self.ignore = classes, ignore
 
     def files(self, i: int) -> list[str]:
-        """Picture and mask."""
         return [self.paths[i], self.masks[i]]
 
     def target(self, i: int) -> tv_tensors.Mask:
@@ -124,11 +123,9 @@ class SegmentationFolder(Source):
         )
 
     def has(self, split: str) -> bool:
-        """See :meth:`Source.has`."""
         return all(self.place.is_folder(joined(self.root, folder, split)) for folder in self.folders)
 
     def describe(self) -> str:
-        """One line."""
         return f"SegmentationFolder {self.root}"
 
 

@@ -41,7 +41,6 @@ class Shards(Source):
         self._indices: dict[str, tuple[dict[str, Any], str]] = {}
 
     def load(self, split: str) -> Split:
-        """See :meth:`Source.load`."""
         index, digest = self._index(split)
         self.classes = list(index["classes"])
         found = ShardSplit(self.root, index, digest, self.cache_bytes)
@@ -53,7 +52,6 @@ class Shards(Source):
 
     @property
     def masks(self) -> bool:  # type: ignore[override]
-        """Whether the pack's pictures have masks."""
         return "masks" in self._index("train")[0]
 
     @property
@@ -85,7 +83,6 @@ class Shards(Source):
             raise UserError(f"data.source.root: {self.root}: {first_line(error)}") from error
 
     def has(self, split: str) -> bool:
-        """See :meth:`Source.has`."""
         files, path = file_system(self.root)
         try:
             return bool(files.exists(f"{path}/{split}.json"))
@@ -93,7 +90,6 @@ class Shards(Source):
             raise UserError(f"data.source.root: {self.root}: {first_line(error)}") from error
 
     def describe(self) -> str:
-        """One line."""
         return f"Shards {self.root}"
 
 

@@ -35,7 +35,6 @@ class Pictures(Source):
         self.classes = []
 
     def load(self, split: str) -> FileSplit:
-        """See :meth:`Source.load`."""
         if self.folders["train"] is None:
             self.folders["train"] = str(foodtag_mini.build(cache_dir(), *DRAWN) / "train")
         folder = self.folders.get(split)
@@ -44,11 +43,9 @@ class Pictures(Source):
         return unlabelled_folder(folder, f"data.source.{'root' if split == 'train' else 'val'}", self.cache_bytes)
 
     def has(self, split: str) -> bool:
-        """See :meth:`Source.has`."""
         return self.folders.get(split) is not None
 
     def describe(self) -> str:
-        """One line."""
         return f"pictures without labels below {self.folders['train'] or 'a folder to be drawn'}"
 
 

@@ -78,7 +78,6 @@ class WebDataset(Source):
         self.label, self.names = label, classes
 
     def load(self, split: str) -> "TarSplit":
-        """See :meth:`Source.load`."""
         if not self.places.get(split):
             raise UserError(f"data.source: WebDataset has the splits train and val as they are named, not '{split}'")
         shards = self._indexed("train")
@@ -98,11 +97,9 @@ class WebDataset(Source):
         return TarSplit(shards, [ids[str(label)] if self.classes else UNLABELLED for label in labels])
 
     def has(self, split: str) -> bool:
-        """See :meth:`Source.has`."""
         return bool(self.places.get(split))
 
     def describe(self) -> str:
-        """One line."""
         return f"WebDataset {self.places['train']}"
 
     def _indexed(self, split: str) -> dict[str, Shard]:
@@ -156,7 +153,6 @@ class TarSplit(ShardSplit):
         self.check = None  # nobody has looked at the pictures yet
 
     def name(self, i: int) -> str:
-        """Shard and member."""
         return f"{self.shards[self.samples[i][0]]}/{self.names[i]}"
 
 

@@ -108,7 +108,6 @@ class GpuMaker(BatchMaker):
         self._known, self._gpu = threading.Condition(), threading.Lock()
 
     def greet(self) -> dict[str, str]:
-        """Once those are there that decode."""
         self._all([decoder.greet.remote() for decoder in self.decoders])
         return super().greet()
 
@@ -121,7 +120,6 @@ class GpuMaker(BatchMaker):
             self._known.notify_all()
 
     def make(self, work: int, keys: list[Key]) -> tuple[Any, float]:
-        """See :meth:`BatchMaker.make`."""
         torch.set_num_threads(1)  # of this thread: calls come in several
         start = time.perf_counter()
         with self._known:

@@ -9,8 +9,7 @@ from kd.fleet.tuning.results import chosen, ranked, row
 from kd.fleet.tuning.space import Space, duration, item, short
 from kd.fleet.tuning.study import Study
 from kd.fleet.tuning.trials import epoch_values
-from kd.report.html import page
-from kd.storage.checkpoints import write_whole
+from kd.report import html
 
 if TYPE_CHECKING:
     import optuna
@@ -25,9 +24,7 @@ def write_page(study: Study, plan: Plan, confirmed: str = "") -> Path:
         _parallel(study, plan), _curves(study, plan), *_front(study, plan), _table(study, plan), _failures(study),
     ]  # fmt: skip
     title = f"{plan.config['recipe']}: search {plan.folder.name}"
-    text = page({"title": title, "sections": [s for s in sections if s is not None]})
-    write_whole(plan.folder / PAGE, lambda file: file.write(text.encode()))
-    return plan.folder / PAGE
+    return html.write_page(plan.folder / PAGE, title, sections)
 
 
 def _name(trial: "optuna.trial.FrozenTrial") -> str:

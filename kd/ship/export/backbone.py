@@ -32,7 +32,6 @@ class Backbone(Format):
     features = True
 
     def write(self, job: Job, folder: Path) -> Path:
-        """See :meth:`kd.ship.export.base.Format.write`."""
         model: Any = getattr(job.student, "backbone", job.student)
         head = tuple(f"{name}." for name in classifier_names(model))
         state = {k: v.contiguous() for k, v in model.state_dict().items() if not k.startswith(head)}
@@ -50,7 +49,6 @@ class Backbone(Format):
         return file
 
     def reference(self, job: Job) -> nn.Module:
-        """The student's features, prepared as it is."""
         below = copy.copy(job.prepared)
         below._modules = {**below._modules, "model": _Features(getattr(job.student, "backbone", job.student))}
         return below

@@ -19,7 +19,6 @@ class Hub(Format):
     """``config.json`` and ``model.safetensors``; ready for the Hugging Face hub together with ``kd-card``'s README."""
 
     def write(self, job: Job, folder: Path) -> Path:
-        """See :meth:`kd.ship.export.base.Format.write`."""
         manifest = job.manifest
         if manifest.task == "segmentation":
             raise UserError("to=hub: timm builds no models for dense prediction (to=backbone, to=onnx do)")

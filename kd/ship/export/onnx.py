@@ -27,7 +27,6 @@ class Onnx(Format):
     needs: Mapping[str, Sequence[str]] = {EXTRA: ("onnx", "onnxscript", "onnxruntime")}
 
     def write(self, job: Job, folder: Path) -> Path:
-        """See :meth:`kd.ship.export.base.Format.write`."""
         onnx = need("onnx", EXTRA, "to=onnx")
         file = folder / "model.onnx"
         program = _program(job)
@@ -41,7 +40,6 @@ class Onnx(Format):
         return file
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
-        """See :meth:`kd.ship.export.base.Format.open`."""
         return as_runtime(open_session(file, threads))
 
 

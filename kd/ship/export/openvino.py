@@ -19,7 +19,6 @@ class OpenVino(Format):
     needs: Mapping[str, Sequence[str]] = {**Onnx.needs, EXTRA: ("openvino",)}
 
     def write(self, job: Job, folder: Path) -> Path:
-        """See :meth:`kd.ship.export.base.Format.write`."""
         openvino = need("openvino", EXTRA, "to=openvino")
         float_job = replace(job, manifest=replace(job.manifest, int8=False))
         with TemporaryDirectory(dir=folder) as part:

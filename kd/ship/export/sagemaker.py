@@ -17,7 +17,6 @@ class SageMaker(Format):
     needs = Onnx.needs
 
     def write(self, job: Job, folder: Path) -> Path:
-        """See :meth:`kd.ship.export.base.Format.write`."""
         file = folder / "model.tar.gz"
         with TemporaryDirectory(dir=folder) as part, tarfile.open(file, "w:gz") as archive:
             repository = Triton().write(job, Path(part))

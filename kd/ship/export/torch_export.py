@@ -12,7 +12,6 @@ class TorchExport(Format):
     """``torch.export.load("model.pt2").module()(pictures)``; the manifest is in its extra files."""
 
     def write(self, job: Job, folder: Path) -> Path:
-        """See :meth:`kd.ship.export.base.Format.write`."""
         import torch
 
         from kd.ship.export.onnx import why

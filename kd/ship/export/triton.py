@@ -43,7 +43,6 @@ class Triton(Format):
     needs = Onnx.needs
 
     def write(self, job: Job, folder: Path) -> Path:
-        """See :meth:`kd.ship.export.base.Format.write`."""
         place = folder / NAME / "1"
         place.mkdir(parents=True)
         file = Onnx().write(job, place)

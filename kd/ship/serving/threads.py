@@ -24,7 +24,6 @@ class Daemons(Executor):
             Thread(target=self._work, name=f"{name}_{i}", daemon=True).start()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """See :meth:`concurrent.futures.Executor.submit`."""
         future: Future[T] = Future()
 
         def call() -> None:
