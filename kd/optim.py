@@ -90,13 +90,9 @@ Parameters = Callable[[list[nn.Parameter]], Optimizer]
 
 @dataclass
 class GivenOptim(OptimSpec):
-    """An optimizer made by a function of the user's own; its learning rate stays as it is.
+    """An optimizer made by a function of the user's own; its learning rate stays as it is."""
 
-    Attributes:
-        make: trainable parameters -> optimizer.
-    """
-
-    make: Parameters | None = None
+    make: Parameters | None = None  # trainable parameters -> optimizer
 
     def settings(self) -> dict[str, Any]:
         return {"name": self.name}
@@ -142,19 +138,13 @@ def as_optim(given: "OptimSpec | Mapping[str, Any] | Parameters | None") -> Opti
 
 @dataclass(frozen=True)
 class Pace:
-    """How a run goes through its optimizer steps.
+    """How a run goes through its optimizer steps."""
 
-    Attributes:
-        total_steps: of the whole run; infinite where its end is not known.
-        steps_per_epoch: of an epoch.
-        global_batch: samples of a step, over all processes and accumulations; None where it is not known.
-        fused: whether torch's fused steps may be used.
-    """
-
-    total_steps: float
-    steps_per_epoch: float
+    total_steps: float  # of the whole run; infinite where its end is not known
+    steps_per_epoch: float  # of an epoch
+    # samples of a step, over all processes and accumulations; None where it is not known
     global_batch: int | None = None
-    fused: bool = True
+    fused: bool = True  # whether torch's fused steps may be used
 
     def epochs(self, max_epochs: int | None) -> int:
         """The epochs that the run will have, as far as its settings tell."""

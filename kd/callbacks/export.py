@@ -20,15 +20,11 @@ from kd.storage.checkpoints import damage, newest_whole
 class Export(Callback):
     """Writes the student of the best epoch. Must stand before the callbacks that report: a report that fails must not
     cost the student.
-
-    Attributes:
-        folder: of the run.
-        best: which validation is the best.
-        save: writes a student's weights to a file, from a checkpoint or (None) as they are.
     """
 
-    folder: RunFolder
-    best: Best
+    folder: RunFolder  # of the run
+    best: Best  # which validation is the best
+    # writes a student's weights to a file, from a checkpoint or (None) as they are
     save: Callable[[Any, Path, Path | None], None]
     _written: bool = False
 

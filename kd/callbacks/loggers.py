@@ -77,19 +77,12 @@ def _with_database(given: dict[str, Any], defaults: dict[str, Any], runs: Path) 
 
 @dataclass
 class Loggers(Callback):
-    """Builds the loggers once the run has a folder, and gives them all settings as hyper-parameters.
+    """Builds the loggers once the run has a folder, and gives them all settings as hyper-parameters."""
 
-    Attributes:
-        folder: of the run.
-        specs: ``class_path`` and ``init_args`` of each.
-        build: makes them.
-        settings: by dotted key.
-    """
-
-    folder: RunFolder
-    specs: Sequence[dict[str, Any]]
-    build: Callable[[list[dict[str, Any]]], list[Logger]]
-    settings: dict[str, Any]
+    folder: RunFolder  # of the run
+    specs: Sequence[dict[str, Any]]  # ``class_path`` and ``init_args`` of each
+    build: Callable[[list[dict[str, Any]]], list[Logger]]  # makes them
+    settings: dict[str, Any]  # by dotted key
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts them beside ``metrics.csv``."""

@@ -21,27 +21,16 @@ FOLDER = "KD_PREFLIGHT"
 
 @dataclass
 class Found:
-    """A preflight's findings.
+    """A preflight's findings."""
 
-    Attributes:
-        val: the metrics of each teacher, and of all together.
-        counts: how often each class is the target, ``(C,)``, in the whole split where it lists class ids.
-        total: the number of targets seen.
-        decided: the teacher's decisions by index, of this process's share.
-        index: numbers of the pictures whose logits are kept.
-        logits: of all teachers together, float16, ``(len(index), C, ...)``.
-        hints: what to do about a weak teacher, by name.
-        classes: how many classes were the target of a picture that the teachers have seen.
-    """
-
-    val: dict[str, dict[str, float]]
-    counts: Tensor
-    total: int
-    decided: Tensor | None
-    index: list[int] = field(default_factory=list)
-    logits: Tensor | None = None
-    hints: dict[str, str] = field(default_factory=dict)
-    classes: int = 0
+    val: dict[str, dict[str, float]]  # the metrics of each teacher, and of all together
+    counts: Tensor  # how often each class is the target, ``(C,)``, in the whole split where it lists class ids
+    total: int  # the number of targets seen
+    decided: Tensor | None  # the teacher's decisions by index, of this process's share
+    index: list[int] = field(default_factory=list)  # numbers of the pictures whose logits are kept
+    logits: Tensor | None = None  # of all teachers together, float16, ``(len(index), C, ...)``
+    hints: dict[str, str] = field(default_factory=dict)  # what to do about a weak teacher, by name
+    classes: int = 0  # how many classes were the target of a picture that the teachers have seen
 
     def give(self, kept: KeptLogits) -> None:
         """Gives back the logits that an earlier run has kept."""

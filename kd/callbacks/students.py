@@ -16,19 +16,12 @@ from kd.storage.checkpoints import write_whole
 
 @dataclass
 class StudentFolders(Callback):
-    """Writes ``students/<name>/config.yaml`` and, at each student's best validation, its ``student.safetensors``.
+    """Writes ``students/<name>/config.yaml`` and, at each student's best validation, its ``student.safetensors``."""
 
-    Attributes:
-        folder: of the run.
-        best: which validation is each student's best.
-        configs: each student's own configuration, YAML: it repeats that student's run alone.
-        save: writes a student's weights to a file.
-    """
-
-    folder: RunFolder
-    best: Best
-    configs: dict[str, str]
-    save: Callable[[Any, Path], None]
+    folder: RunFolder  # of the run
+    best: Best  # which validation is each student's best
+    configs: dict[str, str]  # each student's own configuration, YAML: it repeats that student's run alone
+    save: Callable[[Any, Path], None]  # writes a student's weights to a file
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:

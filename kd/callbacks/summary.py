@@ -40,20 +40,13 @@ class Summary(Callback):
 
     ``step_ms_median`` is the time from one step's end to the next one's, so it includes the wait for data;
     ``images_per_s`` follows from it. The first step of each epoch is left out.
-
-    Attributes:
-        folder: where the run's folder is.
-        preflight: what was measured of the teacher.
-        recipe: the recipe's name.
-        seed: of the run.
-        best: which validation is each student's best.
     """
 
-    folder: RunFolder
-    preflight: Preflight
-    recipe: str
-    seed: int
-    best: Best
+    folder: RunFolder  # where the run's folder is
+    preflight: Preflight  # what was measured of the teacher
+    recipe: str  # the recipe's name
+    seed: int  # of the run
+    best: Best  # which validation is each student's best
     content: dict[str, Any] = field(default_factory=dict)
     _steps_ms: list[float] = field(default_factory=list)
     _last_step: float | None = None

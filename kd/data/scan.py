@@ -42,15 +42,10 @@ def _store(split: Split) -> Store | None:
 
 
 class Scan(NamedTuple):
-    """The result of a scan of a split.
+    """What a look at a split has found."""
 
-    Attributes:
-        damaged: the reason by the picture's number, for those that can't be read or decoded.
-        digests: a hash of each picture's bytes, where they were read whole; else empty.
-    """
-
-    damaged: dict[int, str]
-    digests: list[str]
+    damaged: dict[int, str]  # the reason by the picture's number, for those that can't be read or decoded
+    digests: list[str]  # a hash of each picture's bytes, where they were read whole; else empty
 
 
 def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_PIXELS) -> Scan:

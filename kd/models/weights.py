@@ -33,42 +33,25 @@ NOT_PASSED_ON = ("num_classes", "img_size", *LOADS)
 
 @dataclass
 class About:
-    """What a weights file, or the ``config.json`` beside it, says of its model; empty where it does not say.
+    """What a weights file, or the ``config.json`` beside it, says of its model; empty where it does not say."""
 
-    Attributes:
-        arch: timm's name of the architecture.
-        kwargs: arguments of ``timm.create_model``.
-        img_size: height and width of the input.
-        mean: of each channel.
-        std: likewise.
-        classes: names by class id.
-        builder: class path of the builder that made it, where it was not timm.
-        foreign: it is another library's model, of which this is timm's nearest.
-    """
-
-    arch: str = ""
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    img_size: tuple[int, int] | None = None
-    mean: list[float] | None = None
-    std: list[float] | None = None
-    classes: list[str] = field(default_factory=list)
-    builder: str = ""
-    foreign: bool = False
+    arch: str = ""  # timm's name of the architecture
+    kwargs: dict[str, Any] = field(default_factory=dict)  # arguments of ``timm.create_model``
+    img_size: tuple[int, int] | None = None  # height and width of the input
+    mean: list[float] | None = None  # of each channel
+    std: list[float] | None = None  # likewise
+    classes: list[str] = field(default_factory=list)  # names by class id
+    builder: str = ""  # class path of the builder that made it, where it was not timm
+    foreign: bool = False  # it is another library's model, of which this is timm's nearest
 
 
 @dataclass
 class Weights:
-    """A weights file, read.
+    """A weights file, read."""
 
-    Attributes:
-        file: the file.
-        state: its state dict.
-        about: what it says of its model.
-    """
-
-    file: Path
-    state: dict[str, Tensor]
-    about: About
+    file: Path  # the file
+    state: dict[str, Tensor]  # its state dict
+    about: About  # what it says of its model
 
 
 @rank_zero_only

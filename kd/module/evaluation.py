@@ -27,21 +27,13 @@ from kd.teachers.answer import ALL, Wanted
 
 @dataclass
 class Seen:
-    """What models said of the real pictures of a batch.
+    """What models said of the real pictures of a batch."""
 
-    Attributes:
-        target: their labels.
-        index: their numbers, where the loader gives them.
-        taught: the teachers' logits, see :class:`Look`.
-        decided: the teacher's decisions (:meth:`kd.tasks.Task.decide`), where there are any.
-        logits: the students', by name.
-    """
-
-    target: Tensor
-    index: Tensor | None
-    taught: dict[str, Tensor] = field(default_factory=dict)
-    decided: Tensor | None = None
-    logits: dict[str, Tensor] = field(default_factory=dict)
+    target: Tensor  # their labels
+    index: Tensor | None  # their numbers, where the loader tells them
+    taught: dict[str, Tensor] = field(default_factory=dict)  # the teachers' logits, see :class:`Look`
+    decided: Tensor | None = None  # the teacher's decisions (:meth:`kd.tasks.Task.decide`), where there are any
+    logits: dict[str, Tensor] = field(default_factory=dict)  # the students', by name
 
 
 class Look:

@@ -24,21 +24,13 @@ KEEP = -1  # in place of a number that the file does not give
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the file says; ``None``: nothing.
+    """What the file says; ``None``: nothing."""
 
-    Attributes:
-        on: sample the machine.
-        interval_s: seconds between two samples.
-        health: batches between two readings; 0: none.
-        kernels: profile so many batches from now.
-        nvtx: name the phases for Nsight.
-    """
-
-    on: bool | None = None
-    interval_s: float | None = None
-    health: int | None = None
-    kernels: int | None = None
-    nvtx: bool | None = None
+    on: bool | None = None  # sample the machine
+    interval_s: float | None = None  # seconds between two samples
+    health: int | None = None  # batches between two readings; 0: none
+    kernels: int | None = None  # profile so many batches from now
+    nvtx: bool | None = None  # name the phases for Nsight
 
 
 def parse(text: str) -> Wishes:

@@ -127,19 +127,12 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Gauge:
-    """One name.
+    """One name."""
 
-    Attributes:
-        text: what it is.
-        unit: of the values, as OpenTelemetry writes units.
-        read: gives the values.
-        labels: their names.
-    """
-
-    text: str
-    unit: str
-    read: Callable[[Numbers], Values]
-    labels: tuple[str, ...] = ()
+    text: str  # what it is
+    unit: str  # of the values, as OpenTelemetry writes units
+    read: Callable[[Numbers], Values]  # gives the values
+    labels: tuple[str, ...] = ()  # their names
 
 
 GAUGES: dict[str, Gauge] = {

@@ -15,27 +15,16 @@ LEAST = {"workers": 0, "data_machines": 0, "gpus": 1, "epochs": 1, "data_cores":
 
 @dataclass(frozen=True)
 class Change:
-    """What is to be different; ``None`` stays as it was.
+    """What is to be different; ``None`` stays as it was."""
 
-    Attributes:
-        cache: the teacher's answers are kept (True) or computed each time.
-        workers: loader processes of each training process; with a data tier its processes.
-        gpus: training processes.
-        epochs: of the run.
-        price: of an hour of the whole changed job.
-        data_machines: machines of a data tier that make all batches; 0: none do.
-        data_cores: of each of them.
-        data_instance: their name in the run's table of prices, which says their cores and their price.
-    """
-
-    cache: bool | None = None
-    workers: int | None = None
-    gpus: int | None = None
-    epochs: int | None = None
-    price: float | None = None
-    data_machines: int | None = None
-    data_cores: int | None = None
-    data_instance: str | None = None
+    cache: bool | None = None  # the teacher's answers are kept (True) or computed each time
+    workers: int | None = None  # loader processes of each training process; with a data tier its processes
+    gpus: int | None = None  # training processes
+    epochs: int | None = None  # of the run
+    price: float | None = None  # of an hour of the whole changed job
+    data_machines: int | None = None  # machines of a data tier that make all batches; 0: none do
+    data_cores: int | None = None  # of each of them
+    data_instance: str | None = None  # their name in the run's table of prices, which says their cores and their price
 
     def __post_init__(self) -> None:
         if self.data_cores and self.data_instance:

@@ -5,14 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that fired.
+    """A rule that fired."""
 
-    Attributes:
-        rule: its name.
-        text: the evidence.
-        lever: what to do.
-    """
-
-    rule: str
-    text: str
-    lever: str
+    rule: str  # its name
+    text: str  # the evidence
+    lever: str  # what to do

@@ -9,19 +9,12 @@ from kd.report.step_facts import part, step_ms
 
 @dataclass(frozen=True)
 class Swing:
-    """A phase whose time changes from step to step.
+    """A phase whose time changes from step to step."""
 
-    Attributes:
-        phase: its name.
-        low: 5th percentile, ms.
-        middle: median.
-        high: 95th percentile.
-    """
-
-    phase: str
-    low: float
-    middle: float
-    high: float
+    phase: str  # its name
+    low: float  # 5th percentile, ms
+    middle: float  # median
+    high: float  # 95th percentile
 
     @property
     def size(self) -> float:

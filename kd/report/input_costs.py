@@ -13,17 +13,11 @@ AT = 0.1  # of the step waits for data
 
 @dataclass(frozen=True)
 class Way:
-    """One way to feed the GPUs.
+    """One way to feed the GPUs."""
 
-    Attributes:
-        name: what to do.
-        step_ms: of a mean step then; of the ways that are not measured at best.
-        price: of an hour of the whole job; ``None``: not known.
-    """
-
-    name: str
-    step_ms: float
-    price: float | None
+    name: str  # what to do
+    step_ms: float  # of a mean step then; of the ways that are not measured at best
+    price: float | None  # of an hour of the whole job; ``None``: not known
 
     @property
     def cost(self) -> float | None:

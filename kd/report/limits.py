@@ -20,19 +20,12 @@ FUSED_OPTIMIZER_SHARE = 0.05  # what a fused optimizer is expected to take, over
 
 @dataclass(frozen=True)
 class Limit:
-    """One thing that limits a run.
+    """One thing that limits a run."""
 
-    Attributes:
-        bound: a key of :data:`kd.report.verdict.NAMES`.
-        text: the evidence, a sentence.
-        lever: what to change.
-        gain: predicted speed-up of the lever; ``None`` where it can't be told.
-    """
-
-    bound: str
-    text: str
-    lever: str
-    gain: float | None
+    bound: str  # a key of :data:`kd.report.verdict.NAMES`
+    text: str  # the evidence, a sentence
+    lever: str  # what to change
+    gain: float | None  # predicted speed-up of the lever; ``None`` where it can't be told
 
 
 def data_bound(

@@ -16,19 +16,12 @@ WAITS = 0.05  # of the step waits for its batch: below, who makes them keeps up
 
 @dataclass(frozen=True)
 class DataMachines:
-    """Machines of a data tier.
+    """Machines of a data tier."""
 
-    Attributes:
-        count: of them.
-        cores: of each, on average.
-        price: of an hour of one of them; ``None``: not known.
-        named: for people, ``c5.18xlarge`` or ``72 cores each``.
-    """
-
-    count: int
-    cores: float
-    price: float | None = None
-    named: str = ""
+    count: int  # of them
+    cores: float  # of each, on average
+    price: float | None = None  # of an hour of one of them; ``None``: not known
+    named: str = ""  # for people, ``c5.18xlarge`` or ``72 cores each``
 
     @property
     def hourly(self) -> float | None:

@@ -15,49 +15,29 @@ __all__ = ["PHASES", "SCHEMA", "Run", "Writer", "is_run", "percentile", "read_li
 
 @dataclass
 class Run:
-    """What a run's folder tells. Whatever is missing is empty, and ``notes`` says so.
+    """What a run's folder tells. Whatever is missing is empty, and ``notes`` says so."""
 
-    Attributes:
-        folder: of the run.
-        summary: ``summary.json``.
-        config: ``config.yaml``.
-        job: ``job.json``, where ``kd-launch`` has fetched the run.
-        steps: step records by rank.
-        totals: the newest exact totals by rank.
-        headers: of the step files, by rank.
-        events: one-time records: start-up, a headspace run's result.
-        samples: system samples by node.
-        nodes: headers of the system files by node.
-        tier: readings of the data tier by rank, since the run was last resumed.
-        health: training-health records, in order.
-        counts: pictures by class of each split.
-        confusion: how classes were mixed up, a record a validation and student.
-        classes: names by id.
-        latency: rows that ``kd-latency`` has measured.
-        kernels: profiled windows.
-        metrics: rows of ``metrics.csv``, numbers as floats.
-        notes: what could not be read.
-    """
-
-    folder: Path
-    summary: dict[str, Any] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
-    job: dict[str, Any] = field(default_factory=dict)
-    steps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    totals: dict[int, dict[str, Any]] = field(default_factory=dict)
-    headers: dict[int, dict[str, Any]] = field(default_factory=dict)
-    events: list[dict[str, Any]] = field(default_factory=list)
-    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    folder: Path  # of the run
+    summary: dict[str, Any] = field(default_factory=dict)  # ``summary.json``
+    config: dict[str, Any] = field(default_factory=dict)  # ``config.yaml``
+    job: dict[str, Any] = field(default_factory=dict)  # ``job.json``, where ``kd-launch`` has fetched the run
+    steps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # step records by rank
+    totals: dict[int, dict[str, Any]] = field(default_factory=dict)  # the newest exact totals by rank
+    headers: dict[int, dict[str, Any]] = field(default_factory=dict)  # of the step files, by rank
+    events: list[dict[str, Any]] = field(default_factory=list)  # one-time records: start-up, a headspace run's result
+    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # system samples by node
+    nodes: dict[str, dict[str, Any]] = field(default_factory=dict)  # headers of the system files by node
+    # readings of the data tier by rank, since the run was last resumed
     tier: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    health: list[dict[str, Any]] = field(default_factory=list)
-    counts: dict[str, list[int]] = field(default_factory=dict)
+    health: list[dict[str, Any]] = field(default_factory=list)  # training-health records, in order
+    counts: dict[str, list[int]] = field(default_factory=dict)  # pictures by class of each split
+    # how classes were mixed up, a record a validation and student
     confusion: list[dict[str, Any]] = field(default_factory=list)
-    classes: list[str] = field(default_factory=list)
-    latency: list[dict[str, Any]] = field(default_factory=list)
-    kernels: list[dict[str, Any]] = field(default_factory=list)
-    metrics: list[dict[str, float]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)  # names by id
+    latency: list[dict[str, Any]] = field(default_factory=list)  # rows that ``kd-latency`` has measured
+    kernels: list[dict[str, Any]] = field(default_factory=list)  # profiled windows
+    metrics: list[dict[str, float]] = field(default_factory=list)  # rows of ``metrics.csv``, numbers as floats
+    notes: list[str] = field(default_factory=list)  # what could not be read
 
     def event(self, name: str) -> dict[str, Any] | None:
         """The newest event of a name."""

@@ -11,25 +11,15 @@ BUSY = 0.7  # makers that work for less of the time are held up by something els
 
 @dataclass(frozen=True)
 class TierFacts:
-    """The tier over a run, of all training processes together.
+    """The tier over a run, of all training processes together."""
 
-    Attributes:
-        machines: there at the end, by node: name, cores, makers, batches, busy_s, mb.
-        seconds: between the first reading and the last.
-        ready: batches that waited to be used, on average and a training process.
-        may_ask: that one may have asked for and not used, at the end.
-        ranks: training processes.
-        made_again: batches that had to be made again, for a process or its machine had ended.
-        made_twice: batches that a second machine made as well, for the first was late.
-    """
-
-    machines: dict[str, dict[str, Any]]
-    seconds: float
-    ready: float
-    may_ask: int
-    ranks: int
-    made_again: int
-    made_twice: int
+    machines: dict[str, dict[str, Any]]  # there at the end, by node: name, cores, makers, batches, busy_s, mb
+    seconds: float  # between the first reading and the last
+    ready: float  # batches that waited to be used, on average and a training process
+    may_ask: int  # that one may have asked for and not used, at the end
+    ranks: int  # training processes
+    made_again: int  # batches that had to be made again, for a process or its machine had ended
+    made_twice: int  # batches that a second machine made as well, for the first was late
 
     @property
     def makers(self) -> int:

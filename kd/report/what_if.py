@@ -14,19 +14,12 @@ ERROR = 0.23  # the worst of followed advice against prediction in scripts/bench
 
 @dataclass(frozen=True)
 class Outlook:
-    """A run's time and cost.
+    """A run's time and cost."""
 
-    Attributes:
-        step_ms: of a mean step over the run.
-        images_per_s: of all processes.
-        hours: of the whole run, start-up and validation too.
-        cost: where there is a price.
-    """
-
-    step_ms: float
-    images_per_s: float
-    hours: float
-    cost: float | None
+    step_ms: float  # of a mean step over the run
+    images_per_s: float  # of all processes
+    hours: float  # of the whole run, start-up and validation too
+    cost: float | None  # where there is a price
 
 
 def what_if(facts: Facts, change: Change) -> Outlook:

@@ -60,17 +60,11 @@ def decoded(image: Image.Image) -> Image.Image:
 
 
 class Frame(NamedTuple):
-    """How a picture becomes a view: ``part`` of it is scaled to ``scaled``, of which the view begins at ``corner``.
+    """How a picture becomes a view: ``part`` of it is scaled to ``scaled``, of which the view begins at ``corner``."""
 
-    Attributes:
-        part: left, top, width and height in the picture.
-        scaled: width and height.
-        corner: left and top.
-    """
-
-    part: tuple[int, int, int, int]
-    scaled: tuple[int, int]
-    corner: tuple[int, int]
+    part: tuple[int, int, int, int]  # left, top, width and height in the picture
+    scaled: tuple[int, int]  # width and height
+    corner: tuple[int, int]  # left and top
 
 
 def frame(

@@ -27,28 +27,18 @@ Step = tuple[int, dict[str, Any]]
 
 @dataclass
 class Recipe:
-    """How a view is made of a picture.
+    """How a view is made of a picture."""
 
-    Attributes:
-        box: top, left, height and width of the crop, in pixels of the picture.
-        steps: what follows the crop.
-    """
-
-    box: tuple[int, int, int, int]
-    steps: list[Step]
+    box: tuple[int, int, int, int]  # top, left, height and width of the crop, in pixels of the picture
+    steps: list[Step]  # what follows the crop
 
 
 @dataclass
 class Plan:
-    """What the device needs beside the pixels; no collection, so that it stays on the host.
+    """What the device needs beside the pixels; no collection, so that it stays on the host."""
 
-    Attributes:
-        recipes: of each view.
-        keys: (index, view) of each.
-    """
-
-    recipes: list[Recipe]
-    keys: list[Key]
+    recipes: list[Recipe]  # of each view
+    keys: list[Key]  # (index, view) of each
 
 
 def check(augment: Augment, source: Source) -> None:

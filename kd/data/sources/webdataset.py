@@ -39,15 +39,10 @@ Sample = tuple[str, int, int, str | None]
 
 @dataclass
 class Shard:
-    """What a tar file holds.
+    """What a tar file holds."""
 
-    Attributes:
-        samples: those with a picture, in order.
-        left_out: how many have none that can be read, by the ending of what they have.
-    """
-
-    samples: list[Sample]
-    left_out: dict[str, int]
+    samples: list[Sample]  # those with a picture, in order
+    left_out: dict[str, int]  # how many have none that can be read, by the ending of what they have
 
 
 class WebDataset(Source):

@@ -47,17 +47,11 @@ class MakerEnded(Exception):
 
 @dataclass
 class Made:
-    """What a maker has brought.
+    """What a maker has brought."""
 
-    Attributes:
-        batch: or the reason why it was not made.
-        size: bytes.
-        seconds: that it took.
-    """
-
-    batch: Batch | Exception
-    size: int
-    seconds: float
+    batch: Batch | Exception  # or why there is none
+    size: int  # bytes
+    seconds: float  # that it took
 
 
 @dataclass
@@ -95,67 +89,39 @@ class TierSpec:
 
 @dataclass(eq=False)
 class Machine:
-    """A machine of the tier, as this training process sees it.
+    """A machine of the tier, as this training process sees it."""
 
-    Attributes:
-        node: its id in the cluster.
-        name: for people.
-        cores: that it gives to batches, a maker each; its GPUs where these make them.
-        wanted: makers that this process has there.
-        failures: makers that have ended there since its last batch.
-        batches: made there and used.
-        busy_s: time that its makers have worked for them.
-        megabytes: of these batches.
-        gone: it has left the cluster, or was left out.
-    """
-
-    node: str
-    name: str
-    cores: int
-    wanted: int = 0
-    failures: int = 0
-    batches: int = 0
-    busy_s: float = 0.0
-    megabytes: float = 0.0
-    gone: bool = False
+    node: str  # its id in the cluster
+    name: str  # for people
+    cores: int  # that it gives to batches, a maker each; its GPUs where these make them
+    wanted: int = 0  # makers that this process has there
+    failures: int = 0  # makers that have ended there since its last batch
+    batches: int = 0  # made there and used
+    busy_s: float = 0.0  # time that its makers have worked for them
+    megabytes: float = 0.0  # of these batches
+    gone: bool = False  # it has left the cluster, or was left out
 
 
 @dataclass(eq=False)
 class Maker:
-    """A process on a machine that makes one batch after another.
+    """A process on a machine that makes one batch after another."""
 
-    Attributes:
-        machine: where.
-        handle: what the cluster knows it by.
-        ready: it has said that it is there.
-        jobs: in its hands, in the order in which it makes them.
-        works: the kinds of batches that it has been taught.
-    """
-
-    machine: Machine
-    handle: Any
-    ready: bool = False
-    jobs: list["Job"] = field(default_factory=list)
-    works: set[int] = field(default_factory=set)
+    machine: Machine  # where
+    handle: Any  # what the cluster knows it by
+    ready: bool = False  # it has said that it is there
+    jobs: list["Job"] = field(default_factory=list)  # in its hands, in the order in which it makes them
+    works: set[int] = field(default_factory=set)  # the kinds of batches that it has been taught
 
 
 @dataclass(eq=False)
 class Job:
-    """One batch to be made.
+    """One batch to be made."""
 
-    Attributes:
-        stream: that it belongs to.
-        number: its place there.
-        keys: of its samples.
-        makers: who has it in hand, and since when.
-        lost: makers that have ended over it.
-    """
-
-    stream: "Stream"
-    number: int
-    keys: list[Key]
-    makers: dict[Maker, float] = field(default_factory=dict)
-    lost: int = 0
+    stream: "Stream"  # that it belongs to
+    number: int  # its place there
+    keys: list[Key]  # of its samples
+    makers: dict[Maker, float] = field(default_factory=dict)  # who has it in hand, and since when
+    lost: int = 0  # makers that have ended over it
 
 
 class Stream:

@@ -14,15 +14,10 @@ from torch import Tensor
 
 @dataclass
 class HeadMap:
-    """How the student's heads follow from the teacher's.
+    """How the student's heads follow from the teacher's."""
 
-    Attributes:
-        qkv: ``(3 * student's heads * size, 3 * teacher's heads * size)``; queries, keys, values one below another.
-        write: ``(D_student, student's heads * size)``: what the heads' outputs are multiplied with.
-    """
-
-    qkv: Tensor
-    write: Tensor
+    qkv: Tensor  # ``(3 * student's heads * size, 3 * teacher's heads * size)``; queries, keys, values one below another
+    write: Tensor  # ``(D_student, student's heads * size)``: what the heads' outputs are multiplied with
 
 
 def head_map(qkv: Tensor, out: Tensor, write: Tensor, heads: tuple[int, int], sizes: tuple[int, int]) -> HeadMap:

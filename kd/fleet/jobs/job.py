@@ -25,15 +25,10 @@ KEYS = ("instances", "data_instances", "spot", "image", "hours", "prices", "job"
 
 @dataclass(frozen=True)
 class Machines:
-    """Machines of one type.
+    """Machines of one type."""
 
-    Attributes:
-        count: how many.
-        type: an instance type (``ml.p4d.24xlarge``), or what each has: ``A100:8``, ``gpu:8``, ``cpu:16``.
-    """
-
-    count: int
-    type: str
+    count: int  # how many
+    type: str  # an instance type (``ml.p4d.24xlarge``), or what each has: ``A100:8``, ``gpu:8``, ``cpu:16``
 
     @property
     def parts(self) -> tuple[str, int] | None:
@@ -75,41 +70,24 @@ def read_machines(key: str, text: str) -> Machines:
 
 @dataclass(frozen=True)
 class Job:
-    """What shall run where.
+    """What shall run where."""
 
-    Attributes:
-        name: of the job.
-        recipe: name of the recipe, for folders.
-        files: recipe and overlays that are files of one's own, by the name that they have on the other side.
-        items: the command line of ``kd-train``; files by that name.
-        machines: they train.
-        data_machines: they prepare data.
-        spot: on machines that may be interrupted; the job resumes on others.
-        hours: after which it is stopped.
-        image: the container.
-        processes: that train on each machine, where the type says so.
-        runs_dir: of the runs on this machine.
-        own: the place's own keys.
-        prices: of an hour of all machines of a group.
-        secret: by which the machines of a data tier know each other.
-        step: how many pictures an optimizer step takes, in words.
-    """
-
-    name: str
-    recipe: str
+    name: str  # of the job
+    recipe: str  # name of the recipe, for folders
+    # recipe and overlays that are files of one's own, by the name that they have on the other side
     files: dict[str, Path]
-    items: list[str]
-    machines: Machines
-    data_machines: Machines | None
-    spot: bool
-    hours: float
-    image: str | None
-    processes: int | None
-    runs_dir: Path
-    own: dict[str, str]
-    prices: dict[str, float]
-    secret: str = ""
-    step: str = ""
+    items: list[str]  # the command line of ``kd-train``; files by that name
+    machines: Machines  # they train
+    data_machines: Machines | None  # they prepare data
+    spot: bool  # on machines that may be taken away; the job goes on on others
+    hours: float  # after which it is stopped
+    image: str | None  # the container
+    processes: int | None  # that train on each machine, where the type says so
+    runs_dir: Path  # of the runs on this machine
+    own: dict[str, str]  # the place's own keys
+    prices: dict[str, float]  # of an hour of all machines of a group
+    secret: str = ""  # by which the machines of a data tier know each other
+    step: str = ""  # how many pictures an optimizer step takes, in words
 
     @property
     def channels(self) -> list[str]:

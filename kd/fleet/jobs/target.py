@@ -10,21 +10,13 @@ from kd.fleet.jobs.job import Job
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job has ended.
+    """How a job has ended."""
 
-    Attributes:
-        done: it has trained to its end.
-        text: in a line.
-        hours: that it ran, where the place says so.
-        billed_hours: that are paid for, where the place says so.
-        where: its results are, in the place's own terms.
-    """
-
-    done: bool
-    text: str
-    hours: float | None = None
-    billed_hours: float | None = None
-    where: str = ""
+    done: bool  # it has trained to its end
+    text: str  # in a line
+    hours: float | None = None  # that it ran, where the place says so
+    billed_hours: float | None = None  # that are paid for, where the place says so
+    where: str = ""  # its results are, in the place's own terms
 
 
 class Target(Protocol):

@@ -45,27 +45,16 @@ class Case:
 
 @dataclass
 class Plan:
-    """What is measured.
+    """What is measured."""
 
-    Attributes:
-        items: the recipe's command line.
-        recipe: its name.
-        folder: for the runs, a log, the page.
-        processes: counts of them, the first 1.
-        strategies: keys of :data:`STRATEGIES`, ``ddp`` among them.
-        batch: pictures of a process.
-        steps: of each run.
-        threads: of each process, on CPUs.
-    """
-
-    items: list[str]
-    recipe: str
-    folder: Path
-    processes: list[int]
-    strategies: list[str]
-    batch: int
-    steps: int
-    threads: int
+    items: list[str]  # the recipe's command line
+    recipe: str  # its name
+    folder: Path  # for the runs, a log, the page
+    processes: list[int]  # counts of them, the first 1
+    strategies: list[str]  # keys of :data:`STRATEGIES`, ``ddp`` among them
+    batch: int  # pictures of a process
+    steps: int  # of each run
+    threads: int  # of each process, on CPUs
 
     def cases(self) -> list[Case]:
         """Weak (the batch of a process stays), and strong (that of all together stays)."""

@@ -19,29 +19,18 @@ PARAMETERS = 2  # of a line: two readings are on it whatever they are
 
 @dataclass(frozen=True)
 class Reading:
-    """One short run.
+    """One short run."""
 
-    Attributes:
-        strategy: a key of :data:`PASSES`.
-        processes: that took part.
-        batch: pictures of each process.
-        parts: ms a step by part (:data:`PARTS`), medians.
-        exposed: ms a step that gradients were waited for.
-        sent_mb: by this machine over its network devices (loopback too), a process and step; ``None``: not recorded.
-        memory_mb: a process's peak.
-        state_mb: weights, gradients and optimizer state of the students, by process.
-        spread: of its steps, as a share of the median: half of what two thirds of them lie within.
-    """
-
-    strategy: str
-    processes: int
-    batch: int
-    parts: dict[str, float]
-    exposed: float
+    strategy: str  # a key of :data:`PASSES`
+    processes: int  # that took part
+    batch: int  # pictures of each process
+    parts: dict[str, float]  # ms a step by part (:data:`PARTS`), medians
+    exposed: float  # ms a step that gradients were waited for
+    # by this machine over its network devices (loopback too), a process and step; ``None``: not recorded
     sent_mb: float | None = None
-    memory_mb: float | None = None
-    state_mb: float | None = None
-    spread: float = 0.0
+    memory_mb: float | None = None  # a process's peak
+    state_mb: float | None = None  # weights, gradients and optimizer state of the students, by process
+    spread: float = 0.0  # of its steps, as a share of the median: half of what two thirds of them lie within
 
     def slower(self) -> "Reading":
         """The same run, all of it longer by its steps' spread."""
@@ -85,15 +74,10 @@ def fit_line(points: Sequence[tuple[float, float]]) -> Line:
 
 @dataclass(frozen=True)
 class Ring:
-    """A ring of processes or machines.
+    """A ring of processes or machines."""
 
-    Attributes:
-        alpha_ms: of a message.
-        ms_per_mb: of what one sends.
-    """
-
-    alpha_ms: float
-    ms_per_mb: float
+    alpha_ms: float  # of a message
+    ms_per_mb: float  # of what one sends
 
     def pass_ms(self, members: int, mb: float) -> float:
         """One pass of ``mb`` around: an all-reduce is two."""
@@ -114,15 +98,10 @@ def fit_ring(times: Sequence[tuple[int, float, float]]) -> Ring:
 
 @dataclass(frozen=True)
 class Talk:
-    """What of a strategy's communication shows.
+    """What of a strategy's communication shows."""
 
-    Attributes:
-        overlap: share of the backward pass behind which it hides.
-        fixed_ms: that it costs beside (pieces, waiting for the slowest).
-    """
-
-    overlap: float
-    fixed_ms: float
+    overlap: float  # share of the backward pass behind which it hides
+    fixed_ms: float  # that it costs beside (pieces, waiting for the slowest)
 
     def shown(self, ring_ms: float, backward_ms: float) -> float:
         """Ms a step."""
@@ -153,43 +132,26 @@ def serial_part(times: Sequence[tuple[int, float]]) -> float:
 
 @dataclass(frozen=True)
 class Network:
-    """Between machines.
+    """Between machines."""
 
-    Attributes:
-        gbit: a second, that one machine sends.
-        given: by the user; else it is taken for granted, and the band holds half and double of it.
-        latency_ms: of a message, taken for granted.
-    """
-
-    gbit: float = 100.0
-    given: bool = False
-    latency_ms: float = 0.05
+    gbit: float = 100.0  # a second, that one machine sends
+    given: bool = False  # by the user; else it is taken for granted, and the band holds half and double of it
+    latency_ms: float = 0.05  # of a message, taken for granted
 
 
 @dataclass(frozen=True)
 class Model:
-    """A recipe with one strategy.
+    """A recipe with one strategy."""
 
-    Attributes:
-        strategy: a key of :data:`PASSES`.
-        rates: by part, of one process on a full machine.
-        ring: inside a machine.
-        talk: what of it shows.
-        gradient_mb: of all students.
-        processes: of a full machine.
-        error: worst of the model against what was measured, as a share; ``None``: unknown, with no more
-            readings than parameters.
-        shaken: the same, fitted with one reading longer by its steps' spread.
-    """
-
-    strategy: str
-    rates: dict[str, Line]
-    ring: Ring
-    talk: Talk
-    gradient_mb: float
-    processes: int
+    strategy: str  # a key of :data:`PASSES`
+    rates: dict[str, Line]  # by part, of one process on a full machine
+    ring: Ring  # inside a machine
+    talk: Talk  # what of it shows
+    gradient_mb: float  # of all students
+    processes: int  # of a full machine
+    # worst of the model against what was measured, as a share; ``None``: unknown, with no more readings than parameters
     error: float | None
-    shaken: tuple["Model", ...] = ()
+    shaken: tuple["Model", ...] = ()  # the same, fitted with one reading longer by its steps' spread
 
     def compute_ms(self, batch: float) -> float:
         """What a process does by itself."""

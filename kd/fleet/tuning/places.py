@@ -44,15 +44,10 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class Slot:
-    """A share of this machine.
+    """A share of this machine."""
 
-    Attributes:
-        cores: numbers of its CPU cores; empty where they can't be dealt.
-        gpus: numbers of its GPUs.
-    """
-
-    cores: tuple[int, ...]
-    gpus: tuple[str, ...]
+    cores: tuple[int, ...]  # numbers of its CPU cores; empty where they can't be dealt
+    gpus: tuple[str, ...]  # numbers of its GPUs
 
     def variables(self) -> dict[str, str]:
         """For the process's environment."""
@@ -89,12 +84,8 @@ def gpus_of(accelerator: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Share:
-    """What a trial has of a cluster.
+    """What a trial has of a cluster."""
 
-    Attributes:
-        cores: CPU cores; None: as many as each trial can have where all GPUs are used, one without GPUs.
-        gpus: GPUs; None: one where runs may use them and the cluster has some.
-    """
-
+    # CPU cores; None: as many as each trial can have where all GPUs are used, one without GPUs
     cores: int | None = None
-    gpus: int | None = None
+    gpus: int | None = None  # GPUs; None: one where runs may use them and the cluster has some

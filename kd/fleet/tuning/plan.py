@@ -34,15 +34,10 @@ KEYS = ("trials", "jobs", "hours", "trial_hours", "objective", "sampler", "prune
 
 @dataclass(frozen=True)
 class Objective:
-    """A number that a run reports, and whether more of it is better.
+    """A number that a run reports, and whether more of it is better."""
 
-    Attributes:
-        name: ``val/acc1``, or one of :data:`OF_THE_SUMMARY`.
-        maximize: more is better.
-    """
-
-    name: str
-    maximize: bool
+    name: str  # ``val/acc1``, or one of :data:`OF_THE_SUMMARY`
+    maximize: bool  # more is better
 
     @property
     def direction(self) -> str:
@@ -64,37 +59,21 @@ class Objective:
 
 @dataclass(frozen=True)
 class Plan:
-    """A search.
+    """A search."""
 
-    Attributes:
-        items: the command line of a run without what is searched.
-        config: its resolved settings.
-        space: what is searched.
-        objectives: the first one decides which trials are stopped early.
-        trials: in all, of all machines.
-        jobs: at a time, on this machine; or a trial's share of a Ray cluster.
-        hours: of this command; None for as long as it takes.
-        trial_hours: of each trial, after which it has failed; likewise.
-        sampler: who chooses the values.
-        pruner: who stops trials early.
-        folder: of the search.
-        confirm: fresh seeds for the winner and the default.
-        revive: a stopped trial to be trained to its end (its number, or ``best``).
-    """
-
-    items: list[str]
-    config: dict[str, Any]
-    space: SearchSpace
-    objectives: tuple[Objective, ...]
-    trials: int
-    jobs: int | Share
-    hours: float | None
-    trial_hours: float | None
-    sampler: str
-    pruner: str
-    folder: Path
-    confirm: int
-    revive: str | None
+    items: list[str]  # the command line of a run without what is searched
+    config: dict[str, Any]  # its resolved settings
+    space: SearchSpace  # what is searched
+    objectives: tuple[Objective, ...]  # the first one decides which trials are stopped early
+    trials: int  # in all, of all machines
+    jobs: int | Share  # at a time, on this machine; or a trial's share of a Ray cluster
+    hours: float | None  # of this command; None for as long as it takes
+    trial_hours: float | None  # of each trial, after which it has failed; likewise
+    sampler: str  # who chooses the values
+    pruner: str  # who stops trials early
+    folder: Path  # of the search
+    confirm: int  # fresh seeds for the winner and the default
+    revive: str | None  # a stopped trial to be trained to its end (its number, or ``best``)
 
     @property
     def wants_latency(self) -> bool:

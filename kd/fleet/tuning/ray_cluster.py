@@ -112,13 +112,9 @@ class RayRun:
 
 @dataclass(frozen=True)
 class RayPlace:
-    """A share of the cluster.
+    """A share of the cluster."""
 
-    Attributes:
-        share: what of it.
-    """
-
-    share: Share
+    share: Share  # what of it
 
     def start(self, items: Sequence[str], log: Path, owner: IO[str] | None = None) -> RayRun:
         """See :meth:`Place.start`; the run's lock is one of its own machine's."""

@@ -94,21 +94,13 @@ def row(trial: "optuna.trial.FrozenTrial", plan: Plan, keys: list[str]) -> list[
 
 @dataclass(frozen=True)
 class Confirmation:
-    """The winner and the default on the same fresh seeds.
+    """The winner and the default on the same fresh seeds."""
 
-    Attributes:
-        objective: name of the number.
-        maximize: more of it is better.
-        seeds: used.
-        best: of the winner, by seed.
-        default: of the recipe without the search, by seed.
-    """
-
-    objective: str
-    maximize: bool
-    seeds: tuple[int, ...]
-    best: tuple[float, ...]
-    default: tuple[float, ...]
+    objective: str  # name of the number
+    maximize: bool  # more of it is better
+    seeds: tuple[int, ...]  # used
+    best: tuple[float, ...]  # of the winner, by seed
+    default: tuple[float, ...]  # of the recipe without the search, by seed
 
     def interval(self) -> tuple[float, float]:
         """Mean difference (winner - default) and half of its 95 % interval, paired by seed."""

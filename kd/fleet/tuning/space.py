@@ -16,21 +16,13 @@ FORMS = "[a, b, c] a choice, 1..8 integers, 0.1..0.9 any number between, log:1e-
 
 @dataclass(frozen=True)
 class Space:
-    """The values of one key.
+    """The values of one key."""
 
-    Attributes:
-        key: of the configuration.
-        choices: any values; None for a range.
-        low: the least value of a range.
-        high: the largest; both are integers or both are floats.
-        log: even on a logarithmic scale.
-    """
-
-    key: str
-    choices: tuple[Any, ...] | None = None
-    low: float = 0
-    high: float = 0
-    log: bool = False
+    key: str  # of the configuration
+    choices: tuple[Any, ...] | None = None  # any values; None for a range
+    low: float = 0  # the least value of a range
+    high: float = 0  # the largest; both are integers or both are floats
+    log: bool = False  # even on a logarithmic scale
 
     @property
     def integer(self) -> bool:
@@ -138,14 +130,10 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """All spaces of a search.
+    """All spaces of a search."""
 
-    Attributes:
-        spaces: in the order in which they are chosen: a key before those below it.
-        below: key -> (the key above it that is searched too, the choices of it under which the key exists).
-    """
-
-    spaces: tuple[Space, ...]
+    spaces: tuple[Space, ...]  # in the order in which they are chosen: a key before those below it
+    # key -> (the key above it that is searched too, the choices of it under which the key exists)
     below: dict[str, tuple[str, tuple[int, ...]]]
 
     def suggest(self, trial: "optuna.Trial") -> dict[str, Any]:

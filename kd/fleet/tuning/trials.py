@@ -61,32 +61,19 @@ def _locked(path: Path) -> IO[str] | None:
 
 @dataclass
 class Job:
-    """A run of the search.
+    """A run that is going on for the search."""
 
-    Attributes:
-        folder: its own; the run's folder lies below.
-        recipe: the recipe's name.
-        slot: where it runs.
-        owner: its lock.
-        process: None where the run had ended before.
-        items: its command line, to be begun again where its machine went.
-        stopped: why the search stopped it, if it did.
-        stopped_at: when.
-        patience_s: how long it may take to save and end.
-        timed: its student's speed is being measured, or was.
-    """
-
-    folder: Path
-    recipe: str
-    slot: Place
-    owner: Owner
-    process: Process | None = None
-    items: Sequence[str] = ()
+    folder: Path  # its own; the run's folder lies below
+    recipe: str  # the recipe's name
+    slot: Place  # where it runs
+    owner: Owner  # its lock
+    process: Process | None = None  # None where the run had ended before
+    items: Sequence[str] = ()  # its command line, to be begun again where its machine went
     lost: int = 0
-    stopped: str = ""
-    stopped_at: float = 0.0
-    patience_s: float = field(default_factory=lambda: KILL_S)
-    timed: bool = False
+    stopped: str = ""  # why it was told to stop, if it was
+    stopped_at: float = 0.0  # when
+    patience_s: float = field(default_factory=lambda: KILL_S)  # how long it may take to save and end
+    timed: bool = False  # its student's speed is being measured, or was
     began: float = field(default_factory=time.monotonic)
 
     @property

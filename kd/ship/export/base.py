@@ -34,34 +34,21 @@ class Runtime(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """What a format writes.
+    """What a format writes."""
 
-    Attributes:
-        prepared: the student with its preprocessing, on the CPU.
-        student: the student alone.
-        manifest: what the export says of itself.
-        weights: the run's ``student.safetensors``.
-        calibration: for int8.
-    """
-
-    prepared: "Prepared"
-    student: "nn.Module"
-    manifest: Manifest
-    weights: Path
-    calibration: Calibration
+    prepared: "Prepared"  # the student with its preprocessing, on the CPU
+    student: "nn.Module"  # the student alone
+    manifest: Manifest  # what the export says of itself
+    weights: Path  # the run's ``student.safetensors``
+    calibration: Calibration  # for int8
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an export must keep.
+    """What an export must keep."""
 
-    Attributes:
-        agreement: of a float export: share of answers that are the student's own, in 0..1.
-        drop: of an int8 export: how much of the task's main metric it may lose, in 0..1.
-    """
-
-    agreement: float = 0.999
-    drop: float = 0.01
+    agreement: float = 0.999  # of a float export: share of answers that are the student's own, in 0..1
+    drop: float = 0.01  # of an int8 export: how much of the task's main metric it may lose, in 0..1
 
 
 class Format(ABC):

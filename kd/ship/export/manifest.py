@@ -34,33 +34,21 @@ class Manifest:
     A picture is scaled so that its centre crop of ``size`` keeps ``crop_ratio`` of it, and goes in as uint8 RGB; what
     follows (scaling to the model's own size, normalisation) is inside the exported graph.
 
-    Attributes:
-        task: what the answer is: logits of one class a picture, of several labels, of a class for every pixel, or
-            features.
-        arch: the timm architecture.
-        classes: names by class id; empty for features.
-        size: height and width of the input in pixels.
-        crop_ratio: share of the scaled picture that the centre crop keeps, in (0, 1].
-        layout: ``nhwc`` (N, H, W, 3) or ``nchw`` (N, 3, H, W).
-        mean: per channel, of values in 0..1, as the graph applies it.
-        std: likewise.
-        format: the export's format.
-        int8: whether weights and activations are quantised.
-
     Raises:
         ValueError: a value that no export has; a file from elsewhere may say anything.
     """
 
+    # what the answer is: logits of one class a picture, of several labels, of a class for every pixel, or features
     task: TaskKind
-    arch: str
-    classes: list[str]
-    size: tuple[int, int]
-    crop_ratio: float
-    layout: Layout
-    mean: list[float]
-    std: list[float]
-    format: str
-    int8: bool = False
+    arch: str  # the timm architecture
+    classes: list[str]  # names by class id; empty for features
+    size: tuple[int, int]  # height and width of the input in pixels
+    crop_ratio: float  # share of the scaled picture that the centre crop keeps, in (0, 1]
+    layout: Layout  # ``nhwc`` (N, H, W, 3) or ``nchw`` (N, 3, H, W)
+    mean: list[float]  # per channel, of values in 0..1, as the graph applies it
+    std: list[float]  # likewise
+    format: str  # the export's format
+    int8: bool = False  # whether weights and activations are quantised
 
     def __post_init__(self) -> None:
         words = [self.arch, *self.classes] if isinstance(self.classes, list) else [None]

@@ -16,17 +16,11 @@ from kd.errors import UserError
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """Opens an export in the other process.
+    """Opens an export in the other process."""
 
-    Attributes:
-        to: its format.
-        file: what the format opens.
-        threads: of the runtime.
-    """
-
-    to: str
-    file: Path
-    threads: int
+    to: str  # its format
+    file: Path  # what the format opens
+    threads: int  # of the runtime
 
     def __call__(self) -> Callable[[np.ndarray], object]:
         """The runtime."""

@@ -24,27 +24,16 @@ Elsewhere = Callable[..., Awaitable[list[Upload]]]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes.
+    """What a server takes."""
 
-    Attributes:
-        max_batch: pictures that the model runs at a time.
-        max_wait_ms: so long a batch waits for company.
-        queue: pictures, and requests, that are answered at a time.
-        timeout_s: of a request, from its first byte to its answer.
-        max_upload_mb: of a request's body; 16 times as much of all bodies together.
-        max_pixels: of a decoded picture.
-        max_pictures: of a request.
-        decoders: threads that decode.
-    """
-
-    max_batch: int = 16
-    max_wait_ms: float = 2.0
-    queue: int = 512
-    timeout_s: float = 30.0
-    max_upload_mb: float = 16.0
-    max_pixels: int = 40_000_000
-    max_pictures: int = 32
-    decoders: int = 2
+    max_batch: int = 16  # pictures that the model runs at a time
+    max_wait_ms: float = 2.0  # so long a batch waits for company
+    queue: int = 512  # pictures, and requests, that are answered at a time
+    timeout_s: float = 30.0  # of a request, from its first byte to its answer
+    max_upload_mb: float = 16.0  # of a request's body; 16 times as much of all bodies together
+    max_pixels: int = 40_000_000  # of a decoded picture
+    max_pictures: int = 32  # of a request
+    decoders: int = 2  # threads that decode
 
 
 class Refused(Exception):
