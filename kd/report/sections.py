@@ -10,7 +10,6 @@ from kd.report.explained import Explained
 from kd.report.facts import Facts
 from kd.report.faithful import faithful
 from kd.report.input_costs import input_costs
-from kd.report.job import cost_by_group
 from kd.report.learning import headline, learning
 from kd.report.metric import told
 from kd.report.records import PHASES, Run, percentile
@@ -30,7 +29,7 @@ def report(explained: Explained) -> list[dict[str, Any]]:
     sections = [
         headline(facts),
         _cards(facts),
-        cost_by_group(facts),
+        _cost_by_group(facts),
         notes(run),
         *([] if done else speed),
         *learning(facts),
@@ -140,6 +139,31 @@ def _duration(seconds: float | None) -> str:
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.2f} h"
+
+
+def _cost_by_group(facts: Facts) -> dict[str, Any] | None:
+    """A table of the groups, their machines, prices and costs; None for a run that was not sent by ``kd-launch``.
+
+    The hours are those that the place has counted (start-up and waiting for data too), else the run's own.
+    """
+    job = facts.run.job
+    groups = [group for group in job.get("groups") or [] if isinstance(group, dict) and "machines" in group]
+    if not groups:
+        return None
+    hours = job.get("hours") or facts.hours
+    rows, total = [], 0.0
+    for group in groups:
+        price = group.get("price_per_hour")
+        cost = price * hours if price is not None and hours else None
+        total += cost or 0.0
+        shown = ["" if value is None else f"{value:.4g}" for value in (price, hours, cost)]
+        rows.append([str(group.get("name", "")), str(group["machines"]), *shown])
+    if len(rows) > 1 and total:
+        rows.append(["all", "", "", "", f"{total:.4g}"])
+    billed = f"; billed: {job['billed_hours']:.4g} h" if job.get("billed_hours") else ""
+    title = f"Machines and cost ({job.get('target', 'kd-launch')}, job {job.get('job', '')}{billed})"
+    return {"kind": "table", "title": title, "columns": ["group", "machines", "price an hour", "hours", "cost"],
+            "rows": rows, "empty": ""}  # fmt: skip
 
 
 def notes(run: Run) -> dict[str, Any] | None:
