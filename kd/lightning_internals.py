@@ -10,8 +10,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 from pytorch_lightning.trainer.connectors import data_connector
 
-CSVWriter = _ExperimentWriter
-"""Writes a CSVLogger's file."""
+CSVWriter = _ExperimentWriter  # Writes a CSVLogger's file
 
 
 def trainer_of(module: LightningModule) -> Trainer | None:

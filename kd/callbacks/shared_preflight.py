@@ -15,8 +15,7 @@ from kd.storage.checkpoints import write_whole
 from kd.tasks.fidelity import KeptLogits
 from kd.teachers import dtype_for
 
-FOLDER = "KD_PREFLIGHT"
-"""The environment's name for the folder; without it nothing is kept."""
+FOLDER = "KD_PREFLIGHT"  # The environment's name for the folder; without it nothing is kept
 
 
 @dataclass

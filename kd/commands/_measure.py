@@ -30,8 +30,7 @@ from kd.tasks import Task
 from kd.tasks.fidelity import Fidelity
 from kd.teachers import Teacher, build_teacher
 
-Found = tuple[nn.Module, Prepare, list[str], DistillationDataModule]
-"""A model, its input, its classes, the data."""
+Found = tuple[nn.Module, Prepare, list[str], DistillationDataModule]  # A model, its input, its classes, the data
 
 
 @dataclass(frozen=True)

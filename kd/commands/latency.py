@@ -49,14 +49,14 @@ def run(request: Request) -> int:
     from kd.report.explained import Explained
     from kd.report.html import write_report
     from kd.report.records import read_run
-    from kd.run.own_keys import positive, take
+    from kd.run.own_keys import positive, take, whole_numbers
     from kd.run.quiet import quiet_libraries
     from kd.storage.checkpoints import write_whole
 
     quiet_libraries()
     own = take(request, "runtime", "batch", "threads", "seconds")
-    batches = _numbers(own, "batch", [1, 8, 64])
-    threads = _numbers(own, "threads", sorted({1, cores()}))
+    batches = whole_numbers(own, "batch", "1,8,64")  # ascending: memory's peak is that of the batches so far
+    threads = whole_numbers(own, "threads", f"1,{cores()}")
     seconds = positive("seconds", own.get("seconds", "1"), 3600)
     opened = open_run(request, ("runtime", "batch", "threads", "seconds"))
     items = [request.rest[0], *request.overrides, *request.trusted]
@@ -73,13 +73,6 @@ def run(request: Request) -> int:
         write_report(Explained(read_run(opened.folder)), page)
     print(f"written to {file}{f' and {page}' if page.is_file() else ''}")
     return 0
-
-
-def _numbers(own: dict[str, str], key: str, default: list[int]) -> list[int]:
-    words = own[key].split(",") if key in own else [str(n) for n in default]
-    if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
-        raise UserError(f"{key}: must be whole numbers > 0 with commas between, got '{own[key]}'")
-    return sorted({int(word) for word in words})  # ascending: memory's peak is that of the batches so far
 
 
 def _runtimes(run: Path, asked: str | None, trust: bool) -> dict[str, dict[str, Any]]:

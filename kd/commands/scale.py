@@ -1,12 +1,13 @@
 """``kd-scale``: how a recipe scales, measured here and predicted for more machines."""
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError
-from kd.run.own_keys import take, whole_number
+from kd.run.own_keys import positive, take, whole_number, whole_numbers
 from kd.run.request import Request
 from kd.storage.run_urls import folder_of_runs
 
@@ -35,17 +36,15 @@ def run(request: Request) -> int:
     if request.rest:
         raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, recipes recipe=NAME")
     own = take(request, "processes", "strategies", "steps", "machines", "network")
-    processes = _counts("processes", own.get("processes", "1,2"))
+    processes = whole_numbers(own, "processes", "1,2")
     if processes[0] != 1:
         processes = [1, *processes]
     if len(processes) < 2:
         raise UserError("processes: more than one, as in processes=1,2,4")
-    machines = _counts("machines", own.get("machines", "2,4,8"))
+    machines = whole_numbers(own, "machines", "2,4,8")
     strategies = _strategies(own.get("strategies", "ddp"))
-    steps = whole_number(own, "steps", 30)
-    if steps < 5:
-        raise UserError(f"steps: must be a whole number >= 5, got '{steps}'")
-    gbit = _gbit(own["network"]) if "network" in own else None
+    steps = whole_number(own, "steps", 30, low=5)
+    gbit = positive("network", own["network"], math.inf) if "network" in own else None
     from kd.run.parser import KDCLI
     from kd.run.quiet import quiet_libraries
     from kd.run.train_first import teacher_settings
@@ -100,29 +99,12 @@ def _measure(
     return 0
 
 
-def _counts(key: str, text: str) -> list[int]:
-    words = text.strip("[]").replace(" ", "").split(",")
-    if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
-        raise UserError(f"{key}: must be whole numbers > 0 with commas, got '{text}'")
-    return sorted({int(word) for word in words})
-
-
 def _strategies(text: str) -> list[str]:
     names = text.strip("[]").replace(" ", "").split(",")
     wrong = [name for name in names if name not in ("ddp", "zero", "fsdp")]
     if wrong:
         raise UserError(f"strategies: ddp, zero and fsdp are measured, got '{wrong[0]}'")
     return list(dict.fromkeys(["ddp", *names]))
-
-
-def _gbit(text: str) -> float:
-    try:
-        gbit = float(text)
-    except ValueError:
-        gbit = 0.0
-    if not 0 < gbit < float("inf"):
-        raise UserError(f"network: must be a number of Gbit/s > 0, got '{text}'")
-    return gbit
 
 
 def _batch(config: dict[str, Any], processes: list[int]) -> int:

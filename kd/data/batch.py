@@ -14,8 +14,7 @@ IMAGE = ("image", "images", "pixel_values")
 TARGET = ("target", "targets", "label", "labels")
 
 
-HIGHEST = 20.0
-"""Of float pictures: normalised ones stay below it, also with a small standard deviation."""
+HIGHEST = 20.0  # Of float pictures: normalised ones stay below it, also with a small standard deviation
 
 
 Target = int | list[int] | Tensor

@@ -21,11 +21,9 @@ from filelock import FileLock
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter
 from tqdm import tqdm
 
-VERSION = "v1"
-"""Part of the data folder's name; to be raised whenever a change alters the pictures."""
+VERSION = "v1"  # Part of the data folder's name; to be raised whenever a change alters the pictures
 
-SIZE = 80
-"""Side of a picture in pixels: room for random crops, small enough to draw thousands in seconds."""
+SIZE = 80  # Side of a picture in pixels: room for random crops, small enough to draw thousands in seconds
 
 _CANVAS = 2 * SIZE
 _SPREAD = 0.2  # how far pose, light, focus and clutter vary, 0 .. 1; low, so that a small ViT learns in two minutes

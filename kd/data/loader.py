@@ -18,8 +18,7 @@ from kd.errors import NO_SHARED_MEMORY, RunError
 # say who sent a signal, so a worker there could not be ended by its own process: nothing is held back there.
 HELD_BACK = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP} if hasattr(signal, "sigwaitinfo") else set[signal.Signals]()
 
-Made = TypeVar("Made")
-"""A batch."""
+Made = TypeVar("Made")  # A batch
 
 
 class Loader(DataLoader):

@@ -8,8 +8,7 @@ from torch.utils.data import Sampler
 Key = tuple[int, int]
 """(index, view): what the data set is asked for. The view is the epoch, unless there is a fixed number of views; a
 sample that comes again in an epoch shows another one (:data:`TURN`). It is -1 for padding, see :class:`EvalBatches`."""
-TURN = 2**32
-"""Between the views of a sample's turns in an epoch: more than there are epochs."""
+TURN = 2**32  # Between the views of a sample's turns in an epoch: more than there are epochs
 
 GOLDEN = (5**0.5 - 1) / 2
 """Multiples of it, modulo 1, fill [0, 1) evenly however many there are: no other number's do so more evenly."""

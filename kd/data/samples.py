@@ -15,8 +15,7 @@ from kd.data.sources import Source, Split, fetch, printable
 from kd.data.sources.unlabelled import unlabelled_mask
 from kd.data.transforms import MixPairs, seeded
 
-Sample = tuple[Tensor, Any, Key]
-"""Picture, target (id, ids, or mask), (index, epoch)."""
+Sample = tuple[Tensor, Any, Key]  # Picture, target (id, ids, or mask), (index, epoch)
 
 
 class PictureSet(Dataset[Sample]):

@@ -18,8 +18,7 @@ from kd.data.samples import Collate, PictureSet
 from kd.data.sources import Source, Split
 from kd.data.transforms import Augment, EvalView, MixPairs, train_transform
 
-Finish = Callable[[Batch], Batch]
-"""Makes the views of a packed batch on the device."""
+Finish = Callable[[Batch], Batch]  # Makes the views of a packed batch on the device
 
 
 @dataclass

@@ -12,8 +12,7 @@ from kd.models.taps import Taps, TapSpec, tap_shapes
 from kd.teachers import FrozenTeacher, Teacher
 from kd.teachers.answer import ALL, Answer, Layer
 
-Read = Callable[[list[str], str], list[Tensor]]
-"""Gives the student's features, by layers and form."""
+Read = Callable[[list[str], str], list[Tensor]]  # Gives the student's features, by layers and form
 
 
 class Looks:

@@ -14,8 +14,7 @@ from kd.distill.student import Student
 from kd.optim import Pace, Together
 from kd.teachers.answer import Answer, Wanted
 
-ONLY = "student"
-"""The name of a single student among its run's parameters; it is logged without one."""
+ONLY = "student"  # The name of a single student among its run's parameters; it is logged without one
 
 
 class Students(nn.ModuleDict):

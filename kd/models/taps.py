@@ -13,14 +13,11 @@ from torch import Tensor, nn
 
 from kd.errors import UserError
 
-PRELOGITS = "prelogits"
-"""The name of the classifier's input, which is no module of its own in most models."""
+PRELOGITS = "prelogits"  # The name of the classifier's input, which is no module of its own in most models
 
-MAPS = "maps"
-"""The name of whichever layer gives a model's last map, before its classifier."""
+MAPS = "maps"  # The name of whichever layer gives a model's last map, before its classifier
 
-TRIAL = 2
-"""Pictures of the forward that finds the layers' shapes."""
+TRIAL = 2  # Pictures of the forward that finds the layers' shapes
 
 Size = tuple[int, int]
 

@@ -15,8 +15,7 @@ from kd.report.rules import RULES
 from kd.report.step_facts import mean
 from kd.report.verdict import NAMES
 
-Values = dict[tuple[str, ...], float]
-"""By the values of a gauge's labels; of one without labels by ``()``."""
+Values = dict[tuple[str, ...], float]  # By the values of a gauge's labels; of one without labels by ``()``
 HEALTH = ("grad_norm", "update_ratio", "agreement", "teacher_entropy")
 MB = 2**20
 

@@ -1,7 +1,6 @@
 """Validation metrics by name: which way is better, and how a person reads them."""
 
-PROBE = ("knn1", "probe1")
-"""Accuracy of features: of their 20 nearest neighbours, and of a ridge probe."""
+PROBE = ("knn1", "probe1")  # Accuracy of features: of their 20 nearest neighbours, and of a ridge probe
 
 COSTS = ("params", "step_ms_median", "peak_memory_mb", "wall_s", "latency_ms")
 """Numbers of a run other than its validation metrics of which less is better."""

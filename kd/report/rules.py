@@ -19,8 +19,7 @@ from kd.report.step_facts import mean, part
 from kd.report.verdict import FEWEST, swing
 
 Found = list[Finding | None]
-Thresholds = Mapping[str, float | Mapping[str, float]]
-"""By rule and argument, or by ``<rule>.<argument>``."""
+Thresholds = Mapping[str, float | Mapping[str, float]]  # By rule and argument, or by ``<rule>.<argument>``
 
 RULES: dict[str, Callable[..., Finding | None]] = {
     "CPUBottleneck": machine_rules.cpu_bottleneck, "IOBottleneck": machine_rules.io_bottleneck,

@@ -1,5 +1,8 @@
 """A command's own ``key=value`` items. Imports nothing heavy."""
 
+import re
+from collections.abc import Mapping
+
 from kd.errors import UserError
 from kd.run.request import Request
 
@@ -11,12 +14,21 @@ def take(request: Request, *keys: str) -> dict[str, str]:
     return own
 
 
-def whole_number(own: dict[str, str], key: str, default: int) -> int:
-    """A positive whole number of a command's own keys."""
-    text = own.get(key, str(default))
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise UserError(f"{key}: must be a whole number > 0, got '{text}'")
+def whole_number(own: Mapping[str, object], key: str, default: int, low: int = 1, high: int | None = None) -> int:
+    """A whole number of a command's own keys, from ``low`` to ``high``."""
+    text = str(own.get(key, default))
+    if not (re.fullmatch(r"\d{1,9}", text, re.ASCII) and low <= int(text) <= (high or int(text))):
+        allowed = f"from {low} to {high}" if high else f">= {low}"
+        raise UserError(f"{key}: must be a whole number {allowed}, got '{text}'")
     return int(text)
+
+
+def whole_numbers(own: Mapping[str, str], key: str, default: str) -> list[int]:
+    """Several positive whole numbers with commas between, sorted."""
+    words = own.get(key, default).strip("[]").replace(" ", "").split(",")
+    if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
+        raise UserError(f"{key}: must be whole numbers > 0 with commas between, got '{own[key]}'")
+    return sorted({int(word) for word in words})
 
 
 def positive(key: str, text: str, below: float = 1e6) -> float:

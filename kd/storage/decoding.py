@@ -13,8 +13,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 MAX_PIXELS = 200_000_000
-LONGEST = 8
-"""Of a picture scaled to more than so many times its centre crop, the middle alone is scaled."""
+LONGEST = 8  # Of a picture scaled to more than so many times its centre crop, the middle alone is scaled
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF", "JPEG2000")  # EPS would start Ghostscript
 
 

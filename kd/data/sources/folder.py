@@ -11,8 +11,7 @@ from kd.errors import UserError
 from kd.storage.objects import is_url
 
 KEY = "data.source.root"
-VALIDATION = ("val", "valid", "validation", "test")
-"""What validation pictures go by elsewhere: the first that is there."""
+VALIDATION = ("val", "valid", "validation", "test")  # What validation pictures go by elsewhere: the first that is there
 
 
 class ImageFolder(Source):

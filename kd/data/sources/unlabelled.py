@@ -14,8 +14,7 @@ from kd.data.sources.places import IMAGE_SUFFIXES, pictures_below, place_of
 from kd.errors import UserError
 from kd.storage.objects import is_url
 
-DRAWN = (5, 2)
-"""Pictures of each kind of food that are drawn to train on and to validate with."""
+DRAWN = (5, 2)  # Pictures of each kind of food that are drawn to train on and to validate with
 
 
 class Pictures(Source):

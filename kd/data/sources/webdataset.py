@@ -33,8 +33,7 @@ MOST_SHARDS = 1_000_000
 MAX_LABEL = 2**20  # bytes of a member that holds a label
 CAPTIONS = 0.5  # texts of which more than this share are different, and many, name no classes
 
-Sample = tuple[str, int, int, str | None]
-"""Name in the shard, the picture's first byte and its size, the label."""
+Sample = tuple[str, int, int, str | None]  # Name in the shard, the picture's first byte and its size, the label
 
 
 @dataclass

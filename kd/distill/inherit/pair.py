@@ -7,8 +7,7 @@ from timm.layers import GluMlp, Mlp, PatchEmbed, RmsNorm, SwiGLU
 from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import Tensor, nn
 
-ViT: TypeAlias = Any
-"""A timm VisionTransformer: torch types its blocks as bare modules."""
+ViT: TypeAlias = Any  # A timm VisionTransformer: torch types its blocks as bare modules
 
 FIRST_LAYERS = {Mlp: (("fc1", 1),), GluMlp: (("fc1", 2),), SwiGLU: (("fc1_g", 1), ("fc1_x", 1))}
 """Of each kind of MLP: the layers that make its hidden units, and how many of their outputs make one."""

@@ -124,17 +124,6 @@ class Job:
             raise UserError(f"{key}: must be given ({key}={example})")
         return value
 
-    def whole(self, key: str, default: int, most: int) -> int:
-        """The whole number that a key of this place gives, from 1.
-
-        Raises:
-            UserError: it is none, or above ``most``.
-        """
-        text = self.own.get(key, str(default))
-        if not (re.fullmatch(r"\d{1,9}", text, re.ASCII) and 1 <= int(text) <= most):
-            raise UserError(f"{key}: must be a whole number from 1 to {most}, got '{text}'")
-        return int(text)
-
 
 def read_job(request: Request, own: dict[str, str]) -> Job:
     """Checks a command line of ``kd-launch``.

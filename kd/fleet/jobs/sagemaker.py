@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from botocore.model import ServiceModel
 
 POLL_S = 20
-METRIC = r"(?:^|\s){name} (-?[0-9.]+(?:e[+-]?[0-9]+)?)"
-"""A value in the line that ``kd-train`` prints after each epoch."""
+METRIC = r"(?:^|\s){name} (-?[0-9.]+(?:e[+-]?[0-9]+)?)"  # A value in the line that ``kd-train`` prints after each epoch
 
 
 class SageMaker:

@@ -14,6 +14,7 @@ from kd.fleet.jobs.job import Job, Machines
 from kd.fleet.jobs.program import Tail, ask, need
 from kd.fleet.jobs.shared_folder import command, fetched, refuse_spot
 from kd.fleet.jobs.target import Outcome
+from kd.run.own_keys import whole_number
 
 POLL_S = 10
 OPTIONS = ("partition", "account", "qos", "mem", "constraint")
@@ -116,7 +117,8 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
             f"{key}: SLURM knows no '{machines.type}'; say what each machine has (4xgpu:8, 2xa100:8, 1xcpu:16)"
         )
     kind, count = machines.parts
-    cores = job.whole("cpus_per_task", max(1, count // processes) if kind == "cpu" else CORES, 10_000)
+    usual = max(1, count // processes) if kind == "cpu" else CORES
+    cores = whole_number(job.own, "cpus_per_task", usual, high=10_000)
     lines = [f"--nodes={machines.count}", f"--ntasks-per-node={processes}", f"--cpus-per-task={cores}"]
     if kind != "cpu":
         lines.append(f"--gpus-per-node={'' if kind == 'gpu' else kind + ':'}{count}")

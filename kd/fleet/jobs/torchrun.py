@@ -13,6 +13,7 @@ from kd.fleet.jobs.job import Job
 from kd.fleet.jobs.program import Tail, need
 from kd.fleet.jobs.shared_folder import command, fetched, refuse_spot
 from kd.fleet.jobs.target import Outcome
+from kd.run.own_keys import whole_number
 
 POLL_S = 0.5
 SCRIPT = """\
@@ -50,7 +51,7 @@ class Torchrun:
         shared = {"name": job.name, "here": shlex.quote(str(Path.cwd())), "python": shlex.quote(sys.executable),
                   "command": command(job)}  # fmt: skip
         where = f"on each of {', '.join(hosts)}" if hosts else "on this machine"
-        port = job.whole("port", 29500, 65535) if hosts else 0
+        port = whole_number(job.own, "port", 29500, high=65535) if hosts else 0
         tier = f" KD_DATA_NODES={len(data_hosts)} RAY_AUTH_TOKEN={job.secret}" if data_hosts else ""
         files = {"train.sh": SCRIPT.format(
             **shared, what=where, nodes=job.machines.count, processes=job.processes or "gpu",

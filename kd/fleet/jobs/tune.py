@@ -24,6 +24,7 @@ from kd.fleet.jobs.sagemaker import (
 from kd.fleet.jobs.target import Outcome
 from kd.fleet.tuning.plan import Plan, plan
 from kd.fleet.tuning.space import Space, item
+from kd.run.own_keys import take, whole_number
 from kd.run.request import Request
 
 if TYPE_CHECKING:
@@ -46,8 +47,7 @@ def planned(request: Request) -> tuple[Plan, int]:
     foreign = next((item for item in request.overrides if item.startswith(NOT_THERE)), None)
     if foreign:
         raise UserError(f"{foreign.split('=')[0]}: SageMaker's tuning has no such thing; kd-tune has")
-    jobs = [item.split("=", 1)[1] for item in request.overrides if item.startswith("jobs=")]
-    request.overrides = [item for item in request.overrides if not item.startswith("jobs=")]
+    jobs = whole_number(take(request, "jobs"), "jobs", 1, high=100)
     request.here = False
     found = plan(request)
     if len(found.objectives) > 1 or not found.objectives[0].name.startswith("val/"):
@@ -57,10 +57,7 @@ def planned(request: Request) -> tuple[Plan, int]:
         raise UserError(f"search.{key}: SageMaker varies every key in every trial; some choices don't have this one")
     if found.sampler not in STRATEGIES:
         raise UserError(f"sampler: SageMaker has {', '.join(STRATEGIES)}, got '{found.sampler}'")
-    text = jobs[-1] if jobs else "1"
-    if not (text.isdigit() and 1 <= int(text) <= 100):
-        raise UserError(f"jobs: must be a whole number from 1 to 100, got '{text}'")
-    return found, int(text)
+    return found, jobs
 
 
 class SageMakerSearch:

@@ -83,17 +83,10 @@ def _slices(study: Study, plan: Plan) -> list[dict[str, Any]]:
             [v, t.values[0], _name(t), best is not None and t.number == best.number]
             for v, t in zip(x, trials, strict=True)
         ]
-        made.append(
-            {
-                "kind": "points",
-                "title": f"{objective.name} over {space.key}",
-                "points": points,
-                "log": space.log,
-                "labels": labels or None,
-                "x_name": space.key.split(".")[-1],
-                "y_name": objective.name,
-            }
-        )
+        made.append({
+            "kind": "points", "title": f"{objective.name} over {space.key}", "points": points, "log": space.log,
+            "labels": labels or None, "x_name": space.key.split(".")[-1], "y_name": objective.name,
+        })  # fmt: skip
     return made
 
 
@@ -149,28 +142,14 @@ def _front(study: Study, plan: Plan) -> list[dict[str, Any]]:
         return []
     first, second = plan.objectives[:2]
     front = {t.number for t in study.best()}
-    points = [
-        [
-            t.values[1],
-            t.values[0],
-            f"{_name(t)}{', on the front' if t.number in front else ''}",
-            t.number == best.number,
-        ]
-        for t in done
-    ]
+    names = [f"{_name(t)}{', on the front' if t.number in front else ''}" for t in done]
+    points = [[t.values[1], t.values[0], name, t.number == best.number] for t, name in zip(done, names, strict=True)]
     numbers = ", ".join(str(n) for n in sorted(front))
-    return [
-        {
-            "kind": "points",
-            "title": f"{first.name} against {second.name}",
-            "points": points,
-            "log": False,
-            "labels": None,
-            "x_name": second.name,
-            "y_name": first.name,
-            "note": f"On the front: trials {numbers}. Marked: {_name(best)}, nearest to the best of each.",
-        }
-    ]
+    return [{
+        "kind": "points", "title": f"{first.name} against {second.name}", "points": points, "log": False,
+        "labels": None, "x_name": second.name, "y_name": first.name,
+        "note": f"On the front: trials {numbers}. Marked: {_name(best)}, nearest to the best of each.",
+    }]  # fmt: skip
 
 
 def _table(study: Study, plan: Plan) -> dict[str, Any]:

@@ -25,8 +25,7 @@ class Process(Protocol):
         """Sends the run a signal."""
 
 
-LOST = 1000
-"""The status of a run whose machine went: nothing is known against the run itself."""
+LOST = 1000  # The status of a run whose machine went: nothing is known against the run itself
 
 
 class Place(Protocol):

@@ -15,6 +15,7 @@ from kd.report.metric import less_is_better
 from kd.run import files
 from kd.run.checks import check_name
 from kd.run.find import folder
+from kd.run.own_keys import positive, whole_number
 from kd.run.parser import KDCLI, build_task
 from kd.run.request import Request
 from kd.run.trust import check_file
@@ -121,19 +122,22 @@ def plan(request: Request) -> Plan:
         raise UserError(f"sampler: a grid needs choices or integers; search.{floats[0]} is neither")
     name = str(given.get("name") or "search")
     check_name(name)
+    hours, trial_hours = (
+        positive(key, str(given[key])) if given.get(key) is not None else None for key in ("hours", "trial_hours")
+    )
     return Plan(
         items=[*items, *overrides],
         config=config,
         space=space,
         objectives=objectives,
-        trials=_count("trials", given.get("trials", 20)),
+        trials=whole_number(given, "trials", 20),
         jobs=_jobs(given),
-        hours=_hours("hours", given.get("hours")),
-        trial_hours=_hours("trial_hours", given.get("trial_hours")),
+        hours=hours,
+        trial_hours=trial_hours,
         sampler=sampler,
         pruner=pruner,
         folder=folder_of_runs(config["runs_dir"], "kd-tune") / config["recipe"] / "tune" / name,
-        confirm=_count("confirm", given.get("confirm", 0), least=0),
+        confirm=whole_number(given, "confirm", 0, low=0),
         revive=str(given["revive"]) if "revive" in given else None,
     )
 
@@ -243,39 +247,17 @@ def _one_of(key: str, value: object, allowed: Sequence[str]) -> str:
     return str(value)
 
 
-def _count(key: str, value: object, least: int = 1) -> int:
-    try:
-        count = int(str(value))
-    except ValueError:
-        count = least - 1
-    if count < least:
-        raise UserError(f"{key} must be a whole number from {least}, got '{value}'")
-    return count
-
-
 def _jobs(given: dict[str, Any]) -> int | Share:
-    share = {key: _count(key, given[key], least=int(key == "cores")) for key in ("cores", "gpus") if key in given}
+    share = {key: whole_number(given, key, 0, low=int(key == "cores")) for key in ("cores", "gpus") if key in given}
     if given.get("jobs") == "ray":
         return Share(**share)
     if share:
         raise UserError(f"{next(iter(share))}: is a trial's share of a cluster (jobs=ray); jobs=K deals this machine's")
-    jobs = _count("jobs", given.get("jobs", 1))
+    jobs = whole_number(given, "jobs", 1)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if jobs > cores:
         raise UserError(f"jobs: {jobs} trials at a time can't have a core each of {cores}")
     return jobs
-
-
-def _hours(key: str, value: str | float | None) -> float | None:
-    if value is None:
-        return None
-    try:
-        hours = float(value)
-    except (TypeError, ValueError):
-        hours = 0.0
-    if not 0 < hours < 1e6:
-        raise UserError(f"{key} must be a number above 0, got '{value}'")
-    return hours
 
 
 def _search_space(spaces: Sequence[Space], args: list[str]) -> SearchSpace:

@@ -17,8 +17,6 @@ except ImportError as error:
     raise UserError(f"searching needs the extra tune: pip install 'kd-train[tune]' ({error})") from error
 
 JOURNAL = "journal.log"
-SAMPLERS = ("tpe", "random", "grid", "cmaes")
-PRUNERS = ("none", "asha", "hyperband", "median")
 Finished = Literal["complete", "pruned", "failed"]
 _STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
 
@@ -53,14 +51,14 @@ class Study:
         self._sow()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self.study.pruner = _pruner(pruner, epochs)
+            self.study.pruner = PRUNERS[pruner](epochs)
         vars(self.study)["stop"] = self._stop  # the grid's end; Optuna's own wants its own loop
 
     def _sow(self) -> None:
         """A seed of each trial's own: neither a resumed search nor one on another machine draws the same again."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self.study.sampler = _sampler(self._sampler, self._seed + len(self.trials()))
+            self.study.sampler = SAMPLERS[self._sampler](self._seed + len(self.trials()))
 
     def _stop(self) -> None:
         self.exhausted = True
@@ -142,21 +140,15 @@ class _WholeLines(JournalFileSymlinkLock):
         return held
 
 
-def _sampler(name: str, seed: int) -> "optuna.samplers.BaseSampler":
-    if name == "random":
-        return optuna.samplers.RandomSampler(seed=seed)
-    if name == "grid":
-        return optuna.samplers.BruteForceSampler(seed=seed)
-    if name == "cmaes":
-        return optuna.samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
-    return optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
-
-
-def _pruner(name: str, epochs: int) -> "optuna.pruners.BasePruner":
-    if name == "asha":
-        return optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
-    if name == "hyperband":
-        return optuna.pruners.HyperbandPruner(min_resource=1, max_resource=max(epochs, 3), reduction_factor=3)
-    if name == "median":
-        return optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1)
-    return optuna.pruners.NopPruner()
+SAMPLERS: dict[str, Callable[[int], Any]] = {  # of a seed
+    "tpe": lambda seed: optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True),
+    "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
+    "grid": lambda seed: optuna.samplers.BruteForceSampler(seed=seed),
+    "cmaes": lambda seed: optuna.samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False),
+}
+PRUNERS: dict[str, Callable[[int], Any]] = {  # of the epochs of a whole trial
+    "none": lambda epochs: optuna.pruners.NopPruner(),
+    "asha": lambda epochs: optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
+    "hyperband": lambda epochs: optuna.pruners.HyperbandPruner(1, max(epochs, 3), 3),
+    "median": lambda epochs: optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1),
+}

@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 
     from kd.ship.export.prepared import Prepared
 
-INPUT, OUTPUT = "pictures", "answer"
-"""Names of the exported graph's input and output."""
+INPUT, OUTPUT = "pictures", "answer"  # Names of the exported graph's input and output
 
-Calibration = Callable[[], Iterator[np.ndarray]]
-"""Training pictures, one at a time: uint8 ``(1, *manifest.shape)``."""
+Calibration = Callable[[], Iterator[np.ndarray]]  # Training pictures, one at a time: uint8 ``(1, *manifest.shape)``
 
 
 class Runtime(Protocol):

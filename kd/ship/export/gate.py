@@ -17,8 +17,7 @@ from kd.ship.export.base import Limits, Runtime
 from kd.ship.export.manifest import Manifest
 from kd.tasks import Task
 
-REPEATS = 15
-"""Batches of one picture that the two latencies are medians of."""
+REPEATS = 15  # Batches of one picture that the two latencies are medians of
 
 
 @torch.inference_mode()

@@ -28,8 +28,7 @@ from kd.ship.serving.threads import Daemons
 
 PAGE = Path(__file__).parent / "page.html"
 RETRY_S = 1
-BODIES = 16
-"""The bodies of all requests together are at most so many times a request's."""
+BODIES = 16  # The bodies of all requests together are at most so many times a request's
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src blob: data:; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; connect-src 'self'",

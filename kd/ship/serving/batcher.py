@@ -12,8 +12,7 @@ from kd.ship.serving.metrics import Metrics
 from kd.ship.serving.room import Busy
 from kd.ship.serving.threads import Daemons
 
-ENDING_S = 5.0
-"""A batch that runs at the server's end has so long."""
+ENDING_S = 5.0  # A batch that runs at the server's end has so long
 Waiting = tuple[np.ndarray, asyncio.Future[np.ndarray]]
 
 

@@ -13,12 +13,10 @@ from starlette.requests import Request
 from kd.ship.serving.room import Share
 from kd.storage.elsewhere import json_of
 
-DROPPED = 8
-"""A body of so many times the limit is cut off."""
+DROPPED = 8  # A body of so many times the limit is cut off
 MARKS = 10_000
 """More brackets, commas and colons of JSON than any list of pictures has: parsed, they would take much memory."""
-Upload = tuple[str, bytes]
-"""A picture's name and its encoded bytes."""
+Upload = tuple[str, bytes]  # A picture's name and its encoded bytes
 Elsewhere = Callable[..., Awaitable[list[Upload]]]
 
 

@@ -17,14 +17,10 @@ from kd.errors import UserError
 from kd.ship.serving.app import Server
 from kd.ship.serving.bodies import Limits
 
-GRACE_S = 5
-"""On top of a request's time-out, for the last answers."""
-HEADERS_S = 10.0
-"""A client has so long for a request's headers."""
-DRAIN_S = 1.0
-"""Open connections are answered for so long after SIGTERM, then closed."""
-WAITING = 2048
-"""Connections that the system keeps until they are accepted."""
+GRACE_S = 5  # On top of a request's time-out, for the last answers
+HEADERS_S = 10.0  # A client has so long for a request's headers
+DRAIN_S = 1.0  # Open connections are answered for so long after SIGTERM, then closed
+WAITING = 2048  # Connections that the system keeps until they are accepted
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 

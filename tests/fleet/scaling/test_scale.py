@@ -114,11 +114,11 @@ def test_the_page_says_what_was_measured_and_what_follows() -> None:
 @pytest.mark.parametrize(
     ("item", "told"),
     [
-        ("processes=1,two", "processes: must be whole numbers > 0 with commas, got '1,two'"),
+        ("processes=1,two", "processes: must be whole numbers > 0 with commas between, got '1,two'"),
         ("processes=1", "processes: more than one"),
         ("strategies=ddp,zero4", "strategies: ddp, zero and fsdp are measured, got 'zero4'"),
         ("steps=2", "steps: must be a whole number >= 5, got '2'"),
-        ("network=fast", "network: must be a number of Gbit/s > 0, got 'fast'"),
+        ("network=fast", "network: must be a number > 0, got 'fast'"),
         ("processes=1,3", "processes: 3 must divide data.batch_size=8"),
         ("data.batch_size=auto", "data.batch_size: kd-scale needs a number, got auto"),
     ],
