@@ -29,7 +29,7 @@ def cores_wanted(facts: Facts) -> tuple[int, float] | None:
     """Cores a GPU that would keep up, and those that are there; ``None``: these cores hold no GPU up."""
     if facts.run.tier or facts.cpu or part(facts.phases, "data") < AT:
         return None
-    needed = cores_needed(facts.phases, facts.workers, facts.threads, facts.loading_busy)
+    needed = cores_needed(facts)
     there = facts.cores / facts.processes
     return (needed, there) if needed > there else None
 

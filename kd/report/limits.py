@@ -1,6 +1,6 @@
-"""What can limit a run: each a pure function of plain numbers that returns a :class:`Limit` or ``None``.
+"""What can limit a run: each a pure function of its numbers (:class:`kd.report.facts.Facts`).
 
-``phases`` are mean ms a step by phase (:data:`kd.report.records.PHASES`); a gain is the step's time now over its time
+A gain is the step's time now over its time
 without the limit: with a share ``p`` removed, ``1 / (1 - p)`` (Amdahl, "Validity of the single processor approach",
 AFIPS 1967).
 """
@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kd.report.facts import CACHE_VIEWS, OWN
+from kd.report.facts import OWN, Facts
 from kd.report.records import percentile
-from kd.report.step_facts import part, step_ms
+from kd.report.step_facts import part
 
 WORTH = 1.1  # a lever below this gain is not worth naming
 LEADS = 1.25  # a limit below this gain is no headline
@@ -28,122 +28,73 @@ class Limit:
     gain: float | None  # predicted speed-up of the lever; ``None`` where it can't be told
 
 
-def data_bound(
-    phases: Mapping[str, float],
-    num_workers: int,
-    cores: int,
-    threads: int,
-    busy: float,
-    batches_per_epoch: float = math.inf,
-    at: float = 0.1,
-    processes: int = 1,
-    gpu: bool = False,
-    others: float = 0.0,
-    queued: float = 0.0,
-) -> Limit | None:
+def data_bound(facts: Facts, at: float = 0.1) -> Limit | None:
     """The step stands still for its batch. Primary signal: the exposed wait, not a low GPU utilisation.
 
     Of the wait counts what the makers need themselves. What training loses on the run queue is no part of it.
 
-    A batch costs one process ``wait`` ms (no workers) or about ``num_workers * step`` (workers that can't keep up).
+    A batch costs one process ``wait`` ms (no workers) or about ``workers * step`` (workers that can't keep up).
     With ``k`` workers a step takes the longest of: the rest of the step; ``cost / k``; and the CPU time of both over
     the cores, ``(busy * cost + threads * rest) / cores``. The first batch of an epoch is waited for in any case.
-
-    Args:
-        phases: mean ms a step.
-        num_workers: loader processes now, of each training process.
-        cores: that the training processes and their workers may use together.
-        threads: that compute beside the loaders.
-        busy: share of a core that making batches takes while it goes on (1 computes, 0 waits for disk or network).
-        batches_per_epoch: of one process.
-        at: fires from this share of the step.
-        processes: training processes that share the cores.
-        gpu: it trains on GPUs, which could make the views.
-        others: of these cores, what processes other than the job's use.
-        queued: ms of the wait in which those who make the batch stood ready while other processes had the cores.
+    Fires from a share ``at`` of the step.
     """
-    step, wait = step_ms(phases), phases.get("data", 0.0) - queued
+    step, wait = facts.step_ms, facts.phases.get("data", 0.0) - facts.queued
     if not step or wait / step < at:
         return None
+    workers, cores, threads, processes = facts.workers, facts.cores, facts.threads, facts.processes
     rest = max(step - wait, 0.01 * step)
-    cost = wait if num_workers == 0 else num_workers * (step - queued)
-    floor = max(rest, processes * (busy * cost + threads * rest) / max(1.0, cores - others))
+    cost = wait if workers == 0 else workers * (step - facts.queued)
+    free = max(1.0, cores - facts.other_cores)
+    floor = max(rest, processes * (facts.loading_busy * cost + threads * rest) / free)
     spare = floor == rest  # cores are left: one worker more, as batches do not take equally long
     wanted = math.ceil(cost / floor) + spare
-    gain = step / (max(floor, cost / wanted) + cost / batches_per_epoch)
+    gain = step / (max(floor, cost / wanted) + cost / facts.batches_per_epoch)
     text = f"the step waits {wait:.0f} of its {step:.0f} ms ({wait / step:.0%}) for the next batch"
-    if gpu and floor > rest:
-        needed = cores_needed(phases, num_workers, threads, busy)
-        text += f"; {needed} cores a GPU would keep up, {cores / processes:g} are there"
-    if wanted > num_workers and gain >= (LEADS if step / rest >= LEADS else WORTH):
-        return Limit("data", text, f"data.num_workers={wanted} instead of {num_workers}", gain)
-    lever = "data.engine=device (or dali), " if gpu else ""
+    if not facts.cpu and floor > rest:
+        text += f"; {cores_needed(facts)} cores a GPU would keep up, {cores / processes:g} are there"
+    if wanted > workers and gain >= (LEADS if step / rest >= LEADS else WORTH):
+        return Limit("data", text, f"data.num_workers={wanted} instead of {workers}", gain)
+    lever = "" if facts.cpu else "data.engine=device (or dali), "
     lever += "cheaper pictures (resized once, ahead of training: kd-pack short_side=) or more cores: at most"
-    if num_workers > 1 and processes * (num_workers + threads) > cores:
-        loaders = f"{processes * num_workers} loader processes"
-        text += f", though {loaders} share {cores} core{'s' * (cores > 1)} with training"
-        lever = f"data.num_workers={fewer_workers(num_workers, cores, threads, processes)}, and {lever}"
+    if workers > 1 and processes * (workers + threads) > cores:
+        text += f", though {processes * workers} loader processes share {cores} core{'s' * (cores > 1)} with training"
+        lever = f"data.num_workers={fewer_workers(facts)}, and {lever}"
     return Limit("data", text, lever, step / rest)
 
 
-def cores_needed(phases: Mapping[str, float], num_workers: int, threads: int, busy: float) -> int:
-    """Cores for each training process, of its loaders and itself, with which no step would wait for its batch.
-
-    See :func:`data_bound` for the arguments.
-    """
-    step, wait = step_ms(phases), phases.get("data", 0.0)
-    cost = wait if num_workers == 0 else num_workers * step
-    return math.ceil(busy * cost / max(step - wait, 0.01 * step)) + threads
+def cores_needed(facts: Facts) -> int:
+    """Cores for each training process, of its loaders and itself, with which no step would wait for its batch."""
+    step, wait = facts.step_ms, facts.phases.get("data", 0.0)
+    cost = wait if facts.workers == 0 else facts.workers * step
+    return math.ceil(facts.loading_busy * cost / max(step - wait, 0.01 * step)) + facts.threads
 
 
-def fewer_workers(num_workers: int, cores: int, threads: int, processes: int, needed: float = math.inf) -> int:
+def fewer_workers(facts: Facts, needed: float = math.inf) -> int:
     """Loader processes of each training process that leave the training a core: at least one fewer than now.
 
-    Args:
-        num_workers: now.
-        cores: of the machine.
-        threads: compute threads of each training process.
-        processes: training processes.
-        needed: cores that loading takes, of each training process.
+    ``needed`` are the cores that loading takes, of each training process.
     """
-    fit = min(cores // processes - threads, math.ceil(needed) if math.isfinite(needed) else num_workers)
-    return min(num_workers - 1, max(1, fit))
+    most = math.ceil(needed) if math.isfinite(needed) else facts.workers
+    return min(facts.workers - 1, max(1, min(facts.cores // facts.processes - facts.threads, most)))
 
 
-def teacher_bound(
-    phases: Mapping[str, float],
-    cache_bytes: float | None = None,
-    cacheable: bool = True,
-    cached: bool = False,
-    at: float = 0.3,
-    epochs: float = math.inf,
-    views: int = CACHE_VIEWS,
-) -> Limit | None:
+def teacher_bound(facts: Facts, at: float = 0.3) -> Limit | None:
     """The frozen teacher's forward pass dominates; its answers can be computed once and kept.
 
     A cache first computes each view once: its gain is that of the run's own epochs, and there is none where no view
-    comes again.
-
-    Args:
-        phases: mean ms a step.
-        cache_bytes: what the answers take on disk, where that is known.
-        cacheable: the losses need no more than answers that a cache keeps.
-        cached: there is a cache; as reading it costs next to nothing, it was being filled.
-        at: fires from this share of the step.
-        epochs: of the whole run; infinite where that is not known.
-        views: of each picture, that a cache keeps.
+    comes again. Fires from a share ``at`` of the step.
     """
-    step, share = step_ms(phases), part(phases, "teacher")
+    step, share, epochs, views = facts.step_ms, part(facts.phases, "teacher"), facts.epochs, facts.views
     if share < at:
         return None
-    text = f"the teacher takes {phases['teacher']:.0f} of the step's {step:.0f} ms ({share:.0%})"
+    text = f"the teacher takes {facts.phases['teacher']:.0f} of the step's {step:.0f} ms ({share:.0%})"
     free = 1 / max(0.01, 1 - share)
-    if cached:
+    if facts.cached:  # as reading it costs next to nothing, it was being filled
         text += " to compute the answers that its cache keeps"
         return Limit("teacher", text, "later epochs, and runs like this one, read them: at most", free)
-    if not cacheable:
+    if not facts.header.get("cacheable", True):
         return Limit("teacher", text, "a smaller teacher, or smaller pictures for it: at most", free)
-    needs = f" (needs {readable_bytes(cache_bytes)})" if cache_bytes else ""
+    needs = f" (needs {readable_bytes(facts.cache_bytes)})" if facts.cache_bytes else ""
     if math.isinf(epochs):
         return Limit("teacher", text, f"model.teacher.cache=on{needs}, once filled,", free)
     computed = min(views, epochs)
@@ -157,22 +108,13 @@ def teacher_bound(
     return Limit("teacher", text, lever, gain)
 
 
-def communication_bound(
-    phases: Mapping[str, float], compute_ms: Mapping[int, float] | None = None, at: float = 0.15, late: float = 1.15
-) -> Limit | None:
-    """Gradients are waited for after the last one is computed; or one rank makes all others wait.
-
-    Args:
-        phases: mean ms a step of a typical rank.
-        compute_ms: each rank's step without communication.
-        at: fires from this share of the step.
-        late: a rank counts as slow from this multiple of the median.
-    """
-    step, share = step_ms(phases), part(phases, "communication")
+def communication_bound(facts: Facts, at: float = 0.15) -> Limit | None:
+    """Gradients are waited for after the last one is computed; or one rank makes all others wait."""
+    phases, step, share = facts.phases, facts.step_ms, part(facts.phases, "communication")
     if share < at:
         return None
     text = f"gradients are waited for {phases['communication']:.0f} of {step:.0f} ms ({share:.0%})"
-    slow = slow_rank(compute_ms or {}, late)
+    slow = slow_rank(facts.compute_ms)
     if slow is not None:
         rank, extra = slow
         text += f" because rank {rank} computes {extra:.0f} ms longer than the others"
@@ -194,49 +136,43 @@ def slow_rank(compute_ms: Mapping[int, float], late: float = 1.15) -> tuple[int,
     return (rank, compute_ms[rank] - others) if compute_ms[rank] > late * others else None
 
 
-def optimizer_bound(phases: Mapping[str, float], at: float = 0.25) -> Limit | None:
+def optimizer_bound(facts: Facts, at: float = 0.25) -> Limit | None:
     """The optimizer's step is usually a few percent."""
-    step, share = step_ms(phases), part(phases, "optimizer")
+    share = part(facts.phases, "optimizer")
     if share < at:
         return None
-    text = f"the optimizer takes {phases['optimizer']:.0f} of {step:.0f} ms ({share:.0%})"
+    text = f"the optimizer takes {facts.phases['optimizer']:.0f} of {facts.step_ms:.0f} ms ({share:.0%})"
     gain = 1 / ((1 - share) * (1 + FUSED_OPTIMIZER_SHARE)) if share < 1 else None
     return Limit("student", text, "a fused optimizer (optim.name=adamw)", gain)
 
 
-def precision_bound(phases: Mapping[str, float], precision: str, bfloat16_time: float | None) -> Limit | None:
-    """A CPU computes in the one of float32 and bfloat16 that it is slower in.
-
-    Args:
-        phases: mean ms a step.
-        precision: Lightning's name.
-        bfloat16_time: times as long as in float32 that a product of matrices takes; unknown on a GPU.
-    """
+def precision_bound(facts: Facts) -> Limit | None:
+    """A CPU computes in the one of float32 and bfloat16 that it is slower in."""
+    precision, bfloat16_time = facts.header.get("precision", ""), facts.header.get("bfloat16_time")  # none on a GPU
     used, other = ("bfloat16", "float32") if precision == "bf16-mixed" else ("float32", "bfloat16")
-    if not bfloat16_time or precision not in ("bf16-mixed", "32-true") or not step_ms(phases):
+    if not bfloat16_time or precision not in ("bf16-mixed", "32-true") or not facts.step_ms:
         return None
     slower = bfloat16_time if used == "bfloat16" else 1 / bfloat16_time
     if slower < LEADS:
         return None
-    share = sum(part(phases, name) for name in ("teacher", "student", "loss", "backward"))
+    share = sum(part(facts.phases, name) for name in ("teacher", "student", "loss", "backward"))
     text = f"products of matrices in {used} take {slower:.1f} times as long as in {other} on this CPU"
     lever = f"trainer.precision={'32-true' if used == 'bfloat16' else 'bf16-mixed'}: at most"
     return Limit("precision", text, lever, 1 / (1 - share + share / slower))
 
 
-def checkpoint_bound(phases: Mapping[str, float], at: float = 0.05) -> Limit | None:
+def checkpoint_bound(facts: Facts, at: float = 0.05) -> Limit | None:
     """Saving takes a notable part of the training time."""
-    share = part(phases, "checkpoint")
+    share = part(facts.phases, "checkpoint")
     if share < at:
         return None
-    text = f"saving checkpoints takes {share:.0%} of the training time ({phases['checkpoint']:.0f} ms a step)"
+    text = f"saving checkpoints takes {share:.0%} of the training time ({facts.phases['checkpoint']:.0f} ms a step)"
     return Limit("checkpoint", text, "save less often, or to a faster disk: at most", 1 / (1 - share))
 
 
-def startup_bound(
-    startup_s: float, parts: Mapping[str, float], wall_s: float, at: float = 0.3, least_s: float = 60.0
-) -> Limit | None:
+def startup_bound(facts: Facts, at: float = 0.3, least_s: float = 60.0) -> Limit | None:
     """The run spends its time before the first step."""
+    startup_s, parts, wall_s = facts.startup["s"], facts.startup["parts"], facts.planned_s or 0.0
     if startup_s < least_s or wall_s <= startup_s or startup_s / wall_s < at:
         return None
     longest = max(parts, key=lambda name: parts[name]) if parts else "start-up"
@@ -246,24 +182,15 @@ def startup_bound(
     )
 
 
-def student_bound(
-    phases: Mapping[str, float], alone: bool = True, at: float = 0.5, larger: str = "a larger data.batch_size"
-) -> Limit | None:
-    """What is left is the student's own work: the healthy case.
-
-    Args:
-        phases: mean ms a step.
-        alone: whether nothing around it is worth naming.
-        at: fires from this share of the step.
-        larger: how the batch could grow; empty where no more fits.
-    """
-    own = sum(part(phases, name) for name in OWN)
+def student_bound(facts: Facts, alone: bool = True, at: float = 0.5) -> Limit | None:
+    """What is left is the student's own work: the healthy case, where nothing around it (``alone``) is worth naming."""
+    own = sum(part(facts.phases, name) for name in OWN)
     if own < at:
         return None
     text = f"the student's own training takes {own:.0%} of the step"
     if alone:
         text += "; nothing around it holds it up"
-    levers = ["model.student.compile=true", larger, "a faster device", "more of them", "or a smaller student"]
+    levers = ["model.student.compile=true", facts.larger_batch, "a faster device, more of them, or a smaller student"]
     return Limit("student", text, ", ".join(lever for lever in levers if lever), None)
 
 

@@ -111,6 +111,18 @@ class MachineFacts(StepFacts):
         return min((1 - self.loading_busy) * wait, self.per_step("ready_ms"))
 
     @cached_property
+    def crowded_out(self) -> bool:
+        """Whether processes other than the job's have the cores that it lacks."""
+        taken = self.processes * (self.workers + self.threads)
+        beside = self.loading_cores + (self.processes - 1) * self.threads if taken > self.cores else 0.0
+        return taken + self.other_cores > 0.75 * self.cores and self.other_cores > max(beside, 0.5)
+
+    @cached_property
+    def queued(self) -> float:
+        """:attr:`queued_ms` where others' processes are the reason: the makers are not slow."""
+        return self.queued_ms if self.crowded_out else 0.0
+
+    @cached_property
     def hidden(self) -> bool:
         """Whether the GPU is the slower one: it has work while the host waits."""
         return not self.cpu and self.per_step("launch_ms") < 0.9 * self.step_ms

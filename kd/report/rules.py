@@ -12,11 +12,12 @@ from typing import Any
 from kd.report import health_rules, machine_rules, training_rules
 from kd.report.facts import Facts
 from kd.report.finding import Finding
+from kd.report.host_limits import swing
 from kd.report.limits import Limit
 from kd.report.metric import less_is_better
 from kd.report.records import Run, read_siblings
 from kd.report.step_facts import mean, part
-from kd.report.verdict import FEWEST, swing
+from kd.report.verdict import FEWEST
 
 Found = list[Finding | None]
 Thresholds = Mapping[str, float | Mapping[str, float]]  # By rule and argument, or by ``<rule>.<argument>``

@@ -1,27 +1,22 @@
 """A run's data tier: what its machines made, and how many more would be needed."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from kd.report.facts import Facts
 from kd.report.limits import Limit
-from kd.report.step_facts import part, step_ms
-from kd.report.tier_facts import AT, BUSY, TierFacts
+from kd.report.step_facts import part
+from kd.report.tier_facts import AT, BUSY
 
 
-def tier_bound(phases: Mapping[str, float], tier: TierFacts | None) -> Limit | None:
+def tier_bound(facts: Facts) -> Limit | None:
     """The step stands still for a batch that the tier makes too slowly.
 
     Makers that work all the time are too few; where they don't, the way to the training process holds batches up: the
     network, or a queue that takes fewer batches than there are makers.
-
-    Args:
-        phases: mean ms a step.
-        tier: of the run.
     """
-    step, wait = step_ms(phases), phases.get("data", 0.0)
-    if tier is None or not tier.makers or part(phases, "data") < AT:
+    step, wait, tier = facts.step_ms, facts.phases.get("data", 0.0), facts.tier
+    if tier is None or not tier.makers or part(facts.phases, "data") < AT:
         return None
     rest = max(step - wait, 0.01 * step)
     text = f"the step waits {wait:.0f} of its {step:.0f} ms ({wait / step:.0%}) for a batch of the data tier, whose "

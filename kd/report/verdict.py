@@ -4,21 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from kd.report import host_limits as host
+from kd.report import limits
 from kd.report.facts import OWN, Facts
-from kd.report.host_limits import Swing, bookkeeping_bound, crowded_out, launch_bound, starved
-from kd.report.limits import (
-    LEADS,
-    WORTH,
-    Limit,
-    checkpoint_bound,
-    communication_bound,
-    data_bound,
-    optimizer_bound,
-    precision_bound,
-    startup_bound,
-    student_bound,
-    teacher_bound,
-)
+from kd.report.limits import LEADS, WORTH, Limit
 from kd.report.records import PHASES
 from kd.report.step_facts import part
 from kd.report.tier import tier_bound
@@ -37,7 +26,6 @@ NAMES = {
 FEWEST = 20  # steps: of fewer nothing is said
 STAYS = 1.15  # a headline that is shown already stays down to this gain
 AHEAD = 1.1  # and gives way to another from this multiple of its gain
-SWINGS = 1.5  # a computing phase swings from this ratio of its percentiles
 
 
 def limits_of(facts: Facts, shown: str = "") -> list[Limit]:
@@ -57,7 +45,7 @@ def limits_of(facts: Facts, shown: str = "") -> list[Limit]:
         leader = held
     if leader:
         return [leader, *(limit for limit in found if limit is not leader)]
-    own = student_bound(facts.phases, alone=not found, larger=facts.larger_batch)
+    own = limits.student_bound(facts, alone=not found)
     return [own or _largest(facts), *found]
 
 
@@ -71,47 +59,26 @@ def _largest(facts: Facts) -> Limit:
 
 
 def _candidates(facts: Facts) -> list[Limit | None]:
-    phases, processes = facts.phases, facts.processes
-    taken = facts.workers, facts.cores, facts.threads, facts.loading_cores, facts.other_cores, processes
-    queued = facts.queued_ms if crowded_out(*taken) else 0.0  # no slow makers, but others' processes
-    host = starved(
-        phases, facts.ready_ms, *taken, swing=swing(facts) if facts.thread_wait is None else None, hot=facts.hot,
-        thread=facts.ready_thread, queued=queued if facts.workers else 0.0,  # else it is the training's own delay
-    )  # fmt: skip
-    launching = launch_bound(phases, facts.per_step("launch_ms"), facts.gpu_busy, larger=facts.larger_batch)
     return [
-        host or launching,  # a host that gets no core launches slowly
-        tier_bound(phases, facts.tier) if facts.run.tier else data_bound(
-            phases, facts.workers, facts.cores, facts.threads, facts.loading_busy, facts.batches_per_epoch,
-            processes=processes, gpu=not facts.cpu, others=facts.other_cores, queued=queued,
-        ),
-        teacher_bound(
-            phases, facts.cache_bytes, facts.header.get("cacheable", True), facts.cached, epochs=facts.epochs,
-            views=facts.views,
-        ),
-        communication_bound(phases, facts.compute_ms),
-        bookkeeping_bound(phases, facts.callbacks_ms),
-        optimizer_bound(phases),
-        precision_bound(phases, facts.header.get("precision", ""), facts.header.get("bfloat16_time")),
-        checkpoint_bound(phases),
-        startup_bound(facts.startup["s"], facts.startup["parts"], facts.planned_s or 0.0),
-    ]  # fmt: skip
+        host.starved(facts) or host.launch_bound(facts),  # a host that gets no core launches slowly
+        tier_bound(facts) if facts.run.tier else limits.data_bound(facts),
+        limits.teacher_bound(facts),
+        limits.communication_bound(facts),
+        host.bookkeeping_bound(facts),
+        limits.optimizer_bound(facts),
+        limits.precision_bound(facts),
+        limits.checkpoint_bound(facts),
+        limits.startup_bound(facts),
+    ]
 
 
-def swing(facts: Facts, at: float = SWINGS) -> Swing | None:
-    """The computing phase that swings most."""
-    found = [Swing(name, *percentiles) for name, percentiles in facts.swings.items()]
-    largest = max(found, key=lambda s: s.high - s.low, default=None)
-    return largest if largest and largest.size >= at else None
-
-
-def verdict_of(facts: Facts, limits: Sequence[Limit]) -> dict[str, Any]:
+def verdict_of(facts: Facts, found: Sequence[Limit]) -> dict[str, Any]:
     """The headline of a run's limits; of fewer than :data:`FEWEST` steps nothing is said."""
     phases = {name: round(ms, 3) for name, ms in facts.phases.items() if name in PHASES}
-    if not limits or facts.steps_counted < FEWEST:
+    if not found or facts.steps_counted < FEWEST:
         text = f"too few steps were recorded to tell ({facts.steps_counted} of {FEWEST})"
         return {"bound": "none", "text": text, "lever": "", "predicted_speedup": None, "phases_ms": phases}
-    first, *others = limits
+    first, *others = found
     return {
         "bound": first.bound,
         "text": sentence(first),

@@ -9,7 +9,6 @@ from kd.report.explained import Explained
 from kd.report.facts import Facts
 from kd.report.records import Run, read_run
 from kd.report.tier import tier_bound, tier_table
-from kd.report.tier_facts import tier_of
 
 
 def run(busy_s: float, batches: int = 200, may_ask: int = 18, step_ms: float = 500, wait_ms: float = 300) -> Run:
@@ -41,16 +40,17 @@ def test_a_tier_that_works_all_the_time_is_too_small() -> None:
 
 
 def test_a_tier_that_does_not_work_is_held_up_by_the_queue_or_the_network() -> None:
-    phases = {"data": 300.0, "student": 200.0}
-    network = tier_bound(phases, tier_of(run(busy_s=100)))
+    network = tier_bound(Facts(run(busy_s=100)))
     assert network is not None and "send 40 MB/s" in network.text and network.lever.startswith("a faster network")
-    queue = tier_bound(phases, tier_of(run(busy_s=100, may_ask=3)))
+    queue = tier_bound(Facts(run(busy_s=100, may_ask=3)))
     assert queue is not None and queue.lever == "a larger data.tier.queue_mb (3 batches fit): at most"
 
 
 def test_a_tier_that_keeps_up_is_no_limit() -> None:
-    assert tier_bound({"data": 10.0, "student": 490.0}, tier_of(run(busy_s=400))) is None
-    assert tier_bound({"data": 300.0, "student": 200.0}, None) is None
+    assert tier_bound(Facts(run(busy_s=400, wait_ms=10))) is None
+    without = run(busy_s=400)
+    without.tier.clear()
+    assert tier_bound(Facts(without)) is None
 
 
 def test_the_table_and_a_resumed_run(tmp_path: Path) -> None:

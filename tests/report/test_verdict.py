@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 
+from kd.report import host_limits as host
+from kd.report import limits
 from kd.report import verdict as v
 from kd.report.explained import Explained
 from kd.report.facts import Facts
 from kd.report.records import Run
+from kd.report.step_facts import step_ms
 
 HEALTHY = {
     "data": 1.0, "h2d": 0.5, "teacher": 22.0, "student": 25.0, "loss": 2.0, "backward": 45.0, "optimizer": 3.0,
@@ -30,6 +33,13 @@ def run_of(phases: dict[str, float], device: str = "cpu", **header: Any) -> Run:
         "launch_ms": 50 * step, "callbacks": {"Progress.on_train_batch_end": 10.0},
     }  # fmt: skip
     return run
+
+
+def given(phases: dict[str, float], **numbers: Any) -> Facts:
+    """Facts of a CPU whose loaders compute all the time, with these numbers."""
+    facts = Facts(Run(Path("x")))
+    vars(facts).update({"phases": phases, "step_ms": step_ms(phases), "thread_wait": 0.0, **numbers})
+    return facts
 
 
 def test_a_healthy_run_is_bound_by_its_student_and_nothing_else() -> None:
@@ -86,13 +96,13 @@ def test_limits_are_ordered_by_their_gain() -> None:
 
 
 def test_a_teacher_of_61_percent_could_be_2_4_times_as_fast_from_a_cache() -> None:
-    limit = v.teacher_bound({"teacher": 58.0, "student": 42.0}, 1.1e9)
+    limit = limits.teacher_bound(given({"teacher": 58.0, "student": 42.0}, cache_bytes=1.1e9))
     assert limit is not None
     assert limit.gain == pytest.approx(1 / 0.42)
     assert "58 %" in limit.text.replace("%", " %")
     assert "needs 1.1 GB" in limit.lever
     assert v.sentence(limit).endswith("model.teacher.cache=on (needs 1.1 GB), once filled, would give 2.4x")
-    assert v.teacher_bound({"teacher": 29.0, "student": 71.0}) is None
+    assert limits.teacher_bound(given({"teacher": 29.0, "student": 71.0})) is None
 
 
 def test_a_cache_is_advised_only_where_it_is_possible_and_not_there_yet() -> None:
@@ -120,18 +130,18 @@ def test_a_cache_is_as_large_as_its_records() -> None:
 
 def test_waiting_workers_need_no_cores_computing_ones_do() -> None:
     slow = {"data": 80.0, "student": 20.0}
-    sleeping = v.data_bound(slow, num_workers=0, cores=1, threads=1, busy=0.0)
+    sleeping = limits.data_bound(given(slow, workers=0, cores=1, loading_busy=0.0))
     assert sleeping is not None
     assert sleeping.lever == "data.num_workers=5 instead of 0"
     assert sleeping.gain == pytest.approx(5)
-    computing = v.data_bound(slow, num_workers=0, cores=2, threads=1, busy=1.0)
+    computing = limits.data_bound(given(slow, workers=0, cores=2, loading_busy=1.0))
     assert computing is not None
     assert computing.lever == "data.num_workers=2 instead of 0"
     assert computing.gain == pytest.approx(2)  # 100 ms of CPU time on two cores
-    no_core = v.data_bound(slow, num_workers=0, cores=1, threads=1, busy=1.0)
+    no_core = limits.data_bound(given(slow, workers=0, cores=1, loading_busy=1.0))
     assert no_core is not None
     assert "cheaper pictures" in no_core.lever
-    crowded = v.data_bound(slow, num_workers=16, cores=1, threads=1, busy=1.0)
+    crowded = limits.data_bound(given(slow, workers=16, cores=1, loading_busy=1.0))
     assert crowded is not None
     assert "though 16 loader processes share 1 core with training" in crowded.text
     assert no_core.gain == pytest.approx(5)
@@ -140,47 +150,47 @@ def test_waiting_workers_need_no_cores_computing_ones_do() -> None:
 def test_cores_that_a_gpu_needs_are_counted() -> None:
     """A batch costs one core 240 ms, the GPU 20: thirteen cores with the one that launches, four are there."""
     slow = {"data": 40.0, "student": 20.0}
-    limit = v.data_bound(slow, num_workers=4, cores=8, threads=1, busy=1.0, processes=2, gpu=True)
+    limit = limits.data_bound(given(slow, workers=4, cores=8, loading_busy=1.0, processes=2, cpu=False))
     assert limit is not None
     assert limit.text.endswith(
         "; 13 cores a GPU would keep up, 4 are there, though 8 loader processes share 8 cores with training"
     )
     assert "data.engine=device (or dali)" in limit.lever
-    assert "data.engine" not in v.data_bound(slow, 4, 8, 1, 1.0, processes=2).lever  # type: ignore[union-attr]
+    assert "data.engine" not in limits.data_bound(given(slow, workers=4, cores=8, processes=2)).lever  # type: ignore[union-attr]
 
 
 def test_workers_that_cannot_keep_up_are_counted_at_their_rate() -> None:
     # two workers give a batch each 100 ms between them: one takes 200 ms
-    limit = v.data_bound({"data": 60.0, "student": 40.0}, num_workers=2, cores=16, threads=1, busy=1.0)
+    limit = limits.data_bound(given({"data": 60.0, "student": 40.0}, workers=2, cores=16, loading_busy=1.0))
     assert limit is not None
     assert limit.lever == "data.num_workers=6 instead of 2"
     assert limit.gain == pytest.approx(100 / 40)
-    assert v.data_bound({"data": 5.0, "student": 95.0}, 2, 8, 1, 1.0) is None
+    assert limits.data_bound(given({"data": 5.0, "student": 95.0}, workers=2, cores=8)) is None
 
 
 def test_starvation_names_who_took_the_core() -> None:
     phases = {"data": 0.0, "student": 50.0, "backward": 50.0}
-    limit = v.starved(phases, ready_ms=60.0, num_workers=16, cores=2, threads=1, loading=0.4)
+    limit = host.starved(given(phases, ready_ms=60.0, workers=16, cores=2, loading_cores=0.4))
     assert limit is not None
     assert limit.bound == "host"
     assert limit.gain == pytest.approx(2.5)  # what loading takes, 40 ms of 200, fits beside the 40 ms of training
     assert limit.lever == "data.num_workers=1 instead of 16"
-    assert v.starved(phases, ready_ms=5.0, num_workers=16, cores=2, threads=1) is None
-    full = v.starved(phases, ready_ms=60.0, num_workers=16, cores=2, threads=1, loading=1.6)
+    assert host.starved(given(phases, ready_ms=5.0, workers=16, cores=2)) is None
+    full = host.starved(given(phases, ready_ms=60.0, workers=16, cores=2, loading_cores=1.6))
     assert full is not None
     assert "cheaper pictures" in full.lever  # fewer workers would have the same work to do
-    neighbour = v.starved(phases, ready_ms=60.0, num_workers=0, cores=2, threads=1, others=1.5)
+    neighbour = host.starved(given(phases, ready_ms=60.0, workers=0, cores=2, other_cores=1.5))
     assert neighbour is not None
     assert "other processes use 1.5 cores" in neighbour.text
     assert neighbour.lever == "run alone on the machine"
-    ranks = v.starved(phases, ready_ms=60.0, num_workers=0, cores=1, threads=1, others=0.2, processes=2)
+    ranks = host.starved(given(phases, ready_ms=60.0, workers=0, cores=1, other_cores=0.2, processes=2))
     assert ranks is not None
     assert ranks.text.startswith("2 training processes and 2 compute threads share 1 core: ")
-    fits = v.starved(phases, ready_ms=60.0, num_workers=1, cores=8, threads=1, loading=0.4)
+    fits = host.starved(given(phases, ready_ms=60.0, workers=1, cores=8, loading_cores=0.4))
     assert fits is not None
     assert "though not all of the 8 cores are taken" in fits.text
     assert "trainer.devices" in ranks.lever
-    assert "other processes" in v.starved(phases, 60.0, 0, 2, 1, others=0.9, processes=2).text  # type: ignore[union-attr]
+    assert "other processes" in host.starved(given(phases, ready_ms=60.0, cores=2, other_cores=0.9, processes=2)).text  # type: ignore[union-attr]
 
 
 def shared(count: int, others: float, wait: float, ready: float, **sample: Any) -> Run:
@@ -195,7 +205,7 @@ def shared(count: int, others: float, wait: float, ready: float, **sample: Any) 
 
 def test_a_limit_promises_no_more_than_its_own_share() -> None:
     """46 of 207 ms waited for a batch, 150 for a core that others had: without the former the step takes 161 ms."""
-    waited = v.data_bound({"data": 46.0, "student": 161.0}, num_workers=4, cores=2, threads=1, busy=0.4)
+    waited = limits.data_bound(given({"data": 46.0, "student": 161.0}, workers=4, cores=2, loading_busy=0.4))
     assert waited is not None and waited.gain is not None
     assert waited.gain == pytest.approx(207 / 161)
     for workers in (0, 4):
@@ -229,12 +239,12 @@ def test_only_the_cores_that_the_run_may_use_count_as_taken_by_others() -> None:
 
 def test_a_cache_gains_what_the_runs_own_epochs_give() -> None:
     slow = {"teacher": 60.0, "student": 40.0}
-    long = v.teacher_bound(slow, 1e6, epochs=20, views=4)
+    long = limits.teacher_bound(given(slow, cache_bytes=1e6, epochs=20, views=4))
     assert long is not None
     assert long.gain == pytest.approx(20 / (4 + 16 * 0.4))  # four epochs compute, sixteen read
     assert "in the run's 20 epochs of 4 views" in long.lever
     for epochs in (1, 4):  # no view comes again
-        short = v.teacher_bound(slow, 1e6, epochs=epochs, views=4)
+        short = limits.teacher_bound(given(slow, cache_bytes=1e6, epochs=epochs, views=4))
         assert short is not None
         assert short.lever.startswith("a smaller teacher")
         assert f"more than 4 epochs, this one has {epochs}" in short.lever
@@ -302,21 +312,21 @@ def test_startup_and_the_whole_run_are_timed_by_one_clock() -> None:
 
 def test_a_late_rank_is_the_reason_where_there_is_one() -> None:
     phases = {"student": 60.0, "communication": 40.0}
-    limit = v.communication_bound(phases, {0: 60.0, 1: 60.0, 2: 100.0})
+    limit = limits.communication_bound(given(phases, compute_ms={0: 60.0, 1: 60.0, 2: 100.0}))
     assert limit is not None
     assert "rank 2 computes 40 ms longer" in limit.text
     assert limit.gain == pytest.approx(100 / 60)
-    network = v.communication_bound(phases, {0: 60.0, 1: 61.0, 2: 62.0})
+    network = limits.communication_bound(given(phases, compute_ms={0: 60.0, 1: 61.0, 2: 62.0}))
     assert network is not None
     assert "network" in network.lever
 
 
 def test_launching_limits_only_an_idle_gpu() -> None:
     phases = {"student": 100.0}
-    assert v.launch_bound(phases, launch_ms=97.0, gpu_busy=0.4).gain == pytest.approx(2.5)  # type: ignore[union-attr]
-    assert v.launch_bound(phases, launch_ms=97.0, gpu_busy=0.95) is None
-    assert v.launch_bound(phases, launch_ms=30.0, gpu_busy=0.4) is None
-    assert v.launch_bound(phases, launch_ms=97.0, gpu_busy=None) is None
+    assert host.launch_bound(given(phases, total={"launch_ms": 97.0}, gpu_busy=0.4)).gain == pytest.approx(2.5)  # type: ignore[union-attr]
+    assert host.launch_bound(given(phases, total={"launch_ms": 97.0}, gpu_busy=0.95)) is None
+    assert host.launch_bound(given(phases, total={"launch_ms": 30.0}, gpu_busy=0.4)) is None
+    assert host.launch_bound(given(phases, total={"launch_ms": 97.0}, gpu_busy=None)) is None
 
 
 def test_a_host_that_waits_behind_a_busy_gpu_loses_nothing() -> None:
@@ -328,17 +338,18 @@ def test_a_host_that_waits_behind_a_busy_gpu_loses_nothing() -> None:
 
 
 def test_the_costly_callback_is_named() -> None:
-    limit = v.bookkeeping_bound({"student": 50.0, "logging": 50.0}, {"Slow.on_train_batch_start": 45.0, "Other.x": 1.0})
+    slow = {"Slow.on_train_batch_start": 45.0, "Other.x": 1.0}
+    limit = host.bookkeeping_bound(given({"student": 50.0, "logging": 50.0}, callbacks_ms=slow))
     assert limit is not None
     assert "Slow.on_train_batch_start alone 45 ms" in limit.text
-    assert v.bookkeeping_bound({"student": 95.0, "logging": 5.0}) is None
+    assert host.bookkeeping_bound(given({"student": 95.0, "logging": 5.0})) is None
 
 
 def test_startup_needs_a_long_start_of_a_short_run() -> None:
     parts = {"imports, models, data": 500.0, "first step": 20.0}
-    limit = v.startup_bound(520.0, parts, 1000.0)
+    limit = limits.startup_bound(given({}, startup={"s": 520.0, "parts": parts}, planned_s=1000.0))
     assert limit is not None
     assert "imports, models, data" in limit.lever
     assert limit.gain == pytest.approx(1000 / 480)
-    assert v.startup_bound(520.0, parts, 100_000.0) is None
-    assert v.startup_bound(20.0, parts, 30.0) is None
+    assert limits.startup_bound(given({}, startup={"s": 520.0, "parts": parts}, planned_s=100_000.0)) is None
+    assert limits.startup_bound(given({}, startup={"s": 20.0, "parts": parts}, planned_s=30.0)) is None
