@@ -36,11 +36,6 @@ class FidelityRecord(Callback):
 
     The teacher's logits are the preflight's. Written at each validation that is the best one so far: the file describes
     the student that is exported.
-
-    Args:
-        folder: of the run.
-        preflight: has asked the teacher.
-        best: which validation is the best.
     """
 
     def __init__(self, folder: RunFolder, preflight: Preflight, best: Best) -> None:

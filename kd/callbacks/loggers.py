@@ -38,12 +38,7 @@ def check_packages(spec: dict[str, Any]) -> None:
 
 
 def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:
-    """A logger's class path and arguments, with what was left at its default put into the run's folder and name.
-
-    Args:
-        spec: ``class_path`` and ``init_args``.
-        run: the run's folder, ``.../<recipe>/<number>``.
-    """
+    """A logger's class path and arguments, with what was left at its default put into the run's folder and name."""
     module, _, name = spec["class_path"].rpartition(".")
     defaults = {k: p.default for k, p in inspect.signature(getattr(import_module(module), name)).parameters.items()}
     given = dict(spec.get("init_args") or {})

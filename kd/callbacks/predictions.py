@@ -21,9 +21,6 @@ class Predictions(Callback):
 
     Each holds the picture, the truth, the student's and the teacher's classes side by side, at the size of the targets,
     with the names of the classes that occur below. Ignored pixels are black.
-
-    Args:
-        folder: of the run.
     """
 
     def __init__(self, folder: RunFolder) -> None:

@@ -17,12 +17,7 @@ from kd.lightning_internals import log_this_step
 
 
 class Preempted(Exception):
-    """Training stopped on a signal, with a checkpoint to go on from.
-
-    Args:
-        signal_number: the signal.
-        checkpoint: the file.
-    """
+    """Training stopped on a signal, with a checkpoint to go on from."""
 
     def __init__(self, signal_number: int, checkpoint: Path) -> None:
         super().__init__(f"stopped by {signal.Signals(signal_number).name}")
@@ -30,12 +25,7 @@ class Preempted(Exception):
 
 
 class RunStopped(Preempted):
-    """Training stopped because a rule or a limit of the run's own said so.
-
-    Args:
-        reason: the rule's name.
-        checkpoint: the file.
-    """
+    """Training stopped because a rule or a limit of the run's own said so."""
 
     def __init__(self, reason: str, checkpoint: Path) -> None:
         super().__init__(signal.SIGTERM, checkpoint)

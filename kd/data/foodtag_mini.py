@@ -760,11 +760,6 @@ def build(cache_dir: Path, train_per_class: int = 300, val_per_class: int = 50) 
     It is drawn once, into a temporary folder that is renamed when complete; a later call checks every file
     against the set's ``SHA256SUMS`` and draws a damaged set again. Of processes that start at once one draws.
 
-    Args:
-        cache_dir: made if missing.
-        train_per_class: training pictures a class.
-        val_per_class: validation pictures a class.
-
     Returns:
         A folder with ``train/<class>/*.jpg`` and ``val/<class>/*.jpg``.
     """

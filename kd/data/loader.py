@@ -65,9 +65,6 @@ class Shared(Generic[Made]):
 
     The worker's queue would move the batch there as well, but in a thread of its own: where no memory is left the
     batch would be lost there, and the training process would wait for it for ever.
-
-    Args:
-        collate: samples -> a batch.
     """
 
     def __init__(self, collate: Callable[[Sequence[Any]], Made]) -> None:

@@ -60,9 +60,6 @@ class Memory:
     """Bytes of a training step's parts, from one forward of a few pictures; activations grow with the batch.
 
     Activations are those of plain execution: ``compile`` keeps fewer.
-
-    Args:
-        run: attached to its trainer.
     """
 
     def __init__(self, run: Run) -> None:

@@ -106,9 +106,6 @@ def check_secret(cluster: Cluster | None) -> None:
 
     To be called before Ray is imported, which looks once at how machines know each other.
 
-    Args:
-        cluster: the job.
-
     Raises:
         UserError: the job has machines that prepare data, and no secret.
     """
@@ -198,9 +195,6 @@ def _wait_for_data(address: str, count: int, node: _Node | None = None) -> None:
 
 def prepare_data(cluster: Cluster) -> int:
     """On a machine that prepares data: gives its cores to those that train, until they are done.
-
-    Args:
-        cluster: the job.
 
     Returns:
         The exit status.

@@ -31,11 +31,8 @@ class Container:
         return self.base / "checkpoints" / self.trial
 
     def deliver(self, run: Path) -> None:
-        """Copies a finished run, without the checkpoints that it could resume from, to where SageMaker fetches models.
-
-        Args:
-            run: its folder.
-        """
+        """Copies a finished run, without the checkpoints that it could resume from, to where SageMaker fetches
+        models."""
         left_out = shutil.ignore_patterns("checkpoints", ".lock", "*.part")
         shutil.copytree(run, self.base / "model", ignore=left_out, dirs_exist_ok=True)
 

@@ -48,9 +48,6 @@ SIZES = {(192, 12, 3): "tiny", (384, 12, 6): "small", (768, 12, 12): "base", (10
 def renamed(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
     """A ViT's state under timm's names, whatever stands before its own.
 
-    Args:
-        state: a state dict.
-
     Returns:
         The state, and the library that it is from; as it was, and nothing, where it is of neither.
     """

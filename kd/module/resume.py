@@ -17,12 +17,7 @@ from kd.optim import settings_of, settle_resumed, steps_done
 
 
 class Resume:
-    """A run's way into a checkpoint and back.
-
-    Args:
-        students: that are trained.
-        teacher: who teaches them (:meth:`kd.Teacher.identity`).
-    """
+    """A run's way into a checkpoint and back."""
 
     def __init__(self, students: Students, teacher: Mapping[str, Any]) -> None:
         self.students, self.teacher = students, teacher

@@ -27,12 +27,6 @@ class CloudWatch(Outlet):
     An alarm on ``rule_fired`` is a rule's. Region and credentials are found as by any AWS tool. A thread of the first
     process of each node sends; what it can't send is reported once.
 
-    Args:
-        folder: the run's.
-        numbers: to send.
-        namespace: of the metrics.
-        every_s: between two sendings.
-
     Raises:
         UserError: boto3 is not installed, or knows no region.
     """

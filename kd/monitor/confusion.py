@@ -21,9 +21,6 @@ class Confusion(Closing):
 
     ``right`` is each class's share of right answers and ``counts`` its pictures, by class id; ``pairs`` the most
     frequent mistakes as ``[class, taken for, how often]``. Of tasks with one label a picture.
-
-    Args:
-        folder: the run's.
     """
 
     def __init__(self, folder: RunFolder) -> None:

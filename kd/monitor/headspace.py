@@ -20,11 +20,7 @@ WARM_UP = 3  # steps of each part that are not counted
 
 
 class Replay:
-    """A loader that keeps the batches of its first pass, and gives those from memory in later ones.
-
-    Args:
-        loader: whose batches are recorded.
-    """
+    """A loader that keeps the batches of its first pass, and gives those from memory in later ones."""
 
     def __init__(self, loader: DataLoader) -> None:
         self.loader, self.batches = loader, list[Any]()

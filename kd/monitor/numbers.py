@@ -164,11 +164,7 @@ GAUGES: dict[str, Gauge] = {
 
 
 class Outlet(Closing, ABC):
-    """Where the numbers go: open in the first process of each node while it trains, however training ends.
-
-    Args:
-        numbers: to serve or send.
-    """
+    """Where the numbers go: open in the first process of each node while it trains, however training ends."""
 
     def __init__(self, numbers: Numbers) -> None:
         self.numbers = numbers

@@ -195,10 +195,6 @@ class System(Callback):
 
     Switched in a running job: SIGUSR2 turns it off and on again; so does the word ``on`` or ``off`` in the file
     ``monitor`` in the run's folder, on all nodes at once; ``interval=SECONDS`` there changes its pace.
-
-    Args:
-        folder: the run's.
-        interval_s: between two samples.
     """
 
     def __init__(self, folder: RunFolder, interval_s: float = 0.5) -> None:

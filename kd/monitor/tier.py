@@ -15,11 +15,7 @@ EVERY_S = 2.0
 
 
 class TierRecord(Closing):
-    """Writes ``records/tier.rank<r>.jsonl``: the queue, and what each machine has made so far.
-
-    Args:
-        folder: the run's.
-    """
+    """Writes ``records/tier.rank<r>.jsonl``: the queue, and what each machine has made so far."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder

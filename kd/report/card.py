@@ -104,7 +104,7 @@ def _making(run: Run) -> list[tuple[str, Any]]:
 
 
 def _goodness(best: dict[str, float], teacher: dict[str, float], fidelity: dict[str, Any]) -> list[tuple[str, ...]]:
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (METRICS[key], _percent(teacher.get(key)), _percent(best.get(key)))
         for key in METRICS
         if key in (best | teacher)

@@ -12,11 +12,7 @@ from kd.report.verdict import limits_of, verdict_of
 
 
 class Explained:
-    """What limits a run, and what is unusual about it.
-
-    Args:
-        run: its records.
-    """
+    """What limits a run, and what is unusual about it."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.facts = run, Facts(run)

@@ -25,11 +25,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 class StepFacts:
-    """What the steps say. ``rank`` is the typical one: neither the straggler nor the one that waits most.
-
-    Args:
-        run: the records.
-    """
+    """What the steps say. ``rank`` is the typical one: neither the straggler nor the one that waits most."""
 
     def __init__(self, run: Run) -> None:
         self.run = run

@@ -191,14 +191,7 @@ def features_collapse(rank: Sequence[float], pictures: int, below: float = 10, l
 def similar_across_runs(
     own: Mapping[float, float], others: Mapping[str, Mapping[float, float]], least: int = 5, near: float = 1e-6
 ) -> Finding | None:
-    """Another run has had the same losses at the same steps: what differs between the two has no effect.
-
-    Args:
-        own: train/loss by step.
-        others: of other runs, by name.
-        least: steps in common.
-        near: difference that counts as none.
-    """
+    """Another run has had the same losses at the same steps: what differs between the two has no effect."""
     for name, loss in others.items():
         common = [step for step in own if step in loss]
         if len(common) >= least and all(abs(own[s] - loss[s]) <= near * max(1.0, abs(own[s])) for s in common):

@@ -138,9 +138,6 @@ def damage(path: Path) -> str:
 def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
     """The checkpoint to go on from, and what was wrong with newer ones.
 
-    Args:
-        folder: a run's ``checkpoints``.
-
     Returns:
         The newest whole file, or None, and the damage by file.
     """

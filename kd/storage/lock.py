@@ -18,9 +18,6 @@ class RunLock:
     A POSIX record lock: it also holds between machines (NFS), and the loader's processes do not inherit it, so a killed
     run's orphans keep nobody out. Rank 0 holds it for all processes of a job.
 
-    Args:
-        folder: of the run.
-
     Raises:
         UserError: another process holds it.
     """

@@ -280,10 +280,6 @@ def list_at(file: str, key: str) -> bytes:
 def pictures_below(folder: str, place: Place = DISK) -> tuple[list[str], dict[str, int]]:
     """All pictures below a folder at any depth, sorted by path, and what else is there.
 
-    Args:
-        folder: the folder.
-        place: where it is.
-
     Returns:
         Paths of the files with one of :data:`IMAGE_SUFFIXES`, and how many others there are by the ending of their
         names. Hidden files and folders are passed over.

@@ -94,10 +94,6 @@ class GpuMaker(BatchMaker):
 
     Two batches are in its hands: while one is on the GPU the samples of the next are made. It ends with any of those
     others, and they with it.
-
-    Args:
-        decoders: how many.
-        options: of each, for Ray.
     """
 
     def __init__(self, decoders: int, options: dict[str, object]) -> None:
@@ -150,9 +146,6 @@ class GpuMaker(BatchMaker):
 
 class RayCluster:
     """The cluster, joined by this process or started for it.
-
-    Args:
-        spec: where it is.
 
     Raises:
         UserError: Ray is not installed.

@@ -28,13 +28,7 @@ PATIENCE_S = 300.0  # without a single batch
 
 
 class TierLoader(DataLoader):
-    """A ``DataLoader`` whose batches are made by the tier.
-
-    Args:
-        tier: that makes them.
-        work: the number of their kind.
-        batches: the keys of each batch.
-    """
+    """A ``DataLoader`` whose batches are made by the tier."""
 
     def __init__(self, tier: "Tier", work: int, batches: Iterable[list[Key]]) -> None:
         data, collate = tier.works[work]

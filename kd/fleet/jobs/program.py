@@ -25,10 +25,6 @@ def need(program: str, where: str) -> None:
 def ask(command: Sequence[str], text: str | None = None) -> str:
     """Runs a program and returns what it prints.
 
-    Args:
-        command: program and arguments.
-        text: what it reads.
-
     Raises:
         UserError: it failed; its last words in a line.
     """

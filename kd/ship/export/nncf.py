@@ -17,10 +17,6 @@ PICTURES = 300  # Training pictures that calibrate (NNCF's own default)
 def quantized(model: "onnx.ModelProto | openvino.Model", job: Job) -> "onnx.ModelProto | openvino.Model":
     """An int8 copy of an ONNX or OpenVINO model, calibrated on training pictures.
 
-    Args:
-        model: ``onnx.ModelProto`` or ``openvino.Model``.
-        job: what is exported.
-
     Raises:
         UserError: the extra is missing.
     """

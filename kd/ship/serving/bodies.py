@@ -35,12 +35,7 @@ class Limits:
 
 
 class Refused(Exception):
-    """A request that is answered with an error.
-
-    Args:
-        status: of the answer.
-        reason: in words.
-    """
+    """A request that is answered with an error."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)

@@ -13,10 +13,6 @@ class KnownHosts:
     """Passes on requests to this machine's own names, from pages of the server itself.
 
     An address is always known: what a page elsewhere can make a browser believe are names (DNS rebinding).
-
-    Args:
-        app: what is asked.
-        names: beside ``localhost``, in lower case.
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:

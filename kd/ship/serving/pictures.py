@@ -25,11 +25,6 @@ class BadUpload(Exception):
 def view(data: bytes, manifest: Manifest, max_pixels: int) -> np.ndarray:
     """What validation would show of a picture: scaled, its centre cut out.
 
-    Args:
-        data: the encoded picture.
-        manifest: of the model.
-        max_pixels: of the decoded picture.
-
     Returns:
         uint8, ``manifest.shape``.
 

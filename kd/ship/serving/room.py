@@ -8,11 +8,7 @@ class Busy(Exception):
 
 
 class Room:
-    """So much may be held at a time.
-
-    Args:
-        most: in any unit.
-    """
+    """So much may be held at a time."""
 
     def __init__(self, most: float) -> None:
         self.most, self.held = most, 0.0

@@ -11,12 +11,7 @@ T = TypeVar("T")
 
 
 class Daemons(Executor):
-    """A pool of daemon threads; ThreadPoolExecutor's are joined at the interpreter's end, whatever they do.
-
-    Args:
-        count: of threads.
-        name: their prefix.
-    """
+    """A pool of daemon threads; ThreadPoolExecutor's are joined at the interpreter's end, whatever they do."""
 
     def __init__(self, count: int, name: str) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
