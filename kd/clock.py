@@ -82,7 +82,6 @@ class Clock:
         return int(os.pread(self._schedule, 64, 0).split()[1]) / 1e6 if self._schedule is not None else 0.0
 
     def close(self) -> None:
-        """Gives the kernel's file back."""
         if self._schedule is not None:
             os.close(self._schedule)
             self._schedule = None
@@ -124,7 +123,6 @@ class Clock:
             self.ranges.range_push(phase)
 
     def leave(self) -> None:
-        """Closes the innermost phase."""
         if len(self._open) > 1:
             if self._open[-1] != self._open[-2]:
                 self._mark()
@@ -133,7 +131,6 @@ class Clock:
                 self.ranges.range_pop()
 
     def turn(self, phase: str) -> None:
-        """The innermost phase continues as another."""
         self._mark()
         self._open[-1] = phase
 

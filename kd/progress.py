@@ -26,7 +26,6 @@ class Lines:
                 self.stream.write(f"{part.strip()}\n")
 
     def flush(self) -> None:
-        """Passes it on."""
         self.stream.flush()
 
 

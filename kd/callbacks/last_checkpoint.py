@@ -58,7 +58,6 @@ class LastCheckpoint(Checkpoint):
 
     @property
     def path(self) -> Path:
-        """The file."""
         assert self.dirpath is not None
         return Path(self.dirpath) / LAST
 

@@ -283,7 +283,6 @@ class Phases(Closing):
 
     @property
     def images_per_step(self) -> int:
-        """Of all processes."""
         return self.header["batch_size"] * self.header["world_size"]
 
     def so_far(self) -> str:

@@ -70,7 +70,6 @@ class Preflight(Callback):
         self._judge_all(trainer, run, found, before is not None)
 
     def _find(self, trainer: Trainer, run: RunContext, kept: KeptLogits) -> Found:
-        """Asks the teacher."""
         members = run.teacher.members
         judges = {name: copy.deepcopy(run.module.task).to(run.device) for name in {"": None, **members}}
         for judge in judges.values():
@@ -143,7 +142,6 @@ class Preflight(Callback):
         self, trainer: Trainer, run: RunContext, judges: dict[str, Task], seen: TargetCounts,
         orders: dict[str, Confusions], kept: KeptLogits,
     ) -> Tensor | None:  # fmt: skip
-        """The teacher's answers by validation index."""
         data, task, answers = run.data, run.module.task, None
         loader, batches = data.val_dataloader(), data.eval_batches("val").used
         total = batches * data.batch_size * trainer.world_size

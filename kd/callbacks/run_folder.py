@@ -134,7 +134,6 @@ class RunFolder(Callback):
         self._lock = RunLock(folder)
 
     def release(self) -> None:
-        """Lets others in."""
         if self._lock is not None:
             self._lock.release()
 

@@ -184,7 +184,6 @@ def _write(file: Path, content: dict[str, Any]) -> None:
 
 
 def _memory_mb(run: RunContext, batch_size: int) -> dict[str, float] | None:
-    """By part, of all students together."""
     return run.module.memory.report(batch_size, run.trainer.optimizers) if run.module.memory else None
 
 

@@ -110,7 +110,6 @@ class Pen:
         return [(a * x + b * y + c, d * x + e * y + f) for x, y in points]
 
     def shape(self, points: Sequence[Point], fill: Colour) -> None:
-        """A filled polygon."""
         self.canvas.polygon(self.pixels(points), fill=fill)
 
     def line(self, points: Sequence[Point], width: float, fill: Colour) -> None:
@@ -137,7 +136,6 @@ class Pen:
             self.blob(x - off * rx, y - 2 * off * ry, rx * k, shade(fill, light), ry * k, turn, 0.03)
 
     def spots(self, count: int, reach: float, inner: float = 0.0) -> list[Point]:
-        """Random places between two radii."""
         polar = [(self.rng.uniform(inner**2, reach**2) ** 0.5, self.rng.uniform(0, 7)) for _ in range(count)]
         return [(r * math.cos(t), r * math.sin(t)) for r, t in polar]
 
@@ -151,7 +149,6 @@ class Pen:
             self.blob(x, y, r, shade(fill, light), r * slim, turn, 0.1)
 
     def bowl(self, fill: Colour) -> None:
-        """A bowl filled to its rim."""
         rim = self.pick("cream", "cream", "chocolate", "metal")
         for y, r, colour in ((0.08, 1.08, shade(rim, 0.6)), (0, 1.06, rim), (0.02, 0.96, shade(rim, 0.7))):
             self.blob(0, y, r, colour, wobble=0)

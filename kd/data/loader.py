@@ -71,7 +71,6 @@ class Shared(Generic[Made]):
         self.collate = collate
 
     def __call__(self, samples: Sequence[Any]) -> Made:
-        """The batch."""
         batch = self.collate(samples)
         if get_worker_info() is None:
             return batch

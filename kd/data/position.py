@@ -37,7 +37,6 @@ class Position:
         return {"epoch": epoch, "samples": self._batches.samples_after(epoch, done)}
 
     def load(self, state: Mapping[str, Any], trainer: Trainer | None) -> None:
-        """Restores the saved state."""
         if state:
             self.at = (state["epoch"], state["samples"])
         if state and trainer and self._batches is not None:

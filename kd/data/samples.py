@@ -37,7 +37,6 @@ class PictureSet(Dataset[Sample]):
         return len(self.split.targets)
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Sample]:
-        """A batch's samples."""
         fetch(self.split, [index for index, _ in keys])
         return [self[key] for key in keys]
 
@@ -73,7 +72,6 @@ class Collate:
         return {**batch, "real": real} if self.mix is None else {**batch, "view": keys[0][1]}
 
     def targets(self, targets: Sequence[Any]) -> Tensor:
-        """Targets of samples -> the batch's."""
         if isinstance(targets[0], Tensor):
             return torch.cat([t.as_subclass(Tensor) for t in targets])
         if not self.labels:

@@ -66,7 +66,6 @@ class Splits:
 
     @property
     def names(self) -> list[str]:
-        """The splits that a run reads."""
         return ["train", "val", *(["probe"] if self.probe else [])]
 
     def is_probed(self) -> bool:

@@ -131,7 +131,6 @@ class Objective(nn.Module):
 
     @property
     def active(self) -> dict[str, DistillLoss]:
-        """The distillation losses with a weight."""
         return {name: loss for name, loss in self.losses.items() if loss.weight}  # type: ignore[misc]
 
     @property

@@ -119,7 +119,6 @@ class Student(nn.Module):
 
     @property
     def task(self) -> Task:
-        """What its labels mean."""
         return self.objective.task
 
     @property
@@ -144,7 +143,6 @@ class Student(nn.Module):
 
     @property
     def is_measured(self) -> bool:
-        """Whether validation says anything of it."""
         return self.classifies
 
     @property

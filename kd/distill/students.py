@@ -42,7 +42,6 @@ class Students(nn.ModuleDict):
 
     @property
     def data_info(self) -> DataInfo:
-        """The data of all."""
         return self.only_or_first.data
 
     @property

@@ -96,7 +96,6 @@ def _groups(env: Mapping[str, str], from_file: Mapping[str, Any], hosts: list[st
 
 
 def _current(env: Mapping[str, str], from_file: Mapping[str, Any], groups: Mapping[str, list[str]], here: str) -> str:
-    """The group of this machine."""
     group = next(name for name, hosts in groups.items() if here in hosts)
     named = {
         env.get("SM_CURRENT_INSTANCE_GROUP"),

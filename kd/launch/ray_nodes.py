@@ -41,7 +41,6 @@ def _port() -> int:
 
 
 def _address(cluster: Cluster) -> tuple[str, int]:
-    """Of the first machine that trains."""
     return cluster.variables.get("MASTER_ADDR") or os.environ.get("MASTER_ADDR") or socket.gethostname(), _port()
 
 

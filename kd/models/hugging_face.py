@@ -45,7 +45,6 @@ class HuggingFace:
 
     @property
     def name(self) -> str:
-        """For tables and files."""
         return f"hf_{Path(self.path).name if self.path else self.config.get('model_type')}"
 
     @property
@@ -122,7 +121,6 @@ class HuggingFace:
         return transformers.AutoModelForImageClassification.from_config(config)
 
     def _pixels(self) -> Mapping[str, Any]:
-        """What its image processor does."""
         if not self.path:
             return {}
         from transformers.image_processing_base import ImageProcessingMixin

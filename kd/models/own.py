@@ -125,7 +125,6 @@ class OwnModel(nn.Module):
         switch(enable)
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that weight decay leaves alone."""
         own: Any = getattr(self.model, "no_weight_decay", set)
         return {f"model.{name}" for name in own()}
 

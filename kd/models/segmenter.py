@@ -50,11 +50,9 @@ class DenseModel(nn.Module):
         return self.head.classifier
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """As timm models have it."""
         self.backbone.set_grad_checkpointing(enable)  # type: ignore[operator]
 
     def no_weight_decay(self) -> set[str]:
-        """As timm models have it."""
         own: Any = getattr(self.backbone, "no_weight_decay", set)
         return {f"backbone.{name}" for name in own()}
 

@@ -116,7 +116,6 @@ class Control(Callback):
             self.phases.name_ranges(bool(nvtx))
 
     def _look(self) -> list[int]:
-        """Health, kernels and NVTX as numbers."""
         nothing, now = [KEEP] * 3, time.monotonic()
         if now < self._looked + LOOK_EVERY_S:
             return nothing

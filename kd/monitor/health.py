@@ -170,7 +170,6 @@ class _Reading:
                 self._dead[path] = (units <= 0).all(0).float().mean()
 
     def stop_listening(self) -> None:
-        """Takes the hooks off."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

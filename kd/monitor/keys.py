@@ -156,7 +156,6 @@ def monitors(spec: MonitorSpec, folder: RunFolder) -> list[Callback]:
 
 
 def _senders(spec: MonitorSpec, folder: RunFolder, numbers: Numbers) -> list[Callback]:
-    """What takes the numbers elsewhere."""
     found: list[Callback] = []
     if spec.prometheus_port is not None:
         found.append(Prometheus(numbers, spec.prometheus_port, spec.prometheus_host))

@@ -35,14 +35,12 @@ class Numbers:
         self.trainer: Trainer | None = None
 
     def read(self) -> dict[str, Values]:
-        """All gauges that have values now."""
         found = {name: gauge.read(self) for name, gauge in GAUGES.items()}
         return {name: values for name, values in found.items() if values}
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
     def step(self) -> Values:
-        """Batches done."""
         newest = list(self.phases.recent)[-1:]
         return {(): float(newest[0]["step"] + 1)} if newest else {}
 
@@ -52,23 +50,19 @@ class Numbers:
         return {(): float(newest[0]["epoch"])} if newest else {}
 
     def step_seconds(self) -> Values:
-        """Mean of the last steps."""
         steps = list(self.phases.recent)
         return {(): mean([s["ms"] for s in steps]) / 1000} if steps else {}
 
     def images_per_second(self) -> Values:
-        """Of all processes."""
         seconds = self.step_seconds().get(())
         return {(): self.phases.images_per_step / max(seconds, 1e-9)} if seconds is not None else {}
 
     def phase_seconds(self) -> Values:
-        """Mean of the last steps."""
         steps = list(self.phases.recent)
         names = sorted({name for s in steps for name in s["p"]})
         return {(name,): mean([s["p"].get(name, 0.0) for s in steps]) / 1000 for name in names}
 
     def metric(self) -> Values:
-        """All that is logged."""
         logged = self.trainer.callback_metrics.copy() if self.trainer is not None else {}
         return {(name,): float(value) for name, value in logged.items()}
 
@@ -100,7 +94,6 @@ class Numbers:
     # -- the machine ---------------------------------------------------------------------------------------------------
 
     def cpu_percent(self) -> Values:
-        """Of each core."""
         return {(str(core),): float(use) for core, use in enumerate(self.system.newest.get("cpu", []))}
 
     def of_sample(self, key: str, factor: float = 1.0) -> Values:

@@ -43,7 +43,6 @@ class Gpus:
         }
 
     def names(self) -> list[str]:
-        """Of the GPUs."""
         found = (self._nvml.nvmlDeviceGetName(h) for h in self._handles)
         return [name.decode() if isinstance(name, bytes) else name for name in found]
 

@@ -101,7 +101,6 @@ def _moved_classes(before: Facts, after: Facts, names: Sequence[str]) -> dict[st
 
 
 def _row(facts: Facts) -> dict[str, float | None]:
-    """What a run took, by name."""
     found: dict[str, float | None] = {
         "hours": facts.hours,
         "epochs": facts.epochs_done,

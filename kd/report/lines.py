@@ -85,7 +85,6 @@ class Writer:
         self._lines = len(lines)
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
 
 

@@ -63,7 +63,6 @@ class Handler(BaseHTTPRequestHandler):
     server: Live
 
     def do_GET(self) -> None:
-        """A page or its content."""
         name, _, query = unquote(self.path).strip("/").partition("?")
         host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
         content = self.server.content(name.strip("/")) if host in HOSTS else None

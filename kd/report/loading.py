@@ -25,7 +25,6 @@ class DataMachines:
 
     @property
     def hourly(self) -> float | None:
-        """Price of an hour of all."""
         return None if self.price is None else self.count * self.price
 
 

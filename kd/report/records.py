@@ -40,7 +40,6 @@ class Run:
     notes: list[str] = field(default_factory=list)  # what could not be read
 
     def event(self, name: str) -> dict[str, Any] | None:
-        """The newest event of a name."""
         return next((e for e in reversed(self.events) if e["name"] == name), None)
 
     @property

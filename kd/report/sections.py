@@ -103,7 +103,6 @@ def _about(metric: str, model: dict[str, Any]) -> str:
 
 
 def _progress(facts: Facts) -> list[tuple[str, str, str]]:
-    """Where a run that trains is."""
     if not facts.steps:
         return []
     of = facts.epochs * facts.batches_per_epoch
@@ -114,7 +113,6 @@ def _progress(facts: Facts) -> list[tuple[str, str, str]]:
 
 
 def _kept(facts: Facts, student: str) -> str:
-    """The share of the teacher's accuracy."""
     reached = ((facts.run.summary.get("teacher") or {}).get("val") or {}).get(facts.run.primary)
     score = facts.best_val(student)
     return f"{score / reached:.1%}" if reached and score is not None else ""

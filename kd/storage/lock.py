@@ -38,7 +38,6 @@ class RunLock:
         self._file.flush()
 
     def release(self) -> None:
-        """Lets go."""
         with suppress(OSError):
             self._file.close()
 

@@ -49,7 +49,6 @@ class Mirror:
             raise UserError(f"runs_dir: {self.url} can't be written: {first_line(error)}") from error
 
     def numbers(self, recipe: str) -> list[int]:
-        """Of the runs that are there."""
         self.files.invalidate_cache()
         try:
             found = tried(lambda: self.files.ls(f"{self.root}/{recipe}", detail=False), f"{self.url} can't be read")

@@ -68,7 +68,6 @@ class DeepSpeed(DDPStrategy):
 
     @property
     def engine(self) -> "deepspeed.DeepSpeedEngine":
-        """DeepSpeed's, around the module."""
         return self.model
 
     def shard(self, students: Students) -> None:

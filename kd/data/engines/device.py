@@ -97,7 +97,6 @@ class CutSet(torch.utils.data.Dataset[tuple[Any, Recipe, Any, Key]]):
         return len(self.split.targets)
 
     def __getitems__(self, keys: Sequence[Key]) -> list[tuple[Any, Recipe, Any, Key]]:
-        """A batch's samples."""
         fetch(self.split, [index for index, _ in keys])
         return [self[key] for key in keys]
 

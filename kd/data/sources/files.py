@@ -35,7 +35,6 @@ class FileSplit:
         self.place = place
 
     def at(self, file: str) -> Place:
-        """Where one of the files is."""
         return self.place if is_url(file) else DISK
 
     def open(self, i: int) -> IO[bytes]:
@@ -43,7 +42,6 @@ class FileSplit:
         return self.at(self.paths[i]).open(self.paths[i])
 
     def read(self, i: int) -> bytes:
-        """The file's content."""
         with self.open(i) as file:
             return file.read()
 
@@ -74,11 +72,9 @@ class FileSplit:
         return max((self.at(file).changed(file) for i in range(len(self.paths)) for file in self.files(i)), default=0.0)
 
     def name(self, i: int) -> str:
-        """The file's path."""
         return self.paths[i]
 
     def target(self, i: int) -> Target:
-        """Its target."""
         return self.targets[i]
 
 

@@ -56,34 +56,27 @@ class Disk:
     """This machine's files. See :class:`Place`."""
 
     def is_folder(self, folder: str) -> bool:
-        """See :class:`Place`."""
         return Path(folder).is_dir()
 
     def folders(self, folder: str) -> list[str]:
-        """See :class:`Place`."""
         return [entry.name for entry in os.scandir(folder) if entry.is_dir()]
 
     def files(self, folder: str) -> list[str]:
-        """See :class:`Place`."""
         return [entry.name for entry in os.scandir(folder)]
 
     def below(self, folder: str) -> Iterator[str]:
-        """See :class:`Place`."""
         for path, folders, names in os.walk(folder):
             folders[:] = [name for name in folders if not name.startswith(".")]
             yield from (f"{path}{os.sep}{name}" for name in names if not name.startswith("."))
 
     def open(self, file: str) -> IO[bytes]:
-        """See :class:`Place`."""
         return open_regular(file)
 
     def stamp(self, file: str) -> str:
-        """Size and time of change."""
         found = _stat(file)
         return f"{found.st_size}\0{found.st_mtime_ns}\0" if found else ""
 
     def size(self, file: str) -> int:
-        """See :class:`Place`."""
         found = _stat(file)
         return found.st_size if found else 0
 
@@ -158,21 +151,17 @@ class Store:
         return bool(self._in(folder))
 
     def folders(self, folder: str) -> list[str]:
-        """See :class:`Place`."""
         rests = (url[len(folder) + 1 :] for url in self._in(folder))
         return list({rest.partition("/")[0] for rest in rests if "/" in rest})
 
     def files(self, folder: str) -> list[str]:
-        """See :class:`Place`."""
         rests = (url[len(folder) + 1 :] for url in self._in(folder))
         return [rest for rest in rests if "/" not in rest]
 
     def below(self, folder: str) -> Iterator[str]:
-        """See :class:`Place`."""
         return (url for url in self._in(folder) if "/." not in url[len(folder) :])
 
     def open(self, file: str) -> IO[bytes]:
-        """See :class:`Place`."""
         if file not in self._states:
             raise FileNotFoundError(f"there is no {file}")
         size = self.size(file)
@@ -208,7 +197,6 @@ class Store:
         return self._states.get(file, "")
 
     def size(self, file: str) -> int:
-        """See :class:`Place`."""
         return size_in(self._states[file]) if file in self._states else 0
 
     def changed(self, file: str) -> float:

@@ -173,7 +173,6 @@ class ShardSplit:
         return data
 
     def _opened(self, shard: int) -> int:
-        """An open shard on a disk."""
         key = (os.getpid(), shard)
         if key not in self._open:
             self._open[key] = os.open(Path(self.root, self.shards[shard]), os.O_RDONLY)
@@ -186,7 +185,6 @@ class ShardSplit:
         return tv_tensors.Mask(decode_grey(self._read(self.samples[i][0], *self.masks[i])))
 
     def name(self, i: int) -> str:
-        """Shard and place; differs between packs."""
         shard, offset, size = self.samples[i]
         return f"{self.root}/{self.shards[shard]}@{offset}+{size} ({self.digest})"
 

@@ -81,7 +81,6 @@ class Joined:
         return split.read(j)
 
     def name(self, i: int) -> str:
-        """Its name in its own split."""
         split, j = self._at(i)
         return split.name(j)
 
@@ -91,21 +90,17 @@ class Joined:
         return split.target(j)
 
     def stamp(self, i: int) -> str:
-        """Its stamp in its own split."""
         return stamp_of(*self._at(i))
 
     def key(self, i: int) -> str:
-        """Its key in its own split."""
         return key_of(*self._at(i))
 
     def fetch(self, numbers: Iterable[int]) -> None:
-        """See :meth:`FileSplit.fetch`."""
         places = [self._at(i) for i in numbers]
         for part in self.parts:
             fetch(part, [j for split, j in places if split is part])
 
     def size(self, i: int) -> int:
-        """Its size in its own split."""
         return size_of(*self._at(i))
 
     def changed(self) -> float:

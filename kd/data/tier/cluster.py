@@ -135,7 +135,6 @@ class GpuMaker(BatchMaker):
             return self._batch(self.works[work][1], lambda: samples, start)
 
     def _all(self, calls: list[object]) -> list[Any]:
-        """What several calls give."""
         try:
             return self.ray.get(calls)
         except self.ray.exceptions.RayTaskError:
@@ -263,7 +262,6 @@ class RayCluster:
         return kind.remote(decoders, options)
 
     def end(self, maker: object) -> None:
-        """Ends a maker."""
         if self.ray.is_initialized():  # else Ray would start a cluster for the call
             with suppress(Exception):
                 self.ray.kill(maker)

@@ -260,7 +260,6 @@ class Tier:
             self._calls[maker.handle.make.remote(work, job.keys)] = Call(maker, job)
 
     def _take(self, reference: object) -> None:
-        """What a finished call has brought."""
         with self._lock:
             call = self._calls.pop(reference, None)
         if call is None:  # its maker has been given up meanwhile

@@ -82,7 +82,6 @@ class TierSpec:
 
     @property
     def selector(self) -> dict[str, str]:
-        """The label as name and value."""
         name, _, value = self.label.partition("=")
         return {name: value}
 
@@ -204,7 +203,6 @@ class Crew:
 
     @property
     def working(self) -> list[Machine]:
-        """The machines that are there."""
         return [m for m in self.machines.values() if not m.gone]
 
     def _share_out(self) -> None:

@@ -107,7 +107,6 @@ class Slurm:
             time.sleep(POLL_S)
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
-        """It is there."""
         return fetched(into)
 
 

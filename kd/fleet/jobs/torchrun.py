@@ -95,7 +95,6 @@ class Torchrun:
         return Outcome(False, f"machine {failed} ended with status {statuses[failed]}; {folder / f'log.{failed}'}")
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
-        """It is there."""
         return fetched(into)
 
 

@@ -89,11 +89,9 @@ class SageMakerSearch:
         return {"request.json": json.dumps(request, indent=2) + "\n"}
 
     def check(self, job: Job) -> None:
-        """As for one run."""
         SageMaker().check(job)
 
     def submit(self, job: Job, folder: Path) -> str:
-        """Creates it."""
         with uploaded(job) as session:
             session.client("sagemaker").create_hyper_parameter_tuning_job(**read_request(folder))
         return job.name
@@ -128,7 +126,6 @@ class SageMakerSearch:
         return Outcome(True, text, where=where)
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
-        """The best trial's run."""
         return unpacked(outcome, into)
 
 

@@ -39,7 +39,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
         return f"{self.strategy}-{self.processes}x{self.batch}"
 
 
@@ -92,7 +91,6 @@ class Plan:
         return read_run(self.folder / self.recipe / case.name)
 
     def measured(self) -> Iterator[tuple[Case, Run]]:
-        """All runs, one after another."""
         for case in self.cases():
             yield case, self.run(case)
 

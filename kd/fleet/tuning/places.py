@@ -49,12 +49,10 @@ class Slot:
     gpus: tuple[str, ...]  # numbers of its GPUs
 
     def variables(self) -> dict[str, str]:
-        """For the process's environment."""
         threads = {} if "OMP_NUM_THREADS" in os.environ or not self.cores else {"OMP_NUM_THREADS": str(len(self.cores))}
         return threads | ({"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {})
 
     def start(self, items: Sequence[str], log: Path, owner: IO[str] | None = None) -> Process:
-        """See :meth:`Place.start`."""
         with log.open("a") as opened:
             process = start_kd_train(
                 items,

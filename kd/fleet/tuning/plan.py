@@ -42,7 +42,6 @@ class Objective:
 
     @property
     def direction(self) -> str:
-        """As the sampler takes it."""
         return "maximize" if self.maximize else "minimize"
 
     def value(self, run: Path) -> float:
@@ -83,7 +82,6 @@ class Plan:
 
     @property
     def epochs(self) -> int:
-        """Of a whole trial."""
         return self.config["trainer"]["max_epochs"] or 1
 
     def settings(self) -> dict[str, Any]:

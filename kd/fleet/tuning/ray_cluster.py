@@ -64,7 +64,6 @@ class Runner:
             return self._process.wait()
 
     def signal(self, number: int) -> None:
-        """Sends the run a signal."""
         with self._changing:
             self._signal = number
             if self._process is not None:
@@ -84,7 +83,6 @@ class RayRun:
         )
 
     def poll(self) -> int | None:
-        """See :meth:`Process.poll`."""
         if self._status is None and ray.wait([self._end], timeout=0)[0]:
             try:
                 self._status = ray.get(self._end)
@@ -96,7 +94,6 @@ class RayRun:
         return self._status
 
     def send_signal(self, number: int, /) -> None:
-        """See :meth:`Process.send_signal`."""
         if self._status is not None:
             return
         if ray.wait([self._there], timeout=0)[0]:

@@ -119,7 +119,6 @@ class Search:
         return self.plan.hours is not None and time.monotonic() - self.began > 3600 * self.plan.hours
 
     def folder_of(self, number: int) -> Path:
-        """A trial's folder."""
         return self.plan.folder / "trials" / f"{number:04d}"
 
     def _fill(self) -> None:
@@ -248,7 +247,6 @@ class Search:
         self.stopped_by = self.stopped_by or number
 
     def jobs(self) -> list[Job]:
-        """All that run."""
         return [*self.going, *(running.job for running in self.running)]
 
     def wait(self, jobs: Sequence[Job], items: Sequence[Sequence[str]]) -> None:

@@ -26,7 +26,6 @@ class Space:
 
     @property
     def integer(self) -> bool:
-        """A range of integers."""
         return self.choices is None and isinstance(self.low, int)
 
     @property
@@ -47,7 +46,6 @@ class Space:
         return trial.suggest_float(self.key, self.low, self.high, log=self.log)
 
     def text(self) -> str:
-        """As it is written."""
         if self.choices is not None:
             return json.dumps(self.choices)
         return f"{'log:' if self.log else ''}{self.low}..{self.high}"

@@ -87,11 +87,9 @@ class Study:
         return trial, space.suggest(trial)
 
     def reported(self, number: int) -> set[int]:
-        """The epochs whose value is known."""
         return set(next(t for t in self.trials() if t.number == number).intermediate_values)
 
     def tell(self, trial: Trial, state: Finished, values: Sequence[float] | None, notes: dict[str, Any]) -> None:
-        """Ends a trial."""
         for name, value in notes.items():
             trial.set_user_attr(name, value)
         self.study.tell(trial, list(values) if values else None, state=_STATES[state])

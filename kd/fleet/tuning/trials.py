@@ -45,7 +45,6 @@ class Owner:
         return cls(file)
 
     def release(self) -> None:
-        """Lets it go."""
         self.file.close()
 
 
@@ -78,7 +77,6 @@ class Job:
 
     @property
     def run(self) -> Path:
-        """The run's folder."""
         return self.folder / self.recipe / "000"
 
     def begin(self, items: Sequence[str]) -> None:
@@ -95,7 +93,6 @@ class Job:
 
     @property
     def untimed(self) -> bool:
-        """Whether the student's speed is unknown."""
         return not (self.run / "export" / "latency.json").is_file()
 
     def time_student(self) -> bool:
@@ -117,7 +114,6 @@ class Job:
             self.process.send_signal(signal.SIGTERM)
 
     def wait(self) -> None:
-        """Until the run has ended."""
         while self.status is None:
             time.sleep(0.05)
 

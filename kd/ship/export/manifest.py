@@ -65,7 +65,6 @@ class Manifest:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of one picture, in the layout."""
         height, width = self.size
         return (height, width, 3) if self.layout == "nhwc" else (3, height, width)
 

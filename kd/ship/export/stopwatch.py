@@ -23,7 +23,6 @@ class ExportedFile:
     threads: int  # of the runtime
 
     def __call__(self) -> Callable[[np.ndarray], object]:
-        """The runtime."""
         from kd.ship.export.formats import find_format
 
         return find_format(self.to).open(self.file, self.threads)
@@ -69,7 +68,6 @@ class Stopwatch:
         return self._ask((pictures, repeats))
 
     def close(self) -> None:
-        """Ends the process."""
         self._mine.close()
         self._process.join()
 

@@ -148,19 +148,15 @@ class Server:
         return HTMLResponse(PAGE.read_text(encoding="utf-8").replace("{{ABOUT}}", text), headers=HEADERS)
 
     async def healthz(self, request: Request) -> Response:
-        """The process lives."""
         return JSONResponse({"status": "ok"})
 
     async def readyz(self, request: Request) -> Response:
-        """Requests are taken."""
         return JSONResponse({"ready": self.ready}, 200 if self.ready else 503)
 
     async def numbers(self, request: Request) -> Response:
-        """Prometheus metrics."""
         return Response(self.metrics.text(), media_type=self.metrics.content_type)
 
     def app(self) -> Starlette:
-        """The ASGI application."""
         routes = [
             Route("/", self.page),
             Route("/predict", self.predict, methods=["POST"]),

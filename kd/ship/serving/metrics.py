@@ -23,5 +23,4 @@ class Metrics:
         self.content_type: str = prometheus.CONTENT_TYPE_LATEST
 
     def text(self) -> bytes:
-        """In Prometheus' format."""
         return self._text(self.registry)

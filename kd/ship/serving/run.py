@@ -55,7 +55,6 @@ class _Connection(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        """No request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def _watch(self) -> None:
