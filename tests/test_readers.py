@@ -28,7 +28,7 @@ READERS = {
     "numpy": {"load", "loadtxt", "genfromtxt", "fromfile", "memmap"}, "onnx": {"load", "load_model"},
     "onnxruntime": {"InferenceSession"}, "openvino": {"Core"}, "optuna": {"load_study"},
     "csv": {"reader", "DictReader"},
-    "timm": {"create_model"}, "webdataset": {"*"}, "requests": {"*"}, "httpx": {"*"}, "pandas": {"*"}, "joblib": {"*"},
+    "timm": {"create_model"}, "webdataset": {"*"}, "requests": {"*"}, "jinja2": {"FileSystemLoader", "PackageLoader"}, "httpx": {"*"}, "pandas": {"*"}, "joblib": {"*"},
     "huggingface_hub": {"*"}, "h5py": {"*"}, "pyarrow": {"*"}, "lmdb": {"*"}, "cloudpickle": {"*"}, "dill": {"*"},
 }  # fmt: skip
 METHODS = {"from_pretrained", "read_model", "cat_file", "get_file", "InferenceSession", "load_from_checkpoint",
@@ -98,6 +98,7 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd": {"importlib.import_module": NAMES},
 }  # fmt: skip
 LIBRARIES = {
+    "jinja2",  # fills in the card's template, which is ours
     "PIL", "boto3", "botocore", "datasets", "deepspeed", "filelock", "fsspec", "hta", "jsonargparse",
     "lightning_fabric", "lightning_utilities", "numpy", "nvidia", "omegaconf", "onnx", "onnxruntime",
     "opentelemetry", "openvino", "optuna", "prometheus_client", "psutil", "pynvml", "pytorch_lightning", "ray",
