@@ -28,7 +28,8 @@ READERS = {
     "numpy": {"load", "loadtxt", "genfromtxt", "fromfile", "memmap"}, "onnx": {"load", "load_model"},
     "onnxruntime": {"InferenceSession"}, "openvino": {"Core"}, "optuna": {"load_study"},
     "csv": {"reader", "DictReader"},
-    "timm": {"create_model"}, "webdataset": {"*"}, "requests": {"*"}, "jinja2": {"FileSystemLoader", "PackageLoader"}, "httpx": {"*"}, "pandas": {"*"}, "joblib": {"*"},
+    "timm": {"create_model"}, "webdataset": {"*"}, "requests": {"*"}, "httpx": {"*"}, "pandas": {"*"}, "joblib": {"*"},
+    "jinja2": {"FileSystemLoader", "PackageLoader"},
     "huggingface_hub": {"*"}, "h5py": {"*"}, "pyarrow": {"*"}, "lmdb": {"*"}, "cloudpickle": {"*"}, "dill": {"*"},
 }  # fmt: skip
 METHODS = {"from_pretrained", "read_model", "cat_file", "get_file", "InferenceSession", "load_from_checkpoint",
