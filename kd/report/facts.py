@@ -8,7 +8,7 @@ from kd.report.machine_facts import MachineFacts
 from kd.report.metric import less_is_better
 from kd.report.tier_facts import TierFacts, tier_of
 
-CACHE_VIEWS = 4  # of each picture, that a teacher's cache keeps unless told otherwise
+CACHE_VIEWS = 4  # of each picture, that a teacher's cache keeps by default
 OWN = ("student", "loss", "backward", "optimizer")  # phases of the student's own training
 
 
@@ -30,8 +30,8 @@ class Facts(MachineFacts):
     @cached_property
     def epochs(self) -> float:
         """Epochs that the run is to have; infinite where nothing says so."""
-        told = (self.run.config.get("trainer") or {}).get("max_epochs")
-        limits = [self.header.get("max_epochs", told), self._max_steps / self.batches_per_epoch]
+        setting = (self.run.config.get("trainer") or {}).get("max_epochs")
+        limits = [self.header.get("max_epochs", setting), self._max_steps / self.batches_per_epoch]
         known = [n for n in limits if n is not None and n > 0]
         return min(known, default=math.inf)
 
@@ -92,8 +92,8 @@ class Facts(MachineFacts):
     @cached_property
     def price(self) -> float | None:
         """Of an hour of the whole job: as the run knew it, by number or by table."""
-        told = (self.run.config.get("monitor") or {}).get("price_per_hour")
-        return self.header.get("price_per_hour", told)
+        setting = (self.run.config.get("monitor") or {}).get("price_per_hour")
+        return self.header.get("price_per_hour", setting)
 
     @cached_property
     def devices(self) -> int:
@@ -131,9 +131,9 @@ class Facts(MachineFacts):
 
     @cached_property
     def cached(self) -> bool:
-        """Whether the run has a cache of the teacher's answers: as it found (``auto``), else as it was told."""
-        told = self._teacher.get("cache") in (True, "on", "only")  # YAML 1.1 reads a bare on as a truth value
-        return self.header.get("cached", told)
+        """Whether the run has a cache of the teacher's answers: as measured (``auto``), else as set."""
+        setting = self._teacher.get("cache") in (True, "on", "only")  # YAML 1.1 reads a bare on as a truth value
+        return self.header.get("cached", setting)
 
     @cached_property
     def views(self) -> int:
@@ -143,8 +143,8 @@ class Facts(MachineFacts):
     @cached_property
     def computed_share(self) -> float:
         """Of the run's batches, those whose answers the teacher computed: the others were read from a cache."""
-        told = self.run.summary.get("cache") if self.cached else None
-        counts = [told] if told and "answers_read" in told else list((told or {}).values())
+        cache = self.run.summary.get("cache") if self.cached else None
+        counts = [cache] if cache and "answers_read" in cache else list((cache or {}).values())
         read, computed = (sum(c[f"answers_{what}"] for c in counts) for what in ("read", "computed"))
         if read + computed:
             return computed / (read + computed)
@@ -175,7 +175,7 @@ class Facts(MachineFacts):
     # -- what was learnt -----------------------------------------------------------------------------------------------
 
     def best_val(self, student: str = "") -> float | None:
-        """The task's main metric of the student that is exported; while the run goes on, its best value so far."""
+        """The task's main metric of the student that is exported; while the run trains, its best value so far."""
         exported = self.run.model_of(student).get("best_val") or {}
         if "status" in self.run.summary and self.run.primary in exported:
             return exported[self.run.primary]

@@ -19,7 +19,7 @@ def vanishing_gradient(norms: Sequence[float], least: float = 1e-7, share: float
 
 
 def exploding_tensor(norms: Sequence[float | None], factor: float = 100) -> Finding | None:
-    """A gradient norm that is no number, or ``factor`` times the median."""
+    """A gradient norm that is NaN or infinite, or ``factor`` times the median."""
     bad = [n for n in norms if n is None or not math.isfinite(n)]
     finite = [n for n in norms if n is not None and math.isfinite(n)]
     if bad:

@@ -25,7 +25,7 @@ class Limit:
     bound: str  # a key of :data:`kd.report.verdict.NAMES`
     text: str  # the evidence, a sentence
     lever: str  # what to change
-    gain: float | None  # predicted speed-up of the lever; ``None`` where it can't be told
+    gain: float | None  # predicted speed-up of the lever; ``None`` if unknown
 
 
 def data_bound(facts: Facts, at: float = 0.1) -> Limit | None:
@@ -81,7 +81,7 @@ def fewer_workers(facts: Facts, needed: float = math.inf) -> int:
 def teacher_bound(facts: Facts, at: float = 0.3) -> Limit | None:
     """The frozen teacher's forward pass dominates; its answers can be computed once and kept.
 
-    A cache first computes each view once: its gain is that of the run's own epochs, and there is none where no view
+    A cache first computes each view once: its gain is that of the run's own epochs, and there is no gain where no view
     comes again. Fires from a share ``at`` of the step.
     """
     step, share, epochs, views = facts.step_ms, part(facts.phases, "teacher"), facts.epochs, facts.views
@@ -119,7 +119,7 @@ def communication_bound(facts: Facts, at: float = 0.15) -> Limit | None:
         rank, extra = slow
         text += f" because rank {rank} computes {extra:.0f} ms longer than the others"
         extra = min(extra, phases["communication"])
-        return Limit("communication", text, f"look at rank {rank}'s machine, or take it out", step / (step - extra))
+        return Limit("communication", text, f"check rank {rank}'s machine, or remove it", step / (step - extra))
     lever = (
         "config=bf16_gradients (half the traffic) or config=powersgd, larger batches or gradient accumulation "
         "(trainer.accumulate_grad_batches), a faster network: at most"

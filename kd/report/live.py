@@ -32,7 +32,7 @@ class Live(ThreadingHTTPServer):
         self._kept: dict[Path, tuple[Any, dict[str, Any]]] = {}
 
     def content(self, name: str) -> dict[str, Any] | None:
-        """What a page shows: of a run, or the list of all; ``None``: there is none of this name."""
+        """What a page shows: of a run, or the list of all; ``None``: unknown name."""
         if not name and not is_run(self.folder):
             return self._list()
         folder = (self.folder / name).resolve()

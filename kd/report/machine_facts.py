@@ -67,7 +67,7 @@ class MachineFacts(StepFacts):
 
     @cached_property
     def loading_busy(self) -> float:
-        """Share of a core that making batches takes while it goes on."""
+        """Share of a core that making batches takes."""
         if self.workers == 0:
             wait = self.total.get("p", {}).get("data", 0.0)
             return min(1.0, self.total.get("data_cpu_ms", 0.0) / wait) if wait else 1.0

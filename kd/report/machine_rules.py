@@ -131,7 +131,7 @@ def straggler(compute_ms: Mapping[int, float], late: float = 1.15) -> Finding | 
     if slow is None:
         return None
     text = f"rank {slow[0]} computes {slow[1]:.0f} ms a step longer than the median of the others"
-    return Finding("SlowRank", text, "look at its machine (throttling, other jobs, a slow disk)")
+    return Finding("SlowRank", text, "check its machine (throttling, other jobs, a slow disk)")
 
 
 def step_outlier(step_ms: Sequence[float], sigma: float = 5, ignore: int = 10) -> Finding | None:
@@ -223,8 +223,8 @@ def scheduler_delay(training: float | None, loading: float | None, thread: str =
         thread: name of that thread.
         at: fires from here.
     """
-    told = {f"training{f' ({thread})' if thread else ''}": training, "a loader process": loading}
-    late = {who: share for who, share in told.items() if share is not None and share >= at}
+    busy = {f"training{f' ({thread})' if thread else ''}": training, "a loader process": loading}
+    late = {who: share for who, share in busy.items() if share is not None and share >= at}
     if not late:
         return None
     text = " and ".join(f"{who} {share:.0%}" for who, share in late.items())

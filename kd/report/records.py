@@ -1,4 +1,4 @@
-"""What a run's folder tells, read from ``RUN/records/*.jsonl`` and the files beside it."""
+"""The records of a run's folder, read from ``RUN/records/*.jsonl`` and the files beside it."""
 
 import csv
 import math
@@ -15,7 +15,7 @@ __all__ = ["PHASES", "SCHEMA", "Run", "Writer", "is_run", "percentile", "read_li
 
 @dataclass
 class Run:
-    """What a run's folder tells. Whatever is missing is empty, and ``notes`` says so."""
+    """The records of a run. Whatever is missing is empty, and ``notes`` says so."""
 
     folder: Path  # of the run
     summary: dict[str, Any] = field(default_factory=dict)  # ``summary.json``
@@ -112,7 +112,7 @@ def read_siblings(folder: Path, newest: int = 5) -> dict[str, list[dict[str, flo
 
 
 def _goes_on(run: Run) -> bool:
-    """Whether the run was resumed since its summary was written: that tells of its first part."""
+    """Whether the run was resumed after its summary was written, which then describes its first part."""
     file = run.folder / "summary.json"
     return file.is_file() and any(h.get("t", 0.0) > file.stat().st_mtime for h in run.headers.values())
 

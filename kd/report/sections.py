@@ -166,8 +166,8 @@ def _cost_by_group(facts: Facts) -> dict[str, Any] | None:
 
 def notes(run: Run) -> dict[str, Any] | None:
     """What could not be read."""
-    told = [note for note in run.notes if not (note == "summary.json is missing" and status(run) == "running")]
-    return {"kind": "notes", "notes": told} if told else None
+    shown = [note for note in run.notes if not (note == "summary.json is missing" and status(run) == "running")]
+    return {"kind": "notes", "notes": shown} if shown else None
 
 
 def _rules(explained: Explained) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def rank_shares(files: dict[int, str]) -> list[dict[str, float]]:
 
     Returns:
         For each rank ``rank``, ``computing``, ``other`` (communication and copies that no computing hides), ``idle``,
-        and ``overlap``: the part of the communication that computing hides (NaN where there is none).
+        and ``overlap``: the part of the communication that computing hides (NaN without communication).
 
     Raises:
         UserError: the extra is not installed, or a trace is torn.

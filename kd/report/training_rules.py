@@ -22,7 +22,7 @@ def loss_not_decreasing(loss: Sequence[float], percent: float = 0.1, least: int 
 def overfit(
     train_loss: Sequence[float], val: Sequence[float], drop: float = 0.03, patience: int = 3, metric: str = "val/acc1"
 ) -> Finding | None:
-    """Over ``patience`` epochs validation stays ``drop`` below its best while the training loss goes on falling."""
+    """Over ``patience`` epochs validation stays ``drop`` below its best while the training loss still falls."""
     if len(val) <= patience or len(train_loss) <= patience:
         return None
     best = max(val)

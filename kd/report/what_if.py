@@ -83,7 +83,7 @@ def _price(facts: Facts, change: Change) -> float | None:
     """Of an hour of the whole job: training machines as many times as there are processes, data machines by number.
 
     ``monitor.price_per_hour`` is of the whole job, a tier's machines too. What these cost is known from the job, from
-    ``monitor.instances``, or from a ``data_instance`` with as many cores as they have, which then counts as theirs.
+    ``monitor.instances``, or from a ``data_instance`` with as many cores as they have, which then counts for them.
     """
     if change.price is not None or facts.price is None:
         return change.price
