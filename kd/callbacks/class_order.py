@@ -9,11 +9,7 @@ MOST_CLASSES = 2000  # two tables of classes x classes are kept
 
 
 class Confusions(Metric):
-    """How often the teacher's column ``j`` answered a picture of class ``i``, in two halves of the pictures.
-
-    Args:
-        num_classes: C.
-    """
+    """How often the teacher's column ``j`` answered a picture of class ``i``, in two halves of the pictures."""
 
     counts: Tensor  # (2, C, C): half, column, class
 
@@ -37,9 +33,6 @@ def found_order(counts: Tensor) -> tuple[list[int], float] | None:
 
     Columns are matched with classes on one half of the pictures and judged on the other, so that chance is not taken
     for an order.
-
-    Args:
-        counts: see :class:`Confusions`, ``(2, C, C)``.
 
     Returns:
         The class of each column, matched on all pictures, and the accuracy it reached on the half it was not matched

@@ -82,13 +82,7 @@ class _Timed:
 
 
 class PhaseProfiler(Profiler):
-    """A Lightning profiler that passes names to a :class:`~kd.clock.Clock`, and on to the user's own profiler.
-
-    Args:
-        clock: to tell.
-        users: the trainer's profiler so far.
-        on_fetch: called before each request for a training batch.
-    """
+    """A Lightning profiler that passes names to a :class:`~kd.clock.Clock`, and on to the user's own profiler."""
 
     def __init__(self, clock: Clock, users: Profiler, on_fetch: Callable[[], None]) -> None:
         super().__init__()

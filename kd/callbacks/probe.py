@@ -21,9 +21,6 @@ class FeatureProbe(Callback):
 
     Several teachers are measured each, and together: by the cosine of their unit vectors side by side, which is the
     mean of their cosines.
-
-    Args:
-        preflight: keeps what is measured of teachers.
     """
 
     def __init__(self, preflight: Preflight) -> None:

@@ -38,11 +38,7 @@ class Found:
 
 
 class SharedPreflight:
-    """The file of one teacher, validation set and process.
-
-    Args:
-        run: that is about to ask its teacher.
-    """
+    """The file of one teacher, validation set and process."""
 
     def __init__(self, run: RunContext) -> None:
         self.run = run

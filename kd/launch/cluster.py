@@ -59,10 +59,6 @@ def recognise(env: Mapping[str, str] = os.environ, resource_file: Path | None = 
     The one that started this process itself is asked first: ``mpirun`` starts processes inside SLURM's and SageMaker's
     jobs, whose variables are there as well.
 
-    Args:
-        env: the environment.
-        resource_file: SageMaker's description of the cluster; default: where SageMaker writes it.
-
     Raises:
         UserError: a description that contradicts itself.
     """

@@ -62,11 +62,6 @@ def machines(env: Mapping[str, str], resource_file: Path) -> Machines | None:
 def read_json(text: str, where: str, kind: type[T]) -> T:
     """What SageMaker has written.
 
-    Args:
-        text: JSON.
-        where: its place, for the message.
-        kind: of thing that it must be.
-
     Raises:
         UserError: it is not.
     """

@@ -129,10 +129,6 @@ def nodes_of(cluster: Cluster | None, engine: str) -> Iterator[None]:
 
     Does nothing for a job without such machines.
 
-    Args:
-        cluster: the job.
-        engine: ``data.engine`` of the run.
-
     Raises:
         UserError: the job has such machines, and the run does not use them; or they have not come.
     """

@@ -115,9 +115,6 @@ class DistillationModule(Inference):
         Each has its own losses, optimizer, schedule, clipping, moving average and metrics, and comes out as if it had
         been trained alone with the same seed.
 
-        Args:
-            modules: a module for each student, by name, with one teacher.
-
         Raises:
             UserError: students with different teachers or tasks.
         """

@@ -79,12 +79,6 @@ class Control(Callback):
     """Rank 0 reads the file once a second at most; all ranks follow at the same batch, within ten batches.
 
     The sampling of the machine reads the file itself (:class:`kd.monitor.system.System`).
-
-    Args:
-        folder: the run's.
-        health: whose readings come more or less often.
-        kernels: that profiles a window.
-        phases: that names ranges.
     """
 
     def __init__(self, folder: RunFolder, health: Health, kernels: Kernels, phases: Phases) -> None:

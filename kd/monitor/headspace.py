@@ -39,14 +39,7 @@ class Replay:
 
 
 class Remembered:
-    """A teacher that keeps its answers by batch, or gives them back without looking. See :class:`kd.Teacher`.
-
-    Args:
-        teacher: the one behind it.
-        answers: by number of the batch.
-        number: of the present batch.
-        remembering: keep what the teacher says; else give it back.
-    """
+    """A teacher that keeps its answers by batch, or gives them back without looking. See :class:`kd.Teacher`."""
 
     def __init__(
         self, teacher: Teacher, answers: dict[int, Answer], number: Callable[[], int], remembering: bool

@@ -131,13 +131,7 @@ class Health(Closing):
 
 
 class _Reading:
-    """What one batch says about one student.
-
-    Args:
-        name: of the student, empty for a single one.
-        student: the student.
-        layers: whose activations are looked at.
-    """
+    """What one batch says about one student."""
 
     def __init__(self, name: str, student: Student, layers: list[tuple[str, nn.Module]]) -> None:
         self.name, self.student = name, student

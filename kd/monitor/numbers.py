@@ -21,14 +21,7 @@ MB = 2**20
 
 
 class Numbers:
-    """Reads the callbacks that record.
-
-    Args:
-        phases: steps.
-        system: the machine.
-        health: gradients, updates, agreement.
-        watch: rules and verdict (rank 0), where there is one.
-    """
+    """Reads the callbacks that record."""
 
     def __init__(self, phases: Phases, system: System, health: Health, watch: Watch | None = None) -> None:
         self.phases, self.system, self.health, self.watch = phases, system, health, watch

@@ -7,6 +7,7 @@ from typing import Any
 from kd.report.charts import heat
 from kd.report.explained import Explained
 from kd.report.facts import Facts
+from kd.report.metric import short
 from kd.report.records import PHASES, percentile
 from kd.report.sections import PERCENTILES, flat, notes
 
@@ -139,7 +140,7 @@ def _table(title: str, tables: Sequence[dict[str, float | None]], names: Sequenc
         name: [table.get(name, absent.get(name)) for table in tables]
         for name in dict.fromkeys(k for table in tables for k in table)
     }
-    rows = [[name, *map(_short, values)] for name, values in found.items() if any(_known(v) for v in values)]
+    rows = [[name, *map(short, values)] for name, values in found.items() if any(_known(v) for v in values)]
     if len(tables) == 2:
         rows, names = [[*row, _change(row[0], *found[row[0]])] for row in rows], [*names, "before / after"]
     return {"kind": "table", "title": title, "columns": ["", *names], "rows": rows, "empty": "Nothing is known yet."}
@@ -147,12 +148,6 @@ def _table(title: str, tables: Sequence[dict[str, float | None]], names: Sequenc
 
 def _known(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
-
-
-def _short(value: float | None) -> str:
-    if value is None or not math.isfinite(value):
-        return ""
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:

@@ -4,8 +4,7 @@ from functools import cached_property
 from typing import Any
 
 from kd.report.facts import Facts
-from kd.report.finding import Finding
-from kd.report.limits import Limit
+from kd.report.limits import Finding, Limit
 from kd.report.records import Run
 from kd.report.rules import findings_of
 from kd.report.verdict import limits_of, verdict_of

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kd.report.finding import Finding
+from kd.report.limits import Finding
 from kd.report.records import percentile
 from kd.report.step_facts import mean
 

@@ -6,6 +6,7 @@ from typing import Any
 from kd.report.facts import Facts
 from kd.report.limits import cores_needed
 from kd.report.loading import machines_needed
+from kd.report.metric import short
 from kd.report.step_facts import part
 
 AT = 0.1  # of the step waits for data
@@ -54,17 +55,13 @@ def input_costs(facts: Facts) -> dict[str, Any] | None:
     if not found or wanted is None:
         return None
     now = found[0]
-    rows = [[w.name, round(w.step_ms, 1), _short(w.price), _short(w.cost), _saved(now, w)] for w in found]
+    rows = [[w.name, round(w.step_ms, 1), short(w.price), short(w.cost), _saved(now, w)] for w in found]
     note = f"{wanted[0]} cores a GPU needed, {wanted[1]:g} there. Steps but for the first row at best: none waits."
     if now.price:
         worth = now.price * (now.step_ms / found[1].step_ms - 1)
         note += f" Feeding the GPUs pays while it costs less than {worth:.3g} an hour more."
     columns = ["input", "ms a step", "an hour", "1000 steps", f"saves ({'cost' if now.cost else 'time'}, %)"]
     return {"kind": "table", "title": "What another input would cost", "columns": columns, "rows": rows, "note": note}
-
-
-def _short(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
 
 
 def _saved(now: Way, way: Way) -> str:

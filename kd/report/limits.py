@@ -28,6 +28,15 @@ class Limit:
     gain: float | None  # predicted speed-up of the lever; ``None`` if unknown
 
 
+@dataclass(frozen=True)
+class Finding:
+    """A rule that fired."""
+
+    rule: str  # its name
+    text: str  # the evidence
+    lever: str  # what to do
+
+
 def data_bound(facts: Facts, at: float = 0.1) -> Limit | None:
     """The step stands still for its batch. Primary signal: the exposed wait, not a low GPU utilisation.
 

@@ -195,11 +195,5 @@ def local_step(facts: Facts, phases: Mapping[str, float], workers: int | None) -
 
 
 def machines_needed(facts: Facts, rest: float, cores: float) -> int:
-    """Data machines with which no step of ``rest`` ms waits.
-
-    Args:
-        facts: of the run.
-        rest: ms of a step without its wait for data.
-        cores: of each machine.
-    """
+    """Data machines with which no step of ``rest`` ms waits."""
     return max(1, math.ceil(facts.devices * math.ceil(round(maker_ms(facts) / rest, 6)) / cores))

@@ -8,9 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from kd.report.finding import Finding
 from kd.report.host_limits import Swing
-from kd.report.limits import slow_rank
+from kd.report.limits import Finding, slow_rank
 from kd.report.machine_facts import hot
 from kd.report.records import percentile
 from kd.report.step_facts import mean

@@ -1,5 +1,7 @@
 """Validation metrics by name: which way is better, and how a person reads them."""
 
+import math
+
 PROBE = ("knn1", "probe1")  # Accuracy of features: of their 20 nearest neighbours, and of a ridge probe
 
 COSTS = ("params", "step_ms_median", "peak_memory_mb", "wall_s", "latency_ms")
@@ -24,6 +26,30 @@ def told(metric: str, value: float) -> str:
     if metric == "rankme":
         return f"{value:.1f}"
     return f"{value:.4f}" if metric.endswith("_loss") else f"{value:.1%}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds for people; empty where they are not known.
+
+    >>> duration(80.0), duration(600.0), duration(9000.0)
+    ('80.0 s', '10.0 min', '2.50 h')
+    """
+    if seconds is None:
+        return ""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.2f} h"
+
+
+def short(value: float | None) -> str:
+    """Four digits of a number; empty where it is not known.
+
+    >>> short(0.00123456), short(12345.6), short(None)
+    ('0.001235', '12,346', '')
+    """
+    if value is None or not math.isfinite(value):
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def in_tables(metric: str) -> bool:

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from kd.report import health_rules, machine_rules, training_rules
+from kd.report.charts import metrics_by_epoch
 from kd.report.facts import Facts
-from kd.report.finding import Finding
 from kd.report.host_limits import swing
-from kd.report.limits import Limit
+from kd.report.limits import Finding, Limit
 from kd.report.metric import less_is_better
 from kd.report.records import Run, read_siblings
 from kd.report.step_facts import mean, part
@@ -200,8 +200,12 @@ def _confusion(run: Run, student: str, ask: _Rules) -> Finding | None:
 
 def _learning(run: Run, place: str, ask: _Rules) -> Found:
     """One student's; its metrics are logged below ``place``."""
-    by_epoch, metric = _last_by_epoch(run), f"{place}val/{run.primary}"
-    scores = [] if less_is_better(run.primary) else by_epoch(metric)  # the rules read what should rise
+
+    def by_epoch(name: str) -> list[float]:
+        return metrics_by_epoch(run, [name])[1].get(name, [])
+
+    metric = f"{place}val/{run.primary}"
+    scores = [] if less_is_better(run.primary) else by_epoch(metric)  # the rules look at what should rise
     own = {column for row in run.metrics for column in row if column.startswith(f"{place}train/")}
     names = sorted(c for c in own if c.endswith("_loss") and c != f"{place}train/task_loss")
     agreement = by_epoch(f"{place}val/agreement")
@@ -217,14 +221,3 @@ def _learning(run: Run, place: str, ask: _Rules) -> Found:
         if run.summary.get("status") == "done"
         else None,
     ]
-
-
-def _last_by_epoch(run: Run) -> Callable[[str], list[float]]:
-    def column(name: str) -> list[float]:
-        last: dict[float, float] = {}
-        for row in run.metrics:
-            if name in row and "epoch" in row:
-                last[row["epoch"]] = row[name]
-        return [last[epoch] for epoch in sorted(last)]
-
-    return column

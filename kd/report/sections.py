@@ -11,7 +11,7 @@ from kd.report.facts import Facts
 from kd.report.faithful import faithful
 from kd.report.input_costs import input_costs
 from kd.report.learning import headline, learning
-from kd.report.metric import told
+from kd.report.metric import duration, told
 from kd.report.records import PHASES, Run, percentile
 from kd.report.tier import tier_table
 from kd.report.verdict import sentence
@@ -83,9 +83,9 @@ def _cards(facts: Facts) -> dict[str, Any]:
         *((f"{name or 'student'} keeps", _kept(facts, name), "of its teacher") for name in run.students),
         *([state] if state[1] == "done" else []),
         ("images/s", _rounded(facts.images_per_s), _spread(facts)),
-        ("time per epoch", _duration(facts.epoch_s), f"{len({s['epoch'] for s in facts.steps})} epochs seen"),
+        ("time per epoch", duration(facts.epoch_s), f"{len({s['epoch'] for s in facts.steps})} epochs seen"),
         ("cost per epoch", _cost(facts), f"at {facts.price} an hour"),
-        ("time left", _duration(facts.left_s), "at the pace so far"),
+        ("time left", duration(facts.left_s), "at the pace so far"),
     ]
     return {"kind": "cards", "cards": [list(row) for row in rows if row[1]]}
 
@@ -129,14 +129,6 @@ def _cost(facts: Facts) -> str:
 
 def _rounded(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}"
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.2f} h"
 
 
 def _cost_by_group(facts: Facts) -> dict[str, Any] | None:

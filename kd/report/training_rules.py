@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from kd.report.finding import Finding
+from kd.report.limits import Finding
 from kd.report.step_facts import mean
 
 

@@ -7,6 +7,7 @@ from kd.errors import UserError
 from kd.report.change import Change
 from kd.report.facts import Facts
 from kd.report.loading import local_step, present, tier_step, wanted
+from kd.report.metric import short
 from kd.report.records import PHASES
 
 ERROR = 0.23  # the worst of followed advice against prediction in scripts/bench/truth_cpu_2026-11-22.md
@@ -108,13 +109,9 @@ def lines(facts: Facts, change: Change) -> list[str]:
         if a is None and b is None:
             continue
         ratio = f"{b / a:.2f}x" if a and b is not None else ""
-        rows.append((name.replace("_per_s", "/s").replace("_", " "), _short(a), _short(b), ratio))
+        rows.append((name.replace("_per_s", "/s").replace("_", " "), short(a), short(b), ratio))
     found = [f"{name:<10} {a:>12} {b:>12} {ratio:>8}" for name, a, b, ratio in rows]
     found.append(f"give or take {ERROR:.0%}: the worst error of followed advice in the truth bench")
     if change.gpus and facts.devices == 1 and change.gpus > 1:
         found.append("a run of one process says nothing of communication: the figures are the best case")
     return found
-
-
-def _short(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

@@ -26,9 +26,6 @@ class Mirror:
     A thread sends each new checkpoint, and now and then what grows; nothing in training waits for it. What fails is
     tried again. Only the job's first process follows; the others know by it that the place can be written.
 
-    Args:
-        url: ``runs_dir``.
-
     Raises:
         UserError: nothing can be written there.
     """
@@ -75,12 +72,7 @@ class Mirror:
             raise OSError(f"{self.url} can't be written: {first_line(error)}") from error
 
     def follow(self, folder: Path, *beside: Path) -> None:
-        """Begins, unless it has.
-
-        Args:
-            folder: of the run.
-            beside: files next to it that belong to it.
-        """
+        """Begins, unless it has."""
         if self._thread is not None:
             return
         self.folder, self.beside = folder, beside

@@ -79,11 +79,6 @@ def tried(attempt: Callable[[], Given], what: str) -> Given:
 def fetched(url: str, folder: Path, key: str) -> Path:
     """A copy of a whole file on the local disk, made once for each content that it has had.
 
-    Args:
-        url: of the file.
-        folder: where copies are kept.
-        key: the configuration key that named it.
-
     Raises:
         UserError: it is not there, or can't be fetched.
     """
@@ -135,10 +130,6 @@ class Kept:
     Where they would take more than ``limit``, those that were used longest ago go. A disk without room keeps nothing,
     and the run continues. Each copy ends in its checksum, which every reading compares: one that was cut or has changed
     is fetched again.
-
-    Args:
-        folder: where they are.
-        limit: most bytes of them; None: all may be kept.
     """
 
     def __init__(self, folder: Path, limit: int | None = None) -> None:

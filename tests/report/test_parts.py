@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kd.errors import UserError
-from kd.report.finding import Finding
+from kd.report.limits import Finding
 from kd.report.lines import Writer, kept, read_lines
 from kd.report.metric import in_tables, less_is_better
 from kd.report.prices import input_machines, price_of, read_prices

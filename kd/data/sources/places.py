@@ -226,11 +226,6 @@ DISK = Disk()
 def place_of(root: str, key: str, limit: int | None = None) -> Place:
     """Where the files below a folder or URL are; a URL is listed at once.
 
-    Args:
-        root: the folder or URL.
-        key: the configuration key that named it.
-        limit: most bytes of copies of files in a store.
-
     Raises:
         UserError: it can't be listed.
     """

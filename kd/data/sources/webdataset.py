@@ -132,12 +132,7 @@ class WebDataset(Source):
 
 
 class TarSplit(ShardSplit):
-    """A split of shards that have no index of their own.
-
-    Args:
-        shards: samples by shard.
-        targets: class ids in the same order.
-    """
+    """A split of shards that have no index of their own."""
 
     def __init__(self, shards: dict[str, Shard], targets: list[int]) -> None:
         places = [[n, start, size] for n, shard in enumerate(shards.values()) for _, start, size, _ in shard.samples]

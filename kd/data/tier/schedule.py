@@ -34,11 +34,7 @@ Work: TypeAlias = tuple[Dataset[Any], Callable[..., Any]]
 
 
 class MakerEnded(Exception):
-    """A maker is gone, and what it had in hand.
-
-    Args:
-        memory: it has ended for lack of memory.
-    """
+    """A maker is gone, and what it had in hand."""
 
     def __init__(self, memory: bool) -> None:
         super().__init__("out of memory" if memory else "ended")
@@ -292,10 +288,6 @@ class Crew:
 
     def lost(self, maker: Maker, memory: bool = False) -> Job | None:
         """A maker has ended: its batches are made by others, first of all.
-
-        Args:
-            maker: that has ended.
-            memory: for lack of memory: its machine gets one fewer.
 
         Returns:
             A batch over which too many have ended.

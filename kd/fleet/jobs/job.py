@@ -128,10 +128,6 @@ class Job:
 def read_job(request: Request, own: dict[str, str]) -> Job:
     """Checks a command line of ``kd-launch``.
 
-    Args:
-        request: without the keys in ``own``.
-        own: those of ``kd-launch`` and of the place.
-
     Raises:
         UserError: a mistake in it, or in the settings of the run that it would start.
     """

@@ -11,10 +11,6 @@ from kd.errors import UserError
 def need(program: str, where: str) -> None:
     """Looks for a program.
 
-    Args:
-        program: its name.
-        where: to have it from, for the message.
-
     Raises:
         UserError: it is not there.
     """
@@ -36,11 +32,7 @@ def ask(command: Sequence[str], text: str | None = None) -> str:
 
 
 class Tail:
-    """New lines of a log file, printed as they come.
-
-    Args:
-        file: it may not be there yet.
-    """
+    """New lines of a log file, printed as they come."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._read = file, 0

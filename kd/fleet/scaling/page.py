@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kd.fleet.scaling.model import PASSES, Model, Network, Reading, serial_part
+from kd.report.metric import duration
 
 CASE = "processes x batch"
 UNKNOWN = "unknown with two readings (processes=1,2,4 gives more)"
@@ -13,16 +14,7 @@ def content(
     recipe: str, readings: Sequence[Reading], models: Mapping[str, Model], machines: Sequence[int], network: Network,
     pictures: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """All numbers, for JSON.
-
-    Args:
-        recipe: its name.
-        readings: of all runs; the first is of one process.
-        models: by strategy.
-        machines: counts of full ones to predict for.
-        network: between them.
-        pictures: of an epoch.
-    """
+    """All numbers, for JSON."""
     alone = readings[0]
     measured = [
         {
@@ -106,7 +98,7 @@ def sections(found: Mapping[str, Any]) -> list[dict[str, Any]]:
         {"kind": "table", "title": "Predicted for more machines like this one",
          "columns": [CASE, "machines", "step (ms)", "images/s", "efficiency (%)", "epoch"],
          "rows": [[_case(p, p["processes"]), p["machines"], band(p["step_ms"]), round(p["images_per_s"][0]),
-                   band([100 * e for e in p["efficiency"]]), _duration(p["epoch_s"][0])] for p in predicted]},
+                   band([100 * e for e in p["efficiency"]]), duration(p["epoch_s"][0])] for p in predicted]},
     ]  # fmt: skip
 
 
@@ -120,16 +112,6 @@ def band(values: Sequence[float]) -> str:
     """``12.3 (11.1 to 14)``."""
     middle, low, high = (f"{v:,.0f}" if v >= 1000 else f"{v:.3g}" for v in values)
     return f"{middle} ({low} to {high})"
-
-
-def _duration(seconds: float) -> str:
-    return (
-        f"{seconds:.1f} s"
-        if seconds < 120
-        else f"{seconds / 60:.1f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
 
 
 def _headline(found: Mapping[str, Any]) -> str:

@@ -12,7 +12,6 @@ from kd.fleet.tuning.page import write_page
 from kd.fleet.tuning.places import Place, Share, deal, gpus_of
 from kd.fleet.tuning.plan import LATENCY, Objective, Plan
 from kd.fleet.tuning.results import BEST, Confirmation, chosen, print_table, write_best
-from kd.fleet.tuning.revive import revive
 from kd.fleet.tuning.search import Search
 from kd.fleet.tuning.trials import Job, Owner, evaluate
 from kd.storage.checkpoints import write_whole
@@ -66,6 +65,37 @@ def _write(search: Search) -> None:
     write_best(search.study, search.plan)
     saved = search.plan.folder / CONFIRMED
     write_page(search.study, search.plan, saved.read_text(encoding="utf-8") if saved.is_file() else "")
+
+
+def revive(search: Search) -> None:
+    """Trains the trial that ``revive`` names; what it reaches counts as a trial of its own.
+
+    Raises:
+        UserError: no such trial.
+    """
+    objectives, wanted = search.plan.objectives, search.plan.revive
+    pruned = search.study.trials("pruned")
+    sign = 1 if objectives[0].maximize else -1
+    numbers = {str(t.number): t for t in pruned}
+    if wanted == "best" and pruned:
+        like = max(pruned, key=lambda t: sign * list(t.intermediate_values.values())[-1])
+    elif wanted in numbers:
+        like = numbers[wanted]
+    else:
+        had = f"stopped early were {', '.join(numbers)}" if numbers else "none was stopped early"
+        raise UserError(f"revive: '{wanted}' is not best and no such trial; {had}")
+    owner = Owner.take(search.folder_of(like.number))
+    if owner is None:
+        raise UserError(f"revive: trial {like.number} runs already")
+    job = Job(search.folder_of(like.number), search.plan.config["recipe"], search.free[0], owner)
+    search.wait([job], [[]])
+    summary = job.summary()
+    if summary.get("status") != "done":
+        raise UserError(f"revive: trial {like.number} failed: {job.reason()}")
+    values = [objective.value(job.run) for objective in objectives]
+    notes = {"folder": str(job.run), "wall_s": summary["wall_s"], "epochs": summary["epochs"], "revived": like.number}
+    search.study.add(like, values, notes)
+    search.say(f"trial {like.number}, trained to its end: {objectives[0].name} {values[0]:.4g}")
 
 
 def confirm(search: Search, plan: Plan) -> list[Confirmation]:

@@ -37,12 +37,6 @@ class Running:
 class Search:
     """One process's part in a search; others, here or on other machines, may work in the same folder.
 
-    Args:
-        plan: what is asked for.
-        free: where trials run, one in each place at a time.
-        say: prints a line.
-        changed: called after each trial's end.
-
     Raises:
         UserError: the folder holds a search with other settings.
     """

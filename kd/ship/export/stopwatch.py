@@ -31,10 +31,6 @@ class ExportedFile:
 class Stopwatch:
     """A process that times a model.
 
-    Args:
-        load: makes the callable, in the process; picklable.
-        threads: of the process.
-
     Raises:
         UserError: the model can't be loaded.
     """

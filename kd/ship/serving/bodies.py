@@ -45,12 +45,6 @@ class Refused(Exception):
 async def read_uploads(request: Request, limits: Limits, share: Share, parse: Elsewhere) -> list[Upload]:
     """The pictures of a request; never more bytes in memory than the limits, of this request and of all.
 
-    Args:
-        request: of any kind.
-        limits: of its size and its pictures.
-        share: of the bytes of all requests.
-        parse: runs a function outside of the event loop.
-
     Raises:
         Refused: too large, too many, or neither multipart nor JSON with pictures.
         Busy: the bodies of all requests are as large as they may be.

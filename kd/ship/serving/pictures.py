@@ -10,12 +10,7 @@ from kd.storage.decoding import BadPicture, TooLarge, decoded, frame, open_pictu
 
 
 class BadUpload(Exception):
-    """An upload that is refused.
-
-    Args:
-        status: of the HTTP answer, 413 or 415.
-        reason: in words.
-    """
+    """An upload that is refused."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
