@@ -49,10 +49,6 @@ def open_regular(path: str) -> IO[bytes]:
 def check_header(stream: IO[bytes], max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
     """Reads a picture's header alone.
 
-    Args:
-        stream: the encoded picture.
-        max_pixels: a picture that claims more is refused.
-
     Returns:
         Width and height in pixels, as stored.
 
@@ -67,10 +63,6 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
     """Encoded picture -> uint8 ``(3, H, W)``, upright by its EXIF orientation.
 
     Of an animation this is the first frame; samples of 16 bits keep their upper eight; transparency is dropped.
-
-    Args:
-        data: the file's bytes.
-        max_pixels: a picture whose header claims more is not decoded.
 
     Raises:
         RuntimeError: not a picture, a damaged or truncated one, or too large; the message is one line.

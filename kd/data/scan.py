@@ -52,12 +52,6 @@ def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_P
     """Decodes every picture of a split once and stores the result in the user's cache folder.
 
     Of several processes on a machine one looks, and the others wait for it.
-
-    Args:
-        split: the pictures.
-        label: what the progress bar calls them.
-        check: decode each picture, read the headers alone, or nothing.
-        max_pixels: a picture of more counts as damaged.
     """
     if check == "off":
         return Scan({}, [])

@@ -16,12 +16,7 @@ Read = Callable[[list[str], str], list[Tensor]]  # Gives the student's features,
 
 
 class Looks:
-    """What each loss over features reads, by the loss's name.
-
-    Args:
-        taps: the layers that are asked for.
-        teacher_of: which of several teachers a loss uses.
-    """
+    """What each loss over features reads, by the loss's name."""
 
     def __init__(self, taps: Mapping[str, TapSpec], teacher_of: Mapping[str, str]) -> None:
         self._taps, self._teacher_of = dict(taps), dict(teacher_of)

@@ -85,13 +85,6 @@ class Objective(nn.Module):
     ) -> None:
         """Passes the data's facts to each loss, builds those over features, refuses what is not defined.
 
-        Args:
-            data: classes and sizes.
-            teacher: the teacher (:class:`kd.teachers.Teacher`), or None.
-            student: the student's model.
-            taps: on the student's model; layers are added.
-            trial: a small forward of the student.
-
         Raises:
             UserError: losses, models and data that do not fit each other.
         """

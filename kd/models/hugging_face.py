@@ -174,15 +174,7 @@ class HuggingFaceModel(OwnModel):
     def save_folder(
         self, folder: Path, state: Mapping[str, Tensor], classes: list[str], crop_ratio: float, want: Preprocess
     ) -> None:
-        """Writes ``state`` as transformers does: ``AutoModelForImageClassification.from_pretrained(folder)`` reads it.
-
-        Args:
-            folder: to write to.
-            state: weights of this model.
-            classes: names by class id.
-            crop_ratio: the share of the resized picture that validation uses.
-            want: the model's input.
-        """
+        """Writes ``state`` for transformers: ``AutoModelForImageClassification.from_pretrained(folder)`` reads it."""
         model: Any = self.model
         model.config.id2label = dict(enumerate(classes))
         model.config.label2id = {name: i for i, name in enumerate(classes)}

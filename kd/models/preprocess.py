@@ -120,11 +120,6 @@ class Given:
 def trial(model: Callable[[Tensor], Out], prepare: Prepare, count: int) -> Out:
     """A forward of ``count`` black pictures, to see the shapes that layers give.
 
-    Args:
-        model: takes prepared pictures ``(count, 3, H, W)``.
-        prepare: its input.
-        count: of pictures.
-
     Raises:
         UserError: a model whose input size is not known, and that does not take the assumed one.
     """

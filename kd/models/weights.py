@@ -65,10 +65,6 @@ def read_weights(path: Path, key: str) -> Weights:
 
     Never executes code from the file (safetensors, or ``torch.load(weights_only=True)``).
 
-    Args:
-        path: the file or folder.
-        key: the configuration key that named it.
-
     Raises:
         UserError: no such file, or not a readable checkpoint.
     """
