@@ -31,27 +31,17 @@ from kd.teachers import Ensemble, FrozenTeacher, build_teacher, build_teachers
 
 @dataclass
 class FinishedRun:
-    """A run's student and settings.
+    """A run's student and settings."""
 
-    Attributes:
-        folder: of the run, or of one of its students.
-        config: the resolved settings.
-        model: the student, in eval mode.
-        preprocess: its input.
-        classes: names by class id; empty for a student without a classifier.
-        task: what its answers mean, built for the classes.
-    """
-
-    folder: Path
-    config: dict[str, Any]
-    model: nn.Module
-    preprocess: Preprocess
-    classes: list[str]
-    task: Task
+    folder: Path  # of the run, or of one of its students
+    config: dict[str, Any]  # the resolved settings
+    model: nn.Module  # the student, in eval mode
+    preprocess: Preprocess  # its input
+    classes: list[str]  # names by class id; empty for a student without a classifier
+    task: Task  # what its answers mean, built for the classes
 
     @property
     def kind(self) -> TaskKind:
-        """What the student's answers are."""
         if not self.classes:
             return "features"
         return "segmentation" if self.task.dense else "multilabel" if self.task.multi_label else "classification"
@@ -88,11 +78,9 @@ class FinishedRun:
         return data
 
     def prepared(self, layout: Layout) -> Prepared:
-        """The student with its preprocessing."""
         return Prepared(self.model, self.preprocess, self.size, layout)
 
     def manifest(self, format_name: str, layout: Layout, int8: bool) -> Manifest:
-        """What an export says of itself."""
         return Manifest(
             self.kind, self.arch, self.classes, self.size, self.crop_ratio, layout,
             list(self.preprocess.mean), list(self.preprocess.std), format_name, int8,
@@ -209,17 +197,11 @@ def choose_device(name: str | None) -> torch.device:
 
 @dataclass(frozen=True)
 class TorchModel:
-    """Opens a run's student or teacher in torch, in the process that times it.
+    """Opens a run's student or teacher in torch, in the process that times it."""
 
-    Attributes:
-        items: the run's folder and settings, as on the command line.
-        model: ``student`` or ``teacher``.
-        threads: of torch.
-    """
-
-    items: list[str]
-    model: str
-    threads: int
+    items: list[str]  # the run's folder and settings, as on the command line
+    model: str  # ``student`` or ``teacher``
+    threads: int  # of torch
 
     def __call__(self) -> Callable[[np.ndarray], object]:
         """Takes uint8 pictures ``(N, H, W, 3)``."""

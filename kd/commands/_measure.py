@@ -35,21 +35,13 @@ Found = tuple[nn.Module, Prepare, list[str], DistillationDataModule]  # A model,
 
 @dataclass(frozen=True)
 class Asked:
-    """The command's own keys.
+    """The command's own keys."""
 
-    Attributes:
-        split: of the data.
-        folder: of other pictures.
-        robust: on damaged pictures too.
-        arch: timm's name of the model in a bare weights file that does not say.
-        img_size: side of its input in pixels.
-    """
-
-    split: str = "val"
-    folder: str | None = None
-    robust: bool = False
-    arch: str = ""
-    img_size: int | None = None
+    split: str = "val"  # of the data
+    folder: str | None = None  # of other pictures
+    robust: bool = False  # on damaged pictures too
+    arch: str = ""  # timm's name of the model in a bare weights file that does not say
+    img_size: int | None = None  # side of its input in pixels
 
     @property
     def place(self) -> str:
@@ -59,39 +51,24 @@ class Asked:
 
 @dataclass
 class Subject:
-    """A model and the pictures that it is measured on.
+    """A model and the pictures that it is measured on."""
 
-    Attributes:
-        name: as it was asked for.
-        run: its folder; None for a bare weights file.
-        model: in eval mode.
-        prepare: its input.
-        classes: names by class id.
-        data: holds the split.
-        task: what the labels mean.
-        teacher: whose answers its own are compared with.
-    """
-
-    name: str
-    run: Path | None
-    model: nn.Module
-    prepare: Prepare
-    classes: list[str]
-    data: DistillationDataModule
-    task: Task
-    teacher: Teacher | None
+    name: str  # as it was asked for
+    run: Path | None  # its folder; None for a bare weights file
+    model: nn.Module  # in eval mode
+    prepare: Prepare  # its input
+    classes: list[str]  # names by class id
+    data: DistillationDataModule  # holds the split
+    task: Task  # what the labels mean
+    teacher: Teacher | None  # whose answers its own are compared with
 
 
 @dataclass
 class Answers:
-    """What each picture is and what each model says of it.
+    """What each picture is and what each model says of it."""
 
-    Attributes:
-        several: a picture has any number of labels.
-        rows: by the picture's number: its target, and by model the answer and its probability.
-    """
-
-    several: bool
+    several: bool  # a picture has any number of labels
+    # by the picture's number: its target, and by model the answer and its probability
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def update(self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor) -> None:

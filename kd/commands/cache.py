@@ -74,7 +74,6 @@ def _describe(request: Request) -> int:
 
 
 def _built(request: Request) -> "KDCLI":
-    """The recipe's model, data and trainer."""
     args = request.parser_args()
     from kd.run.parser import KDCLI
     from kd.run.quiet import quiet_libraries

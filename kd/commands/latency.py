@@ -195,7 +195,6 @@ def _compare_with_teacher(rows: list[Row]) -> None:
 
 
 def _machine() -> str:
-    """The processor's name."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text().splitlines():

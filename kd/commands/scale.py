@@ -127,7 +127,6 @@ def _check_gpus(config: dict[str, Any], processes: int) -> None:
 
 
 def _claim(parent: Path) -> Path:
-    """The next free number."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
         folder = parent / f"{max((int(p.name) for p in parent.iterdir() if p.name.isdigit()), default=-1) + 1:03d}"

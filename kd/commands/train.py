@@ -181,7 +181,6 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
 
 
 def _machines(cluster: Cluster | None, request: Request) -> int:
-    """That train together."""
     asked = [item.split("=", 1)[1] for item in request.overrides if item.startswith("trainer.num_nodes=")]
     told = asked[-1] if asked and asked[-1].isdigit() else "1"
     return max(int(told), cluster.num_nodes if cluster else 1)

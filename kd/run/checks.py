@@ -105,7 +105,6 @@ def loggers_with_folders(items: Sequence[str]) -> str:
 
 
 def _check_names(config: dict[str, Any]) -> None:
-    """What becomes a folder's name."""
     if not re.fullmatch(r"[\w.+-]{1,200}", config["recipe"]) or config["recipe"].startswith("."):
         raise UserError(f"recipe: names the run's folder (letters, digits, . + - _), got '{config['recipe'][:80]}'")
     if config["name"] is not None:

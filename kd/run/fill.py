@@ -39,7 +39,6 @@ class Fill(LightningModule):
 
     @property
     def caches(self) -> dict[str, CachedTeacher]:
-        """By teacher."""
         return caches_of(self.asked)
 
     def setup(self, stage: str) -> None:
@@ -85,14 +84,12 @@ class Fill(LightningModule):
         return np.logical_and.reduce([cache.present(view, index) for cache in self.caches.values()])
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Computes and stores one batch of answers."""
         batch = self.pictures.on_after_batch_transfer(batch, 0)
         for name, cache in self.caches.items():
             cache.answer(batch, self.wanted, name)
         self._bar.update(len(batch["index"]) * self.trainer.world_size)
 
     def on_validation_end(self) -> None:
-        """Takes the bar away."""
         self._bar.close()
 
 

@@ -147,7 +147,6 @@ def schema() -> dict[str, Key]:
 
 
 def _trainer_defaults() -> dict[str, str]:
-    """Where ours differ from Lightning's."""
     for node in _parsed(_files()["KDCLI"][0]).body:
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "TRAINER_DEFAULTS":
             assert isinstance(node.value, ast.Dict)

@@ -93,7 +93,6 @@ class Parser(LightningArgumentParser):
             raise
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raises a UserError instead of printing the usage."""
         raise UserError(one_line(message, list(known_keys(self)))) from ex
 
 
@@ -148,7 +147,6 @@ class KDCLI(LightningCLI):
             )
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Our top-level keys."""
         parser.add_argument("--recipe", type=str, default="run", help="Name of the run's folder below runs_dir.")
         parser.add_argument("--seed", type=int, default=0, help="Seeds weights, order, views and dropout.")
         parser.add_argument("--runs_dir", type=str, default="runs", help="Folder or URL of all runs.")
@@ -240,7 +238,6 @@ class KDCLI(LightningCLI):
             self.config.trainer.logger = False
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """The trainer with our callbacks and checkpoints."""
         config = self.config
         clip = config.trainer.gradient_clip_val
         if clip is not None and not clip >= 0:  # torch would turn every gradient round
@@ -326,7 +323,6 @@ class KDCLI(LightningCLI):
         return cli.parser.instantiate_classes(cli.config).model
 
     def as_dict(self) -> dict[str, Any]:
-        """The resolved configuration as plain values."""
         return yaml_of(self.as_yaml())
 
     def as_yaml(self) -> str:

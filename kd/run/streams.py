@@ -22,7 +22,6 @@ class Unbroken:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """As of any stream."""
         try:
             return self._stream.write(text)
         except OSError as error:
@@ -30,7 +29,6 @@ class Unbroken:
             return len(text)
 
     def flush(self) -> None:
-        """As of any stream."""
         try:
             self._stream.flush()
         except OSError as error:

@@ -72,7 +72,6 @@ class Mirror:
             raise OSError(f"{self.url} can't be written: {first_line(error)}") from error
 
     def follow(self, folder: Path, *beside: Path) -> None:
-        """Begins, unless it has."""
         if self._thread is not None:
             return
         self.folder, self.beside = folder, beside

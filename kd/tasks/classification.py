@@ -44,11 +44,9 @@ class Classification(Task):
         self.agreement = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
 
     def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
-        """See :meth:`Task.weigh`."""
         self.weights = weights_of(self.class_weights, classes, counts)
 
     def metric_names(self, teacher: bool) -> list[str]:
-        """See :meth:`Task.metric_names`."""
         return ["acc1", "acc5", *(["agreement"] if teacher else [])]
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:

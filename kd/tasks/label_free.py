@@ -93,12 +93,10 @@ class Features(Task):
             self.primary = PROBE[0]
 
     def metric_names(self, teacher: bool) -> list[str]:
-        """See :meth:`Task.metric_names`."""
         losses = [name.removesuffix("_loss") for name in self.held_out.names if name != "feature_loss"]
         return label_free_metrics(losses, self.probed)
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """None: there are no labels."""
         return logits.new_zeros(())
 
     def compute(self) -> dict[str, Tensor]:

@@ -29,14 +29,12 @@ class MultiLabel(Task):
     primary = "map"
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
-        """Makes the metrics."""
         self.map = MultilabelAveragePrecision(num_classes, average="none", thresholds=None, validate_args=False)
         self.f1 = MultilabelF1Score(num_classes, average="none", validate_args=False)
         self.positives = TargetCounts(num_classes)
         self.agreement = MultilabelAccuracy(num_classes, average="macro", validate_args=False)
 
     def metric_names(self, teacher: bool) -> list[str]:
-        """See :meth:`Task.metric_names`."""
         return ["map", "f1", *(["agreement"] if teacher else [])]
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:

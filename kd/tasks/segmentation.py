@@ -40,11 +40,9 @@ class Segmentation(Task):
         self.register_buffer("weights", None, persistent=False)
 
     def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
-        """See :meth:`Task.weigh`."""
         self.weights = weights_of(self.class_weights, classes, counts)
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
-        """Makes the metrics."""
         self.num_classes, self.ignore_index = num_classes, ignore_index
         self.iou = MulticlassJaccardIndex(
             num_classes, average="none", ignore_index=ignore_index, zero_division=math.nan, validate_args=False
@@ -56,7 +54,6 @@ class Segmentation(Task):
         self.agreement = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
 
     def metric_names(self, teacher: bool) -> list[str]:
-        """See :meth:`Task.metric_names`."""
         return ["miou", "pixel_acc", *(["agreement"] if teacher else [])]
 
     def fit(self, logits: Tensor, target: Tensor) -> Tensor:

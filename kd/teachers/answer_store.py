@@ -150,7 +150,6 @@ class AnswerStore:
             os.truncate(file, whole)
 
     def close(self) -> None:
-        """Closes the files."""
         for descriptor in self._write.values():
             os.close(descriptor)
         self._write = {}

@@ -38,23 +38,15 @@ Parts = dict[str, dict[str, Any]]
 
 @dataclass
 class Kind:
-    """One kind of a teacher's answers.
+    """One kind of a teacher's answers."""
 
-    Attributes:
-        codec: how a record is written.
-        parts: what the answers depend on: ``teacher``, ``transform``, ``data``, ``answers``.
-        folder: where they are.
-        url: where they are published (:mod:`kd.teachers.published`), instead.
-    """
-
-    codec: AnswerCodec
-    parts: Parts
-    folder: Path
-    url: str = ""
+    codec: AnswerCodec  # how a record is written
+    parts: Parts  # what the answers depend on: ``teacher``, ``transform``, ``data``, ``answers``
+    folder: Path  # where they are
+    url: str = ""  # where they are published (:mod:`kd.teachers.published`), instead
 
     @property
     def place(self) -> str:
-        """Where they are, for people."""
         return self.url or str(self.folder)
 
 

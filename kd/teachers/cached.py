@@ -52,7 +52,6 @@ class CachedTeacher:
 
     @property
     def members(self) -> dict[str, FrozenTeacher]:
-        """The model behind it."""
         return self.live.members
 
     @property
@@ -61,16 +60,13 @@ class CachedTeacher:
         return self.live.is_shared_out
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "CachedTeacher":
-        """Moves the model behind it."""
         self.live.to(device, dtype, keep)
         return self
 
     def forget_original(self) -> None:
-        """Of the model behind it."""
         self.live.forget_original()
 
     def identity(self) -> dict[str, Any]:
-        """Of the model behind it."""
         return self.live.identity()
 
     def __call__(self, images: Images) -> Tensor:
@@ -81,17 +77,14 @@ class CachedTeacher:
 
     @property
     def views(self) -> int:
-        """Views a picture."""
         return self.kept[0].store.views
 
     @property
     def samples(self) -> int:
-        """Pictures."""
         return self.kept[0].store.samples
 
     @property
     def place(self) -> str:
-        """Where the answers are, for people."""
         folders = [str(kept.store.folder) for kept in self.kept]
         return folders[0] if len(folders) == 1 else folders[0].rpartition("/")[0]
 
@@ -189,7 +182,6 @@ class CachedTeacher:
         return torch.where(found, torch.from_numpy(rows).to(encoded.device), encoded)
 
     def report(self) -> dict[str, Any]:
-        """What the summary says of it."""
         return {
             "folder": self.place,
             **self.describe(),

@@ -36,18 +36,15 @@ class Ensemble:
         return any(teacher.is_shared_out for teacher in self.members.values())
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "Ensemble":
-        """Moves all."""
         for teacher in self.members.values():
             teacher.to(device, dtype, keep)
         return self
 
     def forget_original(self) -> None:
-        """All let go of their copies."""
         for teacher in self.members.values():
             teacher.forget_original()
 
     def fetch(self, batch: Batch) -> Batch:
-        """What the caches among them know."""
         for name, teacher in self.members.items():
             batch = teacher.fetch(batch, name)
         return batch
@@ -76,9 +73,7 @@ class Ensemble:
         return sum(parts[1:], parts[0])
 
     def __call__(self, images: Images) -> Tensor:
-        """The weighted mean of the logits."""
         return self._mean([teacher(images) for teacher in self.members.values()])
 
     def identity(self) -> dict[str, Any]:
-        """Each teacher's."""
         return {name: teacher.identity() for name, teacher in self.members.items()}

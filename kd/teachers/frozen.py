@@ -56,7 +56,6 @@ class FrozenTeacher:
 
     @property
     def members(self) -> "dict[str, FrozenTeacher]":
-        """Itself, under the name of all."""
         return {ALL: self}
 
     @property

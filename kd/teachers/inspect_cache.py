@@ -26,27 +26,17 @@ PARTS = ("teacher", "transform", "data", "answers")
 
 @dataclass
 class Held:
-    """One kind of answers on disk.
+    """One kind of answers on disk."""
 
-    Attributes:
-        folder: where.
-        parts: what they depend on, see :class:`kd.teachers.cache_layout.Kind`.
-        measured: what was noted when it was begun.
-        views: of each picture.
-        size: in bytes.
-        filled: the share that is there, 0 to 1.
-    """
-
-    folder: str
-    parts: dict[str, dict[str, Any]]
-    measured: dict[str, Any]
-    views: int
-    size: int
-    filled: float
+    folder: str  # where
+    parts: dict[str, dict[str, Any]]  # what they depend on, see :class:`kd.teachers.cache_layout.Kind`
+    measured: dict[str, Any]  # what was noted when it was begun
+    views: int  # of each picture
+    size: int  # in bytes
+    filled: float  # the share that is there, 0 to 1
 
     @property
     def pictures(self) -> int:
-        """How many have answers."""
         return int(self.parts["data"].get("pictures", 0))
 
     def teacher(self) -> str:
@@ -86,7 +76,6 @@ def held_in(place: str) -> list[Held]:
 
 
 def _fingerprints(place: str) -> Iterator[tuple[str, str]]:
-    """Folders, and what their fingerprints say."""
     if not is_url(place):
         for depth in range(DEPTH):
             for file in sorted(Path(place).expanduser().glob("*/" * depth + FINGERPRINT)):

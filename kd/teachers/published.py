@@ -66,8 +66,6 @@ def publish(store: AnswerStore, split: Split, out: str) -> int:
 
 
 def _put(place: str, data: bytes) -> int:
-    """Whole, and looked at afterwards."""
-
     def put() -> int:
         files, path = file_system(place, "out")
         files.pipe_file(path, data)
