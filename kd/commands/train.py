@@ -1,7 +1,9 @@
 """``kd-train``: trains a student. Heavy imports wait until there is something to train."""
 
+import atexit
 import os
 import signal
+import subprocess
 import sys
 import threading
 from contextlib import suppress
@@ -10,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from kd.errors import UserError
 from kd.launch import sagemaker
+from kd.launch.child import PARENT
 from kd.launch.cluster import Cluster, is_rank_zero, recognise
 from kd.launch.cluster import marker as job_marker
 from kd.launch.ray_nodes import check_secret, nodes_of, prepare_data
+from kd.machine import cache_dir
 from kd.run import files, keys
 from kd.run.find import find, listing, names
 from kd.run.request import Request, merge
@@ -26,6 +30,13 @@ from kd.storage.run_urls import fetched_marker, fetched_run, on_disk, url_of
 if TYPE_CHECKING:
     from kd.run.parser import KDCLI
 
+DRAW = """\
+import contextlib, pathlib, runpy, sys
+from kd.launch.child import end_with_parent
+end_with_parent()
+with contextlib.suppress(Exception):
+    runpy.run_path(sys.argv[1])["build"](pathlib.Path(sys.argv[2]), 300, 60)
+"""  # by its path, as its package imports torch; the run says what fails
 START = ("checkpoint", "pretrained", "inherit")  # of model.student
 
 FLAGS = {"help", "keys", "list", "print_config", "trust", "version"}
@@ -137,7 +148,8 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
     by_url = is_url(request.resume or "")
     resume_from = _check_resume(request, together)
     args = request.parser_args()  # a wrong recipe's name is told before anything heavy is imported
-    request.check_read()
+    if request.check_read().get("data.source") == "FoodTagMini" and is_rank_zero():
+        _draw_ahead(cache_dir())
     from kd.run.parser import KDCLI
     from kd.run.quiet import quiet_libraries
     from kd.run.teacher_files import what_files_say
@@ -178,6 +190,14 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
     cli = KDCLI(args, cluster=cluster, marker=marker)
     cli.folder.mirror = mirror
     return cli, resume_from
+
+
+def _draw_ahead(folder: Path) -> None:
+    """Begins to draw FoodTag's pictures beside the imports, where they are missing; the run waits for the rest."""
+    if not any(folder.glob("foodtag-mini-*-300x60")):
+        command = [sys.executable, "-c", DRAW, str(Path(__file__).parents[1] / "data/foodtag_mini.py"), str(folder)]
+        drawing = subprocess.Popen(command, env={**os.environ, PARENT: str(os.getpid())}, start_new_session=True)
+        atexit.register(drawing.terminate)
 
 
 def _machines(cluster: Cluster | None, request: Request) -> int:

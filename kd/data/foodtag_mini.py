@@ -697,7 +697,10 @@ def _draw_share(root: str, train_per_class: str, val_per_class: str, share: str,
     for split, label, seed in _jobs(int(train_per_class), int(val_per_class))[int(share) :: int(shares)]:
         name = f"{split}/{CLASSES[label]}/{seed:07d}.jpg"
         draw(label, seed).save(Path(root, name), quality=90)
-        print(f"{hashlib.sha256(Path(root, name).read_bytes()).hexdigest()}  {name}", flush=True)
+        try:
+            print(f"{hashlib.sha256(Path(root, name).read_bytes()).hexdigest()}  {name}", flush=True)
+        except BrokenPipeError:  # nobody waits for the pictures any more
+            os._exit(1)
 
 
 def _fill(root: Path, train_per_class: int, val_per_class: int) -> None:

@@ -12,10 +12,11 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from kd.clock import annotate
 from kd.data.batch import Batch, DataInfo
-from kd.distill.freeze import freeze_backbone
 from kd.distill.objective import Objective, Terms
 from kd.errors import UserError
 from kd.models import Prepare, Preprocess, StudentSpec, trial
+from kd.models.attention import training_attention
+from kd.models.loading import freeze_backbone
 from kd.models.own import logits_of
 from kd.models.taps import TRIAL, Taps
 from kd.optim import OptimSpec, Pace, for_start, scaled_to_batch
@@ -230,7 +231,7 @@ class Student(nn.Module):
 
     def learn(self, batch: Batch, answer: Answer) -> Terms:
         """The forward and the losses of one batch, given the teacher's answer to it."""
-        with annotate("student"), self.taps as caught:
+        with annotate("student"), training_attention(self.model, batch["image"]), self.taps as caught:
             output = self.model(self.prepare(batch["image"]))
         if self.has_two_heads and isinstance(output, tuple):
             own, distilled = output

@@ -228,3 +228,18 @@ def _with_positions(state: dict[str, Tensor], model: nn.Module, about: About) ->
         return state
     resampled = resample_abs_pos_embed(positions, list(new), old, num_prefix_tokens=prefix)
     return {**state, "pos_embed": resampled}
+
+
+def freeze_backbone(model: nn.Module, arch: str) -> tuple[str, ...]:
+    """Leaves a gradient to the classifier alone; gives the paths of its layers.
+
+    Raises:
+        UserError: it has no weights.
+    """
+    trained = tuple(classifier_names(model))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith(tuple(f"{head}." for head in trained)))
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError(f"model.student.freeze: nothing is left to train of {arch}, whose classifier "
+                        f"({', '.join(trained)}) has no weights")  # fmt: skip
+    return trained

@@ -104,11 +104,11 @@ class Request:
         """``trust=`` and ``--trust`` as items of another command's line."""
         return [*(f"trust={module}" for module in self.trust), *(["--trust"] if "trust" in self.flags else [])]
 
-    def check_read(self) -> None:
-        """Refuses settings that no part of a run would read (:mod:`kd.run.unread`)."""
+    def check_read(self) -> dict[str, Any]:
+        """Refuses settings that no part of a run would read, and returns all (:func:`kd.run.unread.check_read`)."""
         given = [_as_tree(item) for item in self.overrides]
         resumed = {"resume": self.resume} if self.resume else {}
-        check_read(
+        return check_read(
             [files.read(file) for file in self._files()], {k: v for tree in given for k, v in tree.items()} | resumed
         )
 

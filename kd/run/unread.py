@@ -36,8 +36,8 @@ READERS: tuple[tuple[str, Callable[[Iterable[object]], bool], tuple[str, ...], s
 """Settings (a pattern), the settings that decide whether something reads them, and what that is."""
 
 
-def check_read(files: Sequence[Mapping[Any, Any]], overrides: Mapping[str, Any]) -> None:
-    """Refuses a setting of a recipe or of the command line that differs from its default and has no effect.
+def check_read(files: Sequence[Mapping[Any, Any]], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns all settings by key; refuses one of a recipe or the command line that differs from its default in vain.
 
     Overlays serve many recipes, and a run's ``config.yaml`` holds every key, so that theirs may be idle. So may a
     recipe's setting that a later file or the command line has made idle.
@@ -57,6 +57,7 @@ def check_read(files: Sequence[Mapping[Any, Any]], overrides: Mapping[str, Any])
         source = _newest(layers, name)
         if source in (recipe, len(layers) - 1) and value and value != _default(name):
             _check(name, value, source, whole, layers)
+    return whole
 
 
 def _check(name: str, value: object, source: int, whole: dict[str, Any], layers: list[dict[str, Any]]) -> None:

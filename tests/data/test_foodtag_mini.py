@@ -164,3 +164,28 @@ def test_counts_below_one_are_refused(tmp_path: Path) -> None:
 def test_module_by_itself_needs_no_torch() -> None:
     program = "import runpy, sys; runpy.run_path(sys.argv[1]); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program, foodtag_mini.__file__]).returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for a signal at the parent's end")
+def test_pictures_are_drawn_ahead_and_no_longer_than_the_run_lives(tmp_path: Path) -> None:
+    program = "import sys, time; from pathlib import Path; from kd.commands import train; "
+    program += "train._draw_ahead(Path(sys.argv[1])); print('torch' in sys.modules, flush=True); time.sleep(60)"
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("foodtag-mini-*-300x60.tmp-*/train/*/*.jpg")):
+        assert run.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    run.kill()
+    said, complained = run.communicate(timeout=30)  # ends with the last process that holds the pipe
+    assert said == "False\n"
+    assert "Traceback" not in complained and "Error" not in complained
+    assert not list(tmp_path.glob("foodtag-mini-*-300x60/*"))
+
+
+def test_pictures_that_are_there_are_not_drawn_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kd.commands import train
+
+    monkeypatch.setattr(train.subprocess, "Popen", lambda *_, **__: pytest.fail("drawn again"))
+    (tmp_path / "foodtag-mini-v1-300x60").mkdir()
+    train._draw_ahead(tmp_path)

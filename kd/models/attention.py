@@ -1,0 +1,44 @@
+"""Attention of a model that trains in bfloat16 on a CPU."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+
+LONGEST = 512  # tokens; of more, float32 is no faster
+MATRIX_INSTRUCTIONS = getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16", False)
+
+
+class InFloat32(TorchFunctionMode):
+    """Within it attention's products are in float32; their result has the type that it would have had.
+
+    Without matrix instructions torch's gradient of them takes three times as long in bfloat16, and is less exact.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls ``func``, an attention with its floating-point arguments in float32."""
+        if func is not scaled_dot_product_attention or not args or args[0].shape[-2] > LONGEST:
+            return func(*args, **(kwargs or {}))
+        with torch.autocast("cpu", enabled=False):
+            named = {name: _wide(value) for name, value in (kwargs or {}).items()}
+            return func(*map(_wide, args), **named).to(args[0].dtype)
+
+
+def _wide(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def training_attention(model: nn.Module, pictures: Tensor) -> AbstractContextManager[object]:
+    """What a forward with gradients runs within: :class:`InFloat32` where that is faster, otherwise nothing.
+
+    Nothing where the forward is compiled, or may run again in the backward pass, outside of this.
+    """
+    narrow = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+    if pictures.device.type != "cpu" or not narrow or torch.compiler.is_compiling() or MATRIX_INSTRUCTIONS:
+        return nullcontext()
+    again = [part.grad_checkpointing for part in model.modules() if hasattr(part, "grad_checkpointing")]  # timm's
+    known = again and not any(again) and getattr(model, "_compiled_call_impl", None) is None
+    return InFloat32() if known else nullcontext()
