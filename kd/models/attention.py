@@ -1,7 +1,7 @@
 """Attention of a model that trains in bfloat16 on a CPU."""
 
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +18,20 @@ class InFloat32(TorchFunctionMode):
     Without matrix instructions torch's gradient of them takes three times as long in bfloat16, and is less exact.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: Sequence[Tensor] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:  # fmt: skip
         """Calls ``func``, an attention with its floating-point arguments in float32."""
-        if func is not scaled_dot_product_attention or not args or args[0].shape[-2] > LONGEST:
+        attends: Callable[..., Tensor] = scaled_dot_product_attention
+        if func != attends or not args or args[0].shape[-2] > LONGEST:
             return func(*args, **(kwargs or {}))
         with torch.autocast("cpu", enabled=False):
             named = {name: _wide(value) for name, value in (kwargs or {}).items()}
-            return func(*map(_wide, args), **named).to(args[0].dtype)
+            return attends(*map(_wide, args), **named).to(args[0].dtype)
 
 
-def _wide(value: Any) -> Any:
+def _wide(value: object) -> object:
     return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 

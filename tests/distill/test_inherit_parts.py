@@ -5,7 +5,6 @@ import timm
 import torch
 from torch import nn
 
-from kd.distill.freeze import freeze_backbone
 from kd.distill.inherit.heads import head_map
 from kd.distill.inherit.pair import (
     centres,
@@ -19,6 +18,7 @@ from kd.distill.inherit.pair import (
 )
 from kd.distill.inherit.stream import chosen_blocks, embedded_as, projection_of, seen_by_norms, teacher_streams
 from kd.errors import UserError
+from kd.models.loading import freeze_backbone
 
 
 def vit(width: int = 16, depth: int = 2, heads: int = 2, **kwargs: object) -> nn.Module:
