@@ -84,12 +84,12 @@ def label_free(*names: str, drop: float = 0.0) -> kd.DistillationModule:
 
 
 def dense(distill: dict[str, DistillLoss]) -> kd.DistillationModule:
-    info = kd.DataInfo(NAMES, train=100, masks=True, ignore_index=255)
+    info = kd.DataInfo(NAMES, train=100, kind="masks", ignore_index=255)
     return pair(distill, lambda: DenseModel(vit(0), CLASSES), task=Segmentation(CLASSES), data=info)
 
 
 def labels(distill: dict[str, DistillLoss]) -> kd.DistillationModule:
-    return pair(distill, task=MultiLabel(CLASSES), data=kd.DataInfo(NAMES, train=100, multi_label=True))
+    return pair(distill, task=MultiLabel(CLASSES), data=kd.DataInfo(NAMES, train=100, kind="several labels a picture"))
 
 
 def together() -> kd.DistillationModule:

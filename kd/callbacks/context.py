@@ -11,6 +11,7 @@ from pytorch_lightning.utilities.types import STEP_OUTPUT
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.students import StepOutput, Students
 from kd.module.distillation import DistillationModule
+from kd.module.evaluation import Judged
 from kd.teachers import Teacher
 
 
@@ -18,6 +19,11 @@ def output_of(outputs: STEP_OUTPUT) -> StepOutput:
     """What our module's training step gave, of what Lightning hands on."""
     assert isinstance(outputs, Mapping)
     return cast(StepOutput, outputs)
+
+
+def judged(outputs: STEP_OUTPUT) -> Judged:
+    """What our module's validation step gave, of what Lightning hands on."""
+    return cast(Judged, outputs or {})
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -14,18 +14,16 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 
 from kd.callbacks.best import Best
-from kd.callbacks.context import RunContext
+from kd.callbacks.context import RunContext, judged
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
 from kd.data.batch import Batch
 from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
-from kd.data.sources.segmentation import colours
 from kd.data.transforms import EvalView
-from kd.module.evaluation import Judged
 from kd.storage.checkpoints import write_whole
-from kd.tasks import Task
 from kd.tasks.fidelity import Fidelity
+from kd.tasks.segmentation import colours
 
 FILE = "fidelity.json"
 SIDE = 112  # pixels of a thumbnail's longer side: two dozen of them take some 100 kB of the page
@@ -40,7 +38,7 @@ class FidelityRecord(Callback):
 
     def __init__(self, folder: RunFolder, preflight: Preflight, best: Best) -> None:
         self.folder, self.preflight, self.best = folder, preflight, best
-        self._found: dict[str, Fidelity] = {}
+        self._found: dict[str, Fidelity | None] = {}
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._found = {}
@@ -56,11 +54,14 @@ class FidelityRecord(Callback):
     ) -> None:
         """Takes in the students' logits that the validation step returns, by name."""
         run = RunContext.of(trainer)
-        for name, (logits, target, index) in cast(Judged, outputs or {}).items():
+        for name, (logits, target, index) in judged(outputs).items():
             assert index is not None, "our loaders give every picture its number"
             taught = self.preflight.kept.get(index) if self.preflight.kept else None
-            found = self._found.setdefault(name, start(run.module.task, len(run.students.data_info.classes)))
-            found.update(logits, None if taught is None else taught.to(logits.device), target, index)
+            if name not in self._found:
+                self._found[name] = run.module.task.fidelity(len(run.students.data_info.classes))
+            found = self._found[name]
+            if found is not None:
+                found.update(logits, None if taught is None else taught.to(logits.device), target, index)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run = RunContext.of(trainer)
@@ -72,11 +73,6 @@ class FidelityRecord(Callback):
                 data: Any = run.data
                 write(self.folder.student_path(name), whole, data, "val", run.students.data_info.classes)
         self._found = {}
-
-
-def start(task: Task, classes: int) -> Fidelity:
-    """An empty one for a task."""
-    return Fidelity("segmentation" if task.dense else "multilabel" if task.multi_label else "classification", classes)
 
 
 def _of_all_processes(mine: Fidelity | None) -> Fidelity | None:

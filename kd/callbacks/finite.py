@@ -31,7 +31,6 @@ class Finite(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
-        """Checks the finished steps before this one."""
         self._look(trainer, wait=False)
         loss = output_of(outputs)["loss"].detach()
         done = None

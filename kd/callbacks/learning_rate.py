@@ -1,9 +1,10 @@
-"""The learning rate in ``metrics.csv``."""
+"""What ``metrics.csv`` has of each step: the learning rate, and the last step of an epoch."""
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kd.callbacks.context import RunContext
 from kd.data.batch import Batch
+from kd.lightning_internals import log_last_step
 from kd.optim import each_of
 
 
@@ -21,3 +22,17 @@ class LearningRate(Callback):
         students = run.students.named()
         for name, own in zip(students, each_of(optimizer), strict=True):
             run.module.log(f"{name}/train/lr" if name else "train/lr", own.param_groups[0]["lr"])
+
+
+class LastStep(Callback):
+    """Ends a run that ``max_steps`` cuts short with a validation; logs the last step of each epoch.
+
+    Lightning validates after whole epochs alone, and logs every ``log_every_n_steps`` steps alone.
+    """
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+        """A trainer that should stop validates and logs, wherever in the epoch it is."""
+        if trainer.global_step == trainer.max_steps:
+            trainer.should_stop = True
+        elif trainer.is_last_batch:
+            log_last_step(trainer)

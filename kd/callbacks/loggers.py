@@ -80,7 +80,6 @@ class Loggers(Callback):
     settings: dict[str, Any]  # by dotted key
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Puts them beside ``metrics.csv``."""
         assert self.folder.path is not None
         self._made = self.build([placed(spec, self.folder.path.resolve()) for spec in self.specs])
         trainer.loggers = [*self._made, *trainer.loggers]

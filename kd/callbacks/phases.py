@@ -33,7 +33,6 @@ from kd.report.facts import Facts
 from kd.report.records import PHASES, Run, Writer
 from kd.report.step_facts import part
 from kd.report.verdict import NAMES, limits_of
-from kd.teachers import Ensemble
 
 TOTAL_EVERY_S = 5.0
 RECENT = 50  # steps that live displays look back on
@@ -345,10 +344,9 @@ def room_for(memory: Memory, batch_size: int, available: float, processes: int) 
 
 def cacheable_features(run: RunContext) -> int | None:
     """Bytes of the features that a cache would keep of a picture beside its logits; None where no cache can serve."""
-    if run.module.teacher is None or isinstance(run.module.teacher, Ensemble) or run.module.task.dense:
-        return None
-    shapes = list(run.students.wanted.features.values())
-    if any(shape[0] != TRIAL for shape in shapes):
+    teacher, wanted = run.module.teacher, run.students.wanted
+    shapes = list(wanted.features.values())
+    if teacher is None or len(teacher.members) > 1 or wanted.maps or any(shape[0] != TRIAL for shape in shapes):
         return None
     return sum(2 * math.prod(shape[1:]) for shape in shapes)  # half precision
 

@@ -80,7 +80,7 @@ class Preflight(Callback):
         counts, total = seen.compute()
         val = {name: _rounded(judge.compute()) for name, judge in judges.items()}
         classes = int((counts > 0).sum())
-        if run.module.task.primary == "acc1":
+        if run.module.task.one_class:
             ids = torch.as_tensor(run.data.split("val").targets)
             counts = torch.bincount(ids[ids >= 0], minlength=len(info.classes))
         found = Found(val, counts.cpu(), int(total), decided, classes=classes)
@@ -101,7 +101,7 @@ class Preflight(Callback):
     def _orders(self, run: RunContext) -> dict[str, Confusions]:
         """Where one class is asked for: what is needed to find a teacher's order of the classes."""
         count = len(run.students.data_info.classes)
-        if run.module.task.primary != "acc1" or count > MOST_CLASSES:
+        if not run.module.task.one_class or count > MOST_CLASSES:
             return {}
         return {name: Confusions(count).to(run.device) for name in run.teacher.members}
 
@@ -173,17 +173,14 @@ class Preflight(Callback):
         self, trainer: Trainer, task: Task, name: str, found: Found, key: str, before: bool
     ) -> None:  # fmt: skip
         value, weak, hint = found.val[key][task.primary], key in found.hints, found.hints.get(key, "")
-        if task.primary == "acc1":
-            score = f"is right on {round(value * found.total)} of {found.total} validation pictures"
-        else:
-            score = f"reaches {task.primary} {value:.1%} on the validation set"
+        score = task.judged(value, found.total)
         if weak and self.mode == "stop":
             raise UserError(
                 f"model.teacher: {name} {score}, no better than guessing"
                 f"{hint or ' (wrong class order, size or weights?)'}; preflight=warn distils from it all the same"
             )
         if trainer.is_global_zero:
-            share = f" ({value:.1%})" if task.primary == "acc1" else ""
+            share = f" ({value:.1%})" if task.one_class else ""
             known = ", as measured before" if before else ""
             classes = len(found.counts)
             few = f"; they show {found.classes} of {classes} classes, too few to judge it"

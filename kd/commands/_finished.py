@@ -20,7 +20,7 @@ from kd.run.parser import KDCLI, build_data, build_task
 from kd.run.quiet import quiet_libraries
 from kd.run.request import Request, translate
 from kd.run.trust import ALL, trusted_class
-from kd.ship.export.manifest import Layout, Manifest, TaskKind
+from kd.ship.export.manifest import Layout, Manifest
 from kd.ship.export.prepared import Prepared
 from kd.ship.export.student import builder_in, load_student, read_metadata
 from kd.storage.objects import is_url
@@ -41,10 +41,8 @@ class FinishedRun:
     task: Task  # what its answers mean, built for the classes
 
     @property
-    def kind(self) -> TaskKind:
-        if not self.classes:
-            return "features"
-        return "segmentation" if self.task.dense else "multilabel" if self.task.multi_label else "classification"
+    def kind(self) -> str:
+        return self.task.answers if self.classes else "features"
 
     @property
     def arch(self) -> str:
@@ -132,7 +130,7 @@ def student_in(file: Path, request: Request, config: dict[str, Any]) -> tuple[nn
     return load_student(file, trusted_class(builder_in(file), trusted))
 
 
-def teacher_of_run(model: dict[str, Any], classes: list[str], dense: bool) -> FrozenTeacher | Ensemble | None:
+def teacher_of_run(model: dict[str, Any], classes: list[str], task: Task) -> FrozenTeacher | Ensemble | None:
     """The run's teacher or teachers, if their checkpoints are still there."""
     specs = _specs(model)
     gone = [s["checkpoint"] for s in specs.values() if not _is_there(s)]
@@ -143,7 +141,7 @@ def teacher_of_run(model: dict[str, Any], classes: list[str], dense: bool) -> Fr
     if gone or not specs or not all(s["head"] for s in specs.values()):
         return None
     built = {name: TeacherSpec(**{**spec, "placement": "same"}) for name, spec in specs.items()}
-    return build_teachers(built.get(""), {name: s for name, s in built.items() if name}, classes, dense)
+    return build_teachers(built.get(""), {name: s for name, s in built.items() if name}, classes, task.dense)
 
 
 def feature_teachers(model: dict[str, Any]) -> dict[str, FrozenTeacher]:
@@ -208,7 +206,7 @@ class TorchModel:
         torch.set_num_threads(self.threads)
         quiet_libraries()
         opened = open_run(translate(self.items))
-        teacher = teacher_of_run(opened.config["model"], opened.classes, opened.task.dense)
+        teacher = teacher_of_run(opened.config["model"], opened.classes, opened.task)
         student = opened.prepared("nhwc")
 
         def run(pictures: np.ndarray) -> object:

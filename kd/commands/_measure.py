@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kd.callbacks.fidelity import start, write
+from kd.callbacks.fidelity import write
 from kd.commands._finished import check_finished, student_in, teacher_of_run
 from kd.data.corruptions import CORRUPTIONS, STRENGTHS, corrupted
 from kd.data.datamodule import DistillationDataModule
@@ -27,7 +27,6 @@ from kd.storage.checkpoints import write_whole
 from kd.storage.objects import is_url
 from kd.storage.run_urls import run_at
 from kd.tasks import Task
-from kd.tasks.fidelity import Fidelity
 from kd.teachers import Teacher, build_teacher
 
 Found = tuple[nn.Module, Prepare, list[str], DistillationDataModule]  # A model, its input, its classes, the data
@@ -67,27 +66,22 @@ class Subject:
 class Answers:
     """What each picture is and what each model says of it."""
 
-    several: bool  # a picture has any number of labels
+    task: Task  # writes answers as rows of a table
+    classes: list[str]
     # by the picture's number: its target, and by model the answer and its probability
-    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    rows: dict[int, dict[str, str]] = field(default_factory=dict)
 
     def update(self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor) -> None:
         """Adds a batch: logits ``(N, C)`` of both, ids ``(N,)`` or labels ``(N, C)``, numbers of the pictures."""
-        told = {"label": _ids(target) if self.several else target.tolist()}
-        for name, logits in (("student", student), *((("teacher", teacher),) if teacher is not None else ())):
-            p = logits.float().sigmoid() if self.several else logits.float().softmax(1)
-            told[name] = _ids(p) if self.several else p.argmax(1).tolist()
-            told[f"{name}_p"] = [] if self.several else p.amax(1).tolist()
+        given = {"label": target, "student": student} | ({} if teacher is None else {"teacher": teacher})
+        columns = {f"{name}{ending}": column for name, answer in given.items()
+                   for ending, column in self.task.rows(answer, self.classes).items()}  # fmt: skip
         for place, i in enumerate(index.tolist()):
-            self.rows[i] = {key: values[place] for key, values in told.items() if values}
+            self.rows[i] = {key: column[place] for key, column in columns.items()}
 
     def right(self) -> dict[int, bool]:
         """Whether the model is right, by the picture's number."""
         return {i: row["student"] == row["label"] for i, row in self.rows.items()}
-
-
-def _ids(labels: Tensor) -> list[list[int]]:
-    return [torch.nonzero(row > 0.5).flatten().tolist() for row in labels]
 
 
 # -- what is measured --------------------------------------------------------------------------------------------------
@@ -130,7 +124,7 @@ def _of_run(run: Path, request: Request, asked: Asked) -> Subject:
     data = _data(config, asked, classes)
     task = _task(config, classes, data)
     return Subject(str(run), run, model, prepare, classes, data, task,
-                   teacher_of_run(config["model"], classes, task.dense))  # fmt: skip
+                   teacher_of_run(config["model"], classes, task))  # fmt: skip
 
 
 def _kd_student(
@@ -155,7 +149,7 @@ def _of_file(word: str, run: str | None, request: Request, asked: Asked) -> Subj
     if not recipe and "data.img_size" not in given:
         data.size = prepare.size  # views as large as the model's input
     task = _task(config, classes, data)
-    teacher = teacher_of_run(config["model"], classes, task.dense) if run else None
+    teacher = teacher_of_run(config["model"], classes, task) if run else None
     return Subject(word, None, model, prepare, classes, data, task, teacher)
 
 
@@ -219,18 +213,6 @@ def _named(subject: Subject, asked: Asked) -> dict[str, Any]:
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Both:
-    """Two that look at the same batches."""
-
-    first: Fidelity
-    second: Answers
-
-    def update(self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor) -> None:
-        self.first.update(student, teacher, target, index)
-        self.second.update(student, teacher, target, index)
-
-
 def measure(subject: Subject, asked: Asked, answers: Answers | None, own_data: bool) -> dict[str, Any]:
     """Measures a model (and its teacher): metrics, fidelity, and damaged pictures where they are asked for.
 
@@ -242,10 +224,10 @@ def measure(subject: Subject, asked: Asked, answers: Answers | None, own_data: b
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data, task, classes = subject.data, subject.task, subject.classes
-    fidelity = start(task, len(classes))
+    fidelity = task.fidelity(len(classes))
     found = evaluate(subject.model, subject.prepare, data.eval_dataloader(asked.place), task, subject.teacher, device,
-                     _Both(fidelity, answers) if answers is not None else fidelity)  # fmt: skip
-    if asked.place == "val" and own_data and subject.run is not None:
+                     [each for each in (fidelity, answers) if each is not None])  # fmt: skip
+    if fidelity is not None and asked.place == "val" and own_data and subject.run is not None:
         write(subject.run, fidelity, data, "val", classes)
     models = {"student": subject.model} | ({"teacher": subject.teacher.model} if subject.teacher else {})
     return {
@@ -254,7 +236,7 @@ def measure(subject: Subject, asked: Asked, answers: Answers | None, own_data: b
         "pictures": len(data.split(asked.place).targets),
         **({"left_out": data.left_out} if data.left_out else {}),
         **{name: {"params": count_parameters(model), **found[name]} for name, model in models.items()},
-        "fidelity": fidelity.result(classes),
+        **({"fidelity": fidelity.result(classes)} if fidelity is not None else {}),
         **({"robust": _robust(subject, asked, device)} if asked.robust else {}),
     }
 
@@ -277,26 +259,19 @@ def _robust(subject: Subject, asked: Asked, device: torch.device) -> dict[str, d
 
 def write_answers(file: Path, measured: Sequence[Subject], kept: Sequence[Answers], asked: Asked) -> None:
     """A line a picture: its name, its label, and each model's answer with its probability."""
-    split, classes, alone = measured[0].data.split(asked.place), measured[0].classes, len(measured) == 1
+    split, alone = measured[0].data.split(asked.place), len(measured) == 1
     columns = {}
     for subject, answers in zip(measured, kept, strict=True):
         first = next(iter(answers.rows.values()), {})
-        for key in ("student", "student_p", "teacher", "teacher_p"):
-            if key in first:
-                columns[key if alone else f"{subject.name} {key}"] = answers, key
-
-    def told(value: int | float | list[int]) -> str | float:
-        if isinstance(value, float):
-            return round(value, 6)
-        ids = value if isinstance(value, list) else [value]
-        return ";".join(classes[i] for i in ids if 0 <= i < len(classes))
-
+        for key in [key for key in first if not key.startswith("label")]:
+            columns[key if alone else f"{subject.name} {key}"] = answers, key
+    labels = [key for key in next(iter(kept[0].rows.values()), {"label": ""}) if key.startswith("label")]
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["picture", "label", *columns])
+    table.writerow(["picture", *labels, *columns])
     for i in sorted(kept[0].rows):
-        row = [told(answers.rows[i][key]) for answers, key in columns.values()]
-        table.writerow([printable(split.name(i)), told(kept[0].rows[i]["label"]), *row])
+        row = [answers.rows[i][key] for answers, key in columns.values()]
+        table.writerow([printable(split.name(i)), *(kept[0].rows[i][key] for key in labels), *row])
     write_whole(file, lambda opened: opened.write(text.getvalue().encode()))
 
 

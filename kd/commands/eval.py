@@ -53,7 +53,7 @@ def run(request: Request) -> int:
     results, files, pairs = _evaluated(request)
     from kd.data.sources import said
 
-    if "fidelity" not in results[0]:
+    if "rankme" in results[0]["student"]:
         _print_features(results)
         print(f"written to {', '.join(map(str, files))}")
         return 0
@@ -93,9 +93,9 @@ def _evaluated(request: Request) -> tuple[list[dict[str, Any]], list[Path], list
     measured = _measure.subjects(request, asked)
     _measure.check_same_pictures(measured, asked)
     task = measured[0].task
-    if task.dense and out is not None and out.suffix == ".csv":
+    if not task.in_rows and out is not None and out.suffix == ".csv":
         raise UserError("out: of scenes there is no table a picture; kd-predict writes their masks")
-    kept = [None if task.dense else _measure.Answers(task.multi_label) for _ in measured]
+    kept = [_measure.Answers(task, s.classes) if task.in_rows else None for s in measured]
     own_data = not any(item.startswith("data.source") for item in request.overrides)
     results = [_measure.measure(s, asked, a, own_data) for s, a in zip(measured, kept, strict=True)]
     answers = [a for a in kept if a is not None]
@@ -186,7 +186,7 @@ def _print_evaluation(result: dict[str, Any]) -> None:
         if name in result:
             table.add_row(name, *_cells(result[name], shown))
     console.print(table)
-    for line in faithful(result["fidelity"]):
+    for line in faithful(result.get("fidelity")):
         print(line)
     if "robust" in result:
         console.print(_robust_table(result["robust"]))
@@ -210,7 +210,7 @@ def _print_side_by_side(results: list[dict[str, Any]], pairs: list[tuple[int, in
     for name, pair in zip(names[1:], pairs, strict=False):
         print(_paired(names[0], name, pair, first["pictures"]))
     for name, result in zip(names, results, strict=True):
-        for line in faithful(result["fidelity"]):
+        for line in faithful(result.get("fidelity")):
             print(f"{name}: {line}")
         if "robust" in result:
             console.print(_robust_table(result["robust"], name))
@@ -267,9 +267,11 @@ def _console() -> "Console":
     return Console(width=None if sys.stdout.isatty() else 120)
 
 
-def faithful(found: dict[str, Any]) -> list[str]:
-    """How faithful the student is, in a few lines."""
-    lines = []
+def faithful(found: dict[str, Any] | None) -> list[str]:
+    """How faithful the student is, in a few lines; none where a task compares nothing."""
+    lines: list[str] = []
+    if found is None:
+        return lines
     if "agreement" in found:
         shares = found["outcomes"]
         lines += [

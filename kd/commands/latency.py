@@ -166,7 +166,7 @@ def _loaders(
 
     found: dict[tuple[str, str], Any] = {}
     if "torch" in runtimes:
-        if teacher_of_run(opened.config["model"], opened.classes, opened.task.dense) is not None:
+        if teacher_of_run(opened.config["model"], opened.classes, opened.task) is not None:
             found["teacher", "torch"] = TorchModel(items, "teacher", threads)
         found["student", "torch"] = TorchModel(items, "student", threads)
     for name, export in runtimes.items():

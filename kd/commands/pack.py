@@ -34,8 +34,6 @@ def run(request: Request) -> int:
 
     quiet_libraries()
     source = build_data(KDCLI(args, instantiate=False).as_dict()["data"]).source
-    if source.multi_label:
-        raise UserError("data.source.multi_label: kd-pack packs pictures with one label each")
     for name in ("train", "val"):
         if name == "val" and not source.has(name):
             continue  # held out of train where the pack is trained on

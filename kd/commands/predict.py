@@ -180,12 +180,13 @@ def write(
         return file
     rows = ((name, labels(logits, opened.classes, top, opened.kind)) for name, logits, _ in answers)
     if out is None:
-        _print_rows(rows)
+        _print_rows(rows, opened.kind == "numbers")
         return None
     part = out.with_name(f".{out.name}.part")
     try:
         with part.open("w", encoding="utf-8", newline="") as opened_file:
-            {".csv": _write_csv, ".json": _write_json, ".jsonl": _write_jsonl}[out.suffix](opened_file, rows)
+            tables = {".csv": _write_csv, ".json": _write_json, ".jsonl": _write_jsonl}
+            tables[out.suffix](opened_file, rows, opened.kind == "numbers")
         part.replace(out)
     finally:
         part.unlink(missing_ok=True)
@@ -199,8 +200,11 @@ def labels(logits: "torch.Tensor", classes: Sequence[str], top: int, kind: str) 
         logits: ``(C,)``.
         classes: names by class id.
         top: how many.
-        kind: probabilities are a softmax over classes, or of ``multilabel`` each class's own.
+        kind: probabilities are a softmax over classes, or of ``multilabel`` each class's own; of ``numbers`` all
+            values under their names, in the names' order.
     """
+    if kind == "numbers":
+        return [(name, round(value, 6)) for name, value in zip(classes, logits.tolist(), strict=True)]
     p = logits.sigmoid() if kind == "multilabel" else logits.softmax(0)
     values, ids = p.topk(min(top, len(p)))
     return [(classes[i], round(v, 6)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
@@ -209,41 +213,45 @@ def labels(logits: "torch.Tensor", classes: Sequence[str], top: int, kind: str) 
 Rows = Iterator[tuple[str, list[tuple[str, float]]]]
 
 
-def _write_csv(file: TextIO, rows: Rows) -> None:
+def _write_csv(file: TextIO, rows: Rows, numbers: bool) -> None:
     table = csv.writer(file)
     for number, (name, found) in enumerate(rows):
         if number == 0:
-            table.writerow(["file", *(f"{word}_{i + 1}" for i in range(len(found)) for word in ("label", "p"))])
-        table.writerow([name, *(value for pair in found for value in pair)])
+            ranks = (f"{word}_{i + 1}" for i in range(len(found)) for word in ("label", "p"))
+            table.writerow(["file", *((name for name, _ in found) if numbers else ranks)])
+        table.writerow([name, *(value for pair in found for value in (pair[1:] if numbers else pair))])
 
 
-def _entry(name: str, found: list[tuple[str, float]]) -> str:
+def _entry(name: str, found: list[tuple[str, float]], numbers: bool) -> str:
+    if numbers:
+        return json.dumps({"file": name, "numbers": dict(found)}, ensure_ascii=False)
     return json.dumps({"file": name, "labels": [{"label": label, "p": p} for label, p in found]}, ensure_ascii=False)
 
 
-def _write_json(file: TextIO, rows: Rows) -> None:
+def _write_json(file: TextIO, rows: Rows, numbers: bool) -> None:
     file.write("[")
     for number, row in enumerate(rows):
-        file.write(("," if number else "") + "\n" + _entry(*row))
+        file.write(("," if number else "") + "\n" + _entry(*row, numbers))
     file.write("\n]\n")
 
 
-def _write_jsonl(file: TextIO, rows: Rows) -> None:
+def _write_jsonl(file: TextIO, rows: Rows, numbers: bool) -> None:
     for row in rows:
-        file.write(_entry(*row) + "\n")
+        file.write(_entry(*row, numbers) + "\n")
 
 
-def _print_rows(rows: Rows) -> None:
+def _print_rows(rows: Rows, numbers: bool) -> None:
     from tqdm import tqdm
 
+    form = ".6g" if numbers else ".1%"
     for name, found in rows:
-        tqdm.write(f"{name}: " + ", ".join(f"{label} {p:.1%}" for label, p in found), file=sys.stdout)
+        tqdm.write(f"{name}: " + ", ".join(f"{label} {value:{form}}" for label, value in found), file=sys.stdout)
 
 
 def _write_masks(answers: Iterator[Predicted], root: Path, opened: "FinishedRun", folder: Path) -> None:
     """Class ids and colours at each picture's own size, in the pictures' tree below their common folder."""
-    from kd.data.sources.segmentation import colours
     from kd.ship.export.manifest import as_lines
+    from kd.tasks.segmentation import colours
 
     palette = colours(len(opened.classes))
     for name, logits, shape in answers:

@@ -129,7 +129,7 @@ def _teacher(request: Request, manifest: "Manifest") -> "Runtime":
     from kd.commands._finished import open_run, teacher_of_run
 
     opened = open_run(request, OWN)
-    teacher = teacher_of_run(opened.config["model"], opened.classes, opened.task.dense)
+    teacher = teacher_of_run(opened.config["model"], opened.classes, opened.task)
     if teacher is None:
         raise UserError(f"teacher: {opened.folder} has none that answers in classes")
 

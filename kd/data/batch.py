@@ -17,8 +17,8 @@ TARGET = ("target", "targets", "label", "labels")
 HIGHEST = 20.0  # Of float pictures: normalised ones stay below it, also with a small standard deviation
 
 
-Target = int | list[int] | Tensor
-"""Of one picture: a class id (-1 without a label), ids (several labels), or a mask (uint8, ``(1, H, W)``)."""
+Target = int | list[int] | list[float] | Tensor
+"""Of one picture: a class id (-1 without a label), ids (several labels), numbers, or a mask (uint8, ``(1, H, W)``)."""
 
 
 class Batch(TypedDict, total=False):
@@ -114,8 +114,7 @@ class DataInfo:
         unlabeled: how many of ``train`` have no label.
         labels: whether training sees any labels.
         soft_targets: labels are mixed (mixup, cutmix).
-        masks: targets are masks.
-        multi_label: targets are any number of labels.
+        kind: what a picture is labelled with, as :class:`kd.data.targets.Targets` names it.
         ignore_index: the value of a mask's pixels that take no part.
         counts: labelled training pictures of each class, of one label each; None where that is not known.
         probed: there are labelled pictures to measure features on (``data.probe``).
@@ -128,16 +127,8 @@ class DataInfo:
     unlabeled: int = 0
     labels: bool = True
     soft_targets: bool = False
-    masks: bool = False
-    multi_label: bool = False
+    kind: str = "one label a picture"
     ignore_index: int | None = None
     crop_ratio: float = 1.0
     probed: bool = False
     counts: list[int] | None = None
-
-    @property
-    def kind(self) -> str:
-        """What the targets are, for people."""
-        if self.masks:
-            return "masks"
-        return "any number of labels a picture" if self.multi_label else "one label a picture"

@@ -13,6 +13,7 @@ from torchvision.transforms.v2 import functional as tvf
 
 from kd.data.pictures import decode, encode_grey, encode_jpeg
 from kd.data.sources import Source, Split
+from kd.data.targets import Masks, Targets
 from kd.errors import UserError, first_line
 from kd.progress import bar
 from kd.storage.objects import file_system
@@ -40,20 +41,23 @@ def pack(
         name: the split's name (``train``, ``val``).
         short_side: pictures whose shorter side is larger are resized to it, in pixels; all others are kept as they are.
         shard_mb: a new shard is begun behind this many megabytes.
-        source: of the split; says whether its targets are masks.
+        source: of the split.
 
     Returns:
         Bytes written.
 
     Raises:
-        UserError: a picture can't be decoded, or ``out`` can't be written.
+        UserError: a picture can't be decoded, a kind of target that no pack holds, or ``out`` can't be written.
     """
+    kind = source.kind if source is not None else Targets()
+    if type(kind) not in (Targets, Masks):
+        raise UserError(f"data.source: kd-pack packs pictures with one label each, or with masks, not {kind.name}")
     files, path = file_system(out, "out")
     shards: list[str] = []
     samples: list[list[int]] = []
     sums: list[int] = []  # of the pictures in each shard
     masks: list[list[int]] = []  # offset, size: in the shard of the picture
-    dense = bool(source is not None and source.masks)
+    dense = kind.cut_with_picture
     written, tar, stream = 0, None, None
     try:
         files.makedirs(path, exist_ok=True)

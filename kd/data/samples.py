@@ -12,7 +12,7 @@ from kd.data.batch import Batch
 from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sampler import Key
 from kd.data.sources import Source, Split, fetch, printable
-from kd.data.sources.unlabelled import unlabelled_mask
+from kd.data.targets import Targets
 from kd.data.transforms import MixPairs, seeded
 
 Sample = tuple[Tensor, Any, Key]  # Picture, target (id, ids, or mask), (index, epoch)
@@ -30,7 +30,7 @@ class PictureSet(Dataset[Sample]):
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         self.split, self.transform, self.seed, self.max_pixels = split, transform, seed, max_pixels
-        self.masks = source is not None and source.masks
+        self.kind = source.kind if source else Targets()
         self.ignore_index = source.ignore_index if source else None
 
     def __len__(self) -> int:
@@ -45,11 +45,7 @@ class PictureSet(Dataset[Sample]):
         try:
             picture, target = decode(self.split.read(index), self.max_pixels), self.split.target(index)
             with seeded(self.seed, index, epoch):
-                if not self.masks:
-                    return self.transform(picture), target, key
-                if isinstance(target, int):
-                    target = unlabelled_mask(picture.shape[1], picture.shape[2], self.ignore_index)
-                return (*self.transform(picture, target), key)
+                return (*self.kind.view(self.transform, picture, target, self.ignore_index), key)
         except (RuntimeError, OSError) as error:
             raise RuntimeError(f"{printable(self.split.name(index))} can't be read: {error}") from error
 
@@ -57,12 +53,12 @@ class PictureSet(Dataset[Sample]):
 class Collate:
     """Samples -> a batch; mixes pairs where the augmentation says so."""
 
-    def __init__(self, mix: MixPairs | None = None, labels: int = 0) -> None:
-        self.mix, self.labels = mix, labels
+    def __init__(self, mix: MixPairs | None = None, kind: Targets | None = None, classes: int = 0) -> None:
+        self.mix, self.kind, self.classes = mix, kind or Targets(), classes
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
         images = torch.stack([image for image, _, _ in samples])
-        targets = self.targets([target for _, target, _ in samples])
+        targets = self.kind.stack([target for _, target, _ in samples], self.classes)
         keys = [key for _, _, key in samples]
         real = sum(epoch >= 0 for _, epoch in keys)  # padding comes last
         index = torch.tensor([-1 if epoch < 0 else i for i, epoch in keys])
@@ -70,16 +66,3 @@ class Collate:
             images, targets = self.mix(images, targets, keys)
         batch: Batch = {"image": images, "target": targets, "index": index}
         return {**batch, "real": real} if self.mix is None else {**batch, "view": keys[0][1]}
-
-    def targets(self, targets: Sequence[Any]) -> Tensor:
-        if isinstance(targets[0], Tensor):
-            return torch.cat([t.as_subclass(Tensor) for t in targets])
-        if not self.labels:
-            return torch.tensor(targets)
-        rows = torch.zeros(len(targets), self.labels)
-        for row, ids in zip(rows, targets, strict=True):
-            if isinstance(ids, list):
-                row[ids] = 1.0
-            else:  # the -1 of a picture without labels
-                row.fill_(float("nan"))
-        return rows

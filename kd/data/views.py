@@ -44,19 +44,20 @@ class Views:
     def training(self, split: Split) -> tuple[Dataset[Any], Callable[..., Any], Finish | None]:
         """Random views: samples, how they become a batch, and what is left to the device."""
         mix = MixPairs(self.augment, max(1, len(self.source.classes)), self.seed)
-        collate = Collate(mix, self._labels)
+        kind, classes = self.source.kind, len(self.source.classes)
+        collate = Collate(mix, kind, classes)
         if self._engine is None:
             return self._pictures(split, train_transform(self.size, self.augment)), collate, None
         cuts = self._engine.CutSet(split, self.size, self.augment, self.seed, self.max_pixels, self.source)
-        finish = self._engine.DeviceViews(self.size, self.augment, mix, self.source.masks)
-        return cuts, partial(self._engine.pack, collate.targets), finish
+        finish = self._engine.DeviceViews(self.size, self.augment, mix, kind)
+        return cuts, partial(self._engine.pack, partial(kind.pack, classes=classes)), finish
 
     def evaluation(self, split: Split, of_source: bool = True) -> tuple[PictureSet, Collate]:
         """Centre crops: samples, and how they become a batch; others than the source's have one label a picture."""
         view = EvalView(self.size, self.crop_ratio, self.max_pixels)
         if not of_source:
             return PictureSet(split, view, self.seed, max_pixels=self.max_pixels), Collate()
-        return self._pictures(split, view), Collate(labels=self._labels)
+        return self._pictures(split, view), Collate(None, self.source.kind, len(self.source.classes))
 
     def sample(self, split: Split, count: int, labelled: bool) -> Iterator[tuple[Tensor, Target]]:
         """The first ``count`` pictures of a fixed shuffle, or of those with a class id: uint8 ``(3, H, W)``, as
@@ -65,10 +66,6 @@ class Views:
         order = map(int, TrainBatches(len(targets), 1, self.seed).order(0))
         wanted = (i for i in order if not labelled or _is_class(targets[i]))
         return ((pictures[i, 0][0], targets[i]) for i in islice(wanted, count))
-
-    @property
-    def _labels(self) -> int:
-        return len(self.source.classes) if self.source.multi_label else 0
 
     def _pictures(self, split: Split, transform: v2.Transform) -> PictureSet:
         return PictureSet(split, transform, self.seed, self.source, self.max_pixels)

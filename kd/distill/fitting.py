@@ -16,12 +16,8 @@ def check_task(task: Task, data: DataInfo) -> None:
     """Raises a UserError where the data gives other targets than the task needs."""
     if not task.labels:
         return
-    kind = type(task).__name__
-    if task.dense != data.masks:
-        needs = "masks" if task.dense else "one label a picture"
-        raise UserError(f"model.task: {kind} needs {needs}, data.source gives {data.kind}")
-    if task.multi_label != data.multi_label:
-        raise UserError(f"model.task: {kind} does not fit data.source, which gives {data.kind}")
+    if task.kind != data.kind:
+        raise UserError(f"model.task: {type(task).__name__} needs {task.kind}, data.source gives {data.kind}")
 
 
 def check_listeners(teacher_of: Mapping[str, str], losses: nn.ModuleDict, teacher: Teacher | None) -> None:
@@ -50,18 +46,9 @@ def check_dropping(losses: Mapping[str, DistillLoss], teacher_of: Mapping[str, s
 def check_loss(key: str, loss: DistillLoss, task: Task, data: DataInfo, teacher: Teacher | None) -> None:
     """Raises a UserError where a loss is not defined for the task, the data's labels or the teacher."""
     kind = type(loss).__name__
-    if isinstance(loss, LogitLoss) and not task.labels:
-        raise UserError(f"{key}: {kind} compares logits, and the student has no classifier (model.student.head=false)")
-    if isinstance(loss, LogitLoss) and loss.for_maps != task.dense:
-        if loss.for_maps:
-            raise UserError(f"{key}: {kind} is defined for masks alone (model.task=Segmentation)")
-        raise UserError(
-            f"{key}: {kind} is not defined for masks; PixelKDLoss, CWDLoss and the losses over features are"
-        )
-    if isinstance(loss, LogitLoss) and loss.exclusive and task.multi_label:
-        raise UserError(f"{key}: {kind} compares classes that exclude each other, the data has several labels a "
-                        "picture; BinaryKDLoss and the losses over features are defined for them")  # fmt: skip
-    _check_labels(key, loss, data)
+    if isinstance(loss, LogitLoss) and (refused := task.refuses(loss)):
+        raise UserError(f"{key}: {kind} {refused}")
+    _check_labels(key, loss, task, data)
     if isinstance(loss, LogitLoss) and teacher is not None and not teacher.has_head:
         raise UserError(f"{key}: the teacher has no classifier (model.teacher.head=false), its features alone "
                         "can teach")  # fmt: skip
@@ -76,12 +63,12 @@ def check_batch(losses: Mapping[str, DistillLoss], batch_size: int, processes: i
                             f"pictures of a batch, at least {loss.least_batch}, got {pictures}")  # fmt: skip
 
 
-def _check_labels(key: str, loss: DistillLoss, data: DataInfo) -> None:
+def _check_labels(key: str, loss: DistillLoss, task: Task, data: DataInfo) -> None:
     wants = "a class id" if loss.needs_class_ids else "a label" if loss.needs_labels else ""
     if wants == "a class id" and data.soft_targets:
         reason = "mixes labels (data.augment.mixup=0 data.augment.cutmix=0)"
-    elif data.multi_label:
-        reason = "has several labels a picture"
+    elif task.no_class_id:
+        reason = task.no_class_id
     elif not data.labels or data.unlabeled:
         reason = "has pictures without a label"
     else:

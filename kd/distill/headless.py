@@ -41,7 +41,6 @@ class HeadlessStudent(Student):
         self._measures.measure(losses, width, self.data.probed)
 
     def begin(self, teacher: Teacher | None, pictures: Callable[[int], Tensor] | None) -> str:
-        """See :meth:`Student.begin`; what was inherited begins centred."""
         said = super().begin(teacher, pictures)
         if self.start == "inherited" and pictures is not None:
             self._centre(pictures(self.sample_size))

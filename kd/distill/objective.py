@@ -141,6 +141,11 @@ class Objective(nn.Module):
         """Whether a distillation loss reads the student's logits."""
         return any(isinstance(loss, LogitLoss) for loss in self.active.values())
 
+    def softened(self, teacher: Tensor) -> Tensor:
+        """The teacher's logits as the first loss over logits compares them."""
+        loss = next((loss for loss in self.active.values() if isinstance(loss, LogitLoss)), None)
+        return teacher if loss is None else loss.softened(teacher)
+
     @property
     def taken_classifier(self) -> SimKDLoss | None:
         """SimKD: the loss that puts the teacher's classifier in place of the student's."""

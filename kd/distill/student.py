@@ -192,11 +192,10 @@ class Student(nn.Module):
         return self.told_of_scratch() if self.start == "scratch" else ""
 
     def _inherit(self, teacher: FrozenTeacher, pictures: Tensor) -> None:
-        from kd.distill.inherit import inherit, inherit_dense
+        from kd.distill.inherit import inherit
 
         try:
-            start: Any = inherit_dense if self.task.dense else inherit
-            start(self.model, teacher.original(), pictures, self.prepare, teacher.prepare)
+            inherit(self.model, teacher.original(), pictures, self.prepare, teacher.prepare)  # type: ignore[arg-type]
         except ValueError as error:
             raise UserError(f"model.student.inherit: {error}") from error
         if self.average is not None:

@@ -20,7 +20,6 @@ class _MapLoss(LogitLoss):
         self.ignore_index: int | None = None
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
-        """Takes over the task's ``ignore_index``."""
         self.ignore_index = ignore_index
 
 

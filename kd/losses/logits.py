@@ -133,7 +133,6 @@ class DKDLoss(LogitLoss):
         self.alpha, self.beta, self.temperature, self.warmup_epochs = alpha, beta, temperature, warmup_epochs
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
-        """Refuses two classes: nothing is left beside the target."""
         if num_classes < 3:
             raise ValueError(f"DKDLoss needs >= 3 classes, the data has {num_classes}; KDLoss takes two")
 
@@ -201,7 +200,6 @@ class NKDLoss(LogitLoss):
         self.gamma, self.temperature = gamma, temperature
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
-        """Refuses two classes: nothing is left beside the target."""
         if num_classes < 3:
             raise ValueError(f"NKDLoss needs >= 3 classes, the data has {num_classes}; KDLoss takes two")
 
@@ -257,7 +255,6 @@ class MLKDLoss(LogitLoss):
         self.temperatures = tuple(temperatures)
 
     def softened(self, teacher_logits: Tensor) -> Tensor:
-        """See :meth:`LogitLoss.softened`; by the lowest of the temperatures."""
         return teacher_logits / min(self.temperatures)
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:

@@ -59,11 +59,6 @@ class ConvProjection(Projection):
     """3x3 convolution, batch norm, ReLU, 1x1 convolution: for maps, where one linear layer is too weak."""
 
     def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
-        """See :meth:`Projection.make`.
-
-        Raises:
-            ValueError: the features are no maps.
-        """
         if not is_map:
             raise ValueError("projection must be Projection or MLPProjection for features without a grid, "
                              "got ConvProjection")  # fmt: skip

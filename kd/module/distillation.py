@@ -223,7 +223,6 @@ class DistillationModule(Inference):
         self.students.set_epoch(self.current_epoch, self.planned_epochs)
 
     def training_step(self, batch: object, batch_idx: int) -> StepOutput:
-        """One batch of any loader (:func:`kd.data.batch.as_batch`)."""
         batch = as_batch(batch)
         wanted = self.students.wanted
         answer = self.asked.answer(batch, wanted) if self.asked is not None and wanted else Answer()

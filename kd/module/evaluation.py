@@ -1,7 +1,7 @@
 """Batches without gradients, padding left out: validation, the preflight, and the accuracy of finished models."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -219,7 +219,7 @@ def evaluate(
     task: Task,
     teacher: Teacher | None = None,
     device: torch.device | None = None,
-    fidelity: Listener | None = None,
+    listeners: Sequence[Listener] = (),
 ) -> dict[str, dict[str, float]]:
     """Runs a student (and its teacher) in float32 over batches.
 
@@ -230,7 +230,7 @@ def evaluate(
         task: what the labels mean, built for the data's classes.
         teacher: its teacher.
         device: where to compute; default: the CPU.
-        fidelity: takes in every batch's logits.
+        listeners: take in every batch's logits.
 
     Returns:
         The task's metrics, ``{"student": {"acc1", ..., "agreement"}, "teacher": {...}}``, each in 0..1.
@@ -250,6 +250,7 @@ def evaluate(
         if taught is not None:
             tasks["teacher"].update(taught, seen.target, None)
         tasks["student"].update(seen.logits[""], seen.target, seen.decided)
-        if fidelity is not None and seen.index is not None:
-            fidelity.update(seen.logits[""], taught, seen.target, seen.index)
+        if seen.index is not None:
+            for listener in listeners:
+                listener.update(seen.logits[""], taught, seen.target, seen.index)
     return {name: {k: float(v) for k, v in found.compute().items()} for name, found in tasks.items()}

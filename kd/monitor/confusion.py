@@ -1,15 +1,16 @@
 """Counts which classes are mixed up in each validation."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from kd.callbacks.closing import Closing
-from kd.callbacks.context import RunContext
+from kd.callbacks.context import RunContext, judged
 from kd.callbacks.run_folder import RunFolder
+from kd.data.batch import Batch
 from kd.report.records import Writer
 
 PAIRS = 20  # that are written down, the most frequent
@@ -26,42 +27,36 @@ class Confusion(Closing):
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self._counts: dict[str, Tensor] = {}
-        self._originals: dict[str, Callable[..., None]] = {}
         self._writer: Writer | None = None
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run = RunContext.of(trainer)
         classes = len(run.students.data_info.classes)
-        task = run.module.task
-        several = task.dense or task.multi_label or not task.labels
-        if trainer.sanity_checking or several or classes > MOST_CLASSES:
+        if trainer.sanity_checking or not run.module.task.one_class or classes > MOST_CLASSES:
             return
-        for name, module in run.students.named().items():
+        for name in run.students.named():
             self._counts[name] = torch.zeros(classes * classes, dtype=torch.long, device=run.device)
-            self._originals[name] = module.task.update
-            module.task.update = self._listening(name, classes)  # type: ignore[method-assign]
 
-    def _listening(self, name: str, classes: int) -> Callable[..., None]:
-        def update(logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
-            known = (target >= 0) & (target < classes)
-            places = target[known] * classes + logits.argmax(1)[known]
-            self._counts[name] += torch.bincount(places, minlength=classes * classes)
-            self._originals[name](logits, target, teacher_answer)
-
-        return update
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:  # fmt: skip
+        """Counts the students' answers that the validation step returns."""
+        classes = len(RunContext.of(trainer).students.data_info.classes)
+        for name, (logits, target, _) in judged(outputs).items():
+            if name in self._counts:
+                known = (target >= 0) & (target < classes)
+                places = target[known] * classes + logits.argmax(1)[known]
+                self._counts[name] += torch.bincount(places, minlength=classes * classes)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Adds the ranks' counts up and writes them down."""
         run = RunContext.of(trainer)
         classes = run.students.data_info.classes
-        for name, module in run.students.named().items():
-            if name not in self._counts:
-                continue
-            del module.task.update  # the class's own again
+        for name in list(self._counts):
             matrix = trainer.strategy.reduce(self._counts.pop(name), reduce_op="sum").view(len(classes), -1)
             if trainer.is_global_zero and self.folder.path is not None and int(matrix.sum()):
                 self._write(matrix, {"epoch": trainer.current_epoch} | ({"student": name} if name else {}), classes)
-        self._originals = {}
 
     def _write(self, matrix: Tensor, about: dict[str, Any], classes: list[str]) -> None:
         if self._writer is None:

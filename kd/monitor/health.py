@@ -19,7 +19,6 @@ from kd.callbacks.run_folder import RunFolder
 from kd.data.batch import Batch, Target
 from kd.distill.objective import Objective
 from kd.distill.student import Student
-from kd.losses import LogitLoss
 from kd.models.sharding import whole
 from kd.models.taps import layer_paths
 from kd.report.records import Writer
@@ -189,10 +188,11 @@ class _Reading:
             ratios = [whole((p.detach() - old).norm()) / whole(old.norm()).clamp_min(1e-12) for p, old in self._before]
             read |= {"ratios": ratios, "update_ratio": torch.stack(ratios).median() if ratios else None}
         if teacher is not None:
-            several = self.student.task.multi_label
-            read["teacher_entropy"] = _entropy(_softened(self.student.objective, teacher), several)
+            task = self.student.task
+            entropy = task.entropy(self.student.objective.softened(teacher))
+            read |= {"teacher_entropy": entropy} if entropy is not None else {}
             if self._student is not None and self._student.shape == teacher.shape:
-                read["agreement"] = _agreement(self._student, teacher.to(self._student.device), several)
+                read["agreement"] = task.same(self._student, teacher.to(self._student.device)).float().mean()
         read |= {"spread": self._spread, "zeros": self._zeros}
         read |= {name: part for name, part in (("saturated", self._saturated), ("dead", self._dead)) if part}
         read = _on_host(read)
@@ -245,29 +245,6 @@ def _class_counts(targets: Sequence[Target]) -> list[int]:
         if ids.ndim == 1 and len(ids) and np.issubdtype(ids.dtype, np.integer) and ids.min() >= 0:
             return [int(n) for n in np.bincount(ids)]
     return []
-
-
-def _softened(objective: Objective, teacher: Tensor) -> Tensor:
-    """The teacher's logits as the first loss over logits compares them."""
-    over_logits = (loss for loss in objective.active.values() if isinstance(loss, LogitLoss))
-    loss = next(over_logits, None)
-    return teacher if loss is None else loss.softened(teacher)
-
-
-def _entropy(logits: Tensor, multi_label: bool = False) -> Tensor:
-    """Mean entropy of ``(N, C, ...)`` logits, over its maximum: 0 one-hot, 1 uniform.
-
-    With ``multi_label`` each class is a yes or no of its own.
-    """
-    if multi_label:
-        logits = torch.stack([logits, torch.zeros_like(logits)], 1)
-    log_p = logits.log_softmax(1)
-    return -(log_p.exp() * log_p).sum(1).mean() / math.log(max(2, logits.shape[1]))
-
-
-def _agreement(student: Tensor, teacher: Tensor, multi_label: bool) -> Tensor:
-    same = (student > 0) == (teacher > 0) if multi_label else student.argmax(1) == teacher.argmax(1)
-    return same.float().mean()
 
 
 def _loss_shares(objective: Objective, terms: Mapping[str, float]) -> dict[str, float]:

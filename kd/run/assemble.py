@@ -1,7 +1,6 @@
 """From the settings below ``model`` to the module that trains."""
 
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
@@ -83,7 +82,7 @@ def assemble(
         teacher = teacher and replace(teacher, head=False)
         teachers = {name: replace(spec, head=False) for name, spec in (teachers or {}).items()}
     found = build_teachers(teacher, teachers or {}, data.classes, task.dense)
-    start, not_inherited, parent = choose_start(student, model, found, task.dense)
+    start, not_inherited, parent = choose_start(student, model, found)
     if student.freeze and start == "scratch":
         raise UserError("model.student.freeze: backbone keeps its first weights, which would be random; give "
                         "model.student.checkpoint")  # fmt: skip
@@ -108,7 +107,7 @@ def _task(task: Task | None, head: bool, data: DataInfo) -> Task:
     return Features()
 
 
-def choose_start(spec: StudentSpec, model: nn.Module, teacher: Teacher | None, dense: bool) -> tuple[str, str, str]:
+def choose_start(spec: StudentSpec, model: nn.Module, teacher: Teacher | None) -> tuple[str, str, str]:
     """Where the student's first weights come from, settled before data are read and the teacher is measured.
 
     Returns:
@@ -128,7 +127,7 @@ def choose_start(spec: StudentSpec, model: nn.Module, teacher: Teacher | None, d
     members = dict(teacher.members) if teacher is not None else {}
     if spec.inherit == "auto" and len(members) > 1:
         return start, "there are several: model.student.inherit=true takes the first whose layers fit", ALL
-    problems = {name: _not_inheritable(model, member, dense) for name, member in members.items()}
+    problems = {name: _not_inheritable(model, member) for name, member in members.items()}
     parent = next((name for name, problem in problems.items() if not problem), None)
     if parent is not None:
         return "inherited", "", parent
@@ -139,13 +138,12 @@ def choose_start(spec: StudentSpec, model: nn.Module, teacher: Teacher | None, d
     raise UserError(f"model.student.inherit: {problem}{without}")
 
 
-def _not_inheritable(model: nn.Module, teacher: FrozenTeacher, dense: bool) -> str:
+def _not_inheritable(model: nn.Module, teacher: FrozenTeacher) -> str:
     """Why the student can't start from the teacher's layers; empty where it can."""
     from kd.distill.inherit import check_pair
 
-    pair: list[Any] = [model, teacher.model]
     try:
-        check_pair(*(own.backbone if dense else own for own in pair))
+        check_pair(model, teacher.model)
     except ValueError as error:
         return str(error)
     return ""

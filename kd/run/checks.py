@@ -11,11 +11,10 @@ from typing import Any
 
 import psutil
 import torch
-from torch import nn
 
 from kd.callbacks.loggers import NEED_A_FOLDER, RUN
-from kd.data.batch import DataInfo
 from kd.data.transforms import height_width
+from kd.distill.objective import Objective
 from kd.errors import UserError, causes
 from kd.losses import LogitLoss
 from kd.run.files import leaves, read
@@ -148,7 +147,7 @@ def _check_sizes(data: dict[str, Any]) -> None:
         raise UserError(f"data.crop_ratio: {data['crop_ratio']} makes pictures larger than the memory")
 
 
-def check_losses(losses: nn.ModuleDict, key: str, data: DataInfo) -> None:
+def check_losses(objective: Objective, key: str, classes: int) -> None:
     """Tries the losses over logits on four made-up answers: an extreme setting leaves the range of float32.
 
     What the trial can't ask for (a loss with other inputs) is left to the run.
@@ -156,14 +155,14 @@ def check_losses(losses: nn.ModuleDict, key: str, data: DataInfo) -> None:
     Raises:
         UserError: a loss, or its gradient, that is not finite.
     """
-    if not data.classes:
+    trial = objective.task.trial(classes) if classes else None
+    if trial is None:
         return
+    shape, target = trial
     generator = torch.Generator().manual_seed(0)
-    shape = (4, len(data.classes), 4, 4) if data.masks else (4, len(data.classes))
     student, teacher = (torch.randn(shape, generator=generator) for _ in range(2))
-    target = torch.zeros(4, 4, 4, dtype=torch.uint8) if data.masks else torch.arange(4) % len(data.classes)
-    for name, loss in losses.items():
-        if not isinstance(loss, LogitLoss) or loss.needs_index or data.multi_label:
+    for name, loss in objective.losses.items():
+        if not isinstance(loss, LogitLoss) or loss.needs_index:
             continue
         try:
             logits = student.clone().requires_grad_()

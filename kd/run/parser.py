@@ -23,8 +23,7 @@ from kd.callbacks.export import Export
 from kd.callbacks.fidelity import FidelityRecord
 from kd.callbacks.finite import Finite
 from kd.callbacks.last_checkpoint import CheckpointSpec, LastCheckpoint
-from kd.callbacks.last_step import LastStep
-from kd.callbacks.learning_rate import LearningRate
+from kd.callbacks.learning_rate import LastStep, LearningRate
 from kd.callbacks.loggers import RUN, Loggers, check_packages
 from kd.callbacks.nodes import Nodes
 from kd.callbacks.phases import Phases
@@ -219,7 +218,9 @@ class KDCLI(LightningCLI):
         except Exception as error:
             raise told_by_key(error, self.as_dict()) from error
         for name, module in self.model.named_students().items():
-            check_losses(module.objective.losses, f"students.{name}.model" if name else "model", self.datamodule.info)
+            check_losses(
+                module.objective, f"students.{name}.model" if name else "model", len(self.datamodule.info.classes)
+            )
             check_batch(module.objective.active, self.datamodule.batch_size, self.trainer.world_size)
         self.datamodule.splits.check_fraction()
         if self.model.teacher is not None:
@@ -285,7 +286,7 @@ class KDCLI(LightningCLI):
         if config.students:
             ours.append(StudentFolders(self.folder, best, self.student_configs, save_student))
         ours.append(last)
-        if self.model.task.dense:
+        if self.model.task.draws:
             ours.append(Predictions(self.folder))
         if config.trainer.enable_progress_bar is not False:
             ours.append(Progress(next((w.so_far for w in watching if isinstance(w, Phases)), None)))

@@ -1,33 +1,39 @@
 """What a task is: its loss on the labels, its metrics, and what a guesser would reach."""
 
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from PIL.Image import Image
 from torch import Tensor, distributed, nn
 from torchmetrics import Metric
 
+from kd.losses import LogitLoss
+from kd.tasks.fidelity import KINDS, Fidelity
+
 
 class Task(nn.Module):
-    """Base of all tasks.
+    """Base of all tasks. A task owns its kind of target: whatever else depends on the kind is a method here.
 
     Args:
         num_classes: classes of the data; default: as the data says.
         ignore_index: value of targets that take no part; default: as the data says.
-
-    Attributes:
-        dense: targets are maps, and the models classify every pixel.
-        multi_label: targets are several labels a picture.
-        labels: it uses targets.
-        num_classes: of the data; 0 while it is not known.
-        primary: the metric that tells best how good a model is.
     """
 
-    dense = False
-    multi_label = False
-    labels = True
-    primary = "acc1"
+    kind = "one label a picture"  # what a picture must be labelled with, as kd.data.targets.Targets names it
+    # an answer is a class (classification), several (multilabel), one for each pixel (segmentation), features, or
+    # numbers, one under the name of each class
+    answers = "numbers"
+    dense = False  # the models have a classifier for every pixel
+    labels = True  # it learns from targets at all
+    one_class = False  # each picture has one class, which an answer names or not
+    in_rows = False  # the answer to a picture fits a row of a table
+    draws = False  # it shows what models answer
+    no_class_id = ""  # why a picture of its data has no single class id, for losses that need one
+    primary = "acc1"  # the metric that tells best how good a model is
 
     def __init__(self, num_classes: int | None = None, ignore_index: int | None = None) -> None:
         super().__init__()
@@ -80,6 +86,38 @@ class Task(nn.Module):
         """The model's answer, as :meth:`update` takes a teacher's."""
         return logits.argmax(1)
 
+    def same(self, logits: Tensor, others: Tensor) -> Tensor:
+        """Which of two models' answers are the same, bool of any shape."""
+        return self.decide(logits) == self.decide(others)
+
+    def refuses(self, loss: LogitLoss) -> str:
+        """Why a loss over logits is not defined for this task; empty where it is."""
+        return "is defined for masks alone (model.task=Segmentation)" if loss.for_maps else ""
+
+    def trial(self, classes: int) -> tuple[tuple[int, ...], Tensor] | None:
+        """The shape of four pictures' logits and their targets, to try losses on; None: they are not tried."""
+        return None
+
+    def entropy(self, logits: Tensor) -> Tensor | None:
+        """Mean entropy of ``(N, C, ...)`` logits, over its maximum: 0 one-hot, 1 uniform; None where they have none."""
+        return None
+
+    def fidelity(self, classes: int) -> Fidelity | None:
+        """Compares a student with its teacher, batch by batch; None where that is not defined."""
+        return Fidelity(self.answers, classes) if self.answers in KINDS else None  # type: ignore[arg-type]
+
+    def rows(self, answer: Tensor, classes: Sequence[str]) -> dict[str, list[str]]:
+        """Logits, or targets, of N pictures as columns of a table, by the ending of their names."""
+        raise NotImplementedError
+
+    def drawn(self, picture: np.ndarray, answers: Mapping[str, Tensor], classes: Sequence[str]) -> Image:
+        """A picture ``(H, W, 3)`` beside its ``truth`` and what each model decides, each under its name."""
+        raise NotImplementedError
+
+    def judged(self, value: float, total: int) -> str:
+        """What a value of the main metric on ``total`` targets means."""
+        return f"reaches {self.primary} {value:.1%} on the validation set"
+
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
         """Adds a batch to the metrics."""
         raise NotImplementedError
@@ -107,6 +145,11 @@ class Task(nn.Module):
             total: number of targets that the model has seen.
         """
         raise NotImplementedError
+
+
+def relative_entropy(log_p: Tensor) -> Tensor:
+    """The mean entropy of log-probabilities ``(N, K, ...)`` over its maximum."""
+    return -(log_p.exp() * log_p).sum(1).mean() / math.log(max(2, log_p.shape[1]))
 
 
 def _updated_anywhere(metric: Metric) -> bool:

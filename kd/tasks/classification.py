@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics.classification import MulticlassAccuracy
 
-from kd.tasks.base import Task
+from kd.tasks.base import Task, relative_entropy
 from kd.tasks.weights import ClassWeights, check, weights_of
 
 P_VALUE = 0.00135  # of three standard errors on one side
@@ -24,6 +24,8 @@ class Classification(Task):
             class name (the others 1), or ``auto``, which gives all classes the same say.
     """
 
+    answers = "classification"
+    one_class = in_rows = True
     weights: Tensor | None
 
     def __init__(
@@ -38,7 +40,6 @@ class Classification(Task):
         self.label_smoothing = label_smoothing
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
-        """Makes the metrics for ``num_classes`` classes."""
         self.acc1 = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
         self.acc5 = MulticlassAccuracy(num_classes, top_k=min(5, num_classes), average="micro", validate_args=False)
         self.agreement = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
@@ -73,6 +74,21 @@ class Classification(Task):
             uniform = -share * logits.log_softmax(1).mean(1)
             losses = (1 - self.label_smoothing) * losses + self.label_smoothing * uniform
         return (losses * known).sum() / known.sum().clamp_min(1)
+
+    def trial(self, classes: int) -> tuple[tuple[int, ...], Tensor]:
+        return (4, classes), torch.arange(4) % classes
+
+    def entropy(self, logits: Tensor) -> Tensor:
+        return relative_entropy(logits.log_softmax(1))
+
+    def rows(self, answer: Tensor, classes: Sequence[str]) -> dict[str, list[str]]:
+        if not answer.is_floating_point():
+            return {"": [classes[i] if 0 <= i < len(classes) else "" for i in answer.tolist()]}
+        p = answer.float().softmax(1)
+        return {**self.rows(p.argmax(1), classes), "_p": [str(round(value, 6)) for value in p.amax(1).tolist()]}
+
+    def judged(self, value: float, total: int) -> str:
+        return f"is right on {round(value * total)} of {total} validation pictures"
 
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
         """Adds a batch to the metrics: ``(N, C)``, ``(N,)``, and the teacher's class ids ``(N,)``."""

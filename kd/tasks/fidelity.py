@@ -4,7 +4,7 @@ import heapq
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ MODELS = ("student", "teacher")
 OUTCOMES = ("both_right", "only_teacher", "only_student", "both_wrong")
 
 Kind = Literal["classification", "multilabel", "segmentation"]
+KINDS = get_args(Kind)
 
 
 @dataclass

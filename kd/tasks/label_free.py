@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from kd.losses import LogitLoss
 from kd.report.metric import PROBE
 from kd.tasks.base import Task
 from kd.tasks.features import rank_of_gram
@@ -55,7 +56,6 @@ class HeldOut(Metric):
         self.pictures += len(x)
 
     def compute(self) -> dict[str, Tensor]:
-        """The losses' means, and ``rankme``."""
         found = dict(zip(self.names, self.sums / self.pictures.clamp_min(1), strict=True))
         return {name: value.float() for name, value in found.items()} | {
             "rankme": torch.tensor(rank_of_gram(self.gram))
@@ -69,6 +69,7 @@ class Features(Task):
     labelled pictures to look at (``data.probe.root``) also by ``knn1`` and ``probe1``.
     """
 
+    answers = "features"
     labels = False
     primary = "feature_loss"
 
@@ -95,6 +96,12 @@ class Features(Task):
     def metric_names(self, teacher: bool) -> list[str]:
         losses = [name.removesuffix("_loss") for name in self.held_out.names if name != "feature_loss"]
         return label_free_metrics(losses, self.probed)
+
+    def refuses(self, loss: LogitLoss) -> str:
+        return "compares logits, and the student has no classifier (model.student.head=false)"
+
+    def same(self, logits: Tensor, others: Tensor) -> Tensor:
+        return torch.cosine_similarity(logits, others) > 0.999
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         return logits.new_zeros(())

@@ -1,12 +1,15 @@
 """Multi-label classification: several labels a picture, or none."""
 
 import warnings
+from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics.classification import MultilabelAccuracy, MultilabelAveragePrecision, MultilabelF1Score
 
-from kd.tasks.base import TargetCounts, Task
+from kd.losses import LogitLoss
+from kd.tasks.base import TargetCounts, Task, relative_entropy
 
 
 class MultiLabel(Task):
@@ -25,7 +28,10 @@ class MultiLabel(Task):
     def __init__(self, num_classes: int | None = None) -> None:
         super().__init__(num_classes)
 
-    multi_label = True
+    kind = "several labels a picture"
+    answers = "multilabel"
+    in_rows = True
+    no_class_id = "has several labels a picture"
     primary = "map"
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
@@ -47,6 +53,22 @@ class MultiLabel(Task):
         """Each label's yes or no, ``(N, C)``."""
         return (logits > 0).long()
 
+    def refuses(self, loss: LogitLoss) -> str:
+        """See :meth:`Task.refuses`: also what compares the classes with each other."""
+        if not loss.exclusive:
+            return super().refuses(loss)
+        return ("compares classes that exclude each other, the data has several labels a picture; BinaryKDLoss and the "
+                "losses over features are defined for them")  # fmt: skip
+
+    def entropy(self, logits: Tensor) -> Tensor:
+        """See :meth:`Task.entropy`; each label is a yes or no of its own."""
+        return relative_entropy(torch.stack([logits, torch.zeros_like(logits)], 1).log_softmax(1))
+
+    def rows(self, answer: Tensor, classes: Sequence[str]) -> dict[str, list[str]]:
+        """The labels. Of a model those whose probability is above 1/2; targets are 0 or 1 themselves."""
+        chosen = [torch.nonzero(row).flatten().tolist() for row in answer > 0]
+        return {"": [";".join(classes[i] for i in ids) for ids in chosen]}
+
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
         """Adds a batch: ``(N, C)``, labels ``(N, C)``, and the teacher's decisions ``(N, C)``."""
         logits = logits.float()
@@ -59,7 +81,6 @@ class MultiLabel(Task):
             self.agreement.update(probabilities, teacher_answer)
 
     def compute(self) -> dict[str, Tensor]:
-        """``map``, ``f1`` and ``agreement``."""
         with warnings.catch_warnings():  # of labels without a positive, which are left out below
             warnings.filterwarnings("ignore", "No positive samples")
             found = super().compute()

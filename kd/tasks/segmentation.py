@@ -1,15 +1,21 @@
 """Semantic segmentation: a class for every pixel."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image, ImageDraw
 from torch import Tensor
 from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
-from kd.tasks.base import TargetCounts, Task
+from kd.losses import LogitLoss
+from kd.tasks.base import TargetCounts, Task, relative_entropy
 from kd.tasks.weights import ClassWeights, check, weights_of
+
+GAP = 4
+BAND = 16
 
 
 class Segmentation(Task):
@@ -27,7 +33,9 @@ class Segmentation(Task):
             by class name (the others 1).
     """
 
-    dense = True
+    kind = "masks"
+    answers = "segmentation"
+    dense = draws = True
     primary = "miou"
     weights: Tensor | None
 
@@ -73,6 +81,21 @@ class Segmentation(Task):
         """The class of each pixel, uint8 ``(N, H, W)`` (int16 beyond 255 classes)."""
         return logits.argmax(1).to(torch.uint8 if self.num_classes <= 255 else torch.int16)
 
+    def refuses(self, loss: LogitLoss) -> str:
+        others = "PixelKDLoss, CWDLoss and the losses over features are"
+        return "" if loss.for_maps else f"is not defined for masks; {others}"
+
+    def trial(self, classes: int) -> tuple[tuple[int, ...], Tensor]:
+        return (4, classes, 4, 4), torch.zeros(4, 4, 4, dtype=torch.uint8)
+
+    def entropy(self, logits: Tensor) -> Tensor:
+        return relative_entropy(logits.log_softmax(1))
+
+    def drawn(self, picture: np.ndarray, answers: Mapping[str, Tensor], classes: Sequence[str]) -> Image.Image:
+        counts = answers["truth"].numpy() < len(classes)
+        maps = {name: np.where(counts | (name == "truth"), ids.numpy(), 255) for name, ids in answers.items()}
+        return side_by_side(picture, maps, classes)
+
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
         """Adds a batch: ``(N, C, H, W)``, ids ``(N, H, W)``, and the teacher's classes ``(N, H, W)``."""
         prediction, target = logits.argmax(1), target.long()
@@ -104,3 +127,45 @@ class Segmentation(Task):
         """Always naming the most frequent class: its share is its IoU, all others have 0. Below 1 in any case."""
         found = counts.max().item() / total / max(1, int((counts > 0).sum()))
         return min(found, 1 - 1 / total)
+
+
+def colours(classes: int) -> np.ndarray:
+    """A palette ``(256, 3)``, uint8: the classes by evenly turned hues of alternating brightness, all others black."""
+    palette = np.zeros((256, 3), np.uint8)
+    for i in range(classes):
+        hue, value = round(255 * (i * 0.61803398875 % 1)), (255, 190, 140)[i % 3]
+        palette[i] = np.array(Image.new("HSV", (1, 1), (hue, 200, value)).convert("RGB"))[0, 0]
+    return palette
+
+
+def side_by_side(picture: np.ndarray, maps: Mapping[str, np.ndarray], classes: Sequence[str]) -> Image.Image:
+    """A picture ``(H, W, 3)`` and class maps ``(H, W)`` in a row, each under its name, the colours' names below."""
+    palette = colours(len(classes))
+    panels = {"picture": picture} | {name: palette[ids] for name, ids in maps.items()}
+    height, width = picture.shape[:2]
+    total = len(panels) * (width + GAP) - GAP
+    occurring = [i for i in range(len(classes)) if any((ids == i).any() for ids in maps.values())]
+    rows = _legend_rows([classes[i] for i in occurring], total)
+    sheet = Image.new("RGB", (total, BAND + height + BAND * (max((row for row, _ in rows), default=0) + 1)), "white")
+    draw = ImageDraw.Draw(sheet)
+    for place, (name, panel) in enumerate(panels.items()):
+        left = place * (width + GAP)
+        draw.text((left + 2, 2), name, fill="black")
+        sheet.paste(Image.fromarray(panel.astype(np.uint8)), (left, BAND))
+    for i, (row, left) in zip(occurring, rows, strict=True):
+        top = BAND + height + row * BAND
+        draw.rectangle((left, top + 3, left + 10, top + 13), fill=tuple(int(v) for v in palette[i]), outline="black")
+        draw.text((left + 14, top + 2), classes[i], fill="black")
+    return sheet
+
+
+def _legend_rows(names: list[str], width: int) -> list[tuple[int, int]]:
+    """Row and left edge of each legend entry."""
+    places, row, left = [], 0, 2
+    for name in names:
+        needed = 26 + 7 * len(name)
+        if left + needed > width and left > 2:
+            row, left = row + 1, 2
+        places.append((row, left))
+        left += needed
+    return places

@@ -35,6 +35,11 @@ class Wanted:
         logits = {name: (*self.logits.get(name, ()), *other.logits.get(name, ())) for name in names}
         return Wanted(logits, {**self.features, **other.features})
 
+    @property
+    def maps(self) -> bool:
+        """Whether losses read logits of every pixel."""
+        return any(loss.for_maps for losses in self.logits.values() for loss in losses)
+
     def of(self, name: str) -> "Wanted":
         """What is wanted of one of the teachers: its logits also where the mean of all is."""
         losses = [self.logits[key] for key in {ALL, name} if key in self.logits]

@@ -127,7 +127,7 @@ class Layout:
         if not wanted.logits:
             return None
         topk, count = teacher.spec.cache_topk, len(self.classes)
-        if self.data.source.masks:
+        if wanted.maps:
             trial = teacher(torch.zeros(1, 3, *teacher.prepare.size, dtype=torch.uint8))
             _, classes, height, width = trial.shape
             return MapCodec((classes, height, width), topk, teacher.spec.cache_precision, CRC_BYTES)

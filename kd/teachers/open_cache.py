@@ -132,7 +132,7 @@ def check_precision(teacher: Teacher, data: DistillationDataModule, wanted: Want
     for name, member in _asking(teacher, wanted).items():
         if member.spec.cache_precision != "int8":
             continue
-        if not (wanted.of(name).features or data.source.masks):
+        if not (wanted.of(name).features or wanted.of(name).maps):
             raise UserError(f"{member.key}.cache_precision: int8 is for features, and no loss reads any; logits are "
                             "kept in half precision")  # fmt: skip
         if len(data.source.classes) <= BESIDE and not wanted.of(name).features:
@@ -179,8 +179,7 @@ def _check_teacher(teacher: FrozenTeacher, data: DistillationDataModule, wanted:
     if several:
         raise UserError(f"{key}: the mean of several teachers needs all logits; without cache_topk all are kept")
     for loss in looking(wanted):
-        enough = isinstance(loss, PixelKDLoss) if data.source.masks else topk_temperature(loss) is not None
-        if not enough:
+        if not (isinstance(loss, PixelKDLoss) or topk_temperature(loss) is not None):
             raise UserError(f"{key}: {type(loss).__name__} needs all logits; without cache_topk all are kept")
 
 

@@ -15,6 +15,7 @@ from kd.data.sources.base import Source, Subset, bytes_of, content, fingerprint,
 from kd.data.sources.files import FileSplit, printable, said
 from kd.data.sources.folder import ImageFolder, class_folders, labelled_folder
 from kd.data.sources.manifest import Manifest, in_order
+from kd.data.targets import LabelSets, Masks, Targets
 from kd.data.transforms import Augment
 from kd.errors import UserError
 
@@ -42,10 +43,8 @@ def test_pictures_with_several_labels_are_held_out_from_all_alike() -> None:
 
 
 class Known(Source):
-    def __init__(self, classes: list[str], **kind: bool) -> None:
-        self.classes = classes
-        for name, value in kind.items():
-            setattr(self, name, value)
+    def __init__(self, classes: list[str], kind: Targets | None = None) -> None:
+        self.classes, self.kind = classes, kind or Targets()
 
 
 def info(source: Source, augment: Augment | None = None, balance: bool = False, unlabeled: int = 0,
@@ -57,15 +56,15 @@ def info(source: Source, augment: Augment | None = None, balance: bool = False, 
 def test_classes_are_counted_where_a_picture_has_one_label() -> None:
     assert info(Known(["a", "b", "c"])).counts == [1, 3, 0]
     assert info(Known(["a", "b"]), balance=True).counts is None, "all are seen equally often"
-    assert info(Known(["a", "b"], multi_label=True)).counts is None
+    assert info(Known(["a", "b"], LabelSets())).counts is None
 
 
 @pytest.mark.parametrize(("source", "settings", "message"), [
     (Known(["a"]), {}, "data.source: one class"),
     (Known([]), {"unlabeled": 3, "ratio": 1.0}, "data.unlabeled"),
-    (Known(["a", "b"], masks=True), {"augment": Augment(mixup=0.2)}, "data.augment.mixup"),
-    (Known(["a", "b"], multi_label=True), {"augment": Augment(cutmix=0.2)}, "data.augment.cutmix"),
-    (Known(["a", "b"], masks=True), {"balance": True}, "data.balance_classes"),
+    (Known(["a", "b"], Masks()), {"augment": Augment(mixup=0.2)}, "data.augment.mixup"),
+    (Known(["a", "b"], LabelSets()), {"augment": Augment(cutmix=0.2)}, "data.augment.cutmix"),
+    (Known(["a", "b"], Masks()), {"balance": True}, "data.balance_classes"),
     (Known(["a", "b"]), {"balance": True, "unlabeled": 3, "ratio": 1.0, "augment": Augment(mixup=0.2)},
      "data.balance_classes"),
 ])  # fmt: skip

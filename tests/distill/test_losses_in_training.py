@@ -342,7 +342,7 @@ def test_simkd_exports_the_teachers_classifier_however_a_run_ends(
         ({"simkd": SimKDLoss()}, INFO, {}, "set model.task_loss_weight=0"),
         ({"wsld": WSLDLoss()}, DataInfo(list(CLASSES), 48, 16, unlabeled=8), {},
          "distill_losses.wsld: WSLDLoss needs a label for each picture, the data has pictures without a label"),
-        ({"std": StandardizedLoss(WSLDLoss())}, DataInfo(list(CLASSES), 48, 16, multi_label=True),
+        ({"std": StandardizedLoss(WSLDLoss())}, DataInfo(list(CLASSES), 48, 16, kind="several labels a picture"),
          {"task": MultiLabel()}, "StandardizedLoss compares classes that exclude each other, the data has several lab"),
         ({"std": StandardizedLoss(KDLoss())}, DataInfo(["a", "b"], 48, 16), {}, "StandardizedLoss needs >= 3 classes"),
         ({"dist": DISTLoss()}, DataInfo(["a", "b"], 48, 16), {}, "DISTLoss needs >= 3 classes or beta=0"),

@@ -9,7 +9,6 @@ import torch
 from pytorch_lightning import Callback, Trainer
 
 from kd.cli import train_main
-from kd.monitor.health import _entropy
 from kd.report.explained import Explained
 from kd.report.records import Run, read_run
 
@@ -46,13 +45,6 @@ def test_readings_are_what_they_say(recipe: Path) -> None:
         assert sum(h["loss_shares"].values()) == pytest.approx(1, abs=1e-3)
         assert len(h["spread"]) >= 4
     assert run.counts == {"train": [12] * 4, "val": [4] * 4}
-
-
-def test_entropy_is_zero_one_hot_and_one_uniform() -> None:
-    assert float(_entropy(torch.zeros(3, 7))) == pytest.approx(1)
-    assert float(_entropy(100 * torch.eye(7))) == pytest.approx(0, abs=1e-6)
-    p = torch.tensor([[0.5, 0.25, 0.25]])
-    assert float(_entropy(p.log())) == pytest.approx(1.5 / torch.log2(torch.tensor(3.0)).item())
 
 
 def test_the_entropy_is_at_the_temperature_of_the_loss_over_logits(recipe: Path) -> None:
@@ -142,8 +134,3 @@ def test_a_cached_teacher_is_read_too(recipe: Path, tmp_path: Path) -> None:
     for asked, read in zip(filling.health, reading.health, strict=True):
         assert read["teacher_entropy"] == pytest.approx(asked["teacher_entropy"], rel=1e-3)
         assert read["agreement"] == asked["agreement"]
-
-
-def test_yes_or_no_of_each_class_has_an_entropy_of_its_own() -> None:
-    assert float(_entropy(torch.zeros(3, 7), multi_label=True)) == pytest.approx(1)
-    assert float(_entropy(torch.full((3, 7), 50.0), multi_label=True)) == pytest.approx(0, abs=1e-6)

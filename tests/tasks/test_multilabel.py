@@ -59,7 +59,10 @@ def test_a_run_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert train_main([*taught, "data.augment.mixup=1"]) == 2
     assert "data.augment.mixup: is not defined for several labels a picture" in capsys.readouterr().err
     assert train_main([*taught, "model.task=Classification"]) == 2
-    assert "Classification does not fit data.source, which gives any number of labels" in capsys.readouterr().err
+    assert (
+        "Classification needs one label a picture, data.source gives several labels a picture"
+        in capsys.readouterr().err
+    )
 
 
 def test_labels_of_a_manifest(tmp_path: Path) -> None:

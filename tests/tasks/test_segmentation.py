@@ -14,7 +14,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import ORIENTATION, decode
 from kd.data.sources import SegmentationFolder, Shards
 from kd.data.transforms import Augment
-from kd.distill.inherit import inherit_dense
+from kd.distill.inherit import inherit
 from kd.errors import UserError
 from kd.models import ModelSpec, build_model, preprocess_for
 from kd.models.segmenter import DenseModel
@@ -120,7 +120,7 @@ def test_a_dense_student_as_large_as_its_teacher_starts_as_its_equal() -> None:
     pictures = torch.randint(0, 256, (64, 3, 24, 32), dtype=torch.uint8)
     as_input = preprocess_for(student, (24, 32))
     before = (student(as_input(pictures)).argmax(1) == teacher(as_input(pictures)).argmax(1)).float().mean()
-    inherit_dense(student, teacher, pictures, as_input, as_input)
+    inherit(student, teacher, pictures, as_input, as_input)
     after = (student(as_input(pictures)).argmax(1) == teacher(as_input(pictures)).argmax(1)).float().mean()
     assert after > max(0.9, before + 0.1)
 
@@ -310,7 +310,7 @@ def test_a_pack_of_scenes_and_views_of_the_device_learn_the_same(root: Path, tmp
     recipe = recipe_of(tmp_path, root)
     assert pack_main([f"recipe={recipe}", f"out={tmp_path / 'pack'}"]) == 0
     packed, folder = Shards(str(tmp_path / "pack")), SegmentationFolder(str(root), NAMES, 9)
-    assert (packed.masks, packed.ignore_index) == (True, 9)
+    assert (packed.kind.name, packed.ignore_index) == ("masks", 9)
     there, here = packed.load("train"), folder.load("train")
     assert packed.classes == NAMES
     for i in range(8):

@@ -26,8 +26,9 @@ from kd.machine import cores
 
 def check(augment: Augment, source: Source) -> None:
     """Raises a UserError where DALI is missing, or the engine can't make these views."""
-    if source.masks:
-        raise UserError("data.engine: dali makes views of pictures alone, data.source has masks; engine=device")
+    if source.kind.cut_with_picture:
+        raise UserError(f"data.engine: dali makes views of pictures alone, data.source has {source.kind.name}; "
+                        "engine=device")  # fmt: skip
     check_views(augment, "dali")
     try:
         import nvidia.dali  # noqa: F401
@@ -79,7 +80,6 @@ class DeviceViews(_DeviceViews):
     _most = 0
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """A batch of :func:`pack` -> a batch with ``image``."""
         plan, device = batch["plan"], batch["target"].device
         if self._pipeline is None or len(plan.encoded) > self._most:
             self._most = len(plan.encoded)

@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tvf
 
 from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sampler import Key
 from kd.data.sources import Source, Split, fetch, printable
-from kd.data.sources.unlabelled import unlabelled_mask
+from kd.data.targets import Targets
 from kd.data.transforms import Augment, MixPairs, seeded, train_transform
 from kd.errors import UserError
 
@@ -76,7 +75,7 @@ class CutSet(torch.utils.data.Dataset[tuple[Any, Recipe, Any, Key]]):
         augment: the views.
         seed: of the run.
         max_pixels: a picture that claims more is not decoded.
-        source: of the split; where it has masks, they are cut as their pictures are.
+        source: of the split, whose kind of target may be cut as the pictures are.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class CutSet(torch.utils.data.Dataset[tuple[Any, Recipe, Any, Key]]):
         max_pixels: int = MAX_PIXELS,
         source: Source | None = None,
     ) -> None:
-        self.masks = source is not None and source.masks
+        self.kind = source.kind if source else Targets()
         self.ignore_index = source.ignore_index if source else None
         self.split, self.size, self.seed, self.max_pixels = split, size, seed, max_pixels
         self.chain = chain_of(size, augment)
@@ -109,9 +108,7 @@ class CutSet(torch.utils.data.Dataset[tuple[Any, Recipe, Any, Key]]):
             raise RuntimeError(f"{printable(self.split.name(index))} can't be read: {error}") from error
         with seeded(self.seed, index, view):
             recipe = draw(self.chain, height, width, self.size)
-        if self.masks:
-            whole = target if isinstance(target, Tensor) else unlabelled_mask(height, width, self.ignore_index)
-            target = CutSet.cut(self, whole.as_subclass(Tensor), recipe.box)
+        target = self.kind.cut(target, recipe.box, (height, width), self.ignore_index)
         return self.cut(picture, recipe.box), recipe, target, key
 
     def opened(self, data: bytes) -> tuple[Any, int, int]:
@@ -133,11 +130,10 @@ def chain_of(size: tuple[int, int], augment: Augment) -> list[v2.Transform]:
 def pack(stack: Callable[..., Tensor], samples: Sequence[tuple[Tensor, Recipe, Any, Key]]) -> dict[str, Any]:
     """Samples -> a batch with all cuts behind each other in one tensor: one transfer. ``stack`` makes its targets."""
     cuts, recipes, targets, keys = zip(*samples, strict=True)
-    masks = isinstance(targets[0], Tensor)
     return {
         "pixels": torch.cat([cut.reshape(-1) for cut in cuts]),
         "plan": Plan(list(recipes), list(keys)),
-        "target": torch.cat([mask.reshape(-1) for mask in targets]) if masks else stack(targets),
+        "target": stack(targets),
         "index": torch.tensor([index for index, _ in keys]),
         "view": keys[0][1],
     }
@@ -150,34 +146,31 @@ class DeviceViews:
         size: height and width of a view in pixels.
         augment: the views.
         mix: pairs of them.
-        masks: targets are masks.
+        kind: of the targets.
     """
 
-    def __init__(self, size: tuple[int, int], augment: Augment, mix: MixPairs, masks: bool = False) -> None:
-        self.size, self.mix, self.masks = size, mix, masks
+    def __init__(self, size: tuple[int, int], augment: Augment, mix: MixPairs, kind: Targets | None = None) -> None:
+        self.size, self.mix, self.kind = size, mix, kind or Targets()
         self.chain = chain_of(size, augment)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """A batch of :func:`pack` -> a batch with ``image``."""
         plan, device = batch["plan"], batch["pixels"].device
         images = torch.empty(len(plan.recipes), 3, *self.size, dtype=torch.uint8, device=device)
-        for image, cut in zip(images, self._cuts(batch["pixels"], plan, 3), strict=True):
+        for image, cut in zip(images, self._cuts(batch["pixels"], plan), strict=True):
             image.copy_(tvf.resize(cut, list(self.size), antialias=True))
-        target = batch["target"]
-        if self.masks:
-            cuts = [tv_tensors.Mask(cut) for cut in self._cuts(target, plan, 1)]
-            target = torch.cat([tvf.resize(cut, list(self.size)).as_subclass(Tensor) for cut in cuts])
+        target = self.kind.resize(batch["target"], [recipe.box for recipe in plan.recipes], self.size)
         rest = {k: v for k, v in batch.items() if k not in ("pixels", "plan")}
         return {**rest, **self.finish(images, target, plan)}
 
     @staticmethod
-    def _cuts(pixels: Tensor, plan: Plan, channels: int) -> Iterator[Tensor]:
-        """What :func:`pack` has put behind each other, uint8 ``(channels, height, width)`` each."""
+    def _cuts(pixels: Tensor, plan: Plan) -> Iterator[Tensor]:
+        """What :func:`pack` has put after each other, uint8 ``(3, height, width)`` each."""
         start = 0
         for recipe in plan.recipes:
             _, _, height, width = recipe.box
-            yield pixels[start : start + channels * height * width].view(channels, height, width)
-            start += channels * height * width
+            yield pixels[start : start + 3 * height * width].view(3, height, width)
+            start += 3 * height * width
 
     def finish(self, images: Tensor, target: Tensor, plan: Plan) -> dict[str, Tensor]:
         """Resized crops uint8 ``(N, 3, *size)`` -> ``image`` and ``target``: all that follows the crop."""
@@ -186,8 +179,7 @@ class DeviceViews:
             if isinstance(transform, v2.RandomHorizontalFlip):
                 chosen = torch.tensor([i for i, _ in mine], dtype=torch.long).to(images.device)
                 images[chosen] = images[chosen].flip(-1)
-                if self.masks:
-                    target[chosen] = target[chosen].flip(-1)
+                self.kind.flip(target, chosen)
                 continue
             for i, parameters in mine:
                 images[i] = transform.transform(images[i], parameters)

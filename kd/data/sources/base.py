@@ -9,6 +9,7 @@ from typing import Protocol
 
 from kd.data.batch import Target
 from kd.data.sources.files import FileSplit
+from kd.data.targets import Targets
 from kd.machine import cache_dir as cache_dir
 
 
@@ -43,14 +44,12 @@ class Source:
 
     Attributes:
         classes: names by class id.
-        masks: targets are masks.
-        multi_label: targets are lists of class ids.
+        kind: what a picture is labelled with.
         ignore_index: the value of a mask's pixels that take no part.
     """
 
     classes: list[str]
-    masks = False
-    multi_label = False
+    kind = Targets()
     ignore_index: int | None = None
 
     def load(self, split: str) -> Split:

@@ -10,6 +10,7 @@ from kd.data.sources.files import UNLABELLED, FileSplit, printable
 from kd.data.sources.folder import VALIDATION
 from kd.data.sources.lists import TABLES, Column, Row, Unfit, read_list
 from kd.data.sources.places import DISK, Place, Store, joined, list_at
+from kd.data.targets import LabelSets, Targets
 from kd.errors import UserError
 from kd.storage.objects import is_url
 
@@ -52,7 +53,8 @@ class Manifest(Source):
         self.columns: tuple[Column, Column, str | None] = path_column, label_column, delimiter
         self.cache_bytes = bytes_of(cache_gb)
         self.lists = {"train": train, "val": val}
-        self.image_dir, self.multi_label = image_dir, multi_label
+        self.image_dir, self.kind = image_dir, LabelSets() if multi_label else Targets()
+        self._several = multi_label
 
     def load(self, split: str) -> FileSplit:
         train = self._rows("train")
@@ -69,16 +71,16 @@ class Manifest(Source):
         if not self.classes:
             return FileSplit(paths, [UNLABELLED] * len(rows), place=place)
         targets = [[ids[label] for label in labels] for _, labels in rows]
-        return FileSplit(paths, targets if self.multi_label else [t[0] for t in targets], place=place)
+        return FileSplit(paths, targets if self._several else [t[0] for t in targets], place=place)
 
     def _place(self, split: str, paths: list[str]) -> Place:
         urls = [path for path in paths if is_url(path)]
         return Store.holding(str(self.lists["train"]), urls, f"data.source.{split}", self.cache_bytes) if urls else DISK
 
     def _labels(self, given: object) -> list[str]:
-        parts = given if isinstance(given, list) else str(given).split(";") if self.multi_label else [given]
+        parts = given if isinstance(given, list) else str(given).split(";") if self._several else [given]
         parts = ["" if part is None else str(part) for part in parts]
-        return [part.strip() if self.multi_label else part for part in parts if part.strip()]
+        return [part.strip() if self._several else part for part in parts if part.strip()]
 
     def _listed(self, split: str) -> tuple[list[Row], bool]:
         """What the list of a split holds; a list that names its rows' splits gives those of this one."""
@@ -108,7 +110,7 @@ class Manifest(Source):
             raise UserError(f"{key}: {file} lists no pictures")
         root = self.image_dir or (joined(file, "..") if is_url(file) else str(Path(file).parent))
         found = [(joined(root, row.path), self._labels(row.label) if labelled else []) for row in rows]
-        odd = [row for row in found if len(row[1]) != 1] if labelled and not self.multi_label else []
+        odd = [row for row in found if len(row[1]) != 1] if labelled and not self._several else []
         for path, labels in odd[:1]:
             several = f"{len(labels)} labels ({', '.join(labels[:3])}), which data.source.multi_label=true takes"
             raise UserError(f"{key}: {file}: {printable(path)} has {several if labels else 'no label'}")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torchvision import tv_tensors
 
 from kd.data.sources.base import Source, bytes_of
 from kd.data.sources.files import FileSplit, PathLike
 from kd.data.sources.places import DISK, IMAGE_SUFFIXES, Place, joined, place_of
+from kd.data.targets import Masks
 from kd.errors import UserError
 from kd.storage.decoding import open_picture, upright
 
@@ -73,7 +73,7 @@ class SegmentationFolder(Source):
         cache_gb: as of :class:`~kd.data.sources.ImageFolder`.
     """
 
-    masks = True
+    kind = Masks()
 
     def __init__(
         self,
@@ -127,12 +127,3 @@ class SegmentationFolder(Source):
 
     def describe(self) -> str:
         return f"SegmentationFolder {self.root}"
-
-
-def colours(classes: int) -> np.ndarray:
-    """A palette ``(256, 3)``, uint8: the classes by evenly turned hues of alternating brightness, all others black."""
-    palette = np.zeros((256, 3), np.uint8)
-    for i in range(classes):
-        hue, value = round(255 * (i * 0.61803398875 % 1)), (255, 190, 140)[i % 3]
-        palette[i] = np.array(Image.new("HSV", (1, 1), (hue, 200, value)).convert("RGB"))[0, 0]
-    return palette

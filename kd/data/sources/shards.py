@@ -19,6 +19,7 @@ from kd.data.batch import Target
 from kd.data.pictures import MAX_BYTES, decode_grey
 from kd.data.sources.base import Source, Split, bytes_of, cache_dir
 from kd.data.sources.files import UNLABELLED
+from kd.data.targets import Masks, Targets
 from kd.errors import UserError, first_line
 from kd.storage.elsewhere import json_of
 from kd.storage.objects import Ranged, file_system, is_url, tried
@@ -51,8 +52,8 @@ class Shards(Source):
         return found
 
     @property
-    def masks(self) -> bool:  # type: ignore[override]
-        return "masks" in self._index("train")[0]
+    def kind(self) -> Targets:  # type: ignore[override]
+        return Masks() if "masks" in self._index("train")[0] else Targets()
 
     @property
     def ignore_index(self) -> int | None:  # type: ignore[override]

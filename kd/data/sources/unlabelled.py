@@ -3,9 +3,6 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
-from torchvision import tv_tensors
-
 from kd.data import foodtag_mini
 from kd.data.batch import Target
 from kd.data.sources.base import Source, Split, bytes_of, cache_dir, changed, fetch, key_of, size_of, stamp_of
@@ -106,9 +103,3 @@ class Joined:
     def changed(self) -> float:
         """When a picture of either part was changed last."""
         return max(map(changed, self.parts))
-
-
-def unlabelled_mask(height: int, width: int, ignore: int | None) -> tv_tensors.Mask:
-    """The mask of a picture without one: no class, so the task skips it; not ``ignore``, so distillation does not."""
-    value = 254 if ignore == 255 else 255
-    return tv_tensors.Mask(torch.full((1, height, width), value, dtype=torch.uint8))

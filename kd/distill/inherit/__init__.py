@@ -14,6 +14,6 @@ has no room for are chosen by what they contribute.
 """
 
 from kd.distill.inherit.pair import check_pair
-from kd.distill.inherit.start import inherit, inherit_dense
+from kd.distill.inherit.start import inherit
 
-__all__ = ["check_pair", "inherit", "inherit_dense"]
+__all__ = ["check_pair", "inherit"]

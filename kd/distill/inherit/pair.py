@@ -7,6 +7,8 @@ from timm.layers import GluMlp, Mlp, PatchEmbed, RmsNorm, SwiGLU
 from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import Tensor, nn
 
+from kd.models.segmenter import DenseModel
+
 ViT: TypeAlias = Any  # A timm VisionTransformer: torch types its blocks as bare modules
 
 FIRST_LAYERS = {Mlp: (("fc1", 1),), GluMlp: (("fc1", 2),), SwiGLU: (("fc1_g", 1), ("fc1_x", 1))}
@@ -21,6 +23,8 @@ def check_pair(student: ViT, teacher: ViT) -> None:
     Raises:
         ValueError: the pair does not fit; one line says what differs.
     """
+    if isinstance(student, DenseModel):
+        return check_pair(student.backbone, teacher.backbone)
     for role, model in (("student", student), ("teacher", teacher)):
         if type(model) is not VisionTransformer:
             raise ValueError(f"the {role} must be a plain timm VisionTransformer, got {type(model).__name__}")

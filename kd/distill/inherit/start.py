@@ -17,9 +17,12 @@ def inherit(student: ViT, teacher: ViT, pictures: Images, student_input: Preproc
     Deterministic. The classifier is taken over where both name the same number of classes; neither needs one. Heads of
     another size and missing register tokens are made good by the fit, as far as it goes.
 
+    Of models with a classifier for every pixel: the backbone, then each level's 1x1 convolution, fitted; the rest of
+    the head is copied.
+
     Args:
-        student: a timm ``VisionTransformer``, changed in place.
-        teacher: a timm ``VisionTransformer``, at least as wide and deep.
+        student: a timm ``VisionTransformer``, or a :class:`DenseModel` over one; changed in place.
+        teacher: likewise, at least as wide and deep.
         pictures: a sample, uint8 (N, 3, H, W); some hundreds.
         student_input: the student's preprocessing.
         teacher_input: the teacher's preprocessing.
@@ -27,6 +30,8 @@ def inherit(student: ViT, teacher: ViT, pictures: Images, student_input: Preproc
     Raises:
         ValueError: the pair does not fit (one line says what differs), or a copy at full size is none.
     """
+    if isinstance(student, DenseModel):
+        return _inherit_dense(student, teacher, pictures, student_input, teacher_input)
     check_pair(student, teacher)
     modes = student.training, teacher.training
     student.eval(), teacher.eval()
@@ -51,22 +56,9 @@ def inherit(student: ViT, teacher: ViT, pictures: Images, student_input: Preproc
     student.train(modes[0]), teacher.train(modes[1])
 
 
-@torch.no_grad()
-def inherit_dense(
+def _inherit_dense(
     student: DenseModel, teacher: DenseModel, pictures: Images, student_input: Preprocess, teacher_input: Preprocess
 ) -> None:
-    """As :func:`inherit`, for dense models: the backbone, then each level's 1x1 convolution, fitted; the rest copied.
-
-    Args:
-        student: a dense model over a ViT, changed in place.
-        teacher: likewise, with the same head width and classes.
-        pictures: a sample, uint8 (N, 3, H, W).
-        student_input: the student's preprocessing.
-        teacher_input: the teacher's preprocessing.
-
-    Raises:
-        ValueError: the pair does not fit; one line says what differs.
-    """
     inherit(student.backbone, teacher.backbone, pictures, student_input, teacher_input)
     training = student.training
     student.eval(), teacher.eval()

@@ -52,7 +52,6 @@ class Line:
     each: float
 
     def __call__(self, pictures: float) -> float:
-        """Ms for so many pictures."""
         return self.fixed + self.each * pictures
 
 

@@ -15,7 +15,7 @@ from kd.data.batch import Batch
 from kd.progress import bar
 from kd.ship.export.base import Limits, Runtime
 from kd.ship.export.manifest import Manifest
-from kd.tasks import Task
+from kd.tasks import Features, Task
 
 REPEATS = 15  # Batches of one picture that the two latencies are medians of
 
@@ -34,10 +34,11 @@ def compare(
         task: built for the classes.
 
     Returns:
-        ``pictures``; ``max_difference`` and ``mean_difference`` of the logits; ``agreement`` in 0..1 (of classes, of
-        pixels, of labels; of features: pictures whose cosine is above 0.999); ``metric`` (its name), ``student`` and
-        ``export`` (its values, absent for features); ``student_ms`` and ``export_ms``, medians at a batch of 1.
+        ``pictures``; ``max_difference`` and ``mean_difference`` of the logits; ``agreement`` in 0..1, the share of what
+        :meth:`kd.tasks.Task.same` calls the same; ``metric`` (its name), ``student`` and ``export`` (its values, absent
+        for features); ``student_ms`` and ``export_ms``, medians at a batch of 1.
     """
+    task = Features() if manifest.task == "features" else task
     tasks = {"student": task, "export": copy.deepcopy(task)}
     worst, total, numbers, same, asked, pictures = 0.0, 0.0, 0, 0, 0, 0
     one: torch.Tensor | None = None
@@ -54,19 +55,16 @@ def compare(
             numbers + difference.numel(),
         )
         pictures += len(given)
-        if manifest.task == "features":
-            same += int((torch.cosine_similarity(expected, exported) > 0.999).sum())
-            asked += len(given)
-            continue
-        answers = [task.decide(task.fit(logits, target)) for logits in (expected, exported)]
-        same, asked = same + int((answers[0] == answers[1]).sum()), asked + answers[0].numel()
-        for name, logits in (("student", expected), ("export", exported)):
-            tasks[name].update(task.fit(logits, target), target, None)
+        answers = {"student": task.fit(expected, target), "export": task.fit(exported, target)}
+        agreed = task.same(*answers.values())
+        same, asked = same + int(agreed.sum()), asked + agreed.numel()
+        for name, logits in answers.items() if task.labels else ():
+            tasks[name].update(logits, target, None)
     assert one is not None
     found: dict[str, Any] = {
         "pictures": pictures, "max_difference": worst, "mean_difference": total / numbers, "agreement": same / asked,
     }  # fmt: skip
-    if manifest.task != "features":
+    if task.labels:
         found["metric"] = task.primary
         found |= {name: float(judge.compute()[task.primary]) for name, judge in tasks.items()}
     return found | _latency(student, runtime, one)

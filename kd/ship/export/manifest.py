@@ -14,7 +14,7 @@ PREFIX = "kd."  # of the keys in a model file's own metadata
 
 MOST = 8192  # pixels a side
 
-TaskKind = Literal["classification", "multilabel", "segmentation", "features"]
+TASKS = ("classification", "multilabel", "segmentation", "features", "numbers")
 Layout = Literal["nhwc", "nchw"]
 
 
@@ -38,8 +38,9 @@ class Manifest:
         ValueError: a value that no export has; a file from elsewhere may say anything.
     """
 
-    # what the answer is: logits of one class a picture, of several labels, of a class for every pixel, or features
-    task: TaskKind
+    # what the answer is: logits of one class a picture, of several labels, of a class for every pixel, features,
+    # or numbers, each under the name of a class
+    task: str
     arch: str  # the timm architecture
     classes: list[str]  # names by class id; empty for features
     size: tuple[int, int]  # height and width of the input in pixels
@@ -53,7 +54,7 @@ class Manifest:
     def __post_init__(self) -> None:
         words = [self.arch, *self.classes] if isinstance(self.classes, list) else [None]
         checks: dict[str, bool] = {
-            "task": self.task in get_args(TaskKind),
+            "task": self.task in TASKS,
             "layout": self.layout in get_args(Layout),
             "arch and classes": all(isinstance(word, str) for word in words) and self.arch.isprintable(),
             "classes": bool(self.classes) or self.task == "features",

@@ -24,7 +24,6 @@ class SageMaker(Format):
         return file
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
-        """See :meth:`kd.ship.export.base.Format.open`: the archive."""
         with TemporaryDirectory() as part:
             unpack(file, Path(part))
             return Triton().open(Path(part), threads)

@@ -28,7 +28,8 @@ from kd.storage.elsewhere import json_of
 def student_metadata(student: Student) -> dict[str, str]:
     """What one needs to use the weights, as safetensors metadata: architecture, arguments, input, classes."""
     want: Any = student.prepare
-    made: Any = student.model.backbone if student.task.dense else student.model
+    dense = isinstance(student.model, DenseModel)
+    made: Any = student.model.backbone if dense else student.model
     classes = student.classes
     content: dict[str, Any] = {
         "kwargs": {**getattr(made, "made_with", {}), "num_classes": len(classes)},
@@ -37,7 +38,7 @@ def student_metadata(student: Student) -> dict[str, str]:
     if isinstance(want, Preprocess):
         size = want.size[0] if want.size[0] == want.size[1] else want.size
         content |= {"img_size": size, "mean": want.mean, "std": want.std}
-    if student.task.dense:
+    if dense:
         content["dense"] = True  # a timm backbone below kd.models.segmenter.DenseModel
     if isinstance(made, OwnModel):
         content["builder"] = made.made_by
@@ -68,7 +69,7 @@ def save_student(module: DistillationModule | Student, path: str | Path, checkpo
         return
     if isinstance(model, HuggingFaceModel):
         model.save_folder(path.with_suffix(""), state, student.classes, student.data.crop_ratio, want)
-    elif not student.task.dense and hasattr(model, "made_with"):  # timm builds no models for dense prediction
+    elif hasattr(model, "made_with"):  # timm builds no models for dense prediction
         config = timm_config(model, student.arch, model.made_with, want, student.classes, student.data.crop_ratio)
         write_timm_folder(path, path.with_suffix(""), config)  # student/ beside student.safetensors
 

@@ -28,7 +28,6 @@ class TorchExport(Format):
         return file
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
-        """See :meth:`kd.ship.export.base.Format.open`; the number of threads is the process's."""
         import torch
 
         module = torch.export.load(file).module()

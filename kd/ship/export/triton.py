@@ -53,7 +53,6 @@ class Triton(Format):
         return file.parents[2]
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
-        """See :meth:`kd.ship.export.base.Format.open`: the repository's folder."""
         return Onnx().open(file / NAME / "1" / "model.onnx", threads)
 
 

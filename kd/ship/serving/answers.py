@@ -31,7 +31,7 @@ def try_out(model: Runtime, manifest: Manifest, what: str) -> None:
 
 
 def answer(numbers: np.ndarray, manifest: Manifest, top: int) -> dict[str, Any]:
-    """Of one picture: ``labels`` with probabilities; ``mask`` and ``shares``; ``features``.
+    """Of one picture: ``labels`` with probabilities; ``mask`` and ``shares``; ``features``; ``numbers`` by name.
 
     A mask is a PNG of class ids in base64, of 16 bits where there are more than 256 classes.
 
@@ -47,6 +47,8 @@ def answer(numbers: np.ndarray, manifest: Manifest, top: int) -> dict[str, Any]:
         raise ValueError("the model's answer is NaN or infinite")
     if manifest.task == "features":
         return {"features": [round(float(x), 6) for x in numbers]}
+    if manifest.task == "numbers":
+        return {"numbers": {name: round(float(x), 6) for name, x in zip(manifest.classes, numbers, strict=True)}}
     if manifest.task == "segmentation":
         return _mask(numbers, manifest.classes)
     p = 1 / (1 + np.exp(-numbers)) if manifest.task == "multilabel" else _softmax(numbers)

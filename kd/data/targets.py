@@ -1,0 +1,124 @@
+"""What a source labels its pictures with: how a target follows its picture into a view and a batch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as tvf
+
+from kd.data.batch import Target
+
+Box = tuple[int, int, int, int]
+"""Top, left, height and width of a crop, in pixels."""
+
+
+class Targets:
+    """One class id a picture, -1 without a label; base of the other kinds. A source's ``kind`` is one of these."""
+
+    name = "one label a picture"  # in messages; a task names the kind that it learns from in the same words
+    undefined: tuple[str, ...] = ()  # the augmentations that are not defined for it
+    least_classes = 2  # fewer leave nothing to tell apart
+    cut_with_picture = False  # it has a value for each pixel, which a view's crop, resize and flip move too
+
+    def view(
+        self, transform: v2.Transform, picture: Tensor, target: Target, ignore_index: int | None
+    ) -> tuple[Any, Any]:
+        """A view of a picture, and its target in that view."""
+        return transform(picture), target
+
+    def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
+        """The targets of a batch, ``(N, ...)``."""
+        return torch.tensor(targets)
+
+    def counts(self, targets: Sequence[Any], classes: int) -> list[int] | None:
+        """Pictures of each class; None where a picture has not one class."""
+        ids = np.asarray(targets)
+        return np.bincount(ids[ids >= 0], minlength=classes).tolist()
+
+    # -- for engines that make views on the device -------------------------------------------------------------------
+
+    def cut(self, target: Target, box: Box, size: tuple[int, int], ignore_index: int | None) -> Target:
+        """The target of a picture of ``size`` that is cut to ``box``."""
+        return target
+
+    def pack(self, targets: Sequence[Any], classes: int) -> Tensor:
+        """Targets of :meth:`cut` as one tensor."""
+        return self.stack(targets, classes)
+
+    def resize(self, packed: Tensor, boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
+        """What :meth:`pack` gave, as the targets of views of ``size``, ``(N, ...)``."""
+        return packed
+
+    def flip(self, target: Tensor, chosen: Tensor) -> None:
+        """The pictures ``chosen`` are mirrored: changes ``target`` in place."""
+
+
+class LabelSets(Targets):
+    """Any number of class ids a picture."""
+
+    name = "several labels a picture"
+    undefined = ("mixup", "cutmix")
+    least_classes = 1
+
+    def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
+        """Rows ``(N, C)`` of 0 and 1; NaN for a picture without labels (-1)."""
+        rows = torch.zeros(len(targets), classes)
+        for row, ids in zip(rows, targets, strict=True):
+            if isinstance(ids, list):
+                row[ids] = 1.0
+            else:
+                row.fill_(float("nan"))
+        return rows
+
+    def counts(self, targets: Sequence[Any], classes: int) -> None:
+        """None."""
+
+
+class Masks(Targets):
+    """A class id for every pixel, uint8 ``(1, H, W)``."""
+
+    name = "masks"
+    undefined = ("mixup", "cutmix", "rand_augment", "random_erasing")
+    least_classes = 1
+    cut_with_picture = True
+
+    def view(
+        self, transform: v2.Transform, picture: Tensor, target: Target, ignore_index: int | None
+    ) -> tuple[Any, Any]:
+        found: tuple[Any, Any] = transform(picture, self._whole(target, picture.shape[-2:], ignore_index))
+        return found
+
+    def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
+        return torch.cat([mask.as_subclass(Tensor) for mask in targets])
+
+    def counts(self, targets: Sequence[Any], classes: int) -> None:
+        """None."""
+
+    def cut(self, target: Target, box: Box, size: tuple[int, int], ignore_index: int | None) -> Tensor:
+        top, left, height, width = box
+        return self._whole(target, size, ignore_index).as_subclass(Tensor)[:, top : top + height, left : left + width]
+
+    def pack(self, targets: Sequence[Any], classes: int) -> Tensor:
+        return torch.cat([mask.reshape(-1) for mask in targets])
+
+    def resize(self, packed: Tensor, boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
+        """Ids ``(N, *size)``, by nearest pixels."""
+        parts = packed.split([height * width for _, _, height, width in boxes])
+        cuts = [tv_tensors.Mask(part.view(1, *box[2:])) for part, box in zip(parts, boxes, strict=True)]
+        return torch.cat([tvf.resize(cut, list(size)).as_subclass(Tensor) for cut in cuts])
+
+    def flip(self, target: Tensor, chosen: Tensor) -> None:
+        target[chosen] = target[chosen].flip(-1)
+
+    @staticmethod
+    def _whole(target: Target, size: Sequence[int], ignore_index: int | None) -> Tensor:
+        """A picture's mask. One without labels gets no class, so that the task skips it, and not ``ignore_index``, so
+        that distillation does not."""
+        if isinstance(target, Tensor):
+            return target
+        value = 254 if ignore_index == 255 else 255
+        return tv_tensors.Mask(torch.full((1, *size), value, dtype=torch.uint8))
