@@ -7,7 +7,6 @@ import torch
 
 import kd.run.parser
 from kd.fit_to_machine.precision import bfloat16_time, choose_precision, precision_of_cpu
-from kd.report.limits import precision_bound
 from kd.report.records import read_run
 from tests._forks import free_port, start, status_of
 
@@ -40,17 +39,6 @@ def test_the_measurement_is_quick_and_follows_the_instructions() -> None:
     assert 0.01 < bfloat16_time() < 100
     own = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     assert choose_precision("cpu") == precision_of_cpu(own, bfloat16_time)
-
-
-def test_the_verdict_knows_the_lever() -> None:
-    phases = {"data": 10.0, "teacher": 40.0, "student": 20.0, "backward": 20.0, "optimizer": 10.0}
-    found = precision_bound(phases, "bf16-mixed", 5.0)
-    assert found is not None and found.lever == "trainer.precision=32-true: at most"
-    assert found.gain == pytest.approx(1 / (0.2 + 0.8 / 5))
-    other = precision_bound(phases, "32-true", 0.25)
-    assert other is not None and other.lever == "trainer.precision=bf16-mixed: at most"
-    for precision, times in (("bf16-mixed", 0.25), ("32-true", 5.0), ("32-true", None), ("16-mixed", 5.0)):
-        assert precision_bound(phases, precision, times) is None
 
 
 def differ(rank: int) -> None:

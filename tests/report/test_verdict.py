@@ -353,3 +353,17 @@ def test_startup_needs_a_long_start_of_a_short_run() -> None:
     assert limit.gain == pytest.approx(1000 / 480)
     assert limits.startup_bound(given({}, startup={"s": 520.0, "parts": parts}, planned_s=100_000.0)) is None
     assert limits.startup_bound(given({}, startup={"s": 20.0, "parts": parts}, planned_s=30.0)) is None
+
+
+def test_a_cpu_that_computes_in_the_slower_precision() -> None:
+    phases = {"data": 10.0, "teacher": 40.0, "student": 20.0, "backward": 20.0, "optimizer": 10.0}
+
+    def bound(precision: str, times: float | None) -> limits.Limit | None:
+        return limits.precision_bound(given(phases, header={"precision": precision, "bfloat16_time": times}))
+
+    found, other = bound("bf16-mixed", 5.0), bound("32-true", 0.25)
+    assert found is not None and found.lever == "trainer.precision=32-true: at most"
+    assert found.gain == pytest.approx(1 / (0.2 + 0.8 / 5))
+    assert other is not None and other.lever == "trainer.precision=bf16-mixed: at most"
+    for precision, times in (("bf16-mixed", 0.25), ("32-true", 5.0), ("32-true", None), ("16-mixed", 5.0)):
+        assert bound(precision, times) is None
