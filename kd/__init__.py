@@ -15,7 +15,7 @@ _PUBLIC = {
     "KDLoss": "kd.losses",
     "OptimSpec": "kd.optim",
     "Preprocess": "kd.models",
-    "TapSpec": "kd.models.taps",
+    "TapSpec": "kd.run.settings",
     "Teacher": "kd.teachers",
     "load_student": "kd.ship.export",
     "save_student": "kd.ship.export",

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -13,47 +13,19 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from kd.errors import UserError, plain
+from kd.run.settings import OptimSettings
 
 
 @dataclass
-class OptimSpec:
-    """How the student is optimized.
-
-    Attributes:
-        name: a timm optimizer name (``adamw``, ``sgd``, ``lamb``, ...).
-        lr: peak learning rate.
-        lr_scratch: that of a student with random first weights, neither inherited nor pre-trained; default: ``lr``.
-        weight_decay: on weights alone; norms, biases, position embeddings and class tokens get none.
-        warmup_epochs: linear warm-up, in epochs (fractions allowed).
-        min_lr_ratio: the cosine's end, as a share of ``lr``.
-        lr_batch: the global batch size that ``lr`` is meant for; with another one ``lr`` grows in proportion (sgd) or
-            with the square root (all others). Default: ``lr`` as it is.
-        zero: shard the optimizer's state over the processes (ZeroRedundancyOptimizer).
-        kwargs: further arguments of the optimizer (``betas``, ``momentum``, ...).
-    """
-
-    name: str = "adamw"
-    lr: float = 5e-4
-    lr_scratch: float | None = None
-    weight_decay: float = 0.05
-    warmup_epochs: float = 1.0
-    min_lr_ratio: float = 0.01
-    lr_batch: int | None = None
-    zero: bool = False
-    kwargs: dict[str, Any] = field(default_factory=dict)
+class OptimSpec(OptimSettings):
+    """How the student is optimized; :class:`kd.run.settings.OptimSettings` explains the arguments."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.name not in list_optimizers():
             raise ValueError(f"name must be one of timm's optimizers, got '{self.name}'")
         if self.name == "adahessian":
             raise ValueError("name must not be that of an optimizer that needs second derivatives, got 'adahessian'")
-        for key, low in (("lr", 0.0), ("weight_decay", 0.0), ("warmup_epochs", 0.0), ("min_lr_ratio", 0.0)):
-            if not getattr(self, key) >= low:
-                raise ValueError(f"{key} must be >= {low:g}, got {getattr(self, key)}")
-        if self.lr_scratch is not None and not self.lr_scratch >= 0:
-            raise ValueError(f"lr_scratch must be >= 0, got {self.lr_scratch}")
-        if self.lr_batch is not None and self.lr_batch < 1:
-            raise ValueError(f"lr_batch must be >= 1, got {self.lr_batch}")
         _try_kwargs(self)
 
     def check_resumed(self, before: dict[str, Any]) -> None:

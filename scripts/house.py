@@ -46,9 +46,9 @@ def imports_of(file: Path, known: dict[str, Path]) -> set[str]:
 
 
 def room_of(name: str) -> str:
-    """The room of a module: its folder below ``kd/``, or the module itself."""
-    functional = name.startswith("kd.losses.functional")
-    return "kd.losses.functional" if functional else ".".join(name.split(".")[:2])
+    """The room of a module: its folder below ``kd/``, or the module itself. Two that stand below all are their own."""
+    own = next((room for room in ("kd.losses.functional", "kd.run.settings") if name.startswith(room)), "")
+    return own or ".".join(name.split(".")[:2])
 
 
 def circles(arrows: dict[str, set[str]]) -> list[list[str]]:

@@ -9,10 +9,10 @@ import yaml
 
 from kd.cli import train_main
 from kd.errors import UserError
+from kd.run.files import flatten
 from kd.run.find import find, names
 from kd.run.parser import KDCLI
 from kd.run.request import Request, translate
-from kd.run.values import flatten
 from tests._helpers import ROOT, write_recipe
 
 

@@ -14,14 +14,13 @@ from pytorch_lightning import Trainer
 import kd
 from kd.data import DistillationDataModule
 from kd.data.sources import ImageFolder, SegmentationFolder
-from kd.data.transforms import Augment
 from kd.distill.students import StepOutput
 from kd.losses import CWDLoss, DistillLoss, HintLoss, KDLoss
 from kd.models import StudentSpec, TeacherSpec, build_model, preprocess_for
-from kd.models.taps import TapSpec
 from kd.module.distillation import DistillationModule
 from kd.optim import OptimSpec
 from kd.run.assemble import assemble
+from kd.run.settings import Augment, TapSpec
 from kd.tasks import Segmentation
 from tests._helpers import ARCH, TINY
 from tests.tasks.test_segmentation import NAMES, draw

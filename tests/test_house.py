@@ -14,7 +14,7 @@ from scripts import house
 from tests._helpers import ROOT
 
 LAYERS = [
-    {"kd", "kd.errors"},
+    {"kd", "kd.errors", "kd.run.settings"},
     {"kd.progress", "kd.machine", "kd.lightning_internals", "kd.losses.functional"},
     {"kd.storage"},
     {"kd.report"},
@@ -49,11 +49,6 @@ def layer_of(name: str) -> int:
     raise AssertionError(f"{name} has no layer")
 
 
-def room_of(name: str) -> str:
-    functional = name.startswith("kd.losses.functional")
-    return "kd.losses.functional" if functional else ".".join(name.split(".")[:2])
-
-
 def imports_of(file: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(file.read_text())):
@@ -83,7 +78,7 @@ def test_private_names_of_lightning_have_one_place() -> None:
     assert not found
 
 
-ONE_SUBJECT = {"kd.data.foodtag_mini"}
+ONE_SUBJECT = {"kd.data.foodtag_mini", "kd.run.settings"}
 """Files that a cut would make harder to read: one subject, drawn or solved step by step."""
 
 
@@ -114,7 +109,7 @@ def test_any_in_signatures_only_falls() -> None:
 def test_imports_go_down(file: Path) -> None:
     name = name_of(file)
     for imported in imports_of(file):
-        beside = room_of(imported) != room_of(name)
+        beside = house.room_of(imported) != house.room_of(name)
         assert layer_of(imported) < layer_of(name) + (not beside), f"{name} imports {imported}"
 
 

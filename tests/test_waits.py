@@ -16,7 +16,7 @@ import kd
 from kd import losses
 from kd.callbacks.finite import Finite
 from kd.data.engines import device
-from kd.data.transforms import Augment, MixPairs
+from kd.data.transforms import MixPairs
 from kd.distill.headless import student_of
 from kd.distill.objective import Objective
 from kd.distill.step import moving_average
@@ -24,9 +24,9 @@ from kd.errors import RunError
 from kd.losses import CosineLoss, DistillLoss, LayersLoss, LogitLoss, OrthogonalProjection, RADIOLoss
 from kd.models import Preprocess, TeacherSpec
 from kd.models.segmenter import DenseModel
-from kd.models.taps import TapSpec
 from kd.monitor import health
 from kd.optim import OptimSpec, build_optimizer
+from kd.run.settings import Augment, TapSpec
 from kd.tasks import Features, MultiLabel, Segmentation
 from kd.teachers import Ensemble, FrozenTeacher
 from kd.teachers.answer_codec import AnswerCodec, DenseCodec, TopKCodec

@@ -1,9 +1,8 @@
 """``last.ckpt``: where the run can go on."""
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
@@ -13,31 +12,6 @@ from kd.callbacks.context import RunContext
 from kd.callbacks.steps import after_step, ranks_meet
 from kd.data.batch import Batch
 from kd.storage.checkpoints import LAST
-
-
-@dataclass
-class CheckpointSpec:
-    """Which epoch is the best one, and how often the run is saved.
-
-    Attributes:
-        monitor: the validation metric that decides (``val/acc1``); default: the task's main one.
-        mode: whether more (``max``) or less (``min``) of a metric of your own is better; default: as ours mean it.
-        every_n_steps: save ``last.ckpt`` after so many optimizer steps, not only at an epoch's end.
-        every_n_minutes: save it after so many minutes.
-        asynchronous: training continues, with a copy of its state in memory, while the file is written.
-    """
-
-    monitor: str | None = None
-    mode: Literal["max", "min"] | None = None
-    every_n_steps: int | None = None
-    every_n_minutes: float | None = None
-    asynchronous: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("every_n_steps", "every_n_minutes"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be > 0, got {value}")
 
 
 class LastCheckpoint(Checkpoint):

@@ -75,7 +75,7 @@ def _say_data(cli: "KDCLI", say: Callable[..., None]) -> None:
 
 def _all_done(cli: "KDCLI") -> str:
     # a message for a resumed run that has no step left to make; empty where it has
-    run, summary = cli.folder.resume, {}
+    run, summary = cli.folder.resume, dict[str, Any]()
     with suppress(OSError, ValueError):  # gone or damaged: the run writes it again
         summary = json_of(text_of(run / "summary.json")) if run else {}
     if not run or summary.get("status") != "done" or not any(run.glob("**/student.safetensors")):

@@ -81,7 +81,8 @@ def _built(request: Request) -> "KDCLI":
     from kd.run.train_first import teacher_settings
 
     quiet_libraries()
-    config = KDCLI(args, instantiate=False).as_dict()
-    args += what_files_say(config, request.overrides)
-    args += [f"--{item}" for item in teacher_settings(config)]
-    return KDCLI(args)
+    cli = KDCLI(args, instantiate=False)
+    cli.change(what_files_say(cli.as_dict(), request.overrides))
+    cli.change(teacher_settings(cli.as_dict()))
+    cli.build()
+    return cli

@@ -54,9 +54,8 @@ def run(request: Request) -> int:
     config = KDCLI(args, instantiate=False).as_dict()
     batch = _batch(config, processes)
     _check_gpus(config, processes[-1])
-    teacher = teacher_settings(config)
     items = [f"recipe={request.recipe}", *(f"config={c}" for c in request.overlays), *request.overrides]
-    items += teacher
+    items += [f"{key}={value or 'null'}" for key, value in teacher_settings(config).items()]
     return _measure(config, items, processes, strategies, machines, batch, steps, gbit)
 
 

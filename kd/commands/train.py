@@ -18,9 +18,9 @@ from kd.launch.cluster import marker as job_marker
 from kd.launch.ray_nodes import check_secret, nodes_of, prepare_data
 from kd.machine import cache_dir
 from kd.run import files, keys
+from kd.run.files import flatten
 from kd.run.find import find, listing, names
 from kd.run.request import Request, merge
-from kd.run.values import flatten
 from kd.storage.checkpoints import LAST, PREVIOUS, check_writable, newest_whole, run_folder
 from kd.storage.elsewhere import text_of, yaml_of
 from kd.storage.mirror import Mirror
@@ -162,12 +162,10 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
     if resume_from is None and parsed.config.resume:  # a key of the recipe or of an overlay
         request.resume, by_url = parsed.config.resume, is_url(parsed.config.resume)
         resume_from = _check_resume(request, together)
-        args.append(f"--resume={request.resume}")
     place = _place(request, parsed.config.runs_dir, by_url)
     if is_url(place) and resume_from and not by_url:  # the store may have more of it than this disk
         request.resume = url_of(Path(request.resume or ""))
         resume_from = _check_resume(request, together)
-        args.append(f"--resume={request.resume}")
     runs = on_disk(place) / parsed.config.recipe
     if is_rank_zero():
         check_writable(Path(request.resume) if resume_from and request.resume else runs)
@@ -181,15 +179,15 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
         fetched_marker(place, marker, together)
     if marker and resume_from is None and _was_here_before(marker, request):
         resume_from = _check_resume(request)
-        args.append(f"--resume={request.resume}")
     if resume_from:
         _check_start(Path(request.resume or ""), parsed.as_dict())
-    args += what_files_say(parsed.as_dict(), request.overrides)
-    args += [f"--{item}" for item in teacher_settings(parsed.as_dict())]
+    parsed.change({"resume": request.resume} if resume_from else {})
+    parsed.change(what_files_say(parsed.as_dict(), request.overrides))
+    parsed.change(teacher_settings(parsed.as_dict()))
     mirror = Mirror(place) if is_url(place) else None
-    cli = KDCLI(args, cluster=cluster, marker=marker)
-    cli.folder.mirror = mirror
-    return cli, resume_from
+    parsed.build(cluster, marker)
+    parsed.folder.mirror = mirror
+    return parsed, resume_from
 
 
 def _draw_ahead(folder: Path) -> None:

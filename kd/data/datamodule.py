@@ -13,18 +13,15 @@ from torch.utils.data import DataLoader, Dataset
 from kd.data.batch import Batch, DataInfo, Target
 from kd.data.info import info_of
 from kd.data.loader import Loader
-from kd.data.pictures import MAX_PIXELS
 from kd.data.position import Position
-from kd.data.probe import Probe
 from kd.data.sampler import EvalBatches, Key, TrainBatches, ViewBatches
-from kd.data.scan import Check
 from kd.data.sources import FoodTagMini, Source, Split, identity
 from kd.data.splits import Splits
-from kd.data.tier.schedule import TierSpec
-from kd.data.transforms import Augment, height_width
+from kd.data.transforms import height_width
 from kd.data.views import Finish, Views
 from kd.errors import UserError
 from kd.machine import cores
+from kd.run.settings import Augment, Check, DataSettings, Probe, TierSpec
 
 if TYPE_CHECKING:
     from kd.data.tier.loader import Tier
@@ -35,72 +32,43 @@ Answering: TypeAlias = Callable[[Callable[..., Batch]], Callable[..., Batch]]
 
 
 class DistillationDataModule(LightningDataModule):
-    """Pictures for distillation.
-
-    Args:
-        source: where pictures and labels come from, by class name: ``FoodTagMini``, ``ImageFolder``, ``Food101``,
-            ``Manifest``, ``HuggingFace``, ``SegmentationFolder``, ``Shards``, ``WebDataset``.
-        img_size: side of a view in pixels, or height and width; teacher and student resize it to their own size on the
-            device.
-        batch_size: pictures a step and process; ``auto`` takes the largest that fits (see ``optim.lr_batch``).
-        num_workers: loader processes of each training process; 0 loads in the training process; ``auto`` tries 0,
-            1, 2, ... under the real step on all processes at once, and takes the fewest that make it fastest.
-        crop_ratio: validation crops the centre out of a picture whose shorter side is ``img_size / crop_ratio``.
-        augment: the training views.
-        engine: who makes the training views: ``torch`` (the loader's processes), ``device`` (all but decoding on the
-            device), ``dali`` (NVIDIA DALI decodes too; extra ``dali``). The views are the same up to rounding.
-            ``ray``: other machines make all batches (extra ``ray``), the same to the last bit; ``num_workers`` counts
-            their processes for each training process, and ``auto`` takes all of their cores.
-        on_bad_image: a picture that can't be decoded stops the run before training (``stop``), or is left out
-            (``skip``).
-        check: how pictures are looked at before training, once a machine: ``all`` are decoded, ``headers`` alone are
-            read (a picture damaged further on ends the run when its turn comes, also under ``skip``), or ``off``;
-            default: all up to 50,000 pictures of a split, headers above; of pictures in an object store none where
-            there are more, or more than ``cache_gb`` keeps.
-        max_pixels: a picture whose header claims more is not decoded and counts as damaged.
-        val_fraction: this share of the training pictures, of each class, is held out for validation where the source
-            has no validation pictures; drawn by the seed.
-        balance_classes: training sees all classes equally often, whatever their numbers of pictures.
-        unlabeled: a folder or URL of pictures without labels (at any depth), to learn from the teacher's answers alone.
-        unlabeled_ratio: that many unlabelled pictures to each labelled one in an epoch; without it the unlabelled
-            ones are all that is trained on.
-        seed: orders and augments; follows the run's ``seed``.
-        tier: the machines of ``engine=ray``.
-        probe: labelled pictures to measure features on, of a student without a classifier.
-    """
+    """Pictures for distillation; :class:`kd.run.settings.DataSettings` explains the arguments."""
 
     def __init__(
         self,
         source: Source | None = None,
-        img_size: int | tuple[int, int] = 224,
-        batch_size: int | Literal["auto"] = 64,
-        num_workers: int | Literal["auto"] = 1,
-        crop_ratio: float = 0.875,
+        img_size: int | tuple[int, int] = DataSettings.img_size,
+        batch_size: int | Literal["auto"] = DataSettings.batch_size,
+        num_workers: int | Literal["auto"] = DataSettings.num_workers,
+        crop_ratio: float = DataSettings.crop_ratio,
         augment: Augment | None = None,
-        engine: Literal["torch", "device", "dali", "ray"] = "torch",
-        on_bad_image: str = "stop",
+        engine: Literal["torch", "device", "dali", "ray"] = DataSettings.engine,
+        on_bad_image: str = DataSettings.on_bad_image,
         check: Check | None = None,
-        max_pixels: int = MAX_PIXELS,
-        val_fraction: float = 0.1,
-        balance_classes: bool = False,
+        max_pixels: int = DataSettings.max_pixels,
+        val_fraction: float = DataSettings.val_fraction,
+        balance_classes: bool = DataSettings.balance_classes,
         unlabeled: str | None = None,
         unlabeled_ratio: float | None = None,
-        seed: int = 0,
+        seed: int = DataSettings.seed,
         tier: TierSpec | None = None,
         probe: Probe | None = None,
     ) -> None:
         super().__init__()
+        given = DataSettings(
+            source, img_size, batch_size, num_workers, crop_ratio, augment, engine, on_bad_image, check, max_pixels,
+            val_fraction, balance_classes, unlabeled, unlabeled_ratio, seed, tier, probe,
+        )  # fmt: skip  # which refuses what is out of range
         settings = {"batch_size": batch_size, "num_workers": num_workers}
         self.auto = {name for name, value in settings.items() if value == "auto"}  # a run measures, others take these:
         self.batch_size: int = 64 if isinstance(batch_size, str) else batch_size
         self.num_workers: int = max(0, cores() - 1) if isinstance(num_workers, str) else num_workers
-        _check(height_width(img_size), self.batch_size, self.num_workers, crop_ratio, unlabeled, unlabeled_ratio)
         self.source = source or FoodTagMini()
         self.unlabeled, self.unlabeled_ratio, self.balance_classes = unlabeled, unlabeled_ratio, balance_classes
         self.size, self.crop_ratio, self.augment = height_width(img_size), crop_ratio, augment or Augment()
         self.seed, self.engine = seed, engine
         self.probe = probe if probe is not None and probe.root else None
-        self.splits = Splits(self.source, unlabeled, val_fraction, on_bad_image, check, max_pixels, seed, self.probe)
+        self.splits = Splits(self.source, given, self.probe)
         self.position = Position()
         self._views().check()
         self.tier = _tier(tier, engine, num_workers, self._rank)
@@ -293,26 +261,3 @@ def _tier(spec: TierSpec | None, engine: str, makers: int | str, rank: Callable[
     if makers == 0:
         raise ValueError("num_workers must be auto or >= 1 with engine=ray, got 0")
     return Tier(spec or TierSpec(), None if isinstance(makers, str) else makers, rank)
-
-
-def _check(
-    size: tuple[int, int],
-    batch_size: int,
-    num_workers: int,
-    crop_ratio: float,
-    unlabeled: str | None,
-    unlabeled_ratio: float | None,
-) -> None:
-    for name, value, low in (
-        ("img_size", min(size), 1),
-        ("batch_size", batch_size, 1),
-        ("num_workers", num_workers, 0),
-    ):
-        if value < low:
-            raise ValueError(f"{name} must be >= {low}, got {value}")
-    if not 0 < crop_ratio <= 1:
-        raise ValueError(f"crop_ratio must be > 0 and <= 1, got {crop_ratio}")
-    if unlabeled_ratio is not None and not unlabeled_ratio > 0:
-        raise ValueError(f"unlabeled_ratio must be > 0, got {unlabeled_ratio}")
-    if unlabeled_ratio is not None and unlabeled is None:
-        raise ValueError(f"unlabeled_ratio must come with data.unlabeled, got {unlabeled_ratio} alone")

@@ -5,8 +5,8 @@ from typing import Any
 
 from kd.data.batch import DataInfo
 from kd.data.sources import Source
-from kd.data.transforms import Augment
 from kd.errors import UserError
+from kd.run.settings import Augment
 
 
 def info_of(

@@ -1,43 +1,33 @@
 """Labelled pictures that features are measured on; nothing is trained with them."""
 
 import os
-from dataclasses import dataclass
 
 from kd.data.sources import ImageFolder, Split
 from kd.errors import UserError
+from kd.run.settings import Probe
 
 KEY = "data.probe.root"
 
 
-@dataclass
-class Probe:
-    """Where a student without a classifier is measured, by k nearest neighbours and a ridge probe of its features.
+def load(probe: Probe, cache_bytes: int | None = None) -> list[Split]:
+    """The pictures of ``train`` and those of ``val``.
 
-    Attributes:
-        root: a folder of pictures with labels or its URL, ``root/train/<class>/*.jpg`` to look answers up in and
-            ``root/val/<class>/*.jpg`` (``valid``, ``validation``, ``test``) to ask for.
+    Args:
+        probe: where they are.
+        cache_bytes: most bytes of their copies, where they are in a store.
+
+    Raises:
+        UserError: one of the folders is missing or empty, or there is one class alone.
     """
-
-    root: str | None = None
-
-    def load(self, cache_bytes: int | None = None) -> list[Split]:
-        """The pictures of ``train`` and those of ``val``.
-
-        Args:
-            cache_bytes: most bytes of their copies, where they are in a store.
-
-        Raises:
-            UserError: one of the folders is missing or empty, or there is one class alone.
-        """
-        source = ImageFolder(self.root or "")
-        source.key, source.cache_bytes = KEY, cache_bytes
-        train = source.load("train")
-        if len(source.classes) == 1:
-            raise UserError(f"{KEY}: one class ('{source.classes[0]}') leaves nothing to tell apart; two are needed")
-        val = source.load("val")
-        first, both = ({os.path.realpath(s.name(i)) for i in range(len(s.targets))} for s in (train, val))
-        both &= first
-        if both:
-            raise UserError(f"{KEY}: {len(both)} pictures of val are in train too ({min(both)}): they would be "
-                            "their own nearest neighbours")  # fmt: skip
-        return [train, val]
+    source = ImageFolder(probe.root or "")
+    source.key, source.cache_bytes = KEY, cache_bytes
+    train = source.load("train")
+    if len(source.classes) == 1:
+        raise UserError(f"{KEY}: one class ('{source.classes[0]}') leaves nothing to tell apart; two are needed")
+    val = source.load("val")
+    first, both = ({os.path.realpath(s.name(i)) for i in range(len(s.targets))} for s in (train, val))
+    both &= first
+    if both:
+        raise UserError(f"{KEY}: {len(both)} pictures of val are in train too ({min(both)}): they would be "
+                        "their own nearest neighbours")  # fmt: skip
+    return [train, val]

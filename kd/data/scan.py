@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from filelock import FileLock
 
@@ -20,9 +20,9 @@ from kd.data.sources.places import AT_ONCE, Store
 from kd.errors import first_line
 from kd.machine import cores
 from kd.progress import bar
+from kd.run.settings import Check
 from kd.storage.elsewhere import json_of, text_of
 
-Check = Literal["all", "headers", "off"]
 ALL_UP_TO = 50_000  # pictures: more are checked by their headers unless asked otherwise
 
 

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from kd.data.held_out import held_out
-from kd.data.pictures import MAX_PIXELS
-from kd.data.probe import KEY, Probe
-from kd.data.scan import Check, scan, usual
+from kd.data.probe import KEY
+from kd.data.probe import load as load_probe
+from kd.data.scan import scan, usual
 from kd.data.sources import FileSplit, Source, Split, Subset, labelled_folder, printable
 from kd.data.sources.places import joined, place_of
 from kd.data.sources.unlabelled import Joined, unlabelled_folder
 from kd.errors import UserError
-
-FRACTION = 0.1  # of the training pictures, held out unless the settings say otherwise
+from kd.run.settings import DataSettings, Probe
 
 
 class Splits:
@@ -22,42 +21,18 @@ class Splits:
 
     Args:
         source: where pictures and labels come from.
-        unlabeled: a folder of pictures without labels, that come behind the training pictures.
-        val_fraction: share of the training pictures that validation takes where the source has none for it.
-        on_bad_image: a damaged picture stops the run (``stop``) or is left out (``skip``).
-        check: how pictures are looked at.
-        max_pixels: a picture of more counts as damaged.
-        seed: draws the validation pictures.
+        given: the settings below ``data``.
         probe: labelled pictures to measure features on, the split ``probe``.
-
-    Raises:
-        ValueError: a setting out of its range.
 
     Attributes:
         holds_out: whether validation is a part of the training pictures; known once a split has been listed.
         skipped: damaged pictures that were left out, each with the reason.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        unlabeled: str | None = None,
-        val_fraction: float = FRACTION,
-        on_bad_image: str = "stop",
-        check: Check | None = None,
-        max_pixels: int = MAX_PIXELS,
-        seed: int = 0,
-        probe: Probe | None = None,
-    ) -> None:
-        if max_pixels < 1:
-            raise ValueError(f"max_pixels must be >= 1, got {max_pixels}")
-        if not 0 < val_fraction < 1:
-            raise ValueError(f"val_fraction must be > 0 and < 1, got {val_fraction}")
-        if on_bad_image not in ("stop", "skip"):
-            raise ValueError(f"on_bad_image must be stop or skip, got '{on_bad_image}'")
-        self.source, self.unlabeled, self.val_fraction, self.seed = source, unlabeled, val_fraction, seed
-        self.probe = probe
-        self.on_bad_image, self.check, self.max_pixels = on_bad_image, check, max_pixels
+    def __init__(self, source: Source, given: DataSettings, probe: Probe | None = None) -> None:
+        self.source, self.unlabeled, self.probe = source, given.unlabeled, probe
+        self.val_fraction, self.seed = given.val_fraction, given.seed
+        self.on_bad_image, self.check, self.max_pixels = given.on_bad_image, given.check, given.max_pixels
         self.holds_out = False
         self.skipped: list[str] = []
         self._listed: dict[str, list[Split]] = {}
@@ -78,7 +53,7 @@ class Splits:
 
     def check_fraction(self) -> None:
         """Raises a UserError where a share of the training pictures is to be held out and none is needed."""
-        if self.val_fraction != FRACTION and self.source.has("val"):
+        if self.val_fraction != DataSettings.val_fraction and self.source.has("val"):
             raise UserError(f"data.val_fraction: {self.val_fraction} has no effect: data.source has validation "
                             "pictures of its own")  # fmt: skip
 
@@ -99,7 +74,7 @@ class Splits:
     def listed(self, name: str) -> list[Split]:
         """A split as its source gives it, and behind it the unlabelled pictures; nothing is checked."""
         if name == "probe" and self.probe is not None and name not in self._listed:
-            self._listed[name] = self.probe.load(self._cache_bytes)
+            self._listed[name] = load_probe(self.probe, self._cache_bytes)
         if name not in self._listed:
             self.holds_out = not self.source.has("val")
             parts = [self._part(name) if self.holds_out and name in ("train", "val") else self.source.load(name)]

@@ -3,57 +3,14 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tvf
 
+from kd.run.settings import Augment
 from kd.storage.decoding import MAX_PIXELS, frame
-
-
-@dataclass
-class Augment:
-    """The training views.
-
-    Attributes:
-        scale: smallest share of the picture's area that the random resized crop keeps, in (0, 1].
-        hflip: probability of a horizontal flip.
-        color_jitter: strength of brightness, contrast and saturation changes; hue gets a quarter of it. 0: none.
-        rand_augment: magnitude of RandAugment with two operations (timm and torchvision use 9), up to 30. 0: none.
-        random_erasing: probability that a rectangle is erased.
-        mixup: alpha of mixup's beta distribution. 0: none.
-        cutmix: alpha of cutmix's. 0: none. With both, each pair of pictures takes one of the two by chance.
-        mix_probability: probability that a pair is mixed at all.
-    """
-
-    scale: float = 0.35
-    hflip: float = 0.5
-    color_jitter: float = 0.0
-    rand_augment: int = 0
-    random_erasing: float = 0.0
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    mix_probability: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.scale <= 1:
-            raise ValueError(f"scale must be > 0 and <= 1, got {self.scale}")
-        for name in ("hflip", "random_erasing", "mix_probability"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
-        for name in ("color_jitter", "rand_augment", "mixup", "cutmix"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
-
-        if self.rand_augment > 30:
-            raise ValueError(f"rand_augment must be <= 30, got {self.rand_augment}")
-
-    @property
-    def mixes(self) -> bool:
-        """Whether pictures are mixed with each other."""
-        return bool(self.mixup or self.cutmix)
 
 
 def height_width(img_size: int | Sequence[int]) -> tuple[int, int]:

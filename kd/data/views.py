@@ -16,7 +16,8 @@ from kd.data.batch import Batch, Target
 from kd.data.sampler import TrainBatches
 from kd.data.samples import Collate, PictureSet
 from kd.data.sources import Source, Split
-from kd.data.transforms import Augment, EvalView, MixPairs, train_transform
+from kd.data.transforms import EvalView, MixPairs, train_transform
+from kd.run.settings import Augment
 
 Finish = Callable[[Batch], Batch]  # Makes the views of a packed batch on the device
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from kd.distill.fitting import among
 from kd.errors import UserError
 from kd.losses import DistillLoss, EachLayer, FeatureLoss, LayersLoss, Regression
-from kd.models.taps import Taps, TapSpec, tap_shapes
+from kd.models import TapSpec
+from kd.models.taps import Taps, tap_shapes
 from kd.teachers import FrozenTeacher, Teacher
 from kd.teachers.answer import ALL, Answer, Layer
 

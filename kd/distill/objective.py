@@ -15,7 +15,8 @@ from kd.losses import DistillLoss, FeatureLoss, LayersLoss, LogitLoss, SimKDLoss
 from kd.losses.functional import teacher_shares
 from kd.losses.ranks import alone
 from kd.losses.topk import TopKLogits
-from kd.models.taps import Taps, TapSpec
+from kd.models import TapSpec
+from kd.models.taps import Taps
 from kd.tasks import Task
 from kd.teachers import Teacher
 from kd.teachers.answer import ALL, Answer, Wanted

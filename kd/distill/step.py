@@ -13,9 +13,8 @@ from kd.distill.objective import Objective, Terms
 from kd.distill.student import Student
 from kd.errors import UserError
 from kd.losses import DistillLoss
-from kd.models import input_of
+from kd.models import TapSpec, input_of
 from kd.models.own import classes_of
-from kd.models.taps import TapSpec
 from kd.optim import OptimSpec
 from kd.tasks import Classification, Task
 from kd.teachers import Ensemble, FrozenTeacher, Teacher

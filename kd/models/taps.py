@@ -3,10 +3,9 @@
 import difflib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,26 +27,6 @@ class Sized(Protocol):
     @property
     def size(self) -> Size:
         """Height and width in pixels."""
-
-
-@dataclass
-class TapSpec:
-    """The layers of each model that a feature loss reads.
-
-    Module paths (``blocks.11``, ``norm``, ``layer3``) or shell-style patterns, in which ``*`` does not cross a dot
-    (``blocks.*``, ``stages.[23]``), ``maps``, the layer of the last map (of a ViT its last patch tokens), or
-    ``prelogits``, the classifier's input.
-
-    Attributes:
-        student: paths below the student.
-        teacher: paths below the teacher.
-        tokens: of a transformer's tokens: the patch tokens as a map (``patch``), the class token as a vector
-            (``class``), or all as they are (``all``).
-    """
-
-    student: str | list[str]
-    teacher: str | list[str]
-    tokens: Literal["patch", "class", "all"] = "patch"
 
 
 def layer_paths(model: nn.Module, patterns: Sequence[str], key: str, besides: Sequence[str] = ()) -> list[str]:

@@ -23,7 +23,7 @@ from kd.fit_to_machine import Memory, reopened, settled
 from kd.lightning_internals import trainer_of
 from kd.losses import DistillLoss
 from kd.losses.base import equal_on_all_ranks
-from kd.models.taps import TapSpec
+from kd.models import TapSpec
 from kd.module.evaluation import Validation
 from kd.module.inference import Inference
 from kd.module.pace import clip, in_its_window, log_terms, pace_of, seed_step

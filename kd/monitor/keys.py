@@ -20,85 +20,18 @@ from kd.monitor.otlp import Otlp
 from kd.monitor.prometheus import Prometheus
 from kd.monitor.system import System
 from kd.monitor.tier import TierRecord
-from kd.monitor.watch import Action, Watch
+from kd.monitor.watch import Watch
 from kd.report.prices import input_machines, price_of, read_prices
 from kd.report.rules import RULES, by_rule, thresholds_of
+from kd.run.settings import MonitorSettings
 
 
 @dataclass
-class MonitorSpec:
-    """What is recorded below the run's ``records`` folder.
-
-    Attributes:
-        enabled: record at all.
-        interval_s: seconds between two samples of the machine; SIGUSR2 turns the sampling off and on. Words in the run
-            folder's file ``monitor`` change this, the next two and ``nvtx`` in a running job.
-        health_every: batches between two readings of gradients, updates and agreement; 0: none.
-        activations: layers of the student whose activations are read: module paths or patterns
-            (``[blocks.*.mlp.fc2, norm]``); default: a few of all kinds.
-        kernels_at: profile operations from this batch on (at least 1; later ones are past the warm-up).
-        kernels_steps: batches in that window.
-        kernels_memory: record allocations in it too.
-        nvtx: name the phases of a step as NVTX ranges, for Nsight.
-        prometheus_port: serve the numbers to Prometheus on this port (extra ``prometheus``; ``kd-report --dashboard``
-            writes a dashboard for Grafana).
-        prometheus_host: address to serve them at, on the first process of each machine; the default one is not seen
-            from outside, ``0.0.0.0`` is on all interfaces.
-        otlp: send them to this OpenTelemetry collector (``http://host:4318``; extra ``otel``).
-        cloudwatch: send them to Amazon CloudWatch, below this namespace (extra ``aws``).
-        send_every_s: seconds between two sendings.
-        price_per_hour: of the whole job, in your currency: the report says what an epoch costs.
-        prices: a YAML table of instances and prices of an hour (``p4d.24xlarge: {on_demand: 37.688, spot: 12.1}``);
-            with ``vcpus`` those that could make batches, for the report's advice.
-        instances: the machines of the job, by that table: ``[4*p4d.24xlarge, 2*c5.18xlarge:spot]``.
-        rules_every_s: seconds between two looks of the rules at the records while the run trains; 0: only at its end.
-        actions: what a rule that fires does: ``log`` (a line), ``webhook`` or ``stop`` (saves a checkpoint, status
-            ``stopped: <rule>``); ``monitor.actions.Overtraining=stop`` is early stopping.
-        thresholds: of rules, by argument: ``monitor.thresholds.Overtraining.patience=5``.
-        webhook: http(s) address to which a rule is posted as JSON.
-        max_hours: the run stops after so many hours (those before a resume counted), as a rule would stop it.
-        budget: the run stops when it has cost so much at ``price_per_hour``.
-    """
-
-    enabled: bool = True
-    interval_s: float = 0.5
-    health_every: int = 50
-    activations: list[str] | None = None
-    kernels_at: int | None = None
-    kernels_steps: int = 5
-    kernels_memory: bool = False
-    nvtx: bool = False
-    prometheus_port: int | None = None
-    prometheus_host: str = "127.0.0.1"
-    otlp: str | None = None
-    cloudwatch: str | None = None
-    send_every_s: float = 60.0
-    price_per_hour: float | None = None
-    rules_every_s: float = 60.0
-    actions: dict[str, Action] | None = None
-    thresholds: dict[str, float | dict[str, float]] | None = None
-    prices: str | None = None
-    instances: list[str] | None = None
-    webhook: str | None = None
-    max_hours: float | None = None
-    budget: float | None = None
+class MonitorSpec(MonitorSettings):
+    """What is recorded; :class:`kd.run.settings.MonitorSettings` explains the arguments."""
 
     def __post_init__(self) -> None:
-        if not self.interval_s >= 0.05:
-            raise ValueError(f"interval_s must be >= 0.05, got {self.interval_s}")
-        for name, low in (("health_every", 0), ("kernels_at", 1), ("kernels_steps", 1), ("prometheus_port", 1)):
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise ValueError(f"{name} must be >= {low}, got {value}")
-        for name in ("price_per_hour", "rules_every_s"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ValueError(f"{name} must be >= 0, got {value}")
-        for name in ("max_hours", "budget", "send_every_s"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be > 0, got {value}")
-        self._check_places()
+        super().__post_init__()
         if (self.prices is None) != (self.instances is None):
             raise UserError("monitor.prices: a table, and monitor.instances: the machines, are given together")
         if self.prices is not None and self.instances is not None:
@@ -113,12 +46,6 @@ class MonitorSpec:
     def price_table(self) -> dict[str, dict[str, float]]:
         """What ``prices`` holds; empty without."""
         return read_prices(Path(self.prices).expanduser()) if self.prices is not None else {}
-
-    def _check_places(self) -> None:
-        if self.otlp is not None and not re.match(r"https?://.", self.otlp):
-            raise ValueError(f"otlp must be an http(s) address, got '{self.otlp}'")
-        if self.cloudwatch is not None and not re.fullmatch(r"(?!AWS/)[\w.\-/#:]{1,255}", self.cloudwatch):
-            raise ValueError(f"cloudwatch must be a namespace other than AWS's own, got '{self.cloudwatch}'")
 
     def _check_rules(self) -> None:
         for rule, action in (self.actions or {}).items():

@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 from tqdm import tqdm
@@ -19,9 +19,9 @@ from kd.callbacks.preemption import Preemption
 from kd.callbacks.run_folder import RunFolder
 from kd.errors import first_line
 from kd.report.records import Writer
+from kd.run.settings import Action
 from kd.storage.elsewhere import json_of
 
-Action = Literal["log", "webhook", "stop"]
 TRIES = 3  # of a webhook
 WAITS_S = 10.0  # for its answer
 PAUSE_S = 1.0  # before its second try

@@ -11,9 +11,9 @@ from kd.distill.step import moving_average
 from kd.errors import UserError
 from kd.losses import DistillLoss
 from kd.models import StudentSpec, TeacherSpec, build_model, completed, preprocess_for
-from kd.models.taps import TapSpec
 from kd.module.distillation import DistillationModule
 from kd.optim import OptimSpec
+from kd.run.settings import LearningSettings, TapSpec
 from kd.tasks import Classification, Features, Task
 from kd.teachers import FrozenTeacher, Teacher, build_teachers
 from kd.teachers.answer import ALL
@@ -25,30 +25,17 @@ def assemble(
     teacher: TeacherSpec | None = None,
     teachers: dict[str, TeacherSpec] | None = None,
     task: Task | None = None,
-    task_loss_weight: float = 1.0,
+    task_loss_weight: float = LearningSettings.task_loss_weight,
     distill_losses: dict[str, DistillLoss] | None = None,
     taps: dict[str, TapSpec] | None = None,
     teacher_of: dict[str, str] | None = None,
     ema_decay: float | None = None,
     optim: OptimSpec | None = None,
-    teacher_drop: float = 0.0,
+    teacher_drop: float = LearningSettings.teacher_drop,
 ) -> DistillationModule:
     """A module from settings: what recipes hold below ``model``.
 
-    Args:
-        data: classes and sizes of the data.
-        student: the model to train.
-        teacher: the model to learn from; without one the student learns from labels alone.
-        teachers: several of them by name, in place of ``teacher``; their mean counts by each one's ``weight``.
-        task: what the labels mean.
-        task_loss_weight: weight of the task's own loss, >= 0. Without labels there is no such loss.
-        distill_losses: distillation losses by name, each with its weight.
-        taps: the layers that a feature loss of the same name looks at.
-        teacher_of: the one of ``teachers`` that a loss of that name listens to; default: the mean of all.
-        ema_decay: keep an exponential moving average of the student, validate and export that.
-        optim: optimizer and schedule.
-        teacher_drop: the chance in [0, 1] that a picture does without any of several teachers but the one with the
-            largest loss.
+    :class:`kd.run.settings.LearningSettings` explains the arguments.
 
     Raises:
         ValueError: weights that leave nothing to learn from.

@@ -17,17 +17,14 @@ from kd.data.transforms import height_width
 from kd.distill.objective import Objective
 from kd.errors import UserError, causes
 from kd.losses import LogitLoss
-from kd.run.files import leaves, read
+from kd.run import keys, typed
+from kd.run.files import flatten, leaves, read
 from kd.run.messages import one_line
 from kd.run.trust import check_plain
-from kd.run.values import flatten
 from kd.storage.elsewhere import yaml_of
 
-SEEDS = 2**32
-AT_LEAST: dict[str, float] = {"accumulate_grad_batches": 1, "log_every_n_steps": 1, "check_val_every_n_epoch": 1}
 EMPTY = ("checkpoint.monitor", "data.unlabeled", "model.teacher.checkpoint", "model.student.checkpoint")
 """Settings that an empty text would turn off in silence."""
-AT_MOST = {".cache_views": 10_000, "data.unlabeled_ratio": 10_000}
 
 
 def check_values(config: dict[str, Any]) -> None:
@@ -42,22 +39,14 @@ def check_values(config: dict[str, Any]) -> None:
             raise UserError(f"{key.replace('.init_args', '')}: must be a finite number, got {value}")
         if value == "" and key in EMPTY:
             raise UserError(f"{key}: must not be empty; null is none")
-    if not 0 <= config["seed"] < SEEDS:
-        raise UserError(f"seed: must be >= 0 and < {SEEDS}, got {config['seed']}")
-    _check_names(config)
-    for key, value in flatten(config).items():
-        most = next((limit for name, limit in AT_MOST.items() if key.endswith(name)), None)
-        if most is not None and isinstance(value, (int, float)) and value > most:
-            raise UserError(f"{key}: must be <= {most}, got {value}")
+    typed.check_values(flatten(config).items(), keys.schema())
+    for name in config["students"] or {}:
+        if not isinstance(name, str):
+            raise UserError(f"students: a name is text, got {name!r}")
     trainer = config["trainer"]
-    for name, low in AT_LEAST.items():
-        if trainer[name] is not None and trainer[name] < low:
-            raise UserError(f"trainer.{name}: must be >= {low:g}, got {trainer[name]}")
     for name in ("limit_train_batches", "val_check_interval"):
         if trainer[name] == 0:
             raise UserError(f"trainer.{name}: must be > 0, got 0")
-    if trainer["precision"] in ("16-true", "transformer-engine-float16"):
-        raise UserError(f"trainer.precision: {trainer['precision']} has no room for gradients; 16-mixed scales them")
     _check_parts(trainer)
     _check_graphs(config, trainer["accumulate_grad_batches"])
     _check_sizes(config["data"])
@@ -103,24 +92,13 @@ def loggers_with_folders(items: Sequence[str]) -> str:
     return f"--trainer.logger={json.dumps(specs)}"
 
 
-def _check_names(config: dict[str, Any]) -> None:
-    if not re.fullmatch(r"[\w.+-]{1,200}", config["recipe"]) or config["recipe"].startswith("."):
-        raise UserError(f"recipe: names the run's folder (letters, digits, . + - _), got '{config['recipe'][:80]}'")
-    if config["name"] is not None:
-        check_name(config["name"])
-    for name in config["students"] or {}:
-        if not isinstance(name, str):
-            raise UserError(f"students: a name is text, got {name!r}")
-
-
 def check_name(name: str) -> None:
     """Refuses what is no name of a folder.
 
     Raises:
         UserError: it leads elsewhere, is a number (which runs are given) or ``latest``.
     """
-    if not re.fullmatch(r"(?!latest$)[A-Za-z_][\w.+-]{0,199}", name):
-        raise UserError(f"name: begins with a letter (letters, digits, . + - _), got '{name[:80]}'")
+    typed.check_values([("name", name)], keys.schema())
 
 
 def check_student(name: str, own: dict[str, Any]) -> None:

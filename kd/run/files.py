@@ -99,3 +99,17 @@ def leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, path)
     else:
         yield path, tree
+
+
+def flatten(tree: object, prefix: str = "") -> dict[str, Any]:
+    """Nested dicts -> ``{"a.b.c": value}``.
+
+    >>> flatten({"a": {"b": 1}, "c": [2]})
+    {'a.b': 1, 'c': [2]}
+    """
+    if not isinstance(tree, dict) or not tree:
+        return {prefix: tree}
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    return flat

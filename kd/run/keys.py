@@ -5,7 +5,7 @@ import copy
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, reduce
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,13 @@ from kd.errors import UserError
 from kd.run.suggest import hint
 
 PACKAGE = Path(__file__).parent.parent
-OURS = {"Source": "data.source", "Task": "model.task"}  # keys that take a class of ours
+SETTINGS = Path(__file__).with_name("settings.py")
+FILLED = {"data.seed"}  # from another setting
+
+
+def plain(key: str) -> str:
+    """A key as ``--keys`` has it: ``trainer.callbacks+`` and ``model.task.init_args.x`` without what joins them."""
+    return key.replace("+", "").replace(".init_args", "")
 
 
 @dataclass(frozen=True)
@@ -23,15 +29,21 @@ class Key:
 
     Attributes:
         name: the whole key.
-        type: its annotation.
+        kind: its annotation; names that ``settings.py`` gives to types are replaced by them.
         default: as in the source; empty where it must be given.
         text: what it means.
     """
 
     name: str
-    type: str
+    kind: ast.expr
     default: str
     text: str
+
+    @property
+    def type(self) -> str:
+        """The annotation in words: ``float >= 0 | None``."""
+        limit = r"(?:Range\('(.*?)'\)|Like\(.*?\))"
+        return re.sub(rf"Annotated\[(.*?), {limit}\]", r"\1 \2", ast.unparse(self.kind)).replace("  ", " ").strip()
 
 
 @cache
@@ -47,6 +59,7 @@ def _files() -> dict[str, tuple[Path, list[str]]]:
             for name in re.findall(r"^def (\w+)", text, re.M):
                 functions.setdefault(name, (file, []))
     found = functions | found
+    found |= {name: (SETTINGS, found[name][1]) for name in re.findall(r"^class (\w+)", SETTINGS.read_text(), re.M)}
     lightning = find_spec("pytorch_lightning")
     if lightning and lightning.submodule_search_locations:
         found["Trainer"] = Path(lightning.submodule_search_locations[0], "trainer", "trainer.py"), []
@@ -106,13 +119,44 @@ def _parameters(given: ast.arguments, skip: int, texts: dict[str, str]) -> dict[
 
 
 def _key(name: str, annotation: ast.expr | None, default: ast.expr | None, texts: dict[str, str]) -> Key:
-    kind = ast.unparse(annotation) if annotation is not None else "Any"
     given = ast.unparse(default) if default is not None else ""
     factory = re.fullmatch(r"field\(default_factory=(\w+)\)", given)
     if factory:
         given = {"dict": "{}", "list": "[]"}.get(factory[1], factory[1])
-    kind = re.sub(r"Optional\[(.*)\]$", r"\1 | None", kind)
-    return Key(name, kind.replace("typing.", ""), given, texts.get(name, ""))
+    return Key(name, _Resolved().visit(copy.deepcopy(annotation or ast.Name("Any"))), given, texts.get(name, ""))
+
+
+class _Resolved(ast.NodeTransformer):
+    """Puts a type in the place of the name that ``settings.py`` gives it; a union is ``A | B``."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """A name."""
+        named = _aliases().get(node.id) if node.id != "Class" else None
+        return self.visit(copy.deepcopy(named)) if named is not None else node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        """``Optional`` and ``Union``."""
+        kind = ast.unparse(node.value).rpartition(".")[2]
+        self.generic_visit(node)
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if kind not in ("Optional", "Union"):
+            return node
+        return reduce(lambda a, b: ast.BinOp(a, ast.BitOr(), b), parts + [ast.Constant(None)] * (kind == "Optional"))
+
+
+@cache
+def _aliases() -> dict[str, ast.expr]:
+    found: dict[str, ast.expr] = {}
+    for node in _parsed(SETTINGS).body:
+        if isinstance(node, ast.AnnAssign | ast.Assign) and node.value is not None:
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            found[ast.unparse(target)] = node.value
+    return found
+
+
+def members(kind: ast.expr) -> list[ast.expr]:
+    """The types of a union; of any other type itself."""
+    return [*members(kind.left), *members(kind.right)] if isinstance(kind, ast.BinOp) else [kind]
 
 
 def _texts(docstring: str) -> dict[str, str]:
@@ -127,51 +171,23 @@ def _texts(docstring: str) -> dict[str, str]:
 
 @cache
 def schema() -> dict[str, Key]:
-    """Every setting with a fixed name, in groups."""
-    groups, top, linked = {"trainer": "Trainer"}, [], set()
-    for call in (n for n in ast.walk(_class("KDCLI") or ast.Module([], [])) if isinstance(n, ast.Call)):
-        kind = getattr(call.func, "attr", "")
-        if kind == "add_argument":
-            top.append(_top_key(call))
-        elif kind == "add_class_arguments":
-            groups[ast.literal_eval(call.args[1])] = ast.unparse(call.args[0])
-        elif kind == "__init__" and len(call.args) == 2:  # Lightning's own groups
-            groups |= {"model": ast.unparse(call.args[0]), "data": ast.unparse(call.args[1])}
-        elif kind == "link_arguments":
-            linked.add(ast.literal_eval(call.args[1]))
-    found = {key.name: key for key in top}
-    for group, name in groups.items():
-        found |= _group(group, name)
-    found |= {f"trainer.{n}": replace(found[f"trainer.{n}"], default=v) for n, v in _trainer_defaults().items()}
-    return {name: key for name, key in found.items() if not any(f"{name}.".startswith(f"{x}.") for x in linked)}
-
-
-def _trainer_defaults() -> dict[str, str]:
-    for node in _parsed(_files()["KDCLI"][0]).body:
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "TRAINER_DEFAULTS":
-            assert isinstance(node.value, ast.Dict)
-            pairs = zip(node.value.keys, node.value.values, strict=True)
-            return {ast.literal_eval(key): ast.unparse(value) for key, value in pairs if key is not None}
-    return {}
-
-
-def _top_key(call: ast.Call) -> Key:
-    given = {word.arg: word.value for word in call.keywords}
-    text = ast.literal_eval(given["help"]) if "help" in given else ""
-    default = ast.unparse(given["default"]) if "default" in given else ""
-    return Key(ast.literal_eval(call.args[0]).lstrip("-"), ast.unparse(given["type"]), default, text)
+    """Every setting with a fixed name: those of ``settings.py``, and the rest of Lightning's Trainer."""
+    lightnings = {f"trainer.{name}": replace(key, name=f"trainer.{name}") for name, key in arguments("Trainer").items()}
+    ours = _group("", "Settings")
+    ours |= {name: replace(own, text=lightnings[name].text) for name, own in ours.items() if name in lightnings}
+    return {name: key for name, key in (lightnings | ours).items() if name not in FILLED}
 
 
 def _group(group: str, name: str) -> dict[str, Key]:
     found: dict[str, Key] = {}
     for key in arguments(name).values():
-        whole = f"{group}.{key.name}"
-        nested = next((n for n in re.findall(r"[A-Z]\w+", key.type) if n in _files() and n not in OURS), "")
-        node = _class(nested)
-        if node is not None and _is_dataclass(node) and not key.type.startswith("dict"):
+        whole = f"{group}.{key.name}".lstrip(".")
+        kinds = [name for name in map(ast.unparse, members(key.kind)) if name in _files()]
+        nested = next((name for name in kinds if _files()[name][0] == SETTINGS), "")
+        if nested:
             found |= _group(whole, nested)
         else:
-            found[whole] = Key(whole, key.type, key.default, key.text)
+            found[whole] = replace(key, name=whole)
     return found
 
 
@@ -242,7 +258,7 @@ def check(given: Iterable[str], content: dict[str, Any]) -> None:
     known = {**schema(), **own}
     losses = [name.split(".")[2] for name in closed if name.startswith("model.distill_losses.")]
     for key in given:
-        name = key.replace("+", "").replace(".init_args", "")
+        name = plain(key)
         if not name.startswith("students.") and not _is_one(name, known, closed):
             raise UserError(f"no key '{key}'{hint(key, known, losses)}")
 

@@ -5,10 +5,9 @@ import inspect
 import re
 
 from kd.data.sources import ImageFolder, Source
-from kd.data.transforms import Augment
 from kd.losses import FeatureLoss, LayersLoss, LogitLoss, Projection
 from kd.models import StudentSpec, TeacherSpec
-from kd.models.taps import TapSpec
+from kd.run.settings import Augment, TapSpec
 from kd.run.suggest import hint
 from kd.run.trust import refused
 from kd.run.typed import TYPES

@@ -3,11 +3,13 @@
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import MISSING, fields
+from functools import reduce
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from jsonargparse import Namespace, set_parsing_settings
 from lightning_fabric.plugins.environments import ClusterEnvironment
@@ -22,7 +24,7 @@ from kd.callbacks.best import Best
 from kd.callbacks.export import Export
 from kd.callbacks.fidelity import FidelityRecord
 from kd.callbacks.finite import Finite
-from kd.callbacks.last_checkpoint import CheckpointSpec, LastCheckpoint
+from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.learning_rate import LastStep, LearningRate
 from kd.callbacks.loggers import RUN, Loggers, check_packages
 from kd.callbacks.nodes import Nodes
@@ -47,11 +49,11 @@ from kd.optim import OptimSpec
 from kd.report.metric import PROBE, less_is_better
 from kd.run.assemble import assemble
 from kd.run.checks import Unbuilt, build, check_losses, check_student, check_values, loggers_with_folders, told_by_key
-from kd.run.files import BEGIN, END
+from kd.run.files import BEGIN, END, flatten
 from kd.run.messages import one_line
 from kd.run.request import TRUSTED
+from kd.run.settings import CheckpointSpec, Settings, TrainerSettings
 from kd.run.trust import ALL, check_resolved, importable, remember
-from kd.run.values import flatten
 from kd.ship.export import save_student
 from kd.storage.elsewhere import yaml_of
 from kd.storage.run_urls import on_disk
@@ -59,15 +61,6 @@ from kd.strategies.checkpoint_files import CheckpointFiles
 from kd.tasks import Classification, Task
 from kd.teachers import shared_teachers
 from kd.teachers.open_cache import check_precision
-
-TRAINER_DEFAULTS: dict[str, Any] = {
-    "logger": False,  # RunFolder adds metrics.csv; others by trainer.logger
-    "enable_model_summary": False,
-    "num_sanity_val_steps": 0,  # the preflight runs the validation set already
-    "use_distributed_sampler": False,  # the order of samples is ours: kd/data/sampler.py
-    "gradient_clip_val": 1.0,
-    "log_every_n_steps": 10,
-}
 
 
 class Parser(LightningArgumentParser):
@@ -110,6 +103,11 @@ def known_keys(parser: LightningArgumentParser) -> Iterator[str]:
             yield action.dest
 
 
+def _add_model(parser: LightningArgumentParser) -> None:
+    parser.add_function_arguments(assemble, "model", skip={"data", "optim"}, sub_configs=True)
+    parser.set_defaults({"model.task": {"class_path": "kd.tasks.Classification"}})
+
+
 class KDCLI(LightningCLI):
     """Parses recipe, overlays and overrides into one typed configuration, and builds the objects.
 
@@ -117,16 +115,12 @@ class KDCLI(LightningCLI):
         args: ``--config=FILE`` and ``--key=value`` items, in order of rising priority; before them ``--trusted=NAME``
             for what the user stands for (:meth:`kd.run.request.Request.parser_args`), without which no class of
             another package is imported.
-        instantiate: build data, module and trainer; else only parse.
-        cluster: the job that this process is part of.
-        marker: the file by which a restarted job finds its run folder.
+        instantiate: build data, module and trainer at once; else :meth:`build` does.
     """
 
-    def __init__(
-        self, args: list[str], instantiate: bool = True, cluster: Cluster | None = None, marker: Path | None = None
-    ) -> None:
-        self._instantiate, self.cluster, self._marker = instantiate, cluster, marker
-        self._args = args
+    def __init__(self, args: list[str], instantiate: bool = True) -> None:
+        self.cluster: Cluster | None = None
+        self._marker: Path | None = None
         own = list(takewhile(lambda item: item.startswith(TRUSTED), args))
         self._trusted = [item.removeprefix(TRUSTED) for item in own]
         self.student_configs: dict[str, str] = {}
@@ -136,7 +130,7 @@ class KDCLI(LightningCLI):
                 assemble,
                 DistillationDataModule,
                 save_config_callback=None,
-                trainer_defaults=TRAINER_DEFAULTS,
+                trainer_defaults={own.name: own.default for own in fields(TrainerSettings)},
                 parser_class=Parser,
                 parser_kwargs={"parser_mode": "omegaconf+", "exit_on_error": False, "allow_abbrev": False},
                 args=args[len(own) :],
@@ -144,37 +138,48 @@ class KDCLI(LightningCLI):
                 auto_configure_optimizers=False,
                 load_from_checkpoint_support=False,
             )
+        if instantiate:
+            self.build()
+
+    def change(self, settings: Mapping[str, Any]) -> None:
+        """Gives settings other values, which are of their types."""
+        for key, value in settings.items():
+            *path, last = key.split(".")
+            reduce(lambda node, part: node[part], path, self.config)[last] = value
+
+    def build(self, cluster: Cluster | None = None, marker: Path | None = None) -> None:
+        """Builds data, module and trainer.
+
+        Args:
+            cluster: the job that this process is part of.
+            marker: the file by which a restarted job finds its run folder.
+
+        Raises:
+            UserError: a mistake in a value, by its key.
+        """
+        self.cluster, self._marker = cluster, marker
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._build()
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--recipe", type=str, default="run", help="Name of the run's folder below runs_dir.")
-        parser.add_argument("--seed", type=int, default=0, help="Seeds weights, order, views and dropout.")
-        parser.add_argument("--runs_dir", type=str, default="runs", help="Folder or URL of all runs.")
-        parser.add_argument(
-            "--name", type=str | None, default=None, help="Name of the run's folder in place of the next free number."
-        )
-        parser.add_argument("--resume", type=str | None, default=None, help="A run folder to go on with.")
-        parser.add_argument(
-            "--preflight",
-            type=Literal["stop", "warn", "off", False],
-            default="stop",
-            help="What a teacher near chance does; off does not measure it.",
-        )
-        parser.add_argument(
-            "--students",
-            type=dict[str, dict] | None,  # a bare dict: the parser builds nothing inside
-            default=None,
-            help="Several students in one run: name -> the settings in which it differs (model.student.arch: ...).",
-        )
+        for own in fields(Settings):
+            if own.default is not MISSING:
+                parser.add_argument(f"--{own.name}", type=own.type, default=own.default)
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """As Lightning's, but what is below ``model`` stays settings: one set of them may make several students."""
+        parser.add_lightning_class_args(Trainer, "trainer")
+        parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items()})
+        _add_model(parser)
+        parser.add_lightning_class_args(DistillationDataModule, "data")
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Groups and links: what two parts share is typed once."""
         parser.add_class_arguments(OptimSpec, "optim")
         parser.add_class_arguments(CheckpointSpec, "checkpoint")
-        parser.set_defaults({"model.task": {"class_path": "kd.tasks.Classification"}})
         parser.add_class_arguments(MonitorSpec, "monitor")
-        parser.link_arguments("optim", "model.optim", apply_on="instantiate")
         parser.link_arguments("seed", "data.seed")
-        parser.link_arguments("data", "model.data", compute_fn=lambda data: data.info, apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parses without a look at ``sys.argv`` (Lightning's own warns where both are there)."""
@@ -199,14 +204,17 @@ class KDCLI(LightningCLI):
         check_values({**self.as_dict(), "name": self.config.name})
 
     def _set_seed(self) -> None:
-        if self._instantiate:
-            logging.getLogger("lightning_fabric.utilities.seed").setLevel(logging.WARNING)
-            seed_everything(self.config.seed, workers=True, verbose=False)
+        """Nothing: settings are parsed without."""
 
     def instantiate_classes(self) -> None:
-        """Builds data, module and trainer; a mistake in a value is told by its key."""
-        if not self._instantiate:
-            return
+        """Nothing: :meth:`build` does, when all settings are known."""
+
+    def _seed(self) -> None:
+        logging.getLogger("lightning_fabric.utilities.seed").setLevel(logging.WARNING)
+        seed_everything(self.config.seed, workers=True, verbose=False)
+
+    def _build(self) -> None:
+        self._seed()
         self.precision_note = ""
         if self.config.trainer.precision is None:
             accelerator = str(self.config.trainer.accelerator)
@@ -214,7 +222,10 @@ class KDCLI(LightningCLI):
         self._set_loggers_aside()
         try:
             with shared_teachers() if self.config.students else nullcontext():
-                super().instantiate_classes()
+                self.config_init = self.parser.instantiate_classes(self.config)
+                self.datamodule = self.config_init.data
+                self.model = self._together() if self.config.students else self._module(self.config_init)
+                self.trainer = self.instantiate_trainer()
         except Exception as error:
             raise told_by_key(error, self.as_dict()) from error
         for name, module in self.model.named_students().items():
@@ -230,6 +241,7 @@ class KDCLI(LightningCLI):
 
     def _set_loggers_aside(self) -> None:
         """Loggers by class path are built once the run has a folder (:class:`kd.callbacks.loggers.Loggers`)."""
+        self._logger = self.config.trainer.logger
         asked = self.as_dict()["trainer"]["logger"]
         self._yaml = self.as_yaml()
         self.loggers = [spec for spec in (asked if isinstance(asked, list) else [asked]) if isinstance(spec, dict)]
@@ -240,11 +252,6 @@ class KDCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config
-        clip = config.trainer.gradient_clip_val
-        if clip is not None and not clip >= 0:  # torch would turn every gradient round
-            raise UserError(f"trainer.gradient_clip_val: must be >= 0 (0 does not clip), got {clip}")
-        if config.students:
-            self.model = DistillationModule.together({name: self._student(name) for name in config.students})
         known = [
             f"val/{name}"
             for name in self.model.task.metric_names(bool(self.model.teacher and self.model.teacher.has_head))
@@ -311,24 +318,36 @@ class KDCLI(LightningCLI):
             asked.append(environment)
         return asked or None
 
-    def _student(self, name: str) -> DistillationModule:
-        """One of several students, built as it would be in a run of its own."""
-        own = self.config.students[name] or {}
-        check_student(name, own)
-        items = [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in own.items()]
-        cli = KDCLI([*self._args, *items, "--students=null"], instantiate=False)
-        cli.config.trainer.precision = self.config.trainer.precision
-        self.student_configs[name] = cli.as_yaml()
-        remember(self.student_configs[name])
-        seed_everything(self.config.seed, workers=True, verbose=False)
-        return cli.parser.instantiate_classes(cli.config).model
+    def _module(self, built: Namespace) -> DistillationModule:
+        return assemble(self.datamodule.info, optim=built.optim, **built.model)
+
+    def _together(self) -> DistillationModule:
+        """Several students, each as it would be in a run of its own."""
+        parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False)
+        parser.add_class_arguments(OptimSpec, "optim")
+        _add_model(parser)
+        found: dict[str, DistillationModule] = {}
+        for name, own in self.config.students.items():
+            check_student(name, own or {})
+            items = [f"--{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in (own or {}).items()]
+            base = Namespace(optim=self.config.optim, model=self.config.model).clone()
+            settings = parser.parse_args(items, base)
+            config = Namespace({**vars(self.config.clone()), **vars(settings), "students": None})
+            config.trainer.logger = self._logger
+            self.student_configs[name] = self._dump(config)
+            remember(self.student_configs[name])
+            self._seed()
+            found[name] = self._module(parser.instantiate_classes(settings))
+        return DistillationModule.together(found)
 
     def as_dict(self) -> dict[str, Any]:
         return yaml_of(self.as_yaml())
 
     def as_yaml(self) -> str:
         """The resolved configuration; ``kd-train FILE`` repeats the run."""
-        config = self.config.clone()
+        return self._dump(self.config.clone())
+
+    def _dump(self, config: Namespace) -> str:
         config.resume = config.name = None
         return BEGIN + self.parser.dump(config, skip_none=False, skip_validation=True) + END
 

@@ -10,11 +10,12 @@ from typing import Any
 from kd.errors import UserError
 from kd.launch.sagemaker import CHANNEL, folder_of
 from kd.run import files, keys
+from kd.run.files import flatten
 from kd.run.find import find, part_of
 from kd.run.moved import current
 from kd.run.paths import check_no_files, implied, pairs, source_items
 from kd.run.trust import check_file, vouched
-from kd.run.typed import check_types
+from kd.run.typed import check_values
 from kd.run.unread import check_read
 from kd.storage.elsewhere import yaml_of
 
@@ -120,19 +121,19 @@ class Request:
 
     def _check_keys(self, contents: list[dict[Any, Any]]) -> None:
         for number, content in enumerate(contents, 1):  # a later file may name another class, with other keys
-            leaves = [*files.leaves(content)]
-            _check([key for key, _ in leaves], leaves, keys.merged(contents[:number], {}))
-        given = [pair for item in self.overrides for pair in _as_tree(item).items()]
-        leaves = [leaf for key, value in given for leaf in files.leaves(value, key)]
-        whole = keys.merged(contents, {key.rstrip("+"): value for key, value in given})
-        _check([key for key, _ in given], leaves, whole)
+            _check([key for key, _ in files.leaves(content)], flatten(content), keys.merged(contents[:number], {}))
+        given = {key: value for item in self.overrides for key, value in _as_tree(item).items()}
+        whole = keys.merged(contents, {key.rstrip("+"): value for key, value in given.items()})
+        values = {key: value for name, own in given.items() for key, value in flatten(own, name).items()}
+        _check([*given], values, whole)
 
 
-def _check(names: list[str], leaves: list[tuple[str, Any]], whole: dict[str, Any]) -> None:
+def _check(names: list[str], values: dict[str, Any], whole: dict[str, Any]) -> None:
     """Values that a key can't have, and keys that there are not."""
     model = whole.get("model")
     losses = model.get("distill_losses") if isinstance(model, dict) else None
-    check_types(leaves, {**keys.schema(), **keys.of_recipe(whole)[0]}, losses if isinstance(losses, dict) else ())
+    known = {**keys.schema(), **keys.of_recipe(whole)[0]}
+    check_values(values.items(), known, losses if isinstance(losses, dict) else ())
     keys.check(names, whole)
 
 

@@ -1,6 +1,5 @@
 """What teachers' files say of themselves becomes a setting, so that a run's ``config.yaml`` records what was used."""
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,8 +8,8 @@ from kd.models import TeacherSpec, completed
 from kd.models.weights import about
 
 
-def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> list[str]:
-    """Arguments for the parser where a teacher's checkpoint names another architecture than the settings.
+def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """The settings, by key, where a teacher's checkpoint names another architecture than the settings.
 
     A recipe's architecture gives way to the file's; one that was typed does not.
 
@@ -22,7 +21,8 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> list[str
         UserError: an architecture on the command line that is not the file's.
     """
     typed = {item.partition("=")[0] for item in overrides}
-    model, found = config["model"], []
+    model: dict[str, Any] = config["model"]
+    found: dict[str, Any] = {}
     specs = {"model.teacher": model["teacher"]} if model["teacher"] else {}
     specs |= {f"model.teachers.{name}": spec for name, spec in (model["teachers"] or {}).items()}
     for key, given in specs.items():
@@ -38,7 +38,7 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> list[str
         values = {name: getattr(spec, name) for name in ("arch", "img_size", "kwargs", "mean", "std")}
         for name, value in values.items():
             if not any(f"{item}.".startswith(f"{key}.{name}.") for item in typed) and value is not None:
-                found.append(f"--{key}.{name}={value if isinstance(value, str) else json.dumps(value)}")
+                found[f"{key}.{name}"] = value
     return found
 
 

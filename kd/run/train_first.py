@@ -19,9 +19,9 @@ TRAIN = "train"
 """``model.teacher.checkpoint``: train the teacher even where one ships with its recipe."""
 
 
-def teacher_settings(config: dict[str, Any]) -> list[str]:
-    """The settings by which a run takes the teacher that its recipe names, trained now if need be: ``key=value`` items;
-    none where it needs none.
+def teacher_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings by which a run takes the teacher that its recipe names, trained now if need be; none where it needs
+    none.
 
     Raises:
         UserError: a teacher without any weights, one to be trained without a recipe, or its training failed.
@@ -32,25 +32,25 @@ def teacher_settings(config: dict[str, Any]) -> list[str]:
         why = "model.teacher.checkpoint is given" if teacher["checkpoint"] else "there is no model.teacher.recipe"
         raise UserError(f"model.teacher.backbone: begins the training of a teacher, and none is trained: {why}")
     if not teacher or teacher["checkpoint"] not in (None, TRAIN):
-        return []
+        return {}
     train = teacher["checkpoint"] == TRAIN
     if train and not teacher.get("recipe"):
         raise UserError("model.teacher.checkpoint: train needs the recipe to train, model.teacher.recipe=NAME")
     if not teacher.get("recipe") or (teacher["pretrained"] and not train):
-        return []
+        return {}
     source = build_data(config["data"]).source
     shipped = None if train else shipped_teacher(teacher, source)
     if shipped is not None:
         if is_rank_zero():
             print(f"teacher: {shipped} (ships with kd; model.teacher.checkpoint=train trains one)", flush=True)
-        return [f"model.teacher.checkpoint={shipped}"]
+        return {"model.teacher.checkpoint": str(shipped)}
     items = arguments(config, splits_itself=not source.has("val"))
     own = _parsed(items)
     if _batch(config) < _batch(own):  # few pictures or little memory: that holds for the teacher too
         items.append(f"data.batch_size={_batch(config)}")
         own = _parsed(items)
     trained = trained_teacher(items, key_of(own, source), own["recipe"], is_rank_zero())
-    return [f"model.teacher.checkpoint={trained}", "model.teacher.backbone=null"]  # it has done its part
+    return {"model.teacher.checkpoint": str(trained), "model.teacher.backbone": None}  # it has done its part
 
 
 def _parsed(items: list[str]) -> dict[str, Any]:

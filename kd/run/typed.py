@@ -1,11 +1,18 @@
 """Values that a setting can't have, by its type as the source says it: reported before torch is imported."""
 
 import ast
+import difflib
+import math
+import re
 from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError
-from kd.run.keys import Key
+from kd.run.keys import Key, members, plain
+from kd.run.settings import Like, Range
 
 TYPES = {
     "int": "a whole number",
@@ -14,15 +21,23 @@ TYPES = {
     "str": "text",
     "dict": "settings (NAME: VALUE)",
     "list": "a list",
+    "tuple": "a list",
 }
 LOGGERS = {"csv": "CSVLogger", "mlflow": "MLFlowLogger", "tensorboard": "TensorBoardLogger", "wandb": "WandbLogger",
            "comet": "CometLogger", "neptune": "NeptuneLogger"}  # fmt: skip
 HALF = {"amp": "16-mixed", "fp16": "16-mixed", "float16": "16-mixed", "half": "16-mixed", "bfloat16": "bf16-mixed"}
 PRECISIONS = {**HALF, "fp32": "32-true", "float32": "32-true"}
+REASONS = {
+    "trainer.precision": {
+        name: f"{name} has no room for gradients; 16-mixed scales them"
+        for name in ("16-true", "transformer-engine-float16")
+    }
+}
+"""Values that Lightning takes and a run can't use."""
 
 
-def check_types(given: Iterable[tuple[str, Any]], known: Mapping[str, Key], losses: Iterable[str] = ()) -> None:
-    """Refuses text in place of numbers, truth values and fixed names; all else is left to the parser.
+def check_values(given: Iterable[tuple[str, Any]], known: Mapping[str, Key], losses: Iterable[str] = ()) -> None:
+    """Refuses values of the wrong type or out of range; classes are left to the parser.
 
     Args:
         given: keys and values as YAML reads them.
@@ -33,16 +48,42 @@ def check_types(given: Iterable[tuple[str, Any]], known: Mapping[str, Key], loss
         UserError: the first such value, with what is allowed or meant.
     """
     for key, value in given:
-        name = key.rstrip("+").replace(".init_args", "")
+        name = plain(key)
         meant = meant_by(name, value, losses)
         if meant:
             raise UserError(f"{name}: got '{value}'; did you mean '{meant}'?")
-        if name not in known or not isinstance(value, str | float) or "${" in str(value):
+        kind = _kind(name, known)
+        if kind is None or "${" in str(value):
             continue
-        wanted = _wanted(ast.parse(known[name].type, mode="eval").body)
-        if wanted and not _is_one(value, wanted):
-            words = " or ".join(dict.fromkeys(word for word, _ in wanted))
-            raise UserError(f"{name}: must be {words}, got '{value}'")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{name}: must be a finite number, got {value}")
+        if why := REASONS.get(name, {}).get(str(value)):
+            raise UserError(f"{name}: {why}")
+        one = [value] if key.endswith("+") and not isinstance(value, list) else value  # what a list gets more of
+        if _takes(kind, one) is False:
+            if value is None:
+                raise UserError(f"{name}: can't be null")
+            words = list(dict.fromkeys(_words(kind)))
+            raise UserError(f"{name}: must be {' or '.join(words)}, got '{value}'")
+        for limit in _limits(kind):
+            if problem := limit.refuses(_number(value)):
+                raise UserError(f"{name}: {problem}, got {_shown(value)}")
+        if problem := _unknown_to_timm(name, value):
+            raise UserError(f"{name}: {problem}")
+
+
+def _kind(name: str, known: Mapping[str, Key]) -> ast.expr | None:
+    """The type of a setting, or of an entry of one that is a dict."""
+    name = re.sub(r"^model\.teachers\.[^.]+\.", "model.teacher.", name)
+    if name in known:
+        return known[name].kind
+    parent = known.get(name.rpartition(".")[0])
+    inside = [n for n in ast.walk(parent.kind) if isinstance(n, ast.Subscript) and _name(n) == "dict"] if parent else []
+    return _inside(inside[0])[-1] if inside else None
+
+
+def _shown(value: object) -> str:
+    return f"'{value[:80]}'" if isinstance(value, str) else f"{value}"
 
 
 def meant_by(key: str, value: object, losses: Iterable[str] = ()) -> str:
@@ -66,32 +107,103 @@ def meant_by(key: str, value: object, losses: Iterable[str] = ()) -> str:
     return "model.task.class_weights=auto" if key.endswith("class_weights") and value == "balanced" else ""
 
 
-Taken = tuple[str, frozenset[object]]
-
-
-def _wanted(kind: ast.expr) -> list[Taken]:
-    """What a type takes, in words and as what is taken; empty where it takes more than a check of this kind knows."""
-    if isinstance(kind, ast.BinOp):
-        parts: list[ast.expr] = [kind.left, kind.right]
-    elif isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "Union" and isinstance(kind.slice, ast.Tuple):
-        parts = kind.slice.elts
-    elif isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "Literal":
-        names = ast.literal_eval(kind.slice)
-        names = names if isinstance(names, tuple) else (names,)
-        return [(f"one of {', '.join(map(str, names))}", frozenset(names))]
-    else:
-        name = ast.unparse(kind)
-        return [(TYPES[name], frozenset([name]))] if name in ("int", "float", "bool") else []
-    found = [_wanted(part) for part in parts if ast.unparse(part) != "None"]
-    return [one for each in found for one in each] if all(found) else []
-
-
-def _is_one(value: str | float, wanted: list[Taken]) -> bool:
-    taken = frozenset[object]().union(*(names for _, names in wanted))
-    if isinstance(value, str) and value in taken - {"int", "float", "bool"}:
-        return True
+def _number(value: object) -> object:
+    """A number that YAML took for text (``1e-3``)."""
     try:
-        number = float(value)
+        return float(value) if isinstance(value, str) else value
     except ValueError:
-        return False
-    return "float" in taken or ("int" in taken and not number % 1)
+        return value
+
+
+def _name(kind: ast.expr) -> str:
+    return ast.unparse(kind.value if isinstance(kind, ast.Subscript) else kind).rpartition(".")[2]
+
+
+def _inside(kind: ast.expr) -> list[ast.expr]:
+    """What ``Annotated`` is about, or a list, tuple or dict holds."""
+    inside = kind.slice if isinstance(kind, ast.Subscript) else ast.Tuple([])
+    return inside.elts if isinstance(inside, ast.Tuple) else [inside]
+
+
+def _takes(kind: ast.expr, value: object) -> bool | None:
+    """Whether a type takes a value; None where only the parser knows."""
+    if isinstance(kind, ast.BinOp):
+        found = [_takes(part, value) for part in members(kind)]
+        return True if True in found else None if None in found else False
+    name = _name(kind)
+    if name == "Annotated":
+        return _takes(_inside(kind)[0], value)
+    if name == "Literal":
+        return value in (words := [ast.literal_eval(part) for part in _inside(kind)]) or str(value) in map(str, words)
+    if name == "None":
+        return value is None or value == "null"
+    if isinstance(value, str) and value.endswith((".yaml", ".yml")) and name in ("dict", "list", "tuple"):
+        return None
+    if name in ("int", "float"):
+        number = _number(value)
+        whole = isinstance(number, int | float) and not isinstance(number, bool)
+        return whole and (name == "float" or number == number // 1)  # type: ignore[operator]
+    if name == "bool":
+        return isinstance(value, bool)
+    if name == "str":
+        return not isinstance(value, dict | list)
+    if name == "dict":
+        inside = _inside(kind)[1:]
+        return isinstance(value, dict) and _all(inside[0], value.values()) if inside else isinstance(value, dict)
+    if name in ("list", "tuple"):
+        inside = _inside(kind)
+        if not isinstance(value, list | tuple) or (name == "tuple" and len(value) != len(inside)):
+            return False
+        return _all(inside[0], value)
+    return None
+
+
+def _all(kind: ast.expr, values: Iterable[object]) -> bool | None:
+    found = [_takes(kind, value) for value in values]
+    return False if False in found else None if None in found else True
+
+
+def _words(kind: ast.expr) -> list[str]:
+    """What a type takes, in words."""
+    if isinstance(kind, ast.BinOp):
+        return [word for part in members(kind) if _name(part) != "None" for word in _words(part)]
+    if _name(kind) == "Annotated":
+        return _words(_inside(kind)[0])
+    if _name(kind) == "Literal":
+        return [f"one of {', '.join(dict.fromkeys(str(ast.literal_eval(part)) for part in _inside(kind)))}"]
+    return [TYPES.get(_name(kind), _name(kind))]
+
+
+def _limits(kind: ast.expr) -> list[Range | Like]:
+    """What a type's annotations say of the values."""
+    found: list[Range | Like] = []
+    for node in ast.walk(kind):
+        if isinstance(node, ast.Call) and _name(node.func) in ("Range", "Like"):
+            found.append({"Range": Range, "Like": Like}[_name(node.func)](*map(ast.literal_eval, node.args)))
+    return found
+
+
+@cache
+def timm_names(part: str) -> frozenset[str]:
+    """Names of timm's models, or of its optimizers, from its source; empty where it has none that is understood."""
+    timm = find_spec("timm")
+    root = Path(next(iter(timm.submodule_search_locations or ()))) if timm else Path("timm")
+    if part == "optim":
+        files, pattern = [root / "optim" / "_optim_factory.py"], r"[\"'](\w+)[\"']"
+    else:
+        files, pattern = list((root / "models").glob("*.py")), r"^@register_model\s*\n(?:@.*\n)*def (\w+)"
+    return frozenset(name for f in files if f.is_file() for name in re.findall(pattern, f.read_text("utf-8"), re.M))
+
+
+def _unknown_to_timm(key: str, value: object) -> str:
+    """What is wrong with the name of an optimizer or a model; empty where it may be one."""
+    if key == "optim.name" and isinstance(value, str) and timm_names("optim"):
+        return "" if value in timm_names("optim") else f"must be one of timm's optimizers, got '{value}'"
+    if not (re.fullmatch(r"model\.(student|teacher)\.arch", key) and isinstance(value, str) and value):
+        return ""
+    name = re.sub(r"^timm/", "", value)
+    known = timm_names("models")
+    if not known or ":" in name or name.partition(".")[0] in known:
+        return ""
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    return f"timm has no model '{name}'" + (f"; did you mean '{near[0]}'?" if near else "")

@@ -7,7 +7,7 @@ from typing import Any
 
 from kd.errors import UserError
 from kd.run import keys
-from kd.run.values import flatten
+from kd.run.files import flatten
 
 RESOLVED = {"name", "resume", "students"}  # a run's config.yaml holds them too, as it holds every other key
 

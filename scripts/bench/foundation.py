@@ -235,10 +235,10 @@ def agreement(file: Path) -> float:
     from safetensors.torch import load_file
 
     from kd.data.datamodule import DistillationDataModule
-    from kd.data.probe import Probe
     from kd.data.sources import Pictures
     from kd.models import preprocess_for
     from kd.module.evaluation import bank_of, look_at
+    from kd.run.settings import Probe
     from kd.ship.export import load_student
 
     student, prepare, _ = load_student(file)

@@ -122,8 +122,9 @@ def train(recipe: str, items: Sequence[str], turns: Turns, prepare: Callable[[An
     quiet_libraries()
     quiet = ["trainer.limit_val_batches=0", "trainer.enable_progress_bar=false", "runs_dir=runs/bench"]
     args = translate([f"recipe={recipe}", *quiet, *items]).parser_args()
-    teacher = teacher_settings(KDCLI(args, instantiate=False).as_dict())
-    cli = KDCLI([*args, *(f"--{item}" for item in teacher)])
+    cli = KDCLI(args, instantiate=False)
+    cli.change(teacher_settings(cli.as_dict()))
+    cli.build()
     cli.trainer.callbacks.append(turns)
     prepare(cli)
     cli.trainer.fit(cli.model, datamodule=cli.datamodule)

@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from kd.data.engines import dali, device
 from kd.data.pictures import decode
 from kd.data.sources import FileSplit
-from kd.data.transforms import Augment, MixPairs, seeded, train_transform
+from kd.data.transforms import MixPairs, seeded, train_transform
+from kd.run.settings import Augment
 from scripts.bench.harness import measure, options, spread, write
 
 

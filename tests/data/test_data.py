@@ -16,8 +16,8 @@ from kd.data import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.sampler import EvalBatches, TrainBatches
 from kd.data.sources import Food101, FoodTagMini, HuggingFace, ImageFolder, Manifest, SegmentationFolder
-from kd.data.transforms import Augment
 from kd.errors import UserError
+from kd.run.settings import Augment
 from tests._helpers import CLASSES, draw_folder
 
 # -- order --------

@@ -12,7 +12,7 @@ from PIL import Image
 from kd.cli import train_main
 from kd.data import DistillationDataModule
 from kd.data.sources import ImageFolder
-from kd.data.transforms import Augment
+from kd.run.settings import Augment
 from tests._helpers import draw_folder
 from tests.test_train import run
 

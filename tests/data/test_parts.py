@@ -16,8 +16,8 @@ from kd.data.sources.files import FileSplit, printable, said
 from kd.data.sources.folder import ImageFolder, class_folders, labelled_folder
 from kd.data.sources.manifest import Manifest, in_order
 from kd.data.targets import LabelSets, Masks, Targets
-from kd.data.transforms import Augment
 from kd.errors import UserError
+from kd.run.settings import Augment
 
 
 def picture(path: Path, size: tuple[int, int] = (8, 6), color: str = "red") -> Path:

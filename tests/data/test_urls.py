@@ -18,7 +18,7 @@ from PIL import Image
 
 from kd.cli import main, pack_main, train_main
 from kd.data.engines.device import CutSet
-from kd.data.probe import Probe
+from kd.data.probe import load as load_probe
 from kd.data.scan import scan, usual
 from kd.data.sources import (
     Food101,
@@ -32,8 +32,8 @@ from kd.data.sources import (
     identity,
     unlabelled_folder,
 )
-from kd.data.transforms import Augment
 from kd.errors import UserError
+from kd.run.settings import Augment, Probe
 from kd.storage.objects import file_system
 from tests._faults import Faults, before
 from tests._helpers import draw_folder
@@ -174,7 +174,7 @@ def test_each_source_finds_by_url_what_it_finds_on_a_disk(s3: str, tmp_path: Pat
         for place in (root, url)
     ]
     assert all(torch.equal(a[0], b[0]) for a, b in zip(*cuts, strict=True))
-    found = [Probe(f"{place}/data").load()[1].targets for place in (root, url)]
+    found = [load_probe(Probe(f"{place}/data"))[1].targets for place in (root, url)]
     assert found[0] == found[1]
     assert len(unlabelled_folder(f"{url}/data").targets) == len(unlabelled_folder(str(root / "data")).targets)
     shutil.rmtree(tmp_path / "machine")

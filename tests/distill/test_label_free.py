@@ -20,9 +20,9 @@ from kd.errors import UserError
 from kd.fleet.tuning.plan import _objectives
 from kd.losses import CosineLoss, EachLayer, RADIOLoss, targets
 from kd.losses.functional import phi_s
-from kd.models.taps import TapSpec
 from kd.run.parser import KDCLI
 from kd.run.request import translate
+from kd.run.settings import TapSpec
 from kd.ship.export import load_student
 from kd.tasks import Features
 from kd.tasks.features import rank_me

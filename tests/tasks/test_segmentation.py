@@ -13,11 +13,11 @@ from kd.cli import eval_main, pack_main, train_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import ORIENTATION, decode
 from kd.data.sources import SegmentationFolder, Shards
-from kd.data.transforms import Augment
 from kd.distill.inherit import inherit
 from kd.errors import UserError
 from kd.models import ModelSpec, build_model, preprocess_for
 from kd.models.segmenter import DenseModel
+from kd.run.settings import Augment
 from kd.ship.export import load_student
 from kd.tasks import Segmentation
 from kd.tasks.base import TargetCounts

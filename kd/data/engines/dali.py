@@ -19,9 +19,9 @@ from kd.data.engines.device import Plan, Recipe, check_views
 from kd.data.pictures import MAX_PIXELS, decode, encode_png, plain_jpeg
 from kd.data.sampler import Key
 from kd.data.sources import Source
-from kd.data.transforms import Augment
 from kd.errors import UserError
 from kd.machine import cores
+from kd.run.settings import Augment
 
 
 def check(augment: Augment, source: Source) -> None:

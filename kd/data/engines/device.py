@@ -17,8 +17,9 @@ from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sampler import Key
 from kd.data.sources import Source, Split, fetch, printable
 from kd.data.targets import Targets
-from kd.data.transforms import Augment, MixPairs, seeded, train_transform
+from kd.data.transforms import MixPairs, seeded, train_transform
 from kd.errors import UserError
+from kd.run.settings import Augment
 
 Step = tuple[int, dict[str, Any]]
 """(number of a transform in the chain, its parameters): one that chance has chosen to apply."""

@@ -27,9 +27,10 @@ from torch.utils.data import Dataset
 
 from kd.data.batch import Batch
 from kd.data.sampler import Key
-from kd.data.tier.schedule import DEPTH, MB, Made, MakerEnded, TierSpec, Work, device_of_a_maker
+from kd.data.tier.schedule import DEPTH, MB, Made, MakerEnded, Work, device_of_a_maker
 from kd.errors import RunError, UserError, first_line, plain
 from kd.machine import cores, last_line, own_folder, signals_kept
+from kd.run.settings import TierSpec
 
 KNOCK_S = 10.0  # for an answer of the cluster's head
 

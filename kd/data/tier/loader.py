@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader, Dataset
 from kd.data.batch import Batch
 from kd.data.sampler import Key
 from kd.data.tier.cluster import RayCluster, differing, unpacked
-from kd.data.tier.schedule import MB, Crew, Job, Machine, Maker, MakerEnded, Stream, TierSpec, Work
+from kd.data.tier.schedule import MB, Crew, Job, Machine, Maker, MakerEnded, Stream, Work
 from kd.errors import RunError, UserError, first_line
+from kd.run.settings import TierSpec
 
 POLL_S = 0.02  # between two polls of finished batches, while idle
 LOOK_S = 1.0  # between two polls of the cluster

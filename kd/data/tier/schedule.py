@@ -50,38 +50,6 @@ class Made:
     seconds: float  # that it took
 
 
-@dataclass
-class TierSpec:
-    """Machines that make batches for the training processes (``data.engine=ray``).
-
-    Attributes:
-        address: of the Ray cluster (``HOST:6379``, or ``auto`` for the one that runs on this machine); default: the
-            variable ``RAY_ADDRESS``, else a Ray of its own on this machine.
-        label: the node label of the machines that make batches.
-        queue_mb: the most that one loader of a training process has asked for and not used yet, in MB; on the side of
-            the makers and on the side of training no more than this waits.
-    """
-
-    address: str | None = None
-    label: str = "kd-role=data"
-    queue_mb: int = 2048
-
-    def __post_init__(self) -> None:
-        host, _, port = (self.address or "").rpartition(":")
-        if self.address not in (None, "auto") and not (host and "/" not in host and port.isdigit()):
-            raise ValueError(f"address must be HOST:PORT or auto, got {self.address}")
-        name, _, value = self.label.partition("=")
-        if not name or not value:
-            raise ValueError(f"label must be NAME=VALUE, got {self.label}")
-        if self.queue_mb < 1:
-            raise ValueError(f"queue_mb must be >= 1, got {self.queue_mb}")
-
-    @property
-    def selector(self) -> dict[str, str]:
-        name, _, value = self.label.partition("=")
-        return {name: value}
-
-
 @dataclass(eq=False)
 class Machine:
     """A machine of the tier, as this training process sees it."""

@@ -14,12 +14,12 @@ from kd.fleet.tuning.space import SearchSpace, Space, item, parse
 from kd.report.metric import less_is_better
 from kd.run import files
 from kd.run.checks import check_name
+from kd.run.files import flatten
 from kd.run.find import folder
 from kd.run.own_keys import positive, whole_number
 from kd.run.parser import KDCLI, build_task
 from kd.run.request import Request
 from kd.run.trust import check_file
-from kd.run.values import flatten
 from kd.storage.elsewhere import json_of, text_of
 from kd.storage.run_urls import folder_of_runs
 from kd.tasks.label_free import label_free_metrics

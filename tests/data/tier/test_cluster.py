@@ -18,9 +18,8 @@ from kd.cli import main
 from kd.data import DistillationDataModule
 from kd.data.sources import FileSplit, ImageFolder, Source
 from kd.data.tier import loader as remote
-from kd.data.tier.schedule import TierSpec
-from kd.data.transforms import Augment
 from kd.errors import RunError
+from kd.run.settings import Augment, TierSpec
 from tests._forks import start, status_of, survivors
 from tests._helpers import ROOT, draw_folder
 

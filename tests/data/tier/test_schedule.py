@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from kd.cli import main
-from kd.data.tier.schedule import DEPTH, Crew, Machine, Made, Stream, TierSpec
+from kd.data.tier.schedule import DEPTH, Crew, Machine, Made, Stream
 from kd.data.tier.schedule import Maker as TierMaker
+from kd.run.settings import TierSpec
 
 
 def hire(crew: Crew) -> None:

@@ -1,0 +1,536 @@
+"""The settings of a run, without torch: each with its type, default, range and a line of help, once.
+
+``kd/run/keys.py`` reads them for ``--keys``, ``--help`` and hints, ``kd/run/typed.py`` checks values by them before
+anything heavy is imported, and the classes that are built of them refuse what is out of range.
+"""
+
+import operator
+import re
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+COMPARED = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
+Class: TypeAlias = Any
+"""A class by its path, with arguments: ``data.source``, ``model.task``, a loss, a builder."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers that a setting takes, of a list each of its members.
+
+    >>> Range("> 0 and <= 1").refuses(2)
+    'must be > 0 and <= 1'
+    """
+
+    text: str
+
+    def refuses(self, value: object) -> str:
+        """What is wrong with a value; empty for one that is inside, or no number."""
+        limits = [(COMPARED[sign], float(limit)) for sign, limit in (part.split() for part in self.text.split(" and "))]
+        several = value if isinstance(value, list | tuple) else [value]
+        numbers = [one for one in several if isinstance(one, int | float)]
+        inside = all(compare(number, limit) for number in numbers for compare, limit in limits)
+        return "" if inside else f"must be {self.text}"
+
+
+@dataclass(frozen=True)
+class Like:
+    """Texts that a setting takes.
+
+    Attributes:
+        pattern: a regular expression for the whole of it.
+        text: what is said of any other, in words.
+    """
+
+    pattern: str
+    text: str
+
+    def refuses(self, value: object) -> str:
+        """What is wrong with a value; empty for one that fits, or no text."""
+        fits = (
+            isinstance(value, bool)
+            or not isinstance(value, str | int | float)
+            or re.fullmatch(self.pattern, str(value))
+        )
+        return "" if fits else self.text
+
+
+Limit: TypeAlias = Range | Like
+
+
+def limits(kind: object) -> list[Limit]:
+    """The limits in a type, also in the parts of a union."""
+    found = [part for part in getattr(kind, "__metadata__", ()) if isinstance(part, Limit)]
+    return found + [limit for part in get_args(kind) for limit in limits(part)]
+
+
+@dataclass
+class Checked:
+    """Settings that refuse what is out of range, in the class's own words (``lr must be >= 0, got -1``)."""
+
+    def __post_init__(self) -> None:
+        for own in fields(self):
+            value = getattr(self, own.name)
+            for limit in limits(own.type):
+                if problem := limit.refuses(value):
+                    raise ValueError(f"{own.name} {problem}, got {repr(value) if isinstance(value, str) else value}")
+
+
+Size: TypeAlias = Annotated[int | tuple[int, int], Range(">= 1")]
+Share: TypeAlias = Annotated[float, Range(">= 0 and <= 1")]
+Positive: TypeAlias = Annotated[float, Range("> 0")]
+Weight: TypeAlias = Annotated[float, Range(">= 0")]
+Count: TypeAlias = Annotated[int, Range(">= 1")]
+Action: TypeAlias = Literal["log", "webhook", "stop"]
+Check: TypeAlias = Literal["all", "headers", "off"]
+DEVICE = r"same|shard|(cpu|cuda|mps|xpu|xla|hpu)(:\d+)?"
+FOLDER = Like(r"(?!\.)[\w.+-]{1,200}", "names the run's folder (letters, digits, . + - _)")
+ADDRESS = Like(r"https?://.+", "must be an http(s) address")
+NAMESPACE = Like(r"(?!AWS/)[\w.\-/#:]{1,255}", "must be a namespace other than AWS's own")
+NAME = Like(r"(?!latest$)[A-Za-z_][\w.+-]{0,199}", "begins with a letter (letters, digits, . + - _)")
+
+
+@dataclass
+class ModelSettings(Checked):
+    """A model: a timm architecture and where its weights come from.
+
+    Attributes:
+        builder: makes a model of one's own, by class path (:class:`kd.models.own.Builder`; for transformers'
+            ``kd.models.hugging_face.HuggingFace``), in place of ``arch`` and ``kwargs``.
+        arch: a timm model name (``timm/NAME`` and ``hf_hub:timm/NAME`` mean the same); a teacher's is taken from its
+            checkpoint where that names one, a student's where the settings name none.
+        img_size: side of its square input in pixels, or height and width; default: the architecture's own.
+        mean: what its input was normalised with, of each channel, of values in 0..1; default: the checkpoint's, else
+            the architecture's own.
+        std: likewise.
+        pretrained: load timm's pre-trained weights (downloads them).
+        checkpoint: a safetensors, ``.pth`` or ``.ckpt`` file, a run folder of ours, or a folder of timm's
+            (``config.json`` and weights).
+        kwargs: further arguments of ``timm.create_model`` (``patch_size``, ``depth``, ``drop_path_rate``, ...).
+        compile: a mode of ``torch.compile`` (true: ``default``; ``reduce-overhead`` uses CUDA graphs).
+        channels_last: keep pictures and weights in channels-last order, which convolutions on a GPU like.
+    """
+
+    arch: str = ""
+    img_size: Size | None = None
+    pretrained: bool = False
+    checkpoint: str | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    compile: bool | Literal["default", "reduce-overhead", "max-autotune"] = False
+    channels_last: bool = False
+    mean: list[float] | None = None
+    std: list[float] | None = None
+    builder: Class | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.arch = re.sub(r"^(hf[-_]hub:)?timm/", "", self.arch)
+        for name, low in (("mean", None), ("std", 0.0)):
+            value = getattr(self, name)
+            if value is not None and (len(value) != 3 or (low is not None and not min(value) > low)):
+                raise ValueError(f"{name} must be three numbers{'' if low is None else ' > 0'}, got {value}")
+
+
+@dataclass
+class TeacherSettings(ModelSettings):
+    """The teacher's model.
+
+    Attributes:
+        recipe: without a checkpoint and not pre-trained: this recipe's teacher, which ships with it or is trained first
+            (``checkpoint=train`` trains it in any case).
+        backbone: weights that the training of ``recipe`` begins with, in place of those that it names: a file, or a
+            folder as of ``checkpoint``, with or without a classifier.
+        head: the teacher has a classifier; without one it teaches by its features alone.
+        weight: its share of the mean, among several teachers; where they have no classifiers, the factor of the losses
+            that use it.
+        classes: names of the classes it knows, in its order, or a file with one a line (or a JSON list), where they
+            are not the data's; a checkpoint of ours and timm's ImageNet models bring their own.
+        class_map: the teacher's name of a class of the data, where the two differ.
+        cache: ``on`` keeps the teacher's answers (logits, and the features that losses read) on disk and reads them
+            when a view comes again; ``only`` never runs the teacher in training (``kd-cache`` has filled the cache);
+            ``auto`` measures whether it pays.
+        cache_dir: folder of the cache; default: one of its own in the user's cache folder.
+        cache_views: views of a picture before they come again. Few save more, many overfit less.
+        cache_topk: keep only so many logits and the mass of the rest; default: all.
+        cache_precision: of features in the cache: ``half``, or ``int8`` with a scale for each channel. What it costs
+            is measured when a cache is begun, and said.
+        placement: ``same``: each process has it on the student's device; a device (``cpu``, ``cuda:1``); ``shard``: in
+            shards over all processes (FSDP2), for one that fits no single device.
+    """
+
+    recipe: str | None = None
+    backbone: str | None = None
+    head: bool = True
+    weight: Positive = 1.0
+    classes: list[str] | str | None = None
+    class_map: dict[str, str] = field(default_factory=dict)
+    cache: bool | Literal["off", "on", "auto", "only"] = "off"
+    cache_dir: str | None = None
+    cache_views: Annotated[int, Range(">= 1 and <= 10000")] = 4
+    cache_topk: Count | None = None
+    cache_precision: Literal["half", "int8"] = "half"
+    placement: Annotated[str, Like(DEVICE, "must be same, shard or a device (cpu, cuda:1)")] = "same"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.cache, bool):  # YAML 1.1 reads a bare on and off as truth values
+            self.cache = "on" if self.cache else "off"
+
+
+@dataclass
+class StudentSettings(ModelSettings):
+    """The student's model.
+
+    Attributes:
+        inherit: start from the teacher's own layers, cut down to its size (:mod:`kd.distill.inherit`); ``auto``:
+            where the pair allows and the student has no weights of its own.
+        inherit_pictures: training pictures whose activations guide that: more changed nothing, fewer are noisier.
+        grad_checkpointing: compute activations twice instead of keeping them (timm's ``set_grad_checkpointing``).
+        head: the student has a classifier; without one it is its features, learnt from a teacher's, without labels.
+        freeze: ``backbone`` trains the classifier alone, a linear probe; the rest keeps its weights, its statistics of
+            norms, and computes as in evaluation.
+    """
+
+    inherit: bool | Literal["auto"] = False
+    inherit_pictures: Count = 256
+    grad_checkpointing: bool = False
+    head: bool = True
+    freeze: Literal["backbone"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.freeze and not self.head:
+            raise ValueError(f"freeze must be null where head=false leaves nothing else, got {self.freeze}")
+
+
+@dataclass
+class TapSpec:
+    """The layers of each model that a feature loss reads.
+
+    Module paths (``blocks.11``, ``norm``, ``layer3``) or shell-style patterns, in which ``*`` does not cross a dot
+    (``blocks.*``, ``stages.[23]``), ``maps``, the layer of the last map (of a ViT its last patch tokens), or
+    ``prelogits``, the classifier's input.
+
+    Attributes:
+        student: paths below the student.
+        teacher: paths below the teacher.
+        tokens: of a transformer's tokens: the patch tokens as a map (``patch``), the class token as a vector
+            (``class``), or all as they are (``all``).
+    """
+
+    student: str | list[str]
+    teacher: str | list[str]
+    tokens: Literal["patch", "class", "all"] = "patch"
+
+
+@dataclass
+class LearningSettings(Checked):
+    """What is learnt, by which model, from which.
+
+    Attributes:
+        student: the model to train.
+        teacher: the model to learn from; without one the student learns from labels alone.
+        teachers: several of them by name, in place of ``teacher``; their mean counts by each one's ``weight``.
+        task: what the labels mean.
+        task_loss_weight: weight of the task's own loss, >= 0. Without labels there is no such loss.
+        distill_losses: distillation losses by name, each with its weight.
+        taps: the layers that a feature loss of the same name reads.
+        teacher_of: the one of ``teachers`` that a loss of that name learns from; default: the mean of all.
+        ema_decay: keep an exponential moving average of the student, validate and export that.
+        teacher_drop: the chance in [0, 1] that a picture does without any of several teachers but the one with the
+            largest loss.
+    """
+
+    student: StudentSettings
+    teacher: TeacherSettings | None = None
+    teachers: dict[str, TeacherSettings] | None = None
+    task: Class | None = None
+    task_loss_weight: Weight = 1.0
+    distill_losses: dict[str, Class] | None = None
+    taps: dict[str, TapSpec] | None = None
+    teacher_of: dict[str, str] | None = None
+    ema_decay: Annotated[float, Range("> 0 and < 1")] | None = None
+    teacher_drop: Share = 0.0
+
+
+@dataclass
+class OptimSettings(Checked):
+    """How the student is optimized.
+
+    Attributes:
+        name: a timm optimizer name (``adamw``, ``sgd``, ``lamb``, ...).
+        lr: peak learning rate.
+        lr_scratch: that of a student with random first weights, neither inherited nor pre-trained; default: ``lr``.
+        weight_decay: on weights alone; norms, biases, position embeddings and class tokens get none.
+        warmup_epochs: linear warm-up, in epochs (fractions allowed).
+        min_lr_ratio: the cosine's end, as a share of ``lr``.
+        lr_batch: the global batch size that ``lr`` is meant for; with another one ``lr`` grows in proportion (sgd) or
+            with the square root (all others). Default: ``lr`` as it is.
+        zero: shard the optimizer's state over the processes (ZeroRedundancyOptimizer).
+        kwargs: further arguments of the optimizer (``betas``, ``momentum``, ...).
+    """
+
+    name: str = "adamw"
+    lr: Weight = 5e-4
+    lr_scratch: Weight | None = None
+    weight_decay: Weight = 0.05
+    warmup_epochs: Weight = 1.0
+    min_lr_ratio: Weight = 0.01
+    lr_batch: Count | None = None
+    zero: bool = False
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class CheckpointSpec(Checked):
+    """Which epoch is the best one, and how often the run is saved.
+
+    Attributes:
+        monitor: the validation metric that decides (``val/acc1``); default: the task's main one.
+        mode: whether more (``max``) or less (``min``) of a metric of your own is better; default: as ours mean it.
+        every_n_steps: save ``last.ckpt`` after so many optimizer steps, not only at an epoch's end.
+        every_n_minutes: save it after so many minutes.
+        asynchronous: training continues, with a copy of its state in memory, while the file is written.
+    """
+
+    monitor: str | None = None
+    mode: Literal["max", "min"] | None = None
+    every_n_steps: Annotated[int, Range("> 0")] | None = None
+    every_n_minutes: Positive | None = None
+    asynchronous: bool = False
+
+
+@dataclass
+class Augment(Checked):
+    """The training views.
+
+    Attributes:
+        scale: smallest share of the picture's area that the random resized crop keeps, in (0, 1].
+        hflip: probability of a horizontal flip.
+        color_jitter: strength of brightness, contrast and saturation changes; hue gets a quarter of it. 0: none.
+        rand_augment: magnitude of RandAugment with two operations (timm and torchvision use 9), up to 30. 0: none.
+        random_erasing: probability that a rectangle is erased.
+        mixup: alpha of mixup's beta distribution. 0: none.
+        cutmix: alpha of cutmix's. 0: none. With both, each pair of pictures takes one of the two by chance.
+        mix_probability: probability that a pair is mixed at all.
+    """
+
+    scale: Annotated[float, Range("> 0 and <= 1")] = 0.35
+    hflip: Share = 0.5
+    color_jitter: Weight = 0.0
+    rand_augment: Annotated[int, Range(">= 0 and <= 30")] = 0
+    random_erasing: Share = 0.0
+    mixup: Weight = 0.0
+    cutmix: Weight = 0.0
+    mix_probability: Share = 1.0
+
+    @property
+    def mixes(self) -> bool:
+        """Whether pictures are mixed with each other."""
+        return bool(self.mixup or self.cutmix)
+
+
+@dataclass
+class TierSpec(Checked):
+    """Machines that make batches for the training processes (``data.engine=ray``).
+
+    Attributes:
+        address: of the Ray cluster (``HOST:6379``, or ``auto`` for the one that runs on this machine); default: the
+            variable ``RAY_ADDRESS``, else a Ray of its own on this machine.
+        label: the node label of the machines that make batches.
+        queue_mb: the most that one loader of a training process has asked for and not used yet, in MB; on the side of
+            the makers and on the side of training no more than this waits.
+    """
+
+    address: Annotated[str, Like(r"auto|[^/]+:\d+", "must be HOST:PORT or auto")] | None = None
+    label: Annotated[str, Like(r"[^=]+=.+", "must be NAME=VALUE")] = "kd-role=data"
+    queue_mb: Count = 2048
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """The label as name and value."""
+        name, _, value = self.label.partition("=")
+        return {name: value}
+
+
+@dataclass
+class Probe:
+    """Where a student without a classifier is measured, by k nearest neighbours and a ridge probe of its features.
+
+    Attributes:
+        root: a folder of pictures with labels or its URL, ``root/train/<class>/*.jpg`` to look answers up in and
+            ``root/val/<class>/*.jpg`` (``valid``, ``validation``, ``test``) to ask for.
+    """
+
+    root: str | None = None
+
+
+@dataclass
+class DataSettings(Checked):
+    """Pictures for distillation.
+
+    Attributes:
+        source: where pictures and labels come from, by class name: ``FoodTagMini``, ``ImageFolder``, ``Food101``,
+            ``Manifest``, ``HuggingFace``, ``SegmentationFolder``, ``Shards``, ``WebDataset``.
+        img_size: side of a view in pixels, or height and width; teacher and student resize it to their own size on the
+            device.
+        batch_size: pictures a step and process; ``auto`` takes the largest that fits (see ``optim.lr_batch``).
+        num_workers: loader processes of each training process; 0 loads in the training process; ``auto`` tries 0,
+            1, 2, ... under the real step on all processes at once, and takes the fewest that make it fastest.
+        crop_ratio: validation crops the centre out of a picture whose shorter side is ``img_size / crop_ratio``.
+        augment: the training views.
+        engine: who makes the training views: ``torch`` (the loader's processes), ``device`` (all but decoding on the
+            device), ``dali`` (NVIDIA DALI decodes too; extra ``dali``). The views are the same up to rounding.
+            ``ray``: other machines make all batches (extra ``ray``), the same to the last bit; ``num_workers`` counts
+            their processes for each training process, and ``auto`` takes all of their cores.
+        on_bad_image: a picture that can't be decoded stops the run before training (``stop``), or is left out
+            (``skip``).
+        check: how pictures are looked at before training, once a machine: ``all`` are decoded, ``headers`` alone are
+            read (a picture damaged further on ends the run when its turn comes, also under ``skip``), or ``off``;
+            default: all up to 50,000 pictures of a split, headers above; of pictures in an object store none where
+            there are more, or more than ``cache_gb`` keeps.
+        max_pixels: a picture whose header claims more is not decoded and counts as damaged.
+        val_fraction: this share of the training pictures, of each class, is held out for validation where the source
+            has no validation pictures; drawn by the seed.
+        balance_classes: training sees all classes equally often, whatever their numbers of pictures.
+        unlabeled: a folder or URL of pictures without labels (at any depth), to learn from the teacher's answers alone.
+        unlabeled_ratio: that many unlabelled pictures to each labelled one in an epoch; without it the unlabelled
+            ones are all that is trained on.
+        seed: orders and augments; follows the run's ``seed``.
+        tier: the machines of ``engine=ray``.
+        probe: labelled pictures to measure features on, of a student without a classifier.
+    """
+
+    source: Class | None = None
+    img_size: Size = 224
+    batch_size: Count | Literal["auto"] = 64
+    num_workers: Annotated[int, Range(">= 0")] | Literal["auto"] = 1
+    crop_ratio: Annotated[float, Range("> 0 and <= 1")] = 0.875
+    augment: Augment | None = None
+    engine: Literal["torch", "device", "dali", "ray"] = "torch"
+    on_bad_image: Annotated[str, Like("stop|skip", "must be stop or skip")] = "stop"
+    check: Check | None = None
+    max_pixels: Count = 200_000_000
+    val_fraction: Annotated[float, Range("> 0 and < 1")] = 0.1
+    balance_classes: bool = False
+    unlabeled: str | None = None
+    unlabeled_ratio: Annotated[float, Range("> 0 and <= 10000")] | None = None
+    seed: int = 0
+    tier: TierSpec | None = None
+    probe: Probe | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.unlabeled_ratio is not None and self.unlabeled is None:
+            raise ValueError(f"unlabeled_ratio must come with data.unlabeled, got {self.unlabeled_ratio} alone")
+
+
+@dataclass
+class MonitorSettings(Checked):
+    """What is recorded below the run's ``records`` folder.
+
+    Attributes:
+        enabled: record at all.
+        interval_s: seconds between two samples of the machine; SIGUSR2 turns the sampling off and on. Words in the run
+            folder's file ``monitor`` change this, the next two and ``nvtx`` in a running job.
+        health_every: batches between two readings of gradients, updates and agreement; 0: none.
+        activations: layers of the student whose activations are read: module paths or patterns
+            (``[blocks.*.mlp.fc2, norm]``); default: a few of all kinds.
+        kernels_at: profile operations from this batch on (at least 1; later ones are past the warm-up).
+        kernels_steps: batches in that window.
+        kernels_memory: record allocations in it too.
+        nvtx: name the phases of a step as NVTX ranges, for Nsight.
+        prometheus_port: serve the numbers to Prometheus on this port (extra ``prometheus``; ``kd-report --dashboard``
+            writes a dashboard for Grafana).
+        prometheus_host: address to serve them at, on the first process of each machine; the default one is not seen
+            from outside, ``0.0.0.0`` is on all interfaces.
+        otlp: send them to this OpenTelemetry collector (``http://host:4318``; extra ``otel``).
+        cloudwatch: send them to Amazon CloudWatch, below this namespace (extra ``aws``).
+        send_every_s: seconds between two sendings.
+        price_per_hour: of the whole job, in your currency: the report says what an epoch costs.
+        prices: a YAML table of instances and prices of an hour (``p4d.24xlarge: {on_demand: 37.688, spot: 12.1}``);
+            with ``vcpus`` those that could make batches, for the report's advice.
+        instances: the machines of the job, by that table: ``[4*p4d.24xlarge, 2*c5.18xlarge:spot]``.
+        rules_every_s: seconds between two readings of the records by the rules; 0: only at the end.
+        actions: what a rule that fires does: ``log`` (a line), ``webhook`` or ``stop`` (saves a checkpoint, status
+            ``stopped: <rule>``); ``monitor.actions.Overtraining=stop`` is early stopping.
+        thresholds: of rules, by argument: ``monitor.thresholds.Overtraining.patience=5``.
+        webhook: http(s) address to which a rule is posted as JSON.
+        max_hours: the run stops after so many hours (those before a resume counted), as a rule would stop it.
+        budget: the run stops when it has cost so much at ``price_per_hour``.
+    """
+
+    enabled: bool = True
+    interval_s: Annotated[float, Range(">= 0.05")] = 0.5
+    health_every: Annotated[int, Range(">= 0")] = 50
+    activations: list[str] | None = None
+    kernels_at: Count | None = None
+    kernels_steps: Count = 5
+    kernels_memory: bool = False
+    nvtx: bool = False
+    prometheus_port: Count | None = None
+    prometheus_host: str = "127.0.0.1"
+    otlp: Annotated[str, ADDRESS] | None = None
+    cloudwatch: (
+        Annotated[str, Like(r"(?!AWS/)[\w.\-/#:]{1,255}", "must be a namespace other than AWS's own")] | None
+    ) = None
+    send_every_s: Positive = 60.0
+    price_per_hour: Weight | None = None
+    rules_every_s: Weight = 60.0
+    actions: dict[str, Action] | None = None
+    thresholds: dict[str, float | dict[str, float]] | None = None
+    prices: str | None = None
+    instances: list[str] | None = None
+    webhook: str | None = None
+    max_hours: Positive | None = None
+    budget: Positive | None = None
+
+
+@dataclass
+class TrainerSettings:
+    """What a run says of Lightning's Trainer beyond its own signature: other defaults, ranges, allowed words."""
+
+    logger: Any = False  # RunFolder adds metrics.csv; others by trainer.logger
+    enable_model_summary: bool | None = False
+    num_sanity_val_steps: int | None = 0  # the preflight runs the validation set already
+    use_distributed_sampler: bool = False  # the order of samples is ours: kd/data/sampler.py
+    gradient_clip_val: Annotated[float, Range(">= 0")] | None = 1.0  # torch would turn every gradient round below 0
+    log_every_n_steps: Count | None = 10
+    accumulate_grad_batches: Count = 1
+    check_val_every_n_epoch: Count | None = 1
+    precision: Literal[
+        "16-mixed", "bf16-mixed", "32-true", "bf16-true", "64-true", "transformer-engine", "16", "bf16", "32", "64",
+        16, 32, 64,
+    ] | None = None  # fmt: skip
+    gradient_clip_algorithm: Literal["norm", "value"] | None = None
+    deterministic: bool | Literal["warn"] | None = None
+    num_nodes: Count = 1
+
+
+@dataclass
+class Settings:
+    """All settings of a run.
+
+    Attributes:
+        recipe: Name of the run's folder below runs_dir.
+        seed: Seeds weights, order, views and dropout.
+        runs_dir: Folder or URL of all runs.
+        name: Name of the run's folder in place of the next free number.
+        resume: A run folder to go on with.
+        preflight: What a teacher near chance does; off does not measure it.
+        students: Several students in one run: name -> the settings in which it differs (model.student.arch: ...).
+    """
+
+    model: LearningSettings
+    recipe: Annotated[str, FOLDER] = "run"
+    seed: Annotated[int, Range(">= 0 and < 4294967296")] = 0
+    runs_dir: str = "runs"
+    name: Annotated[str, NAME] | None = None
+    resume: str | None = None
+    preflight: Literal["stop", "warn", "off", False] = "stop"
+    students: dict[str, dict] | None = None
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    optim: OptimSettings = field(default_factory=OptimSettings)
+    checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
+    monitor: MonitorSettings = field(default_factory=MonitorSettings)

@@ -1,0 +1,104 @@
+"""The settings: known without torch, each once, and a wrong value of any of them ends at once."""
+
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+
+import pytest
+from pytorch_lightning import Trainer
+
+from kd.data import DistillationDataModule
+from kd.data.batch import DataInfo
+from kd.optim import OptimSpec
+from kd.run import keys
+from kd.run.assemble import assemble
+from kd.run.settings import DataSettings, LearningSettings, OptimSettings, Range, TrainerSettings
+from kd.run.typed import _limits
+from tests._helpers import ROOT
+
+CLASSES = {"data.source", "model.task", "model.student.builder", "model.teacher.builder", "trainer.logger",
+           "trainer.accelerator", "trainer.strategy", "trainer.callbacks", "trainer.profiler",
+           "trainer.plugins"}  # fmt: skip
+"""A class by its path: what it takes is known when it is imported."""
+TEXT = {
+    "runs_dir",
+    "resume",
+    "trainer.default_root_dir",
+    "data.unlabeled",
+    "data.tier.label",
+    "data.probe.root",
+    "checkpoint.monitor",
+}
+TEXT |= {f"model.{who}.checkpoint" for who in ("student", "teacher")}
+TEXT |= {f"model.teacher.{name}" for name in ("recipe", "backbone", "classes", "cache_dir")}
+TEXT |= {f"monitor.{name}" for name in ("prometheus_host", "prices", "webhook")}
+TEXT |= {f"trainer.{name}" for name in ("devices", "max_time", "val_check_interval", "model_registry")}
+"""Any text is a value."""
+
+
+def wrong_values(key: keys.Key) -> list[object]:
+    """One value of another type, and one beyond each end of its range."""
+    texts = any(not isinstance(limit, Range) for limit in _limits(key.kind))
+    found: list[object] = [] if texts else ["nonsense"]
+    for limit in _limits(key.kind):
+        parts = limit.text.split(" and ") if isinstance(limit, Range) else []
+        found += [float(end) + {">=": -1, ">": 0, "<=": 1, "<": 0}[sign] for sign, end in map(str.split, parts)]
+        found += [] if parts else ["/no such/"]
+    named = {"recipe": ["../x"], "name": ["7"], "optim.name": ["sgdd"]}
+    named |= {f"model.{who}.arch": ["resnet81"] for who in ("student", "teacher")}
+    return named.get(key.name, found)
+
+
+CODE = """
+import json, sys
+sys.modules["torch"] = None  # importing it raises
+from kd.errors import UserError
+from kd.run.request import translate
+told = {}
+for item in json.load(sys.stdin):
+    try:
+        translate(["recipe=foodtag_vit", item]).parser_args()
+        told[item] = None
+    except UserError as error:
+        told[item] = str(error)
+print(json.dumps(told))
+"""
+
+
+def test_a_wrong_value_of_every_setting_is_told_without_torch() -> None:
+    known = [key for key in keys.schema().values() if key.name not in CLASSES | TEXT]
+    items = {f"{key.name}={value}": key.name for key in known for value in wrong_values(key)}
+    assert {*items.values()} == {key.name for key in known}, "a setting without a wrong value is in TEXT or CLASSES"
+    done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, input=json.dumps([*items]), capture_output=True,
+                          text=True, check=True)  # fmt: skip
+    told = json.loads(done.stdout)
+    assert not [item for item, message in told.items() if message is None or "\n" in message]
+    assert not [item for item, message in told.items() if items[item] not in message]
+    assert len(told) >= 150
+
+
+@pytest.mark.parametrize(("build", "settings"), [(DistillationDataModule, DataSettings), (assemble, LearningSettings)])
+def test_what_is_built_takes_the_settings_in_their_order(build: Callable[..., object], settings: type) -> None:
+    found = {p.name: p.default for p in inspect.signature(build).parameters.values() if p.annotation not in
+             (DataInfo, OptimSpec | None)}  # fmt: skip
+    own = {
+        field.name: inspect.Parameter.empty if field.default is MISSING else field.default for field in fields(settings)
+    }
+    assert [*found.items()] == [*own.items()]
+
+
+def test_lightnings_trainer_takes_what_is_said_of_it() -> None:
+    assert {field.name for field in fields(TrainerSettings)} <= set(inspect.signature(Trainer).parameters)
+
+
+def test_settings_refuse_what_is_out_of_range() -> None:
+    with pytest.raises(ValueError, match="lr must be >= 0, got -1"):
+        OptimSettings(lr=-1)
+    with pytest.raises(ValueError, match=r"img_size must be >= 1, got \(0, 3\)"):
+        DataSettings(img_size=(0, 3))
+    with pytest.raises(ValueError, match="on_bad_image must be stop or skip, got 'x'"):
+        DataSettings(on_bad_image="x")
+    assert DataSettings(batch_size="auto").batch_size == "auto"
