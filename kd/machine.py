@@ -40,7 +40,7 @@ def own_folder() -> Path:
 
 @contextmanager
 def signals_kept() -> Iterator[None]:
-    """Ray, joined within it, puts handlers of its own in the place of ours for SIGTERM and SIGINT: ours come back."""
+    """Inside, others may handle SIGTERM and SIGINT (Ray, as it is joined, a search): the handlers before come back."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield

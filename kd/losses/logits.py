@@ -2,19 +2,8 @@
 
 from torch import Tensor
 
+from kd.losses import functional as pure
 from kd.losses.base import LogitLoss
-from kd.losses.functional import (
-    binary_kd_loss,
-    dist_loss,
-    dkd_loss,
-    hard_kd_loss,
-    kd_loss,
-    mlkd_loss,
-    nkd_loss,
-    standardize_logits,
-    topk_kd_loss,
-    wsld_loss,
-)
 from kd.losses.functional._checks import positive
 from kd.losses.ranks import of_all_ranks
 from kd.losses.topk import TopKLogits
@@ -63,7 +52,7 @@ class KDLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar."""
-        return kd_loss(student_logits, teacher_logits, self.temperature_now(), self.teacher_temperature)
+        return pure.kd_loss(student_logits, teacher_logits, self.temperature_now(), self.teacher_temperature)
 
     def softened(self, teacher_logits: Tensor) -> Tensor:
         return teacher_logits / (self.teacher_temperature or self.temperature_now())
@@ -77,7 +66,7 @@ class KDLoss(LogitLoss):
     def forward_topk(self, student_logits: Tensor, teacher: TopKLogits, target: Tensor) -> Tensor:
         """As :meth:`forward`, from a cache of the largest logits: see :func:`kd.losses.functional.topk_kd_loss`."""
         tail = teacher.tails[float(self.temperature)]
-        return topk_kd_loss(student_logits, teacher.values, teacher.indices, tail, self.temperature)
+        return pure.topk_kd_loss(student_logits, teacher.values, teacher.indices, tail, self.temperature)
 
 
 class HardKDLoss(LogitLoss):
@@ -97,7 +86,7 @@ class HardKDLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar."""
-        return hard_kd_loss(student_logits, teacher_logits)
+        return pure.hard_kd_loss(student_logits, teacher_logits)
 
 
 class DKDLoss(LogitLoss):
@@ -138,7 +127,7 @@ class DKDLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, class ids ``(N,)`` -> scalar."""
-        loss = dkd_loss(student_logits, teacher_logits, target, self.alpha, self.beta, self.temperature)
+        loss = pure.dkd_loss(student_logits, teacher_logits, target, self.alpha, self.beta, self.temperature)
         return loss * min((int(self.epoch) + 1) / self.warmup_epochs, 1) if self.warmup_epochs else loss
 
 
@@ -176,7 +165,7 @@ class DISTLoss(LogitLoss):
         """``(N, C)``, ``(N, C)``, unused -> scalar."""
         if self.gather:
             student_logits, teacher_logits = of_all_ranks(student_logits, teacher_logits)
-        return dist_loss(student_logits, teacher_logits, self.beta, self.gamma, self.temperature)
+        return pure.dist_loss(student_logits, teacher_logits, self.beta, self.gamma, self.temperature)
 
 
 class NKDLoss(LogitLoss):
@@ -205,7 +194,7 @@ class NKDLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, class ids ``(N,)`` -> scalar."""
-        return nkd_loss(student_logits, teacher_logits, target, self.gamma, self.temperature)
+        return pure.nkd_loss(student_logits, teacher_logits, target, self.gamma, self.temperature)
 
 
 class WSLDLoss(LogitLoss):
@@ -229,7 +218,7 @@ class WSLDLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, ids ``(N,)`` or probabilities ``(N, C)`` -> scalar."""
-        return wsld_loss(student_logits, teacher_logits, target, self.temperature)
+        return pure.wsld_loss(student_logits, teacher_logits, target, self.temperature)
 
 
 class MLKDLoss(LogitLoss):
@@ -259,7 +248,7 @@ class MLKDLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar."""
-        return mlkd_loss(student_logits, teacher_logits, self.temperatures)
+        return pure.mlkd_loss(student_logits, teacher_logits, self.temperatures)
 
 
 class BinaryKDLoss(LogitLoss):
@@ -281,7 +270,7 @@ class BinaryKDLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar."""
-        return binary_kd_loss(student_logits, teacher_logits, self.temperature)
+        return pure.binary_kd_loss(student_logits, teacher_logits, self.temperature)
 
 
 class StandardizedLoss(LogitLoss):
@@ -313,9 +302,10 @@ class StandardizedLoss(LogitLoss):
         self.loss.bind(num_classes, num_samples, ignore_index)
 
     def softened(self, teacher_logits: Tensor) -> Tensor:
-        return self.loss.softened(standardize_logits(teacher_logits))
+        return self.loss.softened(pure.standardize_logits(teacher_logits))
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor, **extra: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, the target of the loss inside -> scalar."""
         self.loss.epoch, self.loss.max_epochs = self.epoch, self.max_epochs
-        return self.loss(standardize_logits(student_logits), standardize_logits(teacher_logits), target, **extra)
+        student, teacher = (pure.standardize_logits(logits) for logits in (student_logits, teacher_logits))
+        return self.loss(student, teacher, target, **extra)

@@ -1,5 +1,7 @@
 """Losses over relations: between samples (of ``prelogits`` by default), or between a map's positions."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -45,7 +47,20 @@ class RKDLoss(FeatureLoss):
         return rkd_loss(student_features, teacher_features, *weights, vertices)
 
 
-class SPLoss(FeatureLoss):
+class _OfTheBatch(FeatureLoss):
+    """A loss over the pictures of a batch, ``(N, ...)`` of both models, or over those of all processes (``gather``)."""
+
+    default_tap = "prelogits"
+
+    def __init__(self, weight: float = 1.0, gather: bool = True) -> None:
+        super().__init__(weight)
+        self.gather = gather
+
+    def together(self, student_features: Tensor, teacher_features: Tensor) -> Sequence[Tensor]:
+        return of_all_ranks(student_features, teacher_features) if self.gather else (student_features, teacher_features)
+
+
+class SPLoss(_OfTheBatch):
     """Similarity-preserving KD, see :func:`kd.losses.functional.sp_loss`. No parameters.
 
     Args:
@@ -57,21 +72,13 @@ class SPLoss(FeatureLoss):
     tensor(0.)
     """
 
-    default_tap = "prelogits"
     least_batch = 2
 
-    def __init__(self, weight: float = 1.0, gather: bool = True) -> None:
-        super().__init__(weight)
-        self.gather = gather
-
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """``(N, ...)``, ``(N, ...)``, unused -> scalar."""
-        if self.gather:
-            student_features, teacher_features = of_all_ranks(student_features, teacher_features)
-        return sp_loss(student_features, teacher_features)
+        return sp_loss(*self.together(student_features, teacher_features))
 
 
-class CKALoss(FeatureLoss):
+class CKALoss(_OfTheBatch):
     """One minus the linear CKA of the batch, see :func:`kd.losses.functional.cka_loss`. No parameters.
 
     Args:
@@ -83,18 +90,10 @@ class CKALoss(FeatureLoss):
     tensor(0.)
     """
 
-    default_tap = "prelogits"
     least_batch = 3
 
-    def __init__(self, weight: float = 1.0, gather: bool = True) -> None:
-        super().__init__(weight)
-        self.gather = gather
-
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """``(N, ...)``, ``(N, ...)``, unused -> scalar."""
-        if self.gather:
-            student_features, teacher_features = of_all_ranks(student_features, teacher_features)
-        return cka_loss(student_features, teacher_features)
+        return cka_loss(*self.together(student_features, teacher_features))
 
 
 class CRDLoss(KnownOnHost, FeatureLoss):

@@ -8,19 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kd.errors import UserError
+from kd.fleet.jobs import sagemaker
 from kd.fleet.jobs.job import Job
-from kd.fleet.jobs.sagemaker import (
-    METRIC,
-    SageMaker,
-    aws_session,
-    check_request,
-    common,
-    hyperparameters,
-    read_request,
-    told_in_a_line,
-    unpacked,
-    uploaded,
-)
 from kd.fleet.jobs.target import Outcome
 from kd.fleet.tuning.plan import Plan, plan
 from kd.fleet.tuning.space import Space, item
@@ -68,7 +57,7 @@ class SageMakerSearch:
         jobs: trials at a time.
     """
 
-    keys: Mapping[str, str] = SageMaker.keys
+    keys: Mapping[str, str] = sagemaker.SageMaker.keys
 
     def __init__(self, search: Plan | None = None, jobs: int = 1) -> None:
         self.search, self.jobs = search, jobs
@@ -79,28 +68,28 @@ class SageMakerSearch:
         if len(job.name) > 32:
             raise UserError(f"job: 32 characters at most for a search, got '{job.name}'")
         request = tuning_job(job, self.search, self.jobs)
-        check_request("CreateHyperParameterTuningJob", request)
+        sagemaker.check_request("CreateHyperParameterTuningJob", request)
         objective = self.search.objectives[0].name
         print(
             f"kd-launch: the objective is read from lines like 'epoch   1  train/loss 0.608  {objective} 0.500' by "
-            f"{METRIC.format(name=objective)}",
+            f"{sagemaker.METRIC.format(name=objective)}",
             file=sys.stderr,
         )
         return {"request.json": json.dumps(request, indent=2) + "\n"}
 
     def check(self, job: Job) -> None:
-        SageMaker().check(job)
+        sagemaker.SageMaker().check(job)
 
     def submit(self, job: Job, folder: Path) -> str:
-        with uploaded(job) as session:
-            session.client("sagemaker").create_hyper_parameter_tuning_job(**read_request(folder))
+        with sagemaker.uploaded(job) as session:
+            session.client("sagemaker").create_hyper_parameter_tuning_job(**sagemaker.read_request(folder))
         return job.name
 
     def follow(self, handle: str, folder: Path) -> Outcome:
         """Prints how many trials there are until the end, then the best."""
-        client, last = aws_session().client("sagemaker"), ""
+        client, last = sagemaker.aws_session().client("sagemaker"), ""
         while True:
-            with told_in_a_line():
+            with sagemaker.told_in_a_line():
                 answer = client.describe_hyper_parameter_tuning_job(HyperParameterTuningJobName=handle)
             counts = {k: v for k, v in answer.get("TrainingJobStatusCounters", {}).items() if v}
             status = answer["HyperParameterTuningJobStatus"]
@@ -119,22 +108,22 @@ class SageMakerSearch:
             return Outcome(False, f"{status}: {answer.get('FailureReason', 'no trial')}")
         value = best.get("FinalHyperParameterTuningJobObjectiveMetric", {})
         values = " ".join(f"{key}={text}" for key, text in best.get("TunedHyperParameters", {}).items())
-        with told_in_a_line():
+        with sagemaker.told_in_a_line():
             trained = client.describe_training_job(TrainingJobName=best["TrainingJobName"])
         where = (trained.get("ModelArtifacts") or {}).get("S3ModelArtifacts", "")
         text = f"best of {best['TrainingJobName']}: {value.get('MetricName')} {value.get('Value')} with {values}"
         return Outcome(True, text, where=where)
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
-        return unpacked(outcome, into)
+        return sagemaker.unpacked(outcome, into)
 
 
 def tuning_job(job: Job, search: Plan, jobs: int) -> dict[str, Any]:
     """The request of a search; a trial's container is started without a command, as SageMaker does it there."""
     objective = search.objectives[0]
-    definition = common(job)
+    definition = sagemaker.common(job)
     definition["AlgorithmSpecification"]["MetricDefinitions"] = [
-        {"Name": objective.name, "Regex": METRIC.format(name=objective.name)}
+        {"Name": objective.name, "Regex": sagemaker.METRIC.format(name=objective.name)}
     ]
     ranges: dict[str, list[dict[str, Any]]] = {}
     for space in search.space:
@@ -151,7 +140,7 @@ def tuning_job(job: Job, search: Plan, jobs: int) -> dict[str, Any]:
             "ResourceLimits": {"MaxNumberOfTrainingJobs": search.trials, "MaxParallelTrainingJobs": jobs},
             "ParameterRanges": ranges,
         },
-        "TrainingJobDefinition": {**definition, "StaticHyperParameters": hyperparameters(job)},
+        "TrainingJobDefinition": {**definition, "StaticHyperParameters": sagemaker.hyperparameters(job)},
     }
 
 

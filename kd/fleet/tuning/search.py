@@ -4,7 +4,8 @@ import math
 import signal
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -18,6 +19,7 @@ from kd.fleet.tuning.plan import Plan, differences
 from kd.fleet.tuning.space import duration, item, short
 from kd.fleet.tuning.study import Study
 from kd.fleet.tuning.trials import Job, Owner
+from kd.machine import signals_kept
 from kd.run.train_first import teacher_settings
 
 POLL_S = 0.2
@@ -81,7 +83,7 @@ class Search:
             Stopped: by SIGTERM or SIGINT; running trials have saved; the same command resumes them.
             UserError: the first trials all fail.
         """
-        with self._signals():
+        with _signals(self._on_signal):
             self.extra = _shared(self.plan, self.say)
             try:
                 while True:
@@ -230,9 +232,6 @@ class Search:
             self._watch()
             time.sleep(POLL_S)
 
-    def _signals(self) -> "_Signals":
-        return _Signals(self._on_signal)
-
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """The first lets trials save; a second Ctrl-C waits for none of them."""
         if self.stopped_by is not None and number == signal.SIGINT:
@@ -249,7 +248,7 @@ class Search:
         Raises:
             Stopped: by a signal; they have saved.
         """
-        with self._signals():
+        with _signals(self._on_signal):
             self._wait(list(zip(jobs, items, strict=True)))
 
     def _wait(self, waiting: list[tuple[Job, Sequence[str]]]) -> None:
@@ -289,16 +288,10 @@ def _shared(plan: Plan, say: Callable[[str], None]) -> list[str]:
     return teacher
 
 
-class _Signals:
+@contextmanager
+def _signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Inside, SIGTERM and SIGINT only set a mark."""
-
-    def __init__(self, handler: Callable[[int, FrameType | None], None]) -> None:
-        self.handler, self.before = handler, dict[int, Any]()
-
-    def __enter__(self) -> None:
+    with signals_kept():
         for number in (signal.SIGTERM, signal.SIGINT):
-            self.before[number] = signal.signal(number, self.handler)
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self.before.items():
             signal.signal(number, handler)
+        yield

@@ -113,15 +113,11 @@ class Study:
         target: Callable[[Any], float] | None = (lambda t: t.values[0]) if len(self.study.directions) > 1 else None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that few trials say little is said beside the table
-            return self._importance(target)
-
-    def _importance(self, target: Callable[[Any], float] | None) -> dict[str, float]:
-        try:
-            return optuna.importance.get_param_importances(
-                self.study, evaluator=optuna.importance.PedAnovaImportanceEvaluator(), target=target
-            )
-        except (ValueError, RuntimeError, ZeroDivisionError):  # all values alike, no parameter common to all
-            return {}
+            evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+            try:
+                return optuna.importance.get_param_importances(self.study, evaluator=evaluator, target=target)
+            except (ValueError, RuntimeError, ZeroDivisionError):  # all values alike, no parameter common to all
+                return {}
 
 
 class _WholeLines(JournalFileSymlinkLock):
