@@ -13,11 +13,6 @@ class Best(Callback):
 
     Must precede the callbacks that read it. :class:`kd.callbacks.summary.Summary` saves and restores its state.
 
-    Args:
-        folder: of the run.
-        monitor: the metric that decides (``val/acc1``).
-        mode: whether more (``max``) or less (``min``) of it is better.
-
     Attributes:
         newest: the last validation's metrics, by student.
         best: those of each student's best validation, with its ``epoch`` (from 1) and ``step``.

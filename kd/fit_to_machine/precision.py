@@ -68,10 +68,6 @@ def _product_s(matrix: Tensor) -> float:
 def take_the_first(trainer: Trainer, chosen: Sequence[str]) -> None:
     """All processes train in rank 0's precision: machines with other CPUs may have chosen another.
 
-    Args:
-        trainer: before the strategy is set up.
-        chosen: every rank's precision.
-
     Raises:
         UserError: a strategy or a device that does not let its precision be changed.
     """

@@ -145,12 +145,6 @@ def input_of(
 ) -> Prepare:
     """What is given, or what timm says of the model; for other models it must be given, or float pictures.
 
-    Args:
-        model: the model.
-        name: named in errors.
-        prepare: a :class:`kd.models.Preprocess`, or any function of uint8 pictures.
-        argument: the argument that gave ``prepare``, named in errors.
-
     Raises:
         TypeError: ``prepare`` is no function.
     """

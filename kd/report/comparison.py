@@ -27,7 +27,7 @@ def comparison(explained: Sequence[Explained]) -> list[dict[str, Any]]:
         _table("What came of it", [_outcome(facts) for facts in runs], names),
         _moved_classes(runs[0], runs[-1], names),
         {"kind": "verdict", "bound": "comparison", "text": text, "others": verdicts},
-        _numbers(runs, names),
+        _table("Side by side" if len(runs) > 2 else "Before and after", [_row(facts) for facts in runs], names),
         {"kind": "table", "title": "Settings that differ", "columns": ["key", *names], "rows": differing,
          "empty": "None.", "long": True},
         {"kind": "table", "title": "Hardware", "columns": ["", *names], "rows": _hardware(runs)},
@@ -126,11 +126,6 @@ def _row(facts: Facts) -> dict[str, float | None]:
 
 def _times(a: float | None, b: float | None) -> float | None:
     return a * b if a is not None and b is not None else None
-
-
-def _numbers(runs: Sequence[Facts], names: Sequence[str]) -> dict[str, Any]:
-    title = "Side by side" if len(runs) > 2 else "Before and after"
-    return _table(title, [_row(facts) for facts in runs], names)
 
 
 def _table(title: str, tables: Sequence[dict[str, float | None]], names: Sequence[str]) -> dict[str, Any]:

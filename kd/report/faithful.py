@@ -29,15 +29,11 @@ def faithful(run: Run) -> list[Section]:
         of = f" of {student}" if student else ""
         try:
             content = json_of(text_of(file))
-            found += [section for section in _of_one(content, of) if section]
+            parts = [make(content, of) for make in (_numbers, _bars, _matrix, _calibration)]
+            found += [section for section in (*parts, *_pictures(content, of)) if section]
         except (ValueError, KeyError, TypeError, AttributeError):
             run.notes.append(f"{file.name}{of} can't be read")
     return found
-
-
-def _of_one(content: dict[str, Any], of: str) -> list[Section | None]:
-    return [_numbers(content, of), _bars(content, of), _matrix(content, of), _calibration(content, of),
-            *_pictures(content, of)]  # fmt: skip
 
 
 def _numbers(content: dict[str, Any], of: str) -> Section:

@@ -37,9 +37,6 @@ def cores_wanted(facts: Facts) -> tuple[int, float] | None:
 
 def ways(facts: Facts) -> list[Way]:
     """As it is; views on the device; machines beside, as many as make all batches (a tier makes them all)."""
-    wanted = cores_wanted(facts)
-    if wanted is None:
-        return []
     rest, price = facts.step_ms - facts.phases["data"], facts.price
     found = [Way("as it is", facts.step_ms, price), Way("data.engine=device, or dali", rest, price)]
     for name, machine in (facts.header.get("input_machines") or {}).items():
@@ -51,10 +48,10 @@ def ways(facts: Facts) -> list[Way]:
 
 def input_costs(facts: Facts) -> dict[str, Any] | None:
     """The table of the page."""
-    found, wanted = ways(facts), cores_wanted(facts)
-    if not found or wanted is None:
+    wanted = cores_wanted(facts)
+    if wanted is None:
         return None
-    now = found[0]
+    now, *_ = found = ways(facts)
     rows = [[w.name, round(w.step_ms, 1), short(w.price), short(w.cost), _saved(now, w)] for w in found]
     note = f"{wanted[0]} cores a GPU needed, {wanted[1]:g} there. Steps but for the first row at best: none waits."
     if now.price:

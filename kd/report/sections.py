@@ -60,10 +60,6 @@ def _verdict(explained: Explained) -> dict[str, Any]:
     return {"kind": "verdict", "bound": found["bound"], "text": text, "others": others}
 
 
-def _best(facts: Facts, student: str) -> str:
-    return _value(facts.run, facts.best_val(student))
-
-
 def _value(run: Run, value: float | None) -> str:
     return "" if value is None else told(run.primary, value)
 
@@ -76,7 +72,11 @@ def _cards(facts: Facts) -> dict[str, Any]:
         *([state] if state[1] != "done" else []),
         *(_progress(facts) if state[1] == "running" else []),
         *(
-            (name or "student", _best(facts, name), _about(f"best val {run.primary}", run.model_of(name)))
+            (
+                name or "student",
+                _value(run, facts.best_val(name)),
+                _about(f"best val {run.primary}", run.model_of(name)),
+            )
             for name in run.students
         ),
         ("teacher", _value(run, (teacher.get("val") or {}).get(run.primary)), _about(f"val {run.primary}", teacher)),

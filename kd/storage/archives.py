@@ -83,10 +83,6 @@ def unpack(archive: Path, into: Path) -> None:
 
     By hand, as Python has a filter for that from 3.11.4 on alone.
 
-    Args:
-        archive: ``.tar``, compressed or not.
-        into: a folder; made where it is missing.
-
     Raises:
         UserError: not a tar file, a name in it that leads out of the folder, or a file larger than the disk's room.
     """

@@ -138,12 +138,6 @@ def _is_place(given: object) -> bool:
 class ShardSplit:
     """One split of a pack.
 
-    Args:
-        root: folder or URL of the pack.
-        index: the content of the split's index.
-        digest: a hash of it.
-        cache_bytes: see :class:`Shards`.
-
     Attributes:
         check: how the pictures are looked at before training. ``kd-pack`` has decoded them; what lies in an object
             store would have to be fetched.

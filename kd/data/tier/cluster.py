@@ -225,9 +225,6 @@ class RayCluster:
     def machines(self, gpus: bool = False) -> dict[str, tuple[str, int]]:
         """Name and cores of the machines that carry the label, by id.
 
-        Args:
-            gpus: those with GPUs, and how many, instead.
-
         Raises:
             RunError: this machine is no longer part of the cluster.
         """

@@ -88,13 +88,7 @@ class Job:
 
 
 class Stream:
-    """Batches of one pass over a loader, in its order.
-
-    Args:
-        work: number of the kind of batch.
-        batches: the keys of each.
-        most: bytes that may be asked for and not used.
-    """
+    """Batches of one pass over a loader, in its order."""
 
     def __init__(self, work: int, batches: Iterator[list[Key]], most: int) -> None:
         self.work, self.batches, self.most = work, batches, most

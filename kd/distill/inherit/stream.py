@@ -60,11 +60,6 @@ def projection_of(streams: list[Tensor], student: ViT, classes: int) -> Tensor:
 
     Every token counts by its direction alone, as a LayerNorm sees it; the class token as much as all patches
     together, since it alone is classified. A student with RMSNorm has room for one direction more.
-
-    Args:
-        streams: see :func:`teacher_streams`.
-        student: for its width and norms.
-        classes: number of class tokens, which come first.
     """
     teacher_width, width = streams[0].shape[-1], student.embed_dim
     room = width - 1 if centres(student.blocks[0].norm1) else width

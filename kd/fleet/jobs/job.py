@@ -2,7 +2,6 @@
 
 import re
 import secrets
-import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -109,10 +108,6 @@ class Job:
         key, _, value = item.partition("=")
         return f"{key}={place}/{value}" if key in ("recipe", "config") and value in self.files else item
 
-    def shell(self, place: str) -> str:
-        """The same as a line of a shell script."""
-        return shlex.join(self.command(place))
-
     def need(self, key: str, example: str) -> str:
         """The value of a key that this place can't do without.
 
@@ -156,7 +151,7 @@ def read_job(request: Request, own: dict[str, str]) -> Job:
         machines=machines,
         data_machines=data,
         spot=truth(own, "spot"),
-        hours=_hours(own, config),
+        hours=positive("hours", own.get("hours", str((config["monitor"]["max_hours"] or 23) + 1))),
         image=own.get("image"),
         processes=_processes(config, machines),
         runs_dir=folder_of_runs(runs_dir[-1] if runs_dir else config["runs_dir"], "kd-launch"),
@@ -232,11 +227,6 @@ def _prices(own: dict[str, str], machines: Machines, data: Machines | None) -> d
     table, kind = read_prices(Path(own["prices"]).expanduser()), ":spot" if truth(own, "spot") else ""
     groups = {"train": machines, **({"data": data} if data else {})}
     return {name: price_of([f"{group.count}*{group.type}{kind}"], table) for name, group in groups.items()}
-
-
-def _hours(own: dict[str, str], config: dict[str, Any]) -> float:
-    asked = own.get("hours", str((config["monitor"]["max_hours"] or 23) + 1))
-    return positive("hours", asked)
 
 
 def _job_name(own: dict[str, str], recipe: str, now: Callable[[], float] = time.time) -> str:
