@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import IO, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 MAX_PIXELS = 200_000_000
 LONGEST = 8  # Of a picture scaled to more than so many times its centre crop, the middle alone is scaled
@@ -107,19 +107,20 @@ def _middle(side: int, scaled: int, crop: int) -> int:
 def _eight_bits(image: Image.Image) -> Image.Image:
     """RGB of any mode; Pillow itself would clip grey values of 16 bits to white."""
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
-        upper = (np.array(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
+        upper = (np.asarray(image) >> 8).clip(0, 255).astype(np.uint8)
         grey = Image.fromarray(upper)
         grey.info = image.info
         return grey.convert("RGB")
     if image.mode in ("I", "F"):
         raise BadPicture("its samples have 32 bits; pictures have 8 or 16")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def upright(image: Image.Image) -> Image.Image:
     """A picture turned as its EXIF orientation says."""
     try:
-        return ImageOps.exif_transpose(image)
+        turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+        return ImageOps.exif_transpose(image) if turned else image  # Pillow would copy
     except Exception:  # damaged EXIF says nothing of the pixels
         return image
 

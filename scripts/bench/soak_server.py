@@ -37,8 +37,14 @@ from scripts.bench.harness import options, write
 
 ROOT = Path(__file__).parents[2]
 SIDE = 224
-OPEN = 1200
+OPEN = 400
 """Requests that may be under way; more are counted as not sent."""
+PREPARED = 2000
+"""Honest requests, each of other colours; made before the first is sent, so that the clients keep up."""
+LATE_S = 5.0
+"""A client that sends its request so long after it connected is counted apart: the server gives it 10 s."""
+MEMORY = 200 + 16 * 16 + 2 * (20 * 40 + 4 * 16)
+"""MB that the server may hold: itself; requests' bodies; two decoders: 20 bytes a pixel and copies of an upload."""
 FILES = 1024
 """That the server may open."""
 
@@ -72,6 +78,10 @@ def in_json(*pictures: bytes) -> bytes:
     return json.dumps({"images": [base64.b64encode(data).decode() for data in pictures]}).encode()
 
 
+def _of(body: bytes, **options: str) -> bytes:
+    return head(len(body), **options) + body
+
+
 def coloured(colour: tuple[int, ...], kind: str = "PNG") -> bytes:
     stream = io.BytesIO()
     Image.new("RGB", (320, 240), colour).save(stream, kind)
@@ -96,13 +106,21 @@ class Client:
         self.counts: Counter[tuple[str, int]] = Counter()
         self.wrong: list[str] = []
         self.seconds: list[float] = []
+        self.late = 0
+        self.prepared: list[tuple[list[tuple[int, ...]], bytes]] = []
+        for _ in range(PREPARED):
+            colours = [tuple(self.of.randrange(256) for _ in range(3)) for _ in range(self.of.choice((1, 1, 1, 3)))]
+            self.prepared.append((colours, _of(in_json(*map(coloured, colours)))))
 
     async def exchange(self, data: bytes, wait_s: float = 0.0) -> tuple[int, bytes]:
-        """One connection, one request; status 0: it was closed without an answer."""
+        """One connection, one request; status 0: it was closed without an answer, -1: so to a late client."""
+        begun = time.monotonic()
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         except OSError as error:
             return 0, repr(error).encode()
+        late = time.monotonic() > begun + LATE_S
+        self.late += late
         try:
             writer.write(data)
             await writer.drain()
@@ -112,16 +130,16 @@ class Client:
             body = reader.readexactly(int(length[1])) if length else reader.read()
             return int(answered.split()[1]), await asyncio.wait_for(body, 90)
         except (OSError, asyncio.IncompleteReadError) as error:
-            return 0, repr(error).encode()
+            return -late, repr(error).encode()
         finally:
             writer.close()
 
     async def honest(self) -> None:
-        """Up to three pictures of colours that no other request has."""
-        colours = [tuple(self.of.randrange(256) for _ in range(3)) for _ in range(self.of.choice((1, 1, 1, 3)))]
-        body = in_json(*map(coloured, colours))
+        """Up to three pictures of colours that no other request under way has."""
+        colours, request = self.prepared.pop()
         start = time.perf_counter()
-        status, answered = await self.exchange(head(len(body)) + body)
+        status, answered = await self.exchange(request)
+        self.prepared.insert(0, (colours, request))
         self.counts["honest", status] += 1
         if status == 200:
             self.seconds.append(time.perf_counter() - start)
@@ -133,7 +151,7 @@ class Client:
             )
             if not right:
                 self.wrong.append(f"{colours} -> {told}")
-        elif status != 503:
+        elif status not in (503, -1):
             self.wrong.append(f"honest: {status} {answered[:200]!r}")
 
     async def hostile(self) -> None:
@@ -142,17 +160,15 @@ class Client:
         make, right, wait_s = HOSTILE[name]
         status, answered = await self.exchange(make(self.of), wait_s)
         self.counts[name, status] += 1
-        if status not in (*right, 503):
+        if status not in (*right, 503, -1):
             self.wrong.append(f"{name}: {status} {answered[:200]!r}")
-
-
-def _of(body: bytes, **options: str) -> bytes:
-    return head(len(body), **options) + body
 
 
 GOOD = in_json(coloured((1, 2, 3)))
 JPEG = coloured((9, 99, 199), "JPEG")
-BOMB, THIN, LONG = black(30_000, 30_000), black(1, 100_000), black(1, 30_000_000)
+BOMB, THIN, LONG = (_of(in_json(black(*size))) for size in ((30_000, 30_000), (1, 100_000), (1, 30_000_000)))
+MANY, NESTED, HUGE = _of(in_json(*[JPEG] * 33)), _of(b"[" * 500_000), _of(b" " * 40_000_000)
+VALUES, HALF = _of(b'{"images": [' + b"[]," * 300_000 + b"[]]}"), head(4_000_000) + b'{"image": "' + b"A" * 2_000_000
 FORM = b'--x\r\nContent-Disposition: form-data; name="f"; filename="\\ud800"\r\n\r\n' + JPEG + b"\r\n--x--\r\n"
 # By name: a request, the statuses that are right beside 503, seconds before its answer is read. 0 is right where the
 # server may answer and close while the client still sends.
@@ -160,19 +176,19 @@ KIND = "multipart/form-data; boundary=x"
 HOSTILE: dict[str, tuple[Callable[[random.Random], bytes], tuple[int, ...], float]] = {
     "truncated picture": (lambda of: _of(in_json(JPEG[: of.randrange(2, len(JPEG) // 2)])), (415,), 0),
     "turned bits": (lambda of: _of(in_json(JPEG[:300] + of.randbytes(40) + JPEG[340:])), (200, 413, 415), 0),
-    "30,000 x 30,000": (lambda of: _of(in_json(BOMB)), (413,), 0),
-    "1 x 100,000": (lambda of: _of(in_json(THIN)), (200,), 0),
-    "1 x 30,000,000": (lambda of: _of(in_json(LONG)), (200, 413), 0),
-    "33 pictures": (lambda of: _of(in_json(*[JPEG] * 33)), (413,), 0),
-    "nested lists": (lambda of: _of(b"[" * 500_000), (400, 0), 0),
-    "many values": (lambda of: _of(b'{"images": [' + b"[]," * 300_000 + b"[]]}"), (400, 0), 0),
+    "30,000 x 30,000": (lambda of: BOMB, (413,), 0),
+    "1 x 100,000": (lambda of: THIN, (200,), 0),
+    "1 x 30,000,000": (lambda of: LONG, (200, 413), 0),
+    "33 pictures": (lambda of: MANY, (413,), 0),
+    "nested lists": (lambda of: NESTED, (400, 0), 0),
+    "many values": (lambda of: VALUES, (400, 0), 0),
     "a form's odd charset": (lambda of: _of(FORM, kind=f"{KIND}; charset=unicode_escape"), (200,), 0),
     "top of 5,000 digits": (lambda of: _of(GOOD, path="/predict?top=" + "9" * 5000), (400,), 0),
     "another host": (lambda of: _of(GOOD, host="evil.example"), (403,), 0),
-    "40 MB": (lambda of: _of(b" " * 40_000_000), (413, 0), 0),
+    "40 MB": (lambda of: HUGE, (413, 0), 0),
     "no HTTP": (lambda of: of.randbytes(4096) + b"\r\n\r\n", (400, 0), 0),
     "half-sent headers": (lambda of: b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", (0,), 15),
-    "half-sent body": (lambda of: head(4_000_000) + b'{"image": "' + b"A" * 2_000_000, (408, 0), 40),
+    "half-sent body": (lambda of: HALF, (408, 0), 40),
 }  # fmt: skip
 
 
@@ -225,6 +241,8 @@ async def soak(process: "subprocess.Popen[str]", port: int, args: argparse.Names
         client, args.factor * able, 60 * args.minutes, args.hostile, lambda: process.poll() is not None
     )
     ended.set()
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    most = int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024 if "VmHWM" in status else 0  # type: ignore[index]
     alive = process.poll() is None
     process.send_signal(signal.SIGTERM)
     told, _ = await asyncio.to_thread(process.communicate, timeout=60)
@@ -240,16 +258,17 @@ async def soak(process: "subprocess.Popen[str]", port: int, args: argparse.Names
         f"{args.hostile:.0%} hostile; {left_out:,} left out ({OPEN} were under way).",
         "",
         f"Wrong answers: {sum(': ' not in line for line in client.wrong)}; honest requests that were closed without "
-        f"one: {client.counts['honest', 0]:,}; all that is wrong: {len(client.wrong)}. Alive at the end: {alive}; exit "
-        f"status {process.returncode}; lines of log: {max(0, told.count(chr(10)) - 1)}.",
+        f"one: {client.counts['honest', 0]:,} (and {client.counts['honest', -1]:,} of {client.late:,} clients that "
+        f"sent later than {LATE_S:g} s after they connected); all that is wrong: {len(client.wrong)}. Alive then: "
+        f"{alive}; exit status {process.returncode}; lines of log: {max(0, told.count(chr(10)) - 1)}.",
         f"Honest requests that were answered: median {statistics.median(seconds):.2f} s, p99 "
         f"{seconds[len(seconds) * 99 // 100]:.2f} s.",
         "",
         "Memory in tenths of the time, MB (median, most): " + ", ".join(
             f"{statistics.median(part):.0f} {max(part):.0f}" for part in parts if part
-        ) + ".",
+        ) + f". At no moment more than {most:.0f}; bound: {MEMORY}.",
         "",
-        "| requests | status: count (0: closed without an answer) |",
+        "| requests | status: count (0: closed without an answer; -1: so to a late client) |",
         "|---|---|",
         *rows,
         *(f"\nWrong: {line}" for line in client.wrong[:20]),

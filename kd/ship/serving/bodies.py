@@ -3,10 +3,9 @@
 import base64
 import binascii
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
@@ -96,18 +95,10 @@ async def _multipart(request: Request, limits: Limits, share: Share) -> list[Upl
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError) as error:  # a charset may raise any ValueError
         raise Refused(400, f"the form can't be read: {getattr(error, 'message', error)}") from error
-    async with _closing(form):
+    try:
         files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
         names = [(file.filename or "").encode("utf-8", "replace").decode() for file in files]  # lone surrogates
-        return [
-            (name or f"picture {i}", await file.read()) for i, (name, file) in enumerate(zip(names, files, strict=True))
-        ]
-
-
-@asynccontextmanager
-async def _closing(form: FormData) -> AsyncIterator[None]:
-    try:
-        yield
+        return [(names[i] or f"picture {i}", await file.read()) for i, file in enumerate(files)]
     finally:
         await form.close()
 

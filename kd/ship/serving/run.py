@@ -6,8 +6,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import uvicorn
@@ -21,36 +22,73 @@ GRACE_S = 5  # On top of a request's time-out, for the last answers
 HEADERS_S = 10.0  # A client has so long for a request's headers
 DRAIN_S = 1.0  # Open connections are answered for so long after SIGTERM, then closed
 WAITING = 2048  # Connections that the system keeps until they are accepted
+LINGER_S = 2.0  # A connection that the server ends is read for so long: else its answer could be lost
+LINGERING = 3  # One connection that is read so, for as many that are open
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+class _Lingering:
+    """A transport that calls ``end`` where it would be closed."""
+
+    def __init__(self, transport: asyncio.Transport, end: Callable[[], None]) -> None:
+        self._transport, self.close, self.ended = transport, end, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self.ended or self._transport.is_closing()
 
 
 class _Connection(H11Protocol):
     """uvicorn's, of which no stage lasts for ever: headers take seconds, a request and its answer their time-out.
 
-    A connection above the bound takes the place of the one that has sent no whole request for longest: 503.
+    A connection above the bound takes the place of the one that has sent no whole request for longest: 503. What a
+    client sends after the server has ended a connection is read and dropped for a while: closing a socket with unread
+    bytes would reset it, and the client would lose an answer that was sent.
+
+    Args:
+        most: connections, of which the server has ended none; a third as many that it has are read.
     """
 
     _due: asyncio.TimerHandle
+    _socket: asyncio.Transport
+    _ended = False
+
+    def __init__(self, *args: Any, most: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._most = most
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._socket = transport
+        super().connection_made(cast(asyncio.Transport, _Lingering(transport, self._end)))
         self._watch()
-        if len(self.connections) <= cast(int, self.limit_concurrency) - self.config.backlog:
+        open_ones = cast("set[_Connection]", self.connections)
+        if len(open_ones) <= self._most:
             return
-        others = [c for c in cast("set[_Connection]", self.connections) if c.idle and c is not self]
-        least = min(others, key=lambda c: c._due.when(), default=self)
-        self.connections.discard(least)
-        if least.cycle is None:
-            least.transport.write(FULL)
-        least.transport.close()
+        by_age = sorted(open_ones, key=lambda c: c._due.when())
+        ended = [c for c in by_age if c._ended]
+        if len(by_age) - len(ended) > self._most:
+            least = next((c for c in by_age if c.idle and not c._ended and c is not self), self)
+            if least.cycle is None:
+                least._socket.write(FULL)
+            least._end()
+        if len(ended) > self._most // LINGERING:
+            self.connections.discard(ended[0])  # its own end comes after the next connections' begin
+            ended[0]._socket.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._due.cancel()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        if not self._ended:
+            super().data_received(data)
+
     def on_response_complete(self) -> None:
-        self._due.cancel()
-        self._watch()
+        if not self._ended:
+            self._due.cancel()
+            self._watch()
         super().on_response_complete()
 
     @property
@@ -63,9 +101,24 @@ class _Connection(H11Protocol):
 
     def _late(self, cycle: object, idle: bool) -> None:
         if self.cycle is cycle and self.idle == idle:
-            self.transport.abort()
+            self._socket.abort()
         else:
             self._watch()
+
+    def _end(self) -> None:
+        """Sends what is written and no more; reads until the client ends too, or for a while."""
+        if self.transport.is_closing():
+            return
+        self._ended = cast(_Lingering, self.transport).ended = True
+        self._due.cancel()
+        unsent = self._socket.get_write_buffer_size()
+        allowed = cast(float, self.config.timeout_graceful_shutdown) if unsent else LINGER_S
+        self._due = self.loop.call_later(allowed, self._socket.abort)
+        self._socket.resume_reading()
+        try:
+            self._socket.write_eof()
+        except OSError:  # the client has gone
+            self._socket.abort()
 
 
 class _Uvicorn(uvicorn.Server):
@@ -132,8 +185,9 @@ def serve(server: Server, listening: socket.socket) -> None:
     """Blocks until it is stopped."""
     most, at_once = connections(server.limits)
     config = uvicorn.Config(
-        server.app(), http=_Connection, ws="none", log_level="error", access_log=False, lifespan="on",
-        server_header=False, limit_concurrency=most + at_once, backlog=at_once,
+        server.app(), http=partial(_Connection, most=most), ws="none",  # type: ignore[arg-type]
+        log_level="error", access_log=False, lifespan="on",
+        server_header=False, limit_concurrency=2 * most + at_once, backlog=at_once,
         timeout_graceful_shutdown=round(server.limits.timeout_s) + GRACE_S,
     )  # fmt: skip
     asyncio.run(_Uvicorn(config, server).serve(sockets=[listening]))
@@ -142,8 +196,8 @@ def serve(server: Server, listening: socket.socket) -> None:
 def connections(limits: Limits) -> tuple[int, int]:
     """How many may be open and how many are accepted at a time; a few times these are open for a moment.
 
-    Half of the files that the process may open are left to that, and to all else.
+    Half of the files that the process may open are left to that, and to all else; an eighth to those that are ending.
     """
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     files = 1 << 20 if files < 0 else files
-    return min(files // 2, max(1024, 2 * limits.queue)), max(1, min(128, files // 16))
+    return min(3 * files // 8, max(1024, 2 * limits.queue)), max(1, min(128, files // 16))

@@ -150,6 +150,27 @@ def test_half_sent_headers_hold_nobody_up(model: Path) -> None:
         assert process.stdout.read() == "kd-serve: stopped\n"  # type: ignore[union-attr]
 
 
+def test_a_request_that_meets_a_closing_connection_reads_its_answer(model: Path) -> None:
+    """Of a client that was still to send, as another took its place; and of one whose body was not waited for."""
+    body = in_json(picture())
+    with serving(model, files=128) as (port, _), ExitStack() as opened:
+        first = opened.enter_context(connect(port))
+        for _ in range(56):  # 48 may be open, 16 more are read
+            opened.enter_context(connect(port))
+        time.sleep(0.5)
+        first.sendall(head(len(body)) + body[:9])
+        time.sleep(0.2)  # clients give up where sending meets a reset, though an answer may have come
+        first.sendall(body[9:])
+        assert receive(first)[0] == 503
+        assert ask(port, body)[0] == 200
+        with connect(port) as refused:
+            refused.sendall(head(900_000, Host="evil.example", Connection="close") + b" " * 100_000)
+            for _ in range(8):
+                time.sleep(0.05)
+                refused.sendall(b" " * 100_000)
+            assert receive(refused)[0] == 403
+
+
 def test_headers_are_awaited_for_seconds_however_they_trickle(model: Path) -> None:
     with serving(model, before="import kd.ship.serving.run\nkd.ship.serving.run.HEADERS_S = 1.0") as (port, _):
         body = in_json(picture())
@@ -278,6 +299,22 @@ def test_unfinished_uploads_hold_bounded_memory_and_leave_room_for_small_ones(mo
             except TimeoutError:
                 statuses.append(-1)  # its last byte is awaited
         assert statuses.count(503) >= 20 and statuses.count(-1) >= 10 and statuses.count(503) + statuses.count(-1) == 40
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+@pytest.mark.parametrize(("mode", "most"), [("RGB", 5), ("I;16", 8)])
+def test_a_decoded_picture_takes_bounded_memory(tmp_path: Path, mode: str, most: int) -> None:
+    """Bytes a pixel: of one copy of four, and of what Pillow and numpy hold beside it."""
+    Image.new(mode, (5000, 4000)).save(tmp_path / "x.png")
+    code = (
+        "import sys\nfrom kd.storage.decoding import decoded, open_picture\n"
+        "def most(): return next(int(line.split()[1]) for line in open('/proc/self/status') if 'VmHWM' in line)\n"
+        "before = most()\nwith open(sys.argv[1], 'rb') as file: decoded(open_picture(file))\n"
+        "print((most() - before) * 1024 / 20e6)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "x.png")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert float(done.stdout) < most
 
 
 def test_lists_of_pictures_are_counted_before_they_are_decoded(port: int) -> None:
