@@ -48,7 +48,8 @@ def _say_data(cli: "KDCLI", say: Callable[..., None]) -> None:
     """What there is to learn from, and what is odd about it."""
     info = cli.datamodule.info
     say(f"data: {cli.datamodule.source.describe()}", flush=True)
-    left_out = f", {len(cli.datamodule.skipped)} damaged left out" if cli.datamodule.skipped else ""
+    bad = cli.datamodule.skipped
+    left_out = f", {len(bad)} damaged left out ({'; '.join(bad[:3])}{' ...' * (len(bad) > 3)})" if bad else ""
     without = f" ({info.unlabeled} without a label)" if info.unlabeled else ""
     say(
         f"      {info.train} training{without} and {info.val} validation pictures, "

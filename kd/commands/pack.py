@@ -29,6 +29,7 @@ def run(request: Request) -> int:
     request.overrides = [item for item in request.overrides if item.split("=", 1)[0] not in own]
     args = request.parser_args()
     from kd.data.pack import pack
+    from kd.data.sources import labelled
     from kd.run.parser import KDCLI, build_data
     from kd.run.quiet import quiet_libraries
 
@@ -37,7 +38,7 @@ def run(request: Request) -> int:
     for name in ("train", "val"):
         if name == "val" and not source.has(name):
             continue  # held out of train where the pack is trained on
-        split = source.load(name)
+        split = labelled(source.load(name), name)
         size = pack(split, source.classes, own["out"].rstrip("/"), name, int(side) if side else None, source=source)
         print(f"{name}: {len(split.targets)} pictures, {size / 1e6:,.1f} MB in {own['out']}", flush=True)
     print(f"train with data.source=Shards data.source.root={own['out']}")

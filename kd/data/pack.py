@@ -12,7 +12,7 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as tvf
 
 from kd.data.pictures import decode, encode_grey, encode_jpeg
-from kd.data.sources import Source, Split
+from kd.data.sources import Source, Split, named
 from kd.data.targets import Masks, Targets
 from kd.errors import UserError, first_line
 from kd.progress import bar
@@ -106,9 +106,9 @@ def _mask(split: Split, i: int, packed: bytes) -> bytes:
     try:
         picture, mask = decode(split.read(i)), torch.as_tensor(split.target(i))
     except (RuntimeError, OSError) as error:
-        raise UserError(f"data.source: {split.name(i)} can't be read: {error}") from error
+        raise UserError(f"data.source: {named(split, i)} can't be read: {error}") from error
     if mask.shape[1:] != picture.shape[1:]:
-        raise UserError(f"data.source: {split.name(i)} and its mask differ in size")
+        raise UserError(f"data.source: {named(split, i)} and its mask differ in size")
     size = list(decode(packed).shape[1:])
     return encode_grey(tvf.resize(tv_tensors.Mask(mask), size) if list(mask.shape[1:]) != size else mask)
 
@@ -119,7 +119,7 @@ def _resized(split: Split, i: int, short_side: int | None) -> tuple[bytes, str]:
         data = split.read(i)
         picture = decode(data)
     except (RuntimeError, OSError) as error:
-        raise UserError(f"data.source: {split.name(i)} can't be read: {error}") from error
+        raise UserError(f"data.source: {named(split, i)} can't be read: {error}") from error
     if short_side is None or min(picture.shape[-2:]) <= short_side:
         return data, "png" if data.startswith(b"\x89PNG") else "jpg"
     smaller = tvf.resize(picture, [short_side], antialias=True)

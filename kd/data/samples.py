@@ -11,7 +11,7 @@ from torchvision.transforms import v2
 from kd.data.batch import Batch
 from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sampler import Key
-from kd.data.sources import Source, Split, fetch, printable
+from kd.data.sources import Source, Split, fetch, named
 from kd.data.targets import Targets
 from kd.data.transforms import MixPairs, seeded
 
@@ -47,7 +47,7 @@ class PictureSet(Dataset[Sample]):
             with seeded(self.seed, index, epoch):
                 return (*self.kind.view(self.transform, picture, target, self.ignore_index), key)
         except (RuntimeError, OSError) as error:
-            raise RuntimeError(f"{printable(self.split.name(index))} can't be read: {error}") from error
+            raise RuntimeError(f"{named(self.split, index)} can't be read: {error}") from error
 
 
 class Collate:

@@ -9,7 +9,7 @@ from kd.data.held_out import held_out
 from kd.data.probe import KEY
 from kd.data.probe import load as load_probe
 from kd.data.scan import scan, usual
-from kd.data.sources import FileSplit, Source, Split, Subset, labelled_folder, printable
+from kd.data.sources import FileSplit, Source, Split, Subset, labelled, labelled_folder, named, printable
 from kd.data.sources.places import joined, place_of
 from kd.data.sources.unlabelled import Joined, unlabelled_folder
 from kd.errors import UserError
@@ -105,7 +105,8 @@ class Splits:
         """A split without its damaged pictures; the first call for it checks them, see :meth:`prepare_data`."""
         if name not in self._splits:
             labels = ["probe train", "probe val"] if name == "probe" else [name, "unlabeled"]
-            whole = [self._checked(part, label) for part, label in zip(self.listed(name), labels, strict=False)]
+            parts = [labelled(*part) for part in zip(self.listed(name), labels, strict=False)]
+            whole = [self._checked(part, label) for part, label in zip(parts, labels, strict=False)]
             self._splits[name] = Joined(*whole) if len(whole) > 1 else whole[0]
         return self._splits[name]
 
@@ -114,10 +115,10 @@ class Splits:
         self._pictures[name] = [digest for i, digest in enumerate(digests) if i not in bad] or _paths(split)
         if not bad:
             return split
-        listed = [f"{printable(split.name(i))} ({reason})" for i, reason in bad.items()]
+        listed = [f"{named(split, i)} ({reason})" for i, reason in bad.items()]
         if self.on_bad_image == "stop":
             more = f" and {len(listed) - 10} more" if len(listed) > 10 else ""
-            key = KEY if name.startswith("probe") else "data.source"
+            key = {"unlabeled": "data.unlabeled"}.get(name, KEY if name.startswith("probe") else "data.source")
             raise UserError(
                 f"{key}: {len(listed)} damaged picture{'s' * (len(listed) > 1)}: {', '.join(listed[:10])}{more}; "
                 "mend them, or leave them out with data.on_bad_image=skip"

@@ -1,7 +1,9 @@
 """Sources, the order of samples, views, damaged pictures."""
 
 import json
+import re
 import shutil
+import tarfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,16 @@ from kd.cli import train_main
 from kd.data import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.sampler import EvalBatches, TrainBatches
-from kd.data.sources import Food101, FoodTagMini, HuggingFace, ImageFolder, Manifest, SegmentationFolder
+from kd.data.sources import (
+    Food101,
+    FoodTagMini,
+    HuggingFace,
+    ImageFolder,
+    Manifest,
+    SegmentationFolder,
+    Source,
+    WebDataset,
+)
 from kd.errors import UserError
 from kd.run.settings import Augment
 from tests._helpers import CLASSES, draw_folder
@@ -363,6 +374,55 @@ def test_a_picture_damaged_after_the_check_is_named(tmp_path: Path) -> None:
         path.write_bytes(b"gone bad")
     with pytest.raises(RuntimeError, match=r"train/dates/0\d.jpg can't be read"):
         epoch_of(data, 0)
+
+
+@pytest.mark.parametrize("kind", ["folder", "manifest", "shards"])
+def test_messages_name_the_split_of_a_damaged_picture(tmp_path: Path, kind: str) -> None:
+    """By the check, when it is left out, and when it is damaged after the check; in the loader's workers too."""
+    root = draw_folder(tmp_path / "damaged", train=4, val=4)
+    source: Source = ImageFolder(str(root))
+    if kind != "folder":
+        for name in ("train", "val"):
+            split = source.load(name)
+            (root / f"{name}.csv").write_text(
+                "path,label\n" + "".join(f"{p},{Path(p).parent.name}\n" for p in split.paths)
+            )
+        source = Manifest(str(root / "train.csv"), str(root / "val.csv"))
+    if kind == "shards":
+        for name in ("train", "val"):
+            with tarfile.open(root / f"{name}.tar", "w") as tar:
+                for i, path in enumerate(ImageFolder(str(root)).load(name).paths):
+                    tar.add(path, f"{i:02d}.jpg")
+                    (root / "label").write_text(Path(path).parent.name)
+                    tar.add(root / "label", f"{i:02d}.txt")
+        source = WebDataset(str(root / "train.tar"), str(root / "val.tar"), label="txt")
+    more = draw_folder(tmp_path / "more", train=4, val=1) / "train"
+    bad = {"train": root / "train/apple/00.jpg", "val": root / "val/bread/01.jpg", "unlabeled": more / "apple/00.jpg"}
+    later = DistillationDataModule(
+        source, img_size=32, batch_size=8, unlabeled=str(more), unlabeled_ratio=1.0, num_workers=1
+    )
+    later.prepare_data()
+    for part, file in bad.items():
+        whole = file.read_bytes()
+        place, name = file, file.name
+        if kind == "shards" and part != "unlabeled":
+            place = root / f"{part}.tar"
+            name = "00" if part == "train" else "05"
+        content = place.read_bytes()
+        assert content.count(whole) == 1
+        place.write_bytes(content.replace(whole, whole[:20] + bytes(len(whole) - 20)))
+        named = rf"{part}: \S*{name}\S* "
+        options = {"img_size": 32, "batch_size": 8, "unlabeled": str(more)}
+        key = "data.unlabeled" if part == "unlabeled" else "data.source"
+        with pytest.raises(UserError, match=rf"{key}: 1 damaged picture: {named}\("):
+            DistillationDataModule(source, **options).prepare_data()
+        skipping = DistillationDataModule(source, on_bad_image="skip", **options)
+        skipping.prepare_data()
+        assert len(skipping.skipped) == 1 and re.match(named, skipping.skipped[0])
+        loader = later.val_dataloader() if part == "val" else None
+        with pytest.raises(RuntimeError, match=rf"{named}can't be read: "):
+            list(loader) if loader else epoch_of(later, 0)
+        place.write_bytes(content)
 
 
 def test_formats_and_colour_modes(tmp_path: Path) -> None:

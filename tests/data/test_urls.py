@@ -232,7 +232,10 @@ def test_mistakes_by_url_are_told_in_a_line(
         (f"{folder}{s3}/nothing", "data.source.root: there is no folder s3://food/nothing/train"),
         (f"{folder}{s3}/one", "one class ('apple') leaves nothing to tell apart"),
         (f"data.source={lists % f'{s3}/gone.csv'}", "s3://food/mini/gone.jpg (there is no s3://food/mini/gone.jpg)"),
-        (f"{folder}{s3}/mini", "data.source: 1 damaged picture: s3://food/mini/train/apple/99.jpg (not a picture"),
+        (
+            f"{folder}{s3}/mini",
+            "data.source: 1 damaged picture: train: s3://food/mini/train/apple/99.jpg (not a picture",
+        ),
     ):
         assert train_main([f"recipe={recipe}", item]) == 2, item
         assert message in capsys.readouterr().err, item

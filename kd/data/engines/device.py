@@ -15,7 +15,7 @@ from torchvision.transforms.v2 import functional as tvf
 
 from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sampler import Key
-from kd.data.sources import Source, Split, fetch, printable
+from kd.data.sources import Source, Split, fetch, named
 from kd.data.targets import Targets
 from kd.data.transforms import MixPairs, seeded, train_transform
 from kd.errors import UserError
@@ -106,7 +106,7 @@ class CutSet(torch.utils.data.Dataset[tuple[Any, Recipe, Any, Key]]):
             picture, height, width = self.opened(self.split.read(index))
             target = self.split.target(index)
         except (RuntimeError, OSError) as error:
-            raise RuntimeError(f"{printable(self.split.name(index))} can't be read: {error}") from error
+            raise RuntimeError(f"{named(self.split, index)} can't be read: {error}") from error
         with seeded(self.seed, index, view):
             recipe = draw(self.chain, height, width, self.size)
         target = self.kind.cut(target, recipe.box, (height, width), self.ignore_index)

@@ -13,6 +13,8 @@ from kd.data.sources.base import (
     fetch,
     fingerprint,
     identity,
+    labelled,
+    named,
     stamp_of,
 )
 from kd.data.sources.files import FileSplit, printable, said
@@ -51,7 +53,9 @@ __all__ = [
     "fetch",
     "fingerprint",
     "identity",
+    "labelled",
     "labelled_folder",
+    "named",
     "pictures_below",
     "printable",
     "said",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kd.data.batch import Target
-from kd.data.sources.files import FileSplit
+from kd.data.sources.files import FileSplit, printable
 from kd.data.targets import Targets
 from kd.machine import cache_dir as cache_dir
 
@@ -76,6 +76,7 @@ class Subset:
         self.split, self.keep = split, list(keep)
         self.targets = [split.targets[i] for i in self.keep]
         self.check = getattr(split, "check", None)
+        self.label = getattr(split, "label", "")
 
     def read(self, i: int) -> bytes:
         """The encoded picture ``i``."""
@@ -134,6 +135,20 @@ def size_of(split: Split, i: int) -> int:
     with suppress(OSError):  # not every source has files
         return Path(split.name(i)).stat().st_size
     return 0
+
+
+def labelled(split: Split, label: str) -> Split:
+    """The same split, of which messages say which one it is."""
+    with suppress(AttributeError):  # one of someone's own may take no attributes
+        split.label = label  # type: ignore[attr-defined]
+    return split
+
+
+def named(split: Split, i: int) -> str:
+    """How messages name a picture: its split, where a run has named it, and its file."""
+    part = split.part(i)[0] if hasattr(split, "part") else split
+    label = getattr(part, "label", "")
+    return f"{label}: {printable(split.name(i))}" if label else printable(split.name(i))
 
 
 def stamp_of(split: Split, i: int) -> str:

@@ -69,36 +69,36 @@ class Joined:
         self.border = len(labelled.targets)
         self.targets: Sequence[Any] = [*labelled.targets, *unlabelled.targets]
 
-    def _at(self, i: int) -> tuple[Split, int]:
+    def part(self, i: int) -> tuple[Split, int]:
         return (self.parts[0], i) if i < self.border else (self.parts[1], i - self.border)
 
     def read(self, i: int) -> bytes:
         """The encoded picture ``i``."""
-        split, j = self._at(i)
+        split, j = self.part(i)
         return split.read(j)
 
     def name(self, i: int) -> str:
-        split, j = self._at(i)
+        split, j = self.part(i)
         return split.name(j)
 
     def target(self, i: int) -> Target:
         """Its target; -1 without a label."""
-        split, j = self._at(i)
+        split, j = self.part(i)
         return split.target(j)
 
     def stamp(self, i: int) -> str:
-        return stamp_of(*self._at(i))
+        return stamp_of(*self.part(i))
 
     def key(self, i: int) -> str:
-        return key_of(*self._at(i))
+        return key_of(*self.part(i))
 
     def fetch(self, numbers: Iterable[int]) -> None:
-        places = [self._at(i) for i in numbers]
+        places = [self.part(i) for i in numbers]
         for part in self.parts:
             fetch(part, [j for split, j in places if split is part])
 
     def size(self, i: int) -> int:
-        return size_of(*self._at(i))
+        return size_of(*self.part(i))
 
     def changed(self) -> float:
         """When a picture of either part was changed last."""
