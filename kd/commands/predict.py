@@ -264,7 +264,8 @@ def _write_mask(stem: Path, logits: "torch.Tensor", shape: tuple[int, int], pale
     import torch
     from PIL import Image
 
-    ids = torch.nn.functional.interpolate(logits[None], shape, mode="bilinear")[0].argmax(0).byte().numpy()
+    numbers = torch.nn.functional.interpolate(logits[None], shape, mode="bilinear")[0].argmax(0).numpy()
+    ids = numbers.astype("uint8" if len(palette) <= 256 else "uint16")  # as the server's answers are
     stem.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(ids).save(stem.with_name(f"{stem.name}.ids.png"))
     Image.fromarray(palette[ids]).save(stem.with_name(f"{stem.name}.colours.png"))

@@ -103,7 +103,8 @@ def inside(folder: Path, name: str, where: str) -> Path:
         UserError: it leads out of the folder, by ``..`` or by a link.
     """
     file = folder / name
-    if file.name in ("", "..") or not file.resolve().is_relative_to(folder.resolve()):
+    plain = "\0" not in name and file != folder and file.name != ".."
+    if not (plain and file.resolve().is_relative_to(folder.resolve())):
         raise UserError(f"{where}: '{name[:200]}' leads out of {folder}")
     return file
 

@@ -130,8 +130,8 @@ class Segmentation(Task):
 
 
 def colours(classes: int) -> np.ndarray:
-    """A palette ``(256, 3)``, uint8: the classes by evenly turned hues of alternating brightness, all others black."""
-    palette = np.zeros((256, 3), np.uint8)
+    """A palette ``(256+, 3)``, uint8: the classes by evenly turned hues of alternating brightness, all others black."""
+    palette = np.zeros((max(256, classes), 3), np.uint8)
     for i in range(classes):
         hue, value = round(255 * (i * 0.61803398875 % 1)), (255, 190, 140)[i % 3]
         palette[i] = np.array(Image.new("HSV", (1, 1), (hue, 200, value)).convert("RGB"))[0, 0]

@@ -272,6 +272,7 @@ async def soak(process: "subprocess.Popen[str]", port: int, args: argparse.Names
         "|---|---|",
         *rows,
         *(f"\nWrong: {line}" for line in client.wrong[:20]),
+        *(["", "```", *told.splitlines()[:40], "```"] if told.count("\n") > 1 else []),
     ]  # fmt: skip
 
 

@@ -287,7 +287,7 @@ def test_a_bucket_writes_below_the_cache_alone(
 
     (tmp_path / "cache" / "x").mkdir(parents=True, exist_ok=True)
     (tmp_path / "cache" / "x" / "link").symlink_to(tmp_path)
-    for name in ("../../victim", "/victim", "link/victim", "a/../../../victim", ".."):
+    for name in ("../../victim", "/victim", "link/victim", "a/../../../victim", "..", ".", "", "a\0b"):
         with pytest.raises(UserError, match="leads out of"):
             inside(tmp_path / "cache" / "x", name, "resume")
     for url in ("reference::file:///tmp/x", "zip://x::file:///tmp/x.zip", "s3://../../victim/runs/food/000"):

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, cast
 
 import uvicorn
@@ -46,34 +45,28 @@ class _Connection(H11Protocol):
     A connection above the bound takes the place of the one that has sent no whole request for longest: 503. What a
     client sends after the server has ended a connection is read and dropped for a while: closing a socket with unread
     bytes would reset it, and the client would lose an answer that was sent.
-
-    Args:
-        most: connections, of which the server has ended none; a third as many that it has are read.
     """
 
+    most: int  # connections that the server has not ended; a third as many that it has are read
     _due: asyncio.TimerHandle
     _socket: asyncio.Transport
     _ended = False
-
-    def __init__(self, *args: Any, most: int, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._most = most
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._socket = transport
         super().connection_made(cast(asyncio.Transport, _Lingering(transport, self._end)))
         self._watch()
         open_ones = cast("set[_Connection]", self.connections)
-        if len(open_ones) <= self._most:
+        if len(open_ones) <= self.most:
             return
         by_age = sorted(open_ones, key=lambda c: c._due.when())
         ended = [c for c in by_age if c._ended]
-        if len(by_age) - len(ended) > self._most:
+        if len(by_age) - len(ended) > self.most:
             least = next((c for c in by_age if c.idle and not c._ended and c is not self), self)
             if least.cycle is None:
                 least._socket.write(FULL)
             least._end()
-        if len(ended) > self._most // LINGERING:
+        if len(ended) > self.most // LINGERING:
             self.connections.discard(ended[0])  # its own end comes after the next connections' begin
             ended[0]._socket.abort()
 
@@ -185,7 +178,7 @@ def serve(server: Server, listening: socket.socket) -> None:
     """Blocks until it is stopped."""
     most, at_once = connections(server.limits)
     config = uvicorn.Config(
-        server.app(), http=partial(_Connection, most=most), ws="none",  # type: ignore[arg-type]
+        server.app(), http=type("_Bounded", (_Connection,), {"most": most}), ws="none",
         log_level="error", access_log=False, lifespan="on",
         server_header=False, limit_concurrency=2 * most + at_once, backlog=at_once,
         timeout_graceful_shutdown=round(server.limits.timeout_s) + GRACE_S,

@@ -401,6 +401,24 @@ def test_masks_of_more_than_256_classes_keep_their_ids() -> None:
         assert found["shares"][0] == {"label": f"c{count - 1}", "p": 0.5}
 
 
+def test_kd_predict_keeps_them_too(tmp_path: Path) -> None:
+    import torch
+
+    from kd.commands.predict import _write_mask
+    from kd.tasks.segmentation import colours
+
+    for count, mode in ((256, "L"), (300, "I;16")):
+        logits, palette = torch.zeros(count, 2, 3), colours(count)
+        logits[count - 1, :, 1:] = 1
+        _write_mask(tmp_path / "sub" / "x.jpg", logits, (2, 3), palette)
+        with (
+            Image.open(tmp_path / "sub" / "x.jpg.ids.png") as ids,
+            Image.open(tmp_path / "sub" / "x.jpg.colours.png") as drawn,
+        ):
+            assert ids.mode == mode and np.array_equal(np.asarray(ids), [[0, count - 1, count - 1]] * 2)
+            assert np.array_equal(np.asarray(drawn)[0, 2], palette[count - 1])
+
+
 def test_an_answer_that_is_no_number_is_refused() -> None:
     with pytest.raises(ValueError, match="NaN or infinite"):
         answer(np.array([0.0, np.nan, 1.0], np.float32), ABOUT, 5)
