@@ -49,10 +49,7 @@ def check_plain(tree: object) -> None:
 def check_file(file: Path, content: Mapping[Any, Any], trusted: Iterable[str]) -> None:
     """Refuses what a file from elsewhere must not name.
 
-    Args:
-        file: a YAML file.
-        content: what it holds.
-        trusted: modules that the user trusts beyond :data:`PACKAGES`.
+    ``trusted`` are modules that the user trusts beyond :data:`PACKAGES`.
 
     Raises:
         UserError: a class of another package, something that is no class, an interpolation that looks outside, or a
@@ -83,10 +80,6 @@ def vouched(contents: Mapping[Path, Any], overrides: Iterable[object], trusted: 
 
 def check_resolved(config: Mapping[Any, Any], trusted: list[str]) -> None:
     """Refuses in settings as they will be built, whatever they were written as, what :func:`check_file` refuses.
-
-    Args:
-        config: after interpolation, with today's class paths.
-        trusted: what the user stands for, see :func:`vouched`.
 
     Raises:
         UserError: likewise.

@@ -45,11 +45,6 @@ def opened(
 ) -> Iterator[Iterator[tuple[tarfile.TarInfo, IO[bytes]]]]:
     """The regular files of an archive, each with its content; links, devices and sparse files are left out.
 
-    Args:
-        archive: ``.tar``.
-        key: the configuration key that named it.
-        compressed: whether it may be.
-
     Raises:
         UserError: it can't be read as a tar archive, or its headers are larger than any that a packer writes.
     """
@@ -79,7 +74,7 @@ def _files(tar: tarfile.TarFile) -> Iterator[File]:
 
 
 def unpack(archive: Path, into: Path) -> None:
-    """Writes an archive's files.
+    """Writes the files of a ``.tar``, compressed or not, into a folder, which is made where it is missing.
 
     By hand, as Python has a filter for that from 3.11.4 on alone.
 

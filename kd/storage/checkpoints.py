@@ -73,10 +73,7 @@ def check_writable(folder: Path) -> None:
 def write_whole(path: Path, write: Callable[[IO[bytes]], object], keep: Path | None = None) -> None:
     """Writes a file so that ``path`` is at any moment either the old one or the whole new one, even after a power cut.
 
-    Args:
-        path: the file.
-        write: writes the content into an open binary file.
-        keep: the name under which the old file is kept.
+    ``keep`` is the name under which the old file is kept.
 
     Raises:
         OSError: the disk is full, or the folder can't be written; the old file is as it was.

@@ -101,13 +101,7 @@ def fetched(url: str, folder: Path, key: str) -> Path:
 
 
 def fetch_whole(get: Callable[[str, str], object], path: str, file: Path, size: int) -> None:
-    """Copies a file of a store to the local disk; it is there whole or not at all.
-
-    Args:
-        get: the store's own way, ``get_file`` of its file system.
-        path: of the file there.
-        file: its name here, in a folder that is there.
-        size: that it has there, in bytes.
+    """Copies a file of a store to the local disk, by ``get_file`` of its file system; it is there whole or not at all.
 
     Raises:
         OSError: all tries have failed.
@@ -141,12 +135,7 @@ class Kept:
         return (self.folder / name).is_file()
 
     def get(self, name: str, fetch: Callable[[], bytes], size: int | None = None) -> bytes:
-        """The copy ``FOLDER/FILE``, fetched if it is missing.
-
-        Args:
-            name: of the copy.
-            fetch: gives its bytes.
-            size: that it must have; a copy of another one is fetched again.
+        """The copy ``FOLDER/FILE``, fetched if it is missing, or has another size.
 
         Raises:
             OSError: what ``fetch`` raises, or the folder can't be written.
@@ -205,10 +194,8 @@ class Ranged:
     neighbours would be gone again before their turn comes.
 
     Args:
-        url: of the folder.
         folder: where blocks are kept; one for each content of the files.
-        whole: size of all files in bytes.
-        limit: most bytes of blocks; None: all may be kept.
+        limit: most bytes of blocks, of ``whole`` in all files; None: all may be kept.
     """
 
     def __init__(self, url: str, folder: Path, whole: int, limit: int | None = None) -> None:
@@ -267,17 +254,10 @@ def _sum(data: bytes) -> bytes:
 
 
 def listed(url: str, key: str, below: bool = True) -> dict[str, str]:
-    """The files of a folder by their names in it, each with its size and what differs once it has changed.
+    """The files of a folder: ``SIZE-HASH`` by name, see :func:`size_in`; nothing where there is no such folder.
 
-    One listing in pages, however deep the files lie; the file system's own memory of it is given back.
-
-    Args:
-        url: of the folder.
-        key: the configuration key that named it.
-        below: those of the folders in it too, ``FOLDER/FILE``.
-
-    Returns:
-        ``SIZE-HASH`` by name, see :func:`size_in`; nothing where there is no such folder.
+    One listing in pages, with ``below`` however deep the files lie (``FOLDER/FILE``); the file system's own memory of
+    it is given back. Messages name ``key``.
 
     Raises:
         UserError: it can't be listed.
@@ -325,10 +305,6 @@ def size_in(state: str) -> int:
 
 def whole_file(url: str, size: int) -> bytes:
     """A file's content, by one request.
-
-    Args:
-        url: of the file.
-        size: that it had when it was listed.
 
     Raises:
         FileNotFoundError: there is no such file any more.

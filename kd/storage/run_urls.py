@@ -57,10 +57,8 @@ def url_of(folder: Path) -> str:
 def fetched_marker(place: str, marker: Path, together: bool) -> None:
     """Brings the file by which a restarted job finds its run, and that run, to this machine.
 
-    Args:
-        place: ``runs_dir``; nothing happens where it is a folder.
-        marker: the file here.
-        together: see :func:`fetched_run`; a run that only this machine knows is none then.
+    Nothing happens where ``place``, the ``runs_dir``, is a folder. ``together``: see :func:`fetched_run`; a run that
+    only this machine knows is none then.
 
     Raises:
         UserError: the store can't be read.

@@ -33,12 +33,8 @@ def try_out(model: Runtime, manifest: Manifest, what: str) -> None:
 def answer(numbers: np.ndarray, manifest: Manifest, top: int) -> dict[str, Any]:
     """Of one picture: ``labels`` with probabilities; ``mask`` and ``shares``; ``features``; ``numbers`` by name.
 
-    A mask is a PNG of class ids in base64, of 16 bits where there are more than 256 classes.
-
-    Args:
-        numbers: ``(C,)``, ``(C, H, W)`` or ``(D,)``.
-        manifest: of the model.
-        top: how many labels.
+    A mask is a PNG of class ids in base64, of 16 bits where there are more than 256 classes. The model gives numbers of
+    shape ``(C,)``, ``(C, H, W)`` or ``(D,)``.
 
     Raises:
         ValueError: a number is NaN or infinite.

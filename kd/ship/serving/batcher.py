@@ -19,12 +19,8 @@ Waiting = tuple[np.ndarray, asyncio.Future[np.ndarray]]
 class Batcher:
     """Runs a model on what waits, up to ``max_batch`` pictures at a time, in one thread.
 
-    Args:
-        runtime: the model.
-        max_batch: pictures.
-        max_wait_s: so long a batch waits for company; a model that is busy gathers without waiting.
-        queue: pictures that may wait; more are refused.
-        metrics: updated by each batch.
+    A batch waits ``max_wait_s`` for company; a model that is busy gathers without waiting. More than ``queue`` are
+    refused.
     """
 
     def __init__(self, runtime: Runtime, max_batch: int, max_wait_s: float, queue: int, metrics: Metrics) -> None:
