@@ -83,6 +83,6 @@ def _built(request: Request) -> "KDCLI":
     quiet_libraries()
     cli = KDCLI(args, instantiate=False)
     cli.change(what_files_say(cli.as_dict(), request.overrides))
-    cli.change(teacher_settings(cli.as_dict()))
+    cli.change(teacher_settings(cli.as_dict(), request.overrides))
     cli.build()
     return cli

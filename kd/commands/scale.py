@@ -55,7 +55,8 @@ def run(request: Request) -> int:
     batch = _batch(config, processes)
     _check_gpus(config, processes[-1])
     items = [f"recipe={request.recipe}", *(f"config={c}" for c in request.overlays), *request.overrides]
-    items += [f"{key}={value or 'null'}" for key, value in teacher_settings(config).items()]
+    found = teacher_settings(config, request.overrides)
+    items += [f"{key}={value or 'null'}" for key, value in found.items()]
     return _measure(config, items, processes, strategies, machines, batch, steps, gbit)
 
 

@@ -183,7 +183,7 @@ def prepare(request: Request) -> tuple["KDCLI", Path | None]:
         _check_start(Path(request.resume or ""), parsed.as_dict())
     parsed.change({"resume": request.resume} if resume_from else {})
     parsed.change(what_files_say(parsed.as_dict(), request.overrides))
-    parsed.change(teacher_settings(parsed.as_dict()))
+    parsed.change(teacher_settings(parsed.as_dict(), request.overrides))
     mirror = Mirror(place) if is_url(place) else None
     parsed.build(cluster, marker)
     parsed.folder.mirror = mirror

@@ -1,6 +1,7 @@
 """The teacher that a recipe names, where no checkpoint is given: it ships with the recipe, or is trained first."""
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ TRAIN = "train"
 """``model.teacher.checkpoint``: train the teacher even where one ships with its recipe."""
 
 
-def teacher_settings(config: dict[str, Any]) -> dict[str, Any]:
+LEAST_STEPS = 8  # of an epoch, where a teacher is trained first: fewer and longer ones undo what its backbone learnt
+
+
+def teacher_settings(config: dict[str, Any], typed: Iterable[str]) -> dict[str, Any]:
     """The settings by which a run takes the teacher that its recipe names, trained now if need be; none where it needs
-    none.
+    none. Few pictures lower a ``data.batch_size`` that was not ``typed``.
 
     Raises:
         UserError: a teacher without any weights, one to be trained without a recipe, or its training failed.
@@ -45,16 +49,26 @@ def teacher_settings(config: dict[str, Any]) -> dict[str, Any]:
             print(f"teacher: {shipped} (ships with kd; model.teacher.checkpoint=train trains one)", flush=True)
         return {"model.teacher.checkpoint": str(shipped)}
     items = arguments(config, splits_itself=not source.has("val"))
+    size, count = _batch(config), len(source.load("train").targets)
+    if _batch_for(count) < size and not any(item.startswith("data.batch_size=") for item in typed):
+        size = _batch_for(count)
+        if is_rank_zero():
+            print(f"data.batch_size: {size} in place of {_batch(config)}, for {count} training pictures", flush=True)
+    if size < _batch(_parsed(items)):  # few pictures or little memory: that holds for the teacher too
+        items.append(f"data.batch_size={size}")
     own = _parsed(items)
-    if _batch(config) < _batch(own):  # few pictures or little memory: that holds for the teacher too
-        items.append(f"data.batch_size={_batch(config)}")
-        own = _parsed(items)
     trained = trained_teacher(items, key_of(own, source), own["recipe"], is_rank_zero())
-    return {"model.teacher.checkpoint": str(trained), "model.teacher.backbone": None}  # it has done its part
+    fewer = {"data.batch_size": size} if size < _batch(config) else {}
+    return {**fewer, "model.teacher.checkpoint": str(trained), "model.teacher.backbone": None}  # it has done its part
 
 
 def _parsed(items: list[str]) -> dict[str, Any]:
     return KDCLI(translate(items).parser_args(), instantiate=False).as_dict()
+
+
+def _batch_for(pictures: int) -> int:
+    # the largest power of two, from 4 on, that leaves an epoch its steps
+    return 2 ** max(2, int(math.log2(max(1, pictures // LEAST_STEPS))))
 
 
 def _batch(config: dict[str, Any]) -> float:

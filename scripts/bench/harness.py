@@ -123,7 +123,7 @@ def train(recipe: str, items: Sequence[str], turns: Turns, prepare: Callable[[An
     quiet = ["trainer.limit_val_batches=0", "trainer.enable_progress_bar=false", "runs_dir=runs/bench"]
     args = translate([f"recipe={recipe}", *quiet, *items]).parser_args()
     cli = KDCLI(args, instantiate=False)
-    cli.change(teacher_settings(cli.as_dict()))
+    cli.change(teacher_settings(cli.as_dict(), ()))
     cli.build()
     cli.trainer.callbacks.append(turns)
     prepare(cli)

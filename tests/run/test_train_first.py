@@ -94,6 +94,18 @@ def test_a_training_that_fails_is_told(student: Path) -> None:
 # -- photographs and no teacher ----------------------------------------------------------------------------------------
 
 
+def test_photos_of_few_pictures_has_steps_enough(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """48 pictures are fewer than the recipe's batch; a batch that was typed stays."""
+    asked: list[list[str]] = []
+    monkeypatch.setattr("kd.run.train_first.trained_teacher", lambda items, *_: asked.append(items) or Path("none"))
+    for typed in ([], ["data.batch_size=12"]):
+        assert train_main(["recipe=photos", f"data.source.root={pictures}", f"runs_dir={tmp_path}", *typed]) == 2
+    assert ["data.batch_size=4" in asked[0], "data.batch_size=12" in asked[1]] == [True, True]
+    assert capfd.readouterr().out == "data.batch_size: 4 in place of 64, for 48 training pictures\n"
+
+
 def test_photos_fine_tunes_a_backbone_and_distils_it(
     tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -279,7 +279,8 @@ def _shared(plan: Plan, say: Callable[[str], None]) -> list[str]:
     if not specs:
         return []
     searched = any(space.key.startswith(("model.teacher", "data.source")) for space in plan.space)
-    found = {} if searched else teacher_settings(plan.config)
+    typed = [*plan.items, *(f"{space.key}=" for space in plan.space)]
+    found = {} if searched else teacher_settings(plan.config, typed)
     teacher = [f"{key}={value or 'null'}" for key, value in found.items()]
     answers = "computed by each (model.teacher.cache=on: read by all trials of one data setting)"
     if all(spec["cache"] in (True, "on", "only") for spec in specs):
