@@ -35,13 +35,8 @@ def pack(
     """Writes a split as tar shards and their index; masks as PNG files beside their pictures.
 
     Args:
-        split: the pictures.
-        classes: their classes' names.
-        out: folder or URL.
-        name: the split's name (``train``, ``val``).
         short_side: pictures whose shorter side is larger are resized to it, in pixels; all others are kept as they are.
         shard_mb: a new shard is begun behind this many megabytes.
-        source: of the split.
 
     Returns:
         Bytes written.

@@ -20,8 +20,6 @@ class Splits:
     """Lists the splits of a source once, and checks their pictures once. See :class:`DistillationDataModule`.
 
     Args:
-        source: where pictures and labels come from.
-        given: the settings below ``data``.
         probe: labelled pictures to measure features on, the split ``probe``.
 
     Attributes:

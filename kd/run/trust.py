@@ -63,12 +63,6 @@ def check_file(file: Path, content: Mapping[Any, Any], trusted: Iterable[str]) -
 def vouched(contents: Mapping[Path, Any], overrides: Iterable[object], trusted: Iterable[str], all_: bool) -> list[str]:
     """What the user stands for: ``trust=``, and the names and paths in files of one's own and on the command line.
 
-    Args:
-        contents: of all files.
-        overrides: values of the command line.
-        trusted: modules.
-        all_: ``--trust``.
-
     Returns:
         Names; :data:`ALL` among them where no file is from elsewhere.
     """

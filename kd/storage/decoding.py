@@ -75,8 +75,6 @@ def frame(
     middle first; of all others every pixel is scaled.
 
     Args:
-        picture: width and height.
-        size: height and width of the view.
         crop_ratio: in (0, 1]; None shows the whole picture, stretched to ``size``.
         max_pixels: of the picture on its way to the view.
 

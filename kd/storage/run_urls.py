@@ -88,8 +88,6 @@ def fetched_run(url: str, key: str = "resume", checkpoints: bool = True, togethe
 
     Args:
         url: of the folder, or of its recipe's ``latest``.
-        key: that named it, for messages.
-        checkpoints: fetch these, too.
         together: several machines resume it, each with a disk of its own: the store has the run.
 
     Raises:
