@@ -3,7 +3,8 @@
 ``python -m scripts.bench.soak --kills 300`` deals the kills to six kinds of run (plain, with the teacher's answers
 cached, two students, two ranks, ``runs_dir`` in an object store, a search) and writes a dated file beside this one. A
 kill is a SIGKILL to all processes of a run, or to a search's controller, its trial or both, at a moment drawn from the
-time that an uninterrupted run takes: while it starts, trains, saves, uploads or ends. Then the same command goes on.
+time that an uninterrupted run takes: while it starts, trains, saves, uploads or ends. Then the same command goes on;
+every second time of a run in the object store on a fresh machine: the run's folder and all caches are gone.
 Where a run has ended, the samples and the loss of every step, every row of metrics and every student are compared, byte
 by byte. ``--only KIND`` (several with commas), ``--seed N``. The exit status is 0 where all are equal.
 """
@@ -25,9 +26,10 @@ from pathlib import Path
 
 import torch
 
+from kd.errors import UserError
 from kd.storage.checkpoints import newest_whole
 from kd.storage.objects import file_system
-from kd.storage.run_urls import on_disk
+from kd.storage.run_urls import fetched_run, on_disk
 from scripts.bench.harness import settings
 from tests._forks import ForkedRun, free_port, start, start_ranks, status_of, survivors
 from tests._helpers import draw_folder, save_teacher, write_recipe
@@ -90,6 +92,7 @@ class Soak:
             folder / "tiny.yaml", draw_folder(folder / "pictures"), save_teacher(folder / "teacher.safetensors", seed=1)
         )
         self.log = folder / "log"
+        self.fresh = 0  # resumes with nothing on this disk
 
     def begin(self, kind: Kind, name: str) -> list[int]:
         """Starts the run of that name, or goes on with it; its processes."""
@@ -99,6 +102,8 @@ class Soak:
         asked = [f"recipe={self.recipe}", *COMMON, *kind.items, *(SEARCH if kind.search else []), f"name={name}"]
         if go_on:
             asked = [f"resume={f's3://food/runs/tiny/{name}' if kind.store else place}"]
+            if self.fresh % 2:
+                _forget_machine(place)
         elif not kind.search:  # nothing to go on from: a user would remove it, or take another name
             self.forget(kind, place, name)
         if kind.store and not go_on:
@@ -145,6 +150,11 @@ class Soak:
             kills += 1
             kind.kills += 1
             self.kill(kind, place, pids)
+            self.fresh += kind.store
+            if self.fresh % 2:  # what the store has is fetched to be compared, and removed again by the resume
+                _forget_machine(place)
+                with suppress(UserError):
+                    fetched_run(f"s3://food/runs/tiny/{name}", "resume", checkpoints=True)
             resumed.append(known(place))
         if any(alive for pid in pids for alive in survivors(pid)):
             kind.unequal.append(f"{name}: processes are left over")
@@ -184,6 +194,14 @@ class Soak:
         """The end of what was said."""
         file = self.log.with_suffix(".0") if kind.ranks > 1 else self.log
         return file.read_text(errors="replace")[-3000:]
+
+
+def _forget_machine(place: Path) -> None:
+    """Removes a run's folder and all that this machine keeps but the folders of other runs."""
+    shutil.rmtree(place, ignore_errors=True)
+    for entry in Path(os.environ["KD_CACHE"]).iterdir():
+        if entry.is_dir() and not place.is_relative_to(entry):
+            shutil.rmtree(entry)
 
 
 def _lives(pid: int) -> bool:
