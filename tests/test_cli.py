@@ -166,7 +166,7 @@ WRONG = [
     ("optim.lrr=3", "no key 'optim.lrr'; did you mean 'optim.lr'?"),
     ("data.num_worker=3", "no key 'data.num_worker'; did you mean 'data.num_workers'?"),
     ("optim.lr=abc", "optim.lr"),
-    ("optim.lr=-1", "optim.lr: must be >= 0, got -1.0"),
+    ("optim.lr=-1", "optim.lr: must be >= 0, got -1"),
     ("optim.name=adamww", "optim.name"),
     ("model.distill_losses.kd.temperature=0", "model.distill_losses.kd.temperature: must be > 0, got 0.0"),
     ("model.distill_losses.kd.weight=-1", "model.distill_losses.kd.weight: must be >= 0, got -1.0"),
@@ -181,7 +181,7 @@ WRONG = [
     ("data.source=ImageFoldr", "did you mean 'ImageFolder'?"),
     ("data.batch_size=500", "data.batch_size: 500 x 1 process(es) is more than the 48 training pictures"),
     ("data.batch_size=0", "data.batch_size: must be >= 1, got 0"),
-    ("data.augment.scale=3", "data.augment.scale: must be > 0 and <= 1, got 3.0"),
+    ("data.augment.scale=3", "data.augment.scale: must be > 0 and <= 1, got 3"),
     ("config=smddp_4x8", "smdistributed.dataparallel.torch.torch_smddp"),
     ("config=debgu", "no overlay 'debgu'; did you mean 'debug'? (kd-train --list)"),
     ("resume=/nowhere", "resume: there is no /nowhere"),
@@ -196,7 +196,7 @@ WRONG = [
     ("trainer.strategy=kd.strategies.ddp.DPP", "trainer.strategy: no class 'kd.strategies.ddp.DPP'"),
     ("trainer.devices=none", "trainer: "),
     ("data.source=Manifest", "data.source: needs train"),
-    ("model.ema_decay=2", "model.ema_decay: must be > 0 and < 1, got 2.0"),
+    ("model.ema_decay=2", "model.ema_decay: must be > 0 and < 1, got 2"),
 ]
 
 

@@ -1,27 +1,23 @@
 """What jsonargparse and our constructors report, as one line that names the key."""
 
 import difflib
-import inspect
 import re
 
-from kd.data.sources import ImageFolder, Source
-from kd.losses import FeatureLoss, LayersLoss, LogitLoss, Projection
-from kd.models import StudentSpec, TeacherSpec
-from kd.run.settings import Augment, TapSpec
+from kd.run import keys
 from kd.run.suggest import hint
 from kd.run.trust import refused
 from kd.run.typed import TYPES
-from kd.tasks import Classification, Task
 
 LENGTH = 300
 PROTOCOLS = {
     "Builder": "it needs the method build(self, num_classes: int, img_size: tuple[int, int] | None) -> nn.Module, with "
     "these annotations"
 }
+CLASSES = {"source": ("Source",), "losses": ("LogitLoss", "FeatureLoss", "LayersLoss"), "task": ("Task",)}
 SETTINGS = "has settings of its own"  # how a group, or a dataclass, says that it takes no plain value
 
 
-def one_line(message: str, keys: list[str]) -> str:
+def one_line(message: str, known: list[str]) -> str:
     """jsonargparse's message, which can be a paragraph, in one line that starts with the key.
 
     >>> one_line('Parser key "optim.lr":\\n  Expected a <class \\'float\\'>. Got value: abc', [])
@@ -32,7 +28,7 @@ def one_line(message: str, keys: list[str]) -> str:
     group = re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", text)
     if unknown or group:
         key = ".".join(group.groups()) if group else next(k for k in unknown.groups() if k)  # type: ignore[union-attr]
-        return _no_key(key, keys)
+        return _no_key(key, known)
     found = re.findall(r'[Pp]arser key "([^"]+)":', text)
     if not found:
         return _short(text)
@@ -121,8 +117,8 @@ def _no_plain_value(key: str, given: str) -> str:
     return f"{key}: {SETTINGS} ({key}.NAME=VALUE), got '{given}'"
 
 
-def _no_key(key: str, keys: list[str]) -> str:
-    return f"no key '{key}'{hint(key, keys)}"
+def _no_key(key: str, known: list[str]) -> str:
+    return f"no key '{key}'{hint(key, known)}"
 
 
 def _near(name: str, names: list[str]) -> str:
@@ -130,30 +126,15 @@ def _near(name: str, names: list[str]) -> str:
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
-def _our_classes(base: type) -> list[type]:
-    found: list[type] = []
-    below: list[type] = base.__subclasses__()
-    for sub in below:
-        found += [sub, *_our_classes(sub)]
-    return [kind for kind in found if not kind.__name__.startswith("_")]
-
-
-def _all_our_classes() -> list[type]:
-    bases = (Source, ImageFolder, LogitLoss, FeatureLoss, LayersLoss, Task, Projection)
-    return list(dict.fromkeys(c for base in bases for c in _our_classes(base)))
-
-
 def _argument_names() -> list[str]:
-    classes = [*_all_our_classes(), Augment, Classification, TeacherSpec, StudentSpec, TapSpec]
-    return sorted({name for c in classes for name in inspect.signature(c).parameters})
+    ours = [name for bases in CLASSES.values() for name in keys.subclasses(*bases)]
+    found = {argument for name in [*ours, "Projection", "TapSpec"] for argument in keys.arguments(name)}
+    return sorted(found | {name.rpartition(".")[2] for name in keys.schema()})
 
 
 def _near_class(key: str, name: str) -> str:
-    bases: dict[str, tuple[type, ...]] = {
-        "source": (Source,), "losses": (LogitLoss, FeatureLoss, LayersLoss), "task": (Task,)
-    }  # fmt: skip
-    part = next((part for part in bases if part in key), None)
-    known = sorted({c.__name__ for base in bases.get(part or "", ()) for c in _our_classes(base)})
+    part = next((part for part in CLASSES if part in key), "")
+    known = sorted(keys.subclasses(*CLASSES[part])) if part else []
     near = difflib.get_close_matches(name, known, 1, 0.5)
     if near:
         return f"; did you mean '{near[0]}'?"

@@ -145,7 +145,7 @@ def test_runs(recipe: Path, unlabelled: Path, capsys: pytest.CaptureFixture[str]
     [
         (["data.unlabeled=/nowhere"], "data.unlabeled: there is no folder /nowhere"),
         (["data.unlabeled_ratio=1"], "data.unlabeled_ratio: must come with data.unlabeled"),
-        (["data.unlabeled_ratio=0"], "data.unlabeled_ratio: must be > 0, got 0"),
+        (["data.unlabeled_ratio=0"], "data.unlabeled_ratio: must be > 0 and <= 10000, got 0"),
     ],
 )
 def test_mistakes(items: list[str], message: str, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

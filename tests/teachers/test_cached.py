@@ -454,7 +454,7 @@ def test_epochs_count_the_pictures_that_an_epoch_has(tmp_path: Path, pictures: P
     ("items", "message"),
     [
         (["model.teacher.cache=maybe"], "model.teacher.cache: must be true or false or one of off, on, auto, only"),
-        (["model.teacher.cache_views=0"], "model.teacher.cache_views: must be >= 1, got 0"),
+        (["model.teacher.cache_views=0"], "model.teacher.cache_views: must be >= 1 and <= 10000, got 0"),
         (["model.teacher.cache_topk=4"], "model.teacher.cache_topk: must be less than the 4 classes, got 4"),
         ([*MIX, "data.batch_size=7"], "data.batch_size: must be even where mixed pairs are cached"),
         (["model.teacher.cache=only"], "model.teacher.cache: only, but 48 of an epoch's answers"),
