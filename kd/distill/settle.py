@@ -37,7 +37,7 @@ def settle_losses(
         active = student.objective.active
         parts = [part for loss in active.values() for part in loss.modules()]
         found = [part for part in parts if isinstance(part, Standardizer)]
-        fitted = student.start == "inherited" and not student.has_head
+        fitted = student.start == "inherited"
         if not found and not (fitted and any(isinstance(part, Regression) for part in parts)):
             continue
         own, theirs = _answers(student, teacher, sample(student.sample_size))

@@ -1,6 +1,7 @@
 """A student that starts from its teacher's layers."""
 
 import copy
+import csv
 import json
 from functools import partial
 from pathlib import Path
@@ -299,3 +300,16 @@ def test_a_recipe_bends_to_its_student(recipe: Path, capsys: pytest.CaptureFixtu
     assert (student(2)["start"], student(2)["lr"]) == ("pre-trained", 0.001)
     assert train_main([f"resume={students / '000'}", "trainer.max_epochs=2"]) == 0
     assert (student(0)["start"], student(0)["lr"]) == ("scratch", 0.01)
+
+
+def test_projections_of_an_inherited_classifier_begin_fitted(recipe: Path) -> None:
+    """Features beside answers: drawn projections would spoil what was inherited. A copy has its teacher's features."""
+    losses = {"summary": "prelogits", "patches": "maps"}
+    items = [f"model.distill_losses.{name}={{class_path: MSELoss, init_args: {{standardize: variance}}}}"
+             for name in losses]  # fmt: skip
+    items += [f"model.taps.{name}={{student: {layer}, teacher: {layer}}}" for name, layer in losses.items()]
+    copy_of = [f"model.student.kwargs={json.dumps(TINY)}", "model.student.inherit=true", "optim.lr=1e-9"]
+    assert train_main([f"recipe={recipe}", *items, *copy_of, "trainer.max_epochs=1"]) == 0
+    rows = list(csv.DictReader((recipe.parent / "runs" / "tiny" / "000" / "metrics.csv").open()))
+    for name in losses:
+        assert float(next(row[key] for row in rows for key in row if key.endswith(f"{name}_loss") and row[key])) < 0.1
