@@ -14,7 +14,8 @@ from timm.layers import HybridEmbed, RmsNorm, SwiGLU, SwiGLUPacked
 from timm.models.vision_transformer import ParallelScalingBlock
 
 from kd.cli import train_main
-from kd.distill.inherit import inherit
+from kd.distill.inherit import inherit, start
+from kd.distill.inherit.layers import fit, inherit_block
 from kd.models import Preprocess
 from tests._helpers import ARCH, TINY, save_teacher
 
@@ -313,3 +314,30 @@ def test_projections_of_an_inherited_classifier_begin_fitted(recipe: Path) -> No
     rows = list(csv.DictReader((recipe.parent / "runs" / "tiny" / "000" / "metrics.csv").open()))
     for name in losses:
         assert float(next(row[key] for row in rows for key in row if key.endswith(f"{name}_loss") and row[key])) < 0.1
+
+
+def test_a_token_with_a_share_counts_as_so_many_rows() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 4, 6, generator=generator), torch.randn(40, 4, 3, generator=generator)
+    start = torch.randn(3, 6, generator=generator)
+    weighed, repeated, even = (torch.nn.Linear(6, 3) for _ in range(3))
+    fit(weighed, x, y, start, torch.tensor([3.0, 1.0, 1.0, 1.0]))
+    fit(repeated, *(torch.cat([t[:, :1], t[:, :1], t], 1) for t in (x, y)), start)
+    fit(even, x, y, start, torch.ones(4))
+    torch.testing.assert_close(weighed.state_dict(), repeated.state_dict())
+    assert not torch.allclose(weighed.weight, even.weight)
+
+
+@pytest.mark.parametrize(("pool", "share"), [("token", 16.0), ("avg", 1.0)])
+def test_a_class_token_that_alone_is_classified_counts_as_much_as_all_patches(
+    pool: str, share: float, sample: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def noted(*args: object) -> torch.Tensor:
+        seen.append(args[-1])
+        return inherit_block(*args)
+
+    monkeypatch.setattr(start, "inherit_block", noted)
+    inherit(*(vit(seed, global_pool=pool, fc_norm=False) for seed in (1, 0)), sample, OURS, THEIRS)
+    assert all(shares.tolist() == [share, *[1.0] * 16] for shares in seen) and seen

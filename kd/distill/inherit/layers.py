@@ -44,8 +44,9 @@ def inherit_embedding(
 
 
 def inherit_block(
-    block: Any, teacher: Any, stream: Tensor, before: Tensor, after: Tensor, projection: Tensor, kept: Tensor
-) -> Tensor:
+    block: Any, teacher: Any, stream: Tensor, before: Tensor, after: Tensor, projection: Tensor, kept: Tensor,
+    shares: Tensor,
+) -> Tensor:  # fmt: skip
     """Fits one block; returns the student's stream behind it.
 
     Args:
@@ -56,6 +57,7 @@ def inherit_block(
         after: what they see of the stream that the student's should equal afterwards.
         projection: ``M``.
         kept: the teacher's tokens that the student has too.
+        shares: how much each of these counts in the fits, (L,).
     """
     first = FIRST_LAYERS[type(teacher.mlp)]
     layers = [getattr(teacher.mlp, name) for name, _ in first]
@@ -68,37 +70,38 @@ def inherit_block(
     middle, after = middle[:, kept], after[:, kept]
 
     write = projection @ (_gamma(teacher.ls1)[:, None] * teacher.attn.proj.weight)
-    write = _fit_qkv(block, teacher, stream, qkv, heads_out, projection, write)
+    write = _fit_qkv(block, teacher, stream, qkv, heads_out, projection, write, shares)
     with _caught(block.attn.proj) as seen:
         block.attn(block.norm1(stream))
-    fit(block.attn.proj, seen[0][0], middle @ projection.T - stream, write)
+    fit(block.attn.proj, seen[0][0], middle @ projection.T - stream, write, shares)
     stream = stream + block.ls1(block.attn(block.norm1(stream)))
 
     write = projection @ (_gamma(teacher.ls2)[:, None] * teacher.mlp.fc2.weight)
-    units = _best(active, write, active.shape[-1], block.mlp.fc2.in_features, 1)
+    units = _best(active, write, active.shape[-1], block.mlp.fc2.in_features, 1, shares)
     for (name, parts), layer, (_, out) in zip(first, layers, hidden, strict=True):
         rows = torch.cat([units + part * active.shape[-1] for part in range(parts)])
         start = _folded(layer, teacher.norm2, projection, rows)
-        fit(getattr(block.mlp, name), block.norm2(stream), out[..., rows], start)
+        fit(getattr(block.mlp, name), block.norm2(stream), out[..., rows], start, shares)
     with _caught(block.mlp.fc2) as seen:
         block.mlp(block.norm2(stream))
-    fit(block.mlp.fc2, seen[0][0], after @ projection.T - stream, write[:, units])
+    fit(block.mlp.fc2, seen[0][0], after @ projection.T - stream, write[:, units], shares)
     return stream + block.ls2(block.mlp(block.norm2(stream)))
 
 
 def _fit_qkv(
-    block: Any, teacher: Any, stream: Tensor, qkv: Tensor, out: Tensor, projection: Tensor, write: Tensor
-) -> Tensor:
+    block: Any, teacher: Any, stream: Tensor, qkv: Tensor, out: Tensor, projection: Tensor, write: Tensor,
+    shares: Tensor,
+) -> Tensor:  # fmt: skip
     """Fits queries, keys and values; returns what to start the projection behind them from."""
     small, big = block.attn, teacher.attn
     everything = _folded(big.qkv, teacher.norm1, projection, torch.arange(len(big.qkv.weight)))
     if small.head_dim != big.head_dim:
         found = head_map(qkv, out, write, (small.num_heads, big.num_heads), (small.head_dim, big.head_dim))
-        fit(small.qkv, block.norm1(stream), qkv @ found.qkv.T, found.qkv @ everything)
+        fit(small.qkv, block.norm1(stream), qkv @ found.qkv.T, found.qkv @ everything, shares)
         return found.write
-    columns = _best(out, write, big.num_heads, small.num_heads, big.head_dim)
+    columns = _best(out, write, big.num_heads, small.num_heads, big.head_dim, shares)
     rows = torch.cat([columns + part * big.num_heads * big.head_dim for part in range(3)])
-    fit(small.qkv, block.norm1(stream), qkv[..., rows], everything[rows])
+    fit(small.qkv, block.norm1(stream), qkv[..., rows], everything[rows], shares)
     for norm in ("q_norm", "k_norm"):
         getattr(small, norm).load_state_dict(getattr(big, norm).state_dict())
     return write[:, columns]
@@ -125,20 +128,31 @@ def _folded(linear: nn.Linear, norm: Any, projection: Tensor, rows: Tensor) -> T
     return scale * (linear.weight[rows] * gain) @ projection.T
 
 
-def _best(activations: Tensor, write: Tensor, groups: int, keep: int, size: int) -> Tensor:
+def _best(activations: Tensor, write: Tensor, groups: int, keep: int, size: int, shares: Tensor) -> Tensor:
     """Input columns of the ``keep`` groups (heads, or units of size 1) that write most into the stream, in order."""
-    flat = activations.reshape(-1, activations.shape[-1])
-    covariance = torch.cov(flat.T) if size > 1 else None
-    if covariance is None:
-        power = flat.var(0) * write.square().sum(0)
+    x, weighted, _ = _centred(activations, shares)
+    if size == 1:
+        power = (weighted * x).mean(0) * write.square().sum(0)
     else:
-        gram = write.T @ write * covariance
+        gram = write.T @ write * (weighted.T @ x / len(x))
         power = torch.stack([gram[g : g + size, g : g + size].sum() for g in range(0, groups * size, size)])
     chosen = power.topk(keep).indices.sort().values
     return (chosen[:, None] * size + torch.arange(size)).flatten()
 
 
-def fit(linear: nn.Linear, inputs: Tensor, outputs: Tensor, start: Tensor, ridge: float = RIDGE) -> None:
+def _centred(x: Tensor, shares: Tensor | None, centre: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of ``(..., L, D)`` less their mean; the same, each times its token's share; and the mean."""
+    rows, share = x.flatten(0, -2), torch.ones(1)
+    if shares is not None:
+        share = (shares / shares.mean()).repeat(len(rows) // len(shares))[:, None]
+    mean = (share * rows).mean(0) * centre
+    return rows - mean, share * (rows - mean), mean
+
+
+def fit(
+    linear: nn.Linear, inputs: Tensor, outputs: Tensor, start: Tensor, shares: Tensor | None = None,
+    ridge: float = RIDGE,
+) -> None:  # fmt: skip
     """Sets ``linear`` to the ridge regression of ``outputs`` on ``inputs``, drawn towards ``start``.
 
     Args:
@@ -146,17 +160,15 @@ def fit(linear: nn.Linear, inputs: Tensor, outputs: Tensor, start: Tensor, ridge
         inputs: (..., D_in).
         outputs: (..., D_out).
         start: (D_out, D_in).
+        shares: how much each of the tokens (..., L, D) counts; all the same if None.
         ridge: strength, in units of the mean squared input.
     """
-    x, y = inputs.flatten(0, -2), outputs.flatten(0, -2)
-    mean_x, mean_y = x.mean(0), y.mean(0)
-    if linear.bias is None:
-        mean_x, mean_y = torch.zeros_like(mean_x), torch.zeros_like(mean_y)
-    x, y = x - mean_x, y - mean_y
-    gram = (x.T @ x / len(x)).double()
+    x, weighted, mean_x = _centred(inputs, shares, linear.bias is not None)
+    y, _, mean_y = _centred(outputs, shares, linear.bias is not None)
+    gram = (weighted.T @ x / len(x)).double()
     mean = gram.diagonal().mean().clamp(min=1e-12)  # all units may be dead
     damping = ridge * mean * torch.eye(len(gram), dtype=torch.float64)
-    missing = (x.T @ (y - x @ start.T) / len(x)).double()
+    missing = (weighted.T @ (y - x @ start.T) / len(x)).double()
     weight = start + torch.linalg.solve(gram + damping, missing).T.float()
     linear.weight.copy_(weight)
     if linear.bias is not None:

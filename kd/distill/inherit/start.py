@@ -39,6 +39,9 @@ def inherit(student: ViT, teacher: ViT, pictures: Images, student_input: Preproc
     streams = teacher_streams(teacher, embedded_as(student, teacher, as_student(pictures)))
     projection = projection_of(streams, student, int(teacher.cls_token is not None))
     kept = kept_tokens(student, teacher, streams[0].shape[1])
+    shares = torch.ones(len(kept))
+    if isinstance(student.head, nn.Linear) and student.global_pool == "token":
+        shares[0] = len(kept) - 1  # it alone is classified: it counts as much as all others together
     reset_norms(student)
     inherit_embedding(student, teacher, projection, student_input, teacher_input)
     stream = student._pos_embed(student.patch_embed(student_input(pictures)))
@@ -46,7 +49,7 @@ def inherit(student: ViT, teacher: ViT, pictures: Images, student_input: Preproc
     for block, number in shown(pairs, "the student's blocks"):
         # a student of fewer blocks makes in one step what the teacher makes in several
         stream = inherit_block(
-            block, teacher.blocks[number], stream, streams[number], streams[number + 1], projection, kept
+            block, teacher.blocks[number], stream, streams[number], streams[number + 1], projection, kept, shares
         )
     if inherits_head(student, teacher):
         logits = torch.cat([teacher(teacher_input(part)) for part in pictures.split(64)])
