@@ -45,7 +45,7 @@ def inherit_embedding(
 
 def inherit_block(
     block: Any, teacher: Any, stream: Tensor, before: Tensor, after: Tensor, projection: Tensor, kept: Tensor,
-    shares: Tensor,
+    shares: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Fits one block; returns the student's stream behind it.
 
@@ -57,7 +57,7 @@ def inherit_block(
         after: what they see of the stream that the student's should equal afterwards.
         projection: ``M``.
         kept: the teacher's tokens that the student has too.
-        shares: how much each of these counts in the fits, (L,).
+        shares: how much each of these counts in the fits, (L,); all the same if None.
     """
     first = FIRST_LAYERS[type(teacher.mlp)]
     layers = [getattr(teacher.mlp, name) for name, _ in first]
@@ -90,7 +90,7 @@ def inherit_block(
 
 def _fit_qkv(
     block: Any, teacher: Any, stream: Tensor, qkv: Tensor, out: Tensor, projection: Tensor, write: Tensor,
-    shares: Tensor,
+    shares: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Fits queries, keys and values; returns what to start the projection behind them from."""
     small, big = block.attn, teacher.attn
@@ -128,25 +128,25 @@ def _folded(linear: nn.Linear, norm: Any, projection: Tensor, rows: Tensor) -> T
     return scale * (linear.weight[rows] * gain) @ projection.T
 
 
-def _best(activations: Tensor, write: Tensor, groups: int, keep: int, size: int, shares: Tensor) -> Tensor:
+def _best(activations: Tensor, write: Tensor, groups: int, keep: int, size: int, shares: Tensor | None) -> Tensor:
     """Input columns of the ``keep`` groups (heads, or units of size 1) that write most into the stream, in order."""
-    x, weighted, _ = _centred(activations, shares)
+    x, _, share = _centred(activations, shares)
     if size == 1:
-        power = (weighted * x).mean(0) * write.square().sum(0)
+        power = (share * x.square()).mean(0) * write.square().sum(0)
     else:
-        gram = write.T @ write * (weighted.T @ x / len(x))
+        gram = write.T @ write * ((share * x).T @ x / len(x))
         power = torch.stack([gram[g : g + size, g : g + size].sum() for g in range(0, groups * size, size)])
     chosen = power.topk(keep).indices.sort().values
     return (chosen[:, None] * size + torch.arange(size)).flatten()
 
 
 def _centred(x: Tensor, shares: Tensor | None, centre: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of ``(..., L, D)`` less their mean; the same, each times its token's share; and the mean."""
+    """Rows of ``(..., L, D)`` less their mean, the mean, and each row's share."""
     rows, share = x.flatten(0, -2), torch.ones(1)
     if shares is not None:
         share = (shares / shares.mean()).repeat(len(rows) // len(shares))[:, None]
     mean = (share * rows).mean(0) * centre
-    return rows - mean, share * (rows - mean), mean
+    return rows - mean, mean, share
 
 
 def fit(
@@ -163,8 +163,9 @@ def fit(
         shares: how much each of the tokens (..., L, D) counts; all the same if None.
         ridge: strength, in units of the mean squared input.
     """
-    x, weighted, mean_x = _centred(inputs, shares, linear.bias is not None)
-    y, _, mean_y = _centred(outputs, shares, linear.bias is not None)
+    x, mean_x, share = _centred(inputs, shares, linear.bias is not None)
+    y, mean_y, _ = _centred(outputs, shares, linear.bias is not None)
+    weighted = x if shares is None else share * x
     gram = (weighted.T @ x / len(x)).double()
     mean = gram.diagonal().mean().clamp(min=1e-12)  # all units may be dead
     damping = ridge * mean * torch.eye(len(gram), dtype=torch.float64)

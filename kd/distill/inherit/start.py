@@ -39,8 +39,9 @@ def inherit(student: ViT, teacher: ViT, pictures: Images, student_input: Preproc
     streams = teacher_streams(teacher, embedded_as(student, teacher, as_student(pictures)))
     projection = projection_of(streams, student, int(teacher.cls_token is not None))
     kept = kept_tokens(student, teacher, streams[0].shape[1])
-    shares = torch.ones(len(kept))
+    shares = None
     if isinstance(student.head, nn.Linear) and student.global_pool == "token":
+        shares = torch.ones(len(kept))
         shares[0] = len(kept) - 1  # it alone is classified: it counts as much as all others together
     reset_norms(student)
     inherit_embedding(student, teacher, projection, student_input, teacher_input)
