@@ -50,12 +50,9 @@ def inherit_block(
     """Fits one block; returns the student's stream behind it.
 
     Args:
-        block: the student's block.
-        teacher: the teacher's block.
         stream: the student's stream before it, (N, L, D_student).
         before: what the teacher's norms see of the stream before its block, (N, L, D_teacher).
         after: what they see of the stream that the student's should equal afterwards.
-        projection: ``M``.
         kept: the teacher's tokens that the student has too.
         shares: how much each of these counts in the fits, (L,); all the same if None.
     """
@@ -153,16 +150,8 @@ def fit(
     linear: nn.Linear, inputs: Tensor, outputs: Tensor, start: Tensor, shares: Tensor | None = None,
     ridge: float = RIDGE,
 ) -> None:  # fmt: skip
-    """Sets ``linear`` to the ridge regression of ``outputs`` on ``inputs``, drawn towards ``start``.
-
-    Args:
-        linear: the layer.
-        inputs: (..., D_in).
-        outputs: (..., D_out).
-        start: (D_out, D_in).
-        shares: how much each of the tokens (..., L, D) counts; all the same if None.
-        ridge: strength, in units of the mean squared input.
-    """
+    """Sets ``linear`` to the ridge regression of ``outputs`` (..., D_out) on ``inputs`` (..., D_in), drawn towards
+    ``start``: ``ridge`` is in units of the mean squared input, ``shares`` how much each token (..., L, D) counts."""
     x, mean_x, share = _centred(inputs, shares, linear.bias is not None)
     y, mean_y, _ = _centred(outputs, shares, linear.bias is not None)
     weighted = x if shares is None else share * x
@@ -178,13 +167,7 @@ def fit(
 
 def fit_projection(projection: Projection, inputs: Tensor, outputs: Tensor) -> None:
     """Sets a linear layer, or a 1x1 convolution, to a ridge regression, and an orthogonal one to the nearest rotation;
-    of other kinds nothing changes.
-
-    Args:
-        projection: what maps the one to the other.
-        inputs: (..., D_in).
-        outputs: (..., D_out).
-    """
+    of other kinds nothing changes."""
     layer = projection.layers
     if isinstance(projection, OrthogonalProjection):
         projection.fit(inputs, outputs)

@@ -39,10 +39,9 @@ def inherit(student: ViT, teacher: ViT, pictures: Images, student_input: Preproc
     streams = teacher_streams(teacher, embedded_as(student, teacher, as_student(pictures)))
     projection = projection_of(streams, student, int(teacher.cls_token is not None))
     kept = kept_tokens(student, teacher, streams[0].shape[1])
-    shares = None
-    if isinstance(student.head, nn.Linear) and student.global_pool == "token":
-        shares = torch.ones(len(kept))
-        shares[0] = len(kept) - 1  # it alone is classified: it counts as much as all others together
+    others = len(kept) - 1  # a class token that alone is classified counts as much as all of them together
+    of_class = isinstance(student.head, nn.Linear) and student.global_pool == "token"
+    shares = torch.tensor([others, *[1.0] * others]) if of_class else None
     reset_norms(student)
     inherit_embedding(student, teacher, projection, student_input, teacher_input)
     stream = student._pos_embed(student.patch_embed(student_input(pictures)))
