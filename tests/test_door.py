@@ -118,7 +118,7 @@ def test_uint8_is_prepared_floats_pass(tmp_path: Any) -> None:
             (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2).long()), 0), "wants uint8 pictures is not"),
         (lambda: kd.DistillationModule(Plain(), task=kd.Classification(4)).training_step({"x": 1}, 0), "needs one of"),
         (lambda: kd.DistillationModule(Plain(), lambda x: x, task=kd.Classification(4),
-                                       losses={"hint": kd.losses.HintLoss()}), "needs layers (student, teacher)"),
+                                       losses={"hint": kd.losses.HintLoss()}), r"needs layers \(student, teacher\)"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_asked_for_in_one_line(make: Callable[[], object], message: str) -> None:

@@ -12,7 +12,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.distill.students import StepOutput, Students
 from kd.module.distillation import DistillationModule
 from kd.module.evaluation import Judged
-from kd.teachers import Teacher
+from kd.teachers import RunTeacher
 
 
 def output_of(outputs: STEP_OUTPUT) -> StepOutput:
@@ -57,7 +57,7 @@ class RunContext:
         return self.module.data
 
     @property
-    def teacher(self) -> Teacher:
+    def teacher(self) -> RunTeacher:
         """The run's teacher, where one is known to be there."""
         assert self.module.teacher is not None
         return self.module.teacher

@@ -20,7 +20,7 @@ from kd.progress import bar
 from kd.tasks import Task
 from kd.tasks.base import TargetCounts
 from kd.tasks.fidelity import KeptLogits
-from kd.teachers import FrozenTeacher, dtype_for
+from kd.teachers import RunTeacher, dtype_for
 from kd.teachers.answer import ALL
 
 
@@ -106,7 +106,7 @@ class Preflight(Callback):
         return {name: Confusions(count).to(run.device) for name in run.teacher.members}
 
     def _told_order(
-        self, trainer: Trainer, teacher: FrozenTeacher | None, seen: Confusions | None, classes: list[str]
+        self, trainer: Trainer, teacher: RunTeacher | None, seen: Confusions | None, classes: list[str]
     ) -> str:  # fmt: skip
         """What to do where a weak teacher's classes are in another order; empty where they are not."""
         found = found_order(seen.compute()) if seen is not None else None

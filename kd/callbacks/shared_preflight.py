@@ -48,10 +48,7 @@ class SharedPreflight:
     def _key(self) -> str:
         """A hash of all that the findings depend on."""
         trainer, data = self.run.trainer, self.run.data
-        teachers = [
-            [name, t.identity(), t.weight, t.prepare.size, repr(vars(t.prepare)), str(t.columns)]
-            for name, t in self.run.teacher.members.items()
-        ]
+        teachers = [[name, t.weight, t.identity(), t.described()] for name, t in self.run.teacher.members.items()]
         facts = [
             teachers, str(dtype_for(str(trainer.precision))), self.run.device.type, torch.__version__,
             fingerprint(data.split("val")), list(data.source.classes), data.size, data.crop_ratio,

@@ -30,7 +30,7 @@ from kd.report.explained import Explained
 from kd.report.html import write_report
 from kd.report.records import read_run
 from kd.storage.checkpoints import write_whole
-from kd.teachers import CachedTeacher, Teacher
+from kd.teachers import CachedTeacher, RunTeacher
 from kd.teachers.answer import ALL
 
 
@@ -129,7 +129,7 @@ class Summary(Callback):
         }
         return {"student": next(iter(each.values()))} | ({"students": each} if "" not in each else {})
 
-    def _teacher(self, teacher: Teacher | None) -> dict[str, Any] | None:
+    def _teacher(self, teacher: RunTeacher | None) -> dict[str, Any] | None:
         if teacher is None:
             return None
         whole = _model(teacher.arch, teacher.model, self.preflight.teacher_val)

@@ -26,7 +26,7 @@ from kd.ship.export.student import builder_in, load_student, read_metadata
 from kd.storage.objects import is_url
 from kd.storage.run_urls import run_at
 from kd.tasks import Task
-from kd.teachers import Ensemble, FrozenTeacher, build_teacher, build_teachers
+from kd.teachers import RunTeacher, build_teacher, build_teachers
 
 
 @dataclass
@@ -130,7 +130,7 @@ def student_in(file: Path, request: Request, config: dict[str, Any]) -> tuple[nn
     return load_student(file, trusted_class(builder_in(file), trusted))
 
 
-def teacher_of_run(model: dict[str, Any], classes: list[str], task: Task) -> FrozenTeacher | Ensemble | None:
+def teacher_of_run(model: dict[str, Any], classes: list[str], task: Task) -> RunTeacher | None:
     """The run's teacher or teachers, if their checkpoints are still there."""
     specs = _specs(model)
     gone = [s["checkpoint"] for s in specs.values() if not _is_there(s)]
@@ -144,9 +144,9 @@ def teacher_of_run(model: dict[str, Any], classes: list[str], task: Task) -> Fro
     return build_teachers(built.get(""), {name: s for name, s in built.items() if name}, classes, task.dense)
 
 
-def feature_teachers(model: dict[str, Any]) -> dict[str, FrozenTeacher]:
+def feature_teachers(model: dict[str, Any]) -> dict[str, RunTeacher]:
     """The teachers of a run without labels, by name; those whose checkpoint is gone are left out."""
-    found: dict[str, FrozenTeacher] = {}
+    found: dict[str, RunTeacher] = {}
     for name, spec in _specs(model).items():
         if not spec["pretrained"] and not _is_there(spec):
             print(f"the teacher's checkpoint {spec['checkpoint']} is gone: {name or 'it'} is left out", file=sys.stderr)

@@ -27,7 +27,7 @@ from kd.storage.checkpoints import write_whole
 from kd.storage.objects import is_url
 from kd.storage.run_urls import run_at
 from kd.tasks import Task
-from kd.teachers import Teacher, build_teacher
+from kd.teachers import FrozenTeacher, RunTeacher, build_teacher
 
 Found = tuple[nn.Module, Prepare, list[str], DistillationDataModule]  # A model, its input, its classes, the data
 
@@ -59,7 +59,7 @@ class Subject:
     classes: list[str]  # names by class id
     data: DistillationDataModule  # holds the split
     task: Task  # what the labels mean
-    teacher: Teacher | None  # whose answers its own are compared with
+    teacher: RunTeacher | None  # whose answers its own are compared with
 
 
 @dataclass
@@ -171,6 +171,7 @@ def _foreign(word: str, config: dict[str, Any], asked: Asked) -> Found:
         built = build_teacher(spec, len(classes), classes, "weights", build_task(config["model"]["task"]).dense)
     except UserError as error:
         raise UserError(str(error).removeprefix("weights.")) from error
+    assert isinstance(built, FrozenTeacher)
     return built.in_the_datas_classes(), built.prepare, classes, data
 
 

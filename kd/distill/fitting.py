@@ -8,7 +8,7 @@ from kd.data.batch import DataInfo
 from kd.errors import UserError
 from kd.losses import DistillLoss, FeatureLoss, LogitLoss
 from kd.tasks import Task
-from kd.teachers import Teacher
+from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL
 
 
@@ -20,7 +20,7 @@ def check_task(task: Task, data: DataInfo) -> None:
         raise UserError(f"model.task: {type(task).__name__} needs {task.kind}, data.source gives {data.kind}")
 
 
-def check_listeners(teacher_of: Mapping[str, str], losses: nn.ModuleDict, teacher: Teacher | None) -> None:
+def check_listeners(teacher_of: Mapping[str, str], losses: nn.ModuleDict, teacher: RunTeacher | None) -> None:
     """Raises a UserError where a loss, or the teacher that it uses, does not exist."""
     members = list(teacher.members) if teacher is not None else []
     for name, member in teacher_of.items():
@@ -43,7 +43,7 @@ def check_dropping(losses: Mapping[str, DistillLoss], teacher_of: Mapping[str, s
             raise UserError(f"model.teacher_drop: {kind} (model.distill_losses.{name}) has no value for each picture")
 
 
-def check_loss(key: str, loss: DistillLoss, task: Task, data: DataInfo, teacher: Teacher | None) -> None:
+def check_loss(key: str, loss: DistillLoss, task: Task, data: DataInfo, teacher: RunTeacher | None) -> None:
     """Raises a UserError where a loss is not defined for the task, the data's labels or the teacher."""
     kind = type(loss).__name__
     if isinstance(loss, LogitLoss) and (refused := task.refuses(loss)):

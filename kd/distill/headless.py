@@ -13,7 +13,7 @@ from kd.distill.student import Student
 from kd.models.own import logits_of
 from kd.models.taps import Taps
 from kd.tasks import Features
-from kd.teachers import Teacher
+from kd.teachers import RunTeacher
 from kd.teachers.answer import Answer
 
 
@@ -40,7 +40,7 @@ class HeadlessStudent(Student):
         losses = ["feature_loss", *(f"{name}_loss" for name in self.objective.measurable)]
         self._measures.measure(losses, width, self.data.probed)
 
-    def begin(self, teacher: Teacher | None, pictures: Callable[[int], Tensor] | None) -> str:
+    def begin(self, teacher: RunTeacher | None, pictures: Callable[[int], Tensor] | None) -> str:
         said = super().begin(teacher, pictures)
         if self.start == "inherited" and pictures is not None:
             self._centre(pictures(self.sample_size))

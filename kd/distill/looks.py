@@ -10,7 +10,7 @@ from kd.errors import UserError
 from kd.losses import DistillLoss, EachLayer, FeatureLoss, LayersLoss, Regression
 from kd.models import TapSpec
 from kd.models.taps import Taps, tap_shapes
-from kd.teachers import FrozenTeacher, Teacher
+from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL, Answer, Layer
 
 Read = Callable[[list[str], str], list[Tensor]]  # Gives the student's features, by layers and form
@@ -42,7 +42,7 @@ class Looks:
                 raise UserError(f"model.taps.{name}: the loss {name} needs layers (student, teacher)")
             self._taps.setdefault(name, TapSpec(default or "", default or ""))
 
-    def teacher_of(self, name: str, teacher: Teacher) -> FrozenTeacher:
+    def teacher_of(self, name: str, teacher: RunTeacher) -> RunTeacher:
         """The teacher that a loss reads.
 
         Raises:
@@ -52,11 +52,13 @@ class Looks:
         if member not in teacher.members:
             raise UserError(f"model.teacher_of.{name}: a feature loss reads one teacher, name it"
                             f"{among(teacher.members)}")  # fmt: skip
-        return teacher.members[member]
+        found: RunTeacher = teacher.members[member]
+        return found
 
     def build(
-        self, name: str, loss: DistillLoss, teacher: Teacher, student: nn.Module, taps: Taps, trial: Callable[[], Any]
-    ) -> DistillLoss:
+        self, name: str, loss: DistillLoss, teacher: RunTeacher, student: nn.Module, taps: Taps,
+        trial: Callable[[], Any],
+    ) -> DistillLoss:  # fmt: skip
         """Finds the layers, and builds a loss for what they give; see :meth:`kd.distill.objective.Objective.bind`.
 
         Returns:

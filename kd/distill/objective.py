@@ -18,7 +18,7 @@ from kd.losses.topk import TopKLogits
 from kd.models import TapSpec
 from kd.models.taps import Taps
 from kd.tasks import Task
-from kd.teachers import Teacher
+from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL, Answer, Wanted
 
 
@@ -82,7 +82,7 @@ class Objective(nn.Module):
     # -- building ----------------------------------------------------------------------------------------------------
 
     def bind(
-        self, data: DataInfo, teacher: Teacher | None, student: nn.Module, taps: Taps, trial: Callable[[], Any]
+        self, data: DataInfo, teacher: RunTeacher | None, student: nn.Module, taps: Taps, trial: Callable[[], Any]
     ) -> None:
         """Passes the data's facts to each loss, builds those over features, refuses what is not defined.
 
@@ -104,13 +104,13 @@ class Objective(nn.Module):
             if not teacher.has_head and len(teacher.members) > 1:
                 self._factors[name] = self.looks.teacher_of(name, teacher).weight
 
-    def _check(self, data: DataInfo, teacher: Teacher | None) -> None:
+    def _check(self, data: DataInfo, teacher: RunTeacher | None) -> None:
         check_task(self.task, data)
         check_listeners(self._teacher_of, self.losses, teacher)
         if self.teacher_drop:
             check_dropping(self.active, self._teacher_of, self.task_loss_weight)
 
-    def _bind_loss(self, name: str, loss: DistillLoss, data: DataInfo, teacher: Teacher | None) -> None:
+    def _bind_loss(self, name: str, loss: DistillLoss, data: DataInfo, teacher: RunTeacher | None) -> None:
         key = f"model.distill_losses.{name}"
         if type(loss) is DistillLoss:  # only a weight was given
             others = among(other for other in self.losses if other != name)

@@ -13,13 +13,13 @@ from kd.distill.students import Students
 from kd.losses import Regression
 from kd.losses.ranks import alone
 from kd.losses.targets import Standardizer
-from kd.teachers import Teacher
+from kd.teachers import RunTeacher
 from kd.teachers.answer import Answer
 
 
 @torch.no_grad()
 def settle_losses(
-    students: Students, teacher: Teacher, sample: Callable[[int], Tensor], broadcast: Callable[[Any], Any]
+    students: Students, teacher: RunTeacher, sample: Callable[[int], Tensor], broadcast: Callable[[Any], Any]
 ) -> None:
     """Standardises the teachers' features by a sample, so that targets do not move while training.
 
@@ -51,7 +51,7 @@ def settle_losses(
 
 
 def _answers(
-    student: Student, teacher: Teacher, pictures: Tensor
+    student: Student, teacher: RunTeacher, pictures: Tensor
 ) -> tuple[Callable[[list[str], str], list[Tensor]], Answer]:
     """How to read the student's layers, and the teacher's answer, for all pictures."""
     training, caught, answers = student.training, [], []

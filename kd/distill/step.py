@@ -17,7 +17,7 @@ from kd.models import TapSpec, input_of
 from kd.models.own import classes_of
 from kd.optim import OptimSpec
 from kd.tasks import Classification, Task
-from kd.teachers import Ensemble, FrozenTeacher, Teacher
+from kd.teachers import Ensemble, FrozenTeacher, OwnTeacher, RunTeacher, Teacher
 from kd.teachers.answer import Answer
 
 GivenTeacher = nn.Module | Callable[[Tensor], Any] | Teacher | Mapping[str, nn.Module | Callable[[Tensor], Any]] | None
@@ -73,7 +73,7 @@ class Distillation(nn.Module):
         super().__init__()
         found = as_teacher(teacher, teacher_prepare)
         object.__setattr__(self, "teacher", found)
-        self.teacher: Teacher | None
+        self.teacher: RunTeacher | None
         objective = objective_of(task, losses, task_loss_weight, taps, teacher_of)
         self.student = own_student(student, found, objective, data, prepare)
         self._range = RangeCheck()
@@ -94,9 +94,7 @@ class Distillation(nn.Module):
         wanted = self.student.objective.wanted
         if self.teacher is None or not wanted:
             return self.student.learn(batch, Answer())
-        for member in self.teacher.members.values():
-            if isinstance(member, FrozenTeacher) and member.device != images.device:
-                member.to(images.device, member.dtype)
+        self.teacher.follow(images.device)
         return self.student.learn(batch, self.teacher.answer(batch, wanted))
 
 
@@ -136,7 +134,7 @@ def check_type(argument: str, given: object, kind: type, allowed: str) -> None:
 
 def own_student(
     model: nn.Module,
-    teacher: Teacher | None,
+    teacher: RunTeacher | None,
     objective: Objective,
     data: DataInfo | None = None,
     prepare: Callable[[Tensor], Tensor] | None = None,
@@ -156,18 +154,20 @@ def own_student(
 
 def as_teacher(
     teacher: GivenTeacher, prepare: Callable[[Tensor], Tensor] | None = None, name: str = "teacher"
-) -> Teacher | None:
+) -> RunTeacher | None:
     """Any model, any callable, several of them by name, or a teacher as it is.
 
     Raises:
         TypeError: none of these.
     """
-    if teacher is None or isinstance(teacher, Teacher):
+    if teacher is None or isinstance(teacher, RunTeacher):
         return teacher
+    if isinstance(teacher, Teacher):
+        return OwnTeacher(teacher)
     if isinstance(teacher, Mapping):
         members = {key: as_teacher(model, prepare, f"teacher['{key}']") for key, model in teacher.items()}
-        check_type("teacher", next((x for x in members.values() if not isinstance(x, FrozenTeacher)), None),
-                   FrozenTeacher, "a dict of models")  # fmt: skip
+        check_type("teacher", next((x for x in members.values() if not isinstance(x, RunTeacher)), None),
+                   RunTeacher, "a dict of models")  # fmt: skip
         return Ensemble(members)  # type: ignore[arg-type]
     if not callable(teacher):
         several = 'several go by name, {"a": a, "b": b}' if isinstance(teacher, (list, tuple)) else "or a kd.Teacher"

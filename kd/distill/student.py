@@ -21,7 +21,7 @@ from kd.models.own import logits_of
 from kd.models.taps import TRIAL, Taps
 from kd.optim import OptimSpec, Pace, for_start, scaled_to_batch
 from kd.tasks import Task
-from kd.teachers import FrozenTeacher, Teacher
+from kd.teachers import FrozenTeacher, RunTeacher
 from kd.teachers.answer import ALL, Answer
 
 
@@ -55,7 +55,7 @@ class Student(nn.Module):
         prepare: Prepare,
         objective: Objective,
         data: DataInfo,
-        teacher: Teacher | None = None,
+        teacher: RunTeacher | None = None,
         average: ModelEmaV3 | None = None,
         optim: OptimSpec | None = None,
         spec: StudentSpec | None = None,
@@ -90,7 +90,7 @@ class Student(nn.Module):
                 self.model.get_submodule(name).train()
         return self
 
-    def _prepare_classifier(self, teacher: Teacher | None) -> None:
+    def _prepare_classifier(self, teacher: RunTeacher | None) -> None:
         """DeiT: a distillation token answers to the logit losses. SimKD: the classifier is the teacher's, not trained.
 
         Raises:
@@ -108,6 +108,9 @@ class Student(nn.Module):
                 "else may train it: set model.task_loss_weight=0 and leave out losses over logits"
             )
         self._lender = teacher.members[self.objective.lender]
+        if self._lender.closed:
+            raise UserError(f"{self._lender.key}: {self._lender.arch} {self._lender.closed}: SimKDLoss takes its "
+                            "classifier over")  # fmt: skip
         for role, owner in (("student", model), ("teacher", self._lender.model)):
             if not isinstance(owner.get_classifier(), nn.Linear):
                 raise UserError(
@@ -171,7 +174,7 @@ class Student(nn.Module):
 
     # -- before training ---------------------------------------------------------------------------------------------
 
-    def begin(self, teacher: Teacher | None, pictures: Callable[[int], Tensor] | None) -> str:
+    def begin(self, teacher: RunTeacher | None, pictures: Callable[[int], Tensor] | None) -> str:
         """Takes its first weights from the teacher's layers (:mod:`kd.distill.inherit`) where that is asked for.
 
         Args:

@@ -6,12 +6,12 @@ from kd.errors import UserError
 from kd.fit_to_machine.measure import cache_pays, fastest_num_workers, largest_batch_size
 from kd.fit_to_machine.memory import Memory
 from kd.fit_to_machine.run import Run
-from kd.teachers import Teacher, caches_of, open_cache
+from kd.teachers import RunTeacher, caches_of, open_cache
 
 __all__ = ["Memory", "reopened", "settled"]
 
 
-def settled(run: Run, data: DistillationDataModule) -> Teacher | None:
+def settled(run: Run, data: DistillationDataModule) -> RunTeacher | None:
     """Measures what is left to it; the teacher, behind a cache of its answers where that is asked for, or pays.
 
     Raises:
@@ -23,7 +23,7 @@ def settled(run: Run, data: DistillationDataModule) -> Teacher | None:
     return _in_view(_choose_cache(run, run.teacher, data) if run.teacher and run.students.wanted else run.teacher, data)
 
 
-def _in_view(asked: Teacher | None, data: DistillationDataModule) -> Teacher | None:
+def _in_view(asked: RunTeacher | None, data: DistillationDataModule) -> RunTeacher | None:
     """Only a cache wants to see the same views again."""
     data.views = next((cache.views for cache in caches_of(asked).values()), None)
     return asked
@@ -52,16 +52,16 @@ def _tune(run: Run, data: DistillationDataModule) -> None:
         setattr(data, name, run.trainer.strategy.broadcast(value))
 
 
-def _choose_cache(run: Run, teacher: Teacher, data: DistillationDataModule) -> Teacher:
+def _choose_cache(run: Run, teacher: RunTeacher, data: DistillationDataModule) -> RunTeacher:
     """The teacher, behind a cache of its answers where that is asked for, or pays.
 
     Raises:
         UserError: teachers, losses or data that a cache can't serve.
     """
-    modes = {member.spec.cache for member in teacher.members.values()}
+    modes = teacher.cache_modes
     if modes == {"off"}:
         return teacher
-    if any(member.is_shared_out for member in teacher.members.values()):
+    if teacher.is_shared_out:
         raise UserError("model.teacher.cache: is not available beside placement=shard (a miss asks one process)")
     if "auto" in modes and len(modes) > 1:
         raise UserError("model.teachers: cache=auto measures all teachers together; give it to all of them or to none")
@@ -75,18 +75,18 @@ def _choose_cache(run: Run, teacher: Teacher, data: DistillationDataModule) -> T
     return _cache(run, teacher, data, announce=run.trainer.is_global_zero)
 
 
-def reopened(run: Run, asked: Teacher | None, data: DistillationDataModule, before: bool) -> Teacher | None:
+def reopened(run: Run, asked: RunTeacher | None, data: DistillationDataModule, before: bool) -> RunTeacher | None:
     """As the run began (``before``: with a cache), whatever the clock says now: the cache decides which views it shows.
 
     Only where the cache was left to be measured; else the settings say it.
     """
     teacher, now = run.teacher, asked is not run.teacher
-    if teacher is None or before == now or {member.spec.cache for member in teacher.members.values()} != {"auto"}:
+    if teacher is None or before == now or teacher.cache_modes != {"auto"}:
         return asked
     if run.trainer.is_global_zero:
         print(f"cache: {'on' if before else 'off'} all the same, as in the run that is resumed", flush=True)
     return _in_view(_cache(run, teacher, data) if before else teacher, data)
 
 
-def _cache(run: Run, teacher: Teacher, data: DistillationDataModule, announce: bool = False) -> Teacher:
+def _cache(run: Run, teacher: RunTeacher, data: DistillationDataModule, announce: bool = False) -> RunTeacher:
     return open_cache(teacher, data, run.students.wanted, announce=announce)

@@ -22,7 +22,7 @@ from kd.errors import UserError
 from kd.fit_to_machine.memory import HEAD_ROOM, Memory, available_bytes
 from kd.fit_to_machine.run import Run
 from kd.machine import cores
-from kd.teachers import Teacher
+from kd.teachers import RunTeacher
 from kd.teachers.open_cache import cached_share, check_cacheable
 
 WORTH = 1.1  # a predicted gain below this is within what the prediction can be wrong by
@@ -192,7 +192,7 @@ def _learner(run: Run, data: DistillationDataModule) -> Callable[[Any], None]:
     """A step on a batch, of copies of the students: the run's own stay as they are."""
     device, teacher = run.trainer.strategy.root_device, run.teacher
     copies = _copies(run, device)
-    cached = teacher is not None and any(t.spec.cache in ("on", "only") for t in teacher.members.values())
+    cached = teacher is not None and bool(teacher.cache_modes & {"on", "only"})
 
     def learn(batch: Batch) -> None:
         batch = data.on_after_batch_transfer(move_data_to_device(batch, device), 0)
@@ -226,7 +226,7 @@ def _trial_ms(
     return float(strategy.reduce(spent, reduce_op="max"))
 
 
-def cache_pays(run: Run, teacher: Teacher, data: DistillationDataModule) -> tuple[bool, str]:
+def cache_pays(run: Run, teacher: RunTeacher, data: DistillationDataModule) -> tuple[bool, str]:
     """Whether a cache of the teacher's answers is worth its disk, and why, in one line."""
     wanted = run.students.wanted
     try:

@@ -5,13 +5,13 @@ from typing import Protocol
 from pytorch_lightning import Trainer
 
 from kd.distill.students import Students
-from kd.teachers import Teacher
+from kd.teachers import RunTeacher
 
 
 class Run(Protocol):
     """A :class:`kd.DistillationModule` attached to its trainer, as far as it is measured."""
 
-    teacher: Teacher | None
+    teacher: RunTeacher | None
 
     @property
     def trainer(self) -> Trainer:

@@ -30,7 +30,7 @@ from kd.module.pace import clip, in_its_window, log_terms, pace_of, seed_step
 from kd.module.resume import Resume
 from kd.optim import OptimSpec, as_optim
 from kd.tasks import Task
-from kd.teachers import CachedTeacher, Teacher, caches_of, dtype_for
+from kd.teachers import CachedTeacher, RunTeacher, caches_of, dtype_for
 from kd.teachers.answer import Answer
 
 
@@ -89,9 +89,9 @@ class DistillationModule(Inference):
     ) -> None:
         super().__init__()
         object.__setattr__(self, "teacher", as_teacher(teacher, teacher_prepare))
-        self.teacher: Teacher | None
+        self.teacher: RunTeacher | None
         self._ask(self.teacher)
-        self.asked: Teacher | None  # who answers in training: the teacher, or a cache in front of it
+        self.asked: RunTeacher | None  # who answers in training: the teacher, or a cache in front of it
         if not isinstance(student, Student):
             objective = objective_of(task, losses, task_loss_weight, taps, teacher_of)
             student = own_student(student, self.teacher, objective, data, prepare, ema_decay, as_optim(optim))
@@ -182,7 +182,7 @@ class DistillationModule(Inference):
             if said and self.trainer.is_global_zero:
                 print(said, flush=True)
 
-    def _ask(self, teacher: Teacher | None) -> None:
+    def _ask(self, teacher: RunTeacher | None) -> None:
         object.__setattr__(self, "asked", teacher)
 
     def configure_model(self) -> None:

@@ -21,7 +21,7 @@ from kd.progress import bar
 from kd.report.metric import PROBE
 from kd.tasks import Task
 from kd.tasks.features import knn_accuracy, ridge_accuracy
-from kd.teachers import Teacher
+from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL, Wanted
 
 
@@ -52,7 +52,7 @@ class Look:
     def __init__(
         self,
         task: Task,
-        teacher: Teacher | None,
+        teacher: RunTeacher | None,
         students: Mapping[str, Callable[[Tensor], Tensor]],
         device: torch.device | None = None,
         members: bool = False,
@@ -103,7 +103,7 @@ class Validation:
         known: the teacher's decisions by index, where they were made before.
     """
 
-    def __init__(self, students: Students, teacher: Teacher | None) -> None:
+    def __init__(self, students: Students, teacher: RunTeacher | None) -> None:
         self.students, self.teacher = students, teacher
         self.known: Tensor | None = None
 
@@ -217,7 +217,7 @@ def evaluate(
     prepare: Prepare,
     batches: Iterable[Batch],
     task: Task,
-    teacher: Teacher | None = None,
+    teacher: RunTeacher | None = None,
     device: torch.device | None = None,
     listeners: Sequence[Listener] = (),
 ) -> dict[str, dict[str, float]]:

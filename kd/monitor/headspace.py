@@ -13,7 +13,7 @@ from kd.callbacks.context import RunContext
 from kd.data.batch import Batch
 from kd.errors import UserError
 from kd.report.records import Writer
-from kd.teachers import Teacher
+from kd.teachers import RunTeacher
 from kd.teachers.answer import Answer, Wanted
 
 WARM_UP = 3  # steps of each part that are not counted
@@ -42,7 +42,7 @@ class Remembered:
     """A teacher that keeps its answers by batch, or gives them back without looking. See :class:`kd.Teacher`."""
 
     def __init__(
-        self, teacher: Teacher, answers: dict[int, Answer], number: Callable[[], int], remembering: bool
+        self, teacher: RunTeacher, answers: dict[int, Answer], number: Callable[[], int], remembering: bool
     ) -> None:
         self.teacher, self.answers, self.number, self.remembering = teacher, answers, number, remembering
 
@@ -77,8 +77,8 @@ class Headspace(Callback):
         run = RunContext.of(trainer)
         if trainer.max_epochs != 3:
             raise UserError(f"trainer.max_epochs: a headspace run has 3, got {trainer.max_epochs}")
-        teachers = run.module.teacher.members.values() if run.module.teacher is not None else []
-        if any(teacher.spec.cache != "off" for teacher in teachers):  # it would keep answers to views of another epoch
+        teacher = run.module.teacher
+        if teacher is not None and teacher.cache_modes != {"off"}:  # it would keep answers to views of another epoch
             raise UserError(
                 "model.teacher.cache: must be off in a headspace run, which replays the first epoch's views"
             )

@@ -15,7 +15,7 @@ from kd.module.distillation import DistillationModule
 from kd.optim import OptimSpec
 from kd.run.settings import LearningSettings, TapSpec
 from kd.tasks import Classification, Features, Task
-from kd.teachers import FrozenTeacher, Teacher, build_teachers
+from kd.teachers import RunTeacher, build_teachers
 from kd.teachers.answer import ALL
 
 
@@ -94,7 +94,7 @@ def _task(task: Task | None, head: bool, data: DataInfo) -> Task:
     return Features()
 
 
-def choose_start(spec: StudentSpec, model: nn.Module, teacher: Teacher | None) -> tuple[str, str, str]:
+def choose_start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> tuple[str, str, str]:
     """Where the student's first weights come from, settled before data are read and the teacher is measured.
 
     Returns:
@@ -125,8 +125,10 @@ def choose_start(spec: StudentSpec, model: nn.Module, teacher: Teacher | None) -
     raise UserError(f"model.student.inherit: {problem}{without}")
 
 
-def _not_inheritable(model: nn.Module, teacher: FrozenTeacher) -> str:
+def _not_inheritable(model: nn.Module, teacher: RunTeacher) -> str:
     """Why the student can't start from the teacher's layers; empty where it can."""
+    if teacher.closed:
+        return f"the teacher {teacher.closed}"
     from kd.distill.inherit import check_pair
 
     try:

@@ -14,7 +14,7 @@ from kd.errors import UserError
 from kd.launch.loopback import meet_on_loopback
 from kd.module.distillation import DistillationModule
 from kd.progress import bar
-from kd.teachers import AnsweringCollate, CachedTeacher, Teacher, caches_of, dtype_for, open_cache
+from kd.teachers import AnsweringCollate, CachedTeacher, RunTeacher, caches_of, dtype_for, open_cache
 from kd.teachers.answer import Wanted
 from kd.teachers.answer_store import AnswerStore
 from kd.teachers.cache_layout import PUBLISHED, Layout
@@ -30,10 +30,10 @@ class Fill(LightningModule):
         wanted: what the losses look at of the teachers: that is kept.
     """
 
-    def __init__(self, teacher: Teacher, data: DistillationDataModule, wanted: Wanted) -> None:
+    def __init__(self, teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted) -> None:
         super().__init__()
         self.teacher, self.pictures, self.wanted = teacher, data, wanted
-        self.asked: Teacher = teacher
+        self.asked: RunTeacher = teacher
         self.view = 0
         self._by_tier = False
 

@@ -1,59 +1,150 @@
-"""What a teacher is, for a training step."""
+"""What a teacher is: for whoever writes one, and for the run that holds one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from kd.data.batch import Batch
-from kd.teachers.answer import Answer, Wanted
+from kd.errors import UserError
+from kd.models import Images, TeacherSpec
+from kd.teachers.answer import ALL, Answer, Layer, Wanted
 
 
 @runtime_checkable
 class Teacher(Protocol):
-    """Answers for a batch, always without gradients and in eval mode.
+    """Answers for a batch. These two methods are all that a teacher of one's own needs.
+
+    It may also have ``fetch(batch) -> batch``, called on the host before the batch travels, and ``to(device)``. As
+    ``model.teacher.builder`` it has ``build(num_classes, img_size)`` too, which gives the teacher.
+    """
+
+    def answer(self, batch: Batch, wanted: Wanted) -> Answer:
+        """The answer to a batch: ``Answer({"": logits})``, float32 ``(N, C)``, on the device of the pictures."""
+
+    def identity(self) -> dict[str, Any]:
+        """Plain values that tell it from other teachers: they are stored in checkpoints, and name its cache."""
+
+
+class RunTeacher:
+    """A teacher as a run holds it: a model (:class:`FrozenTeacher`), a cache before one, several, or one's own.
 
     Deliberately no ``nn.Module``: a LightningModule that holds one keeps it out of its checkpoints, its optimizer,
     DDP's broadcasts and ``train()`` without further care. It moves by :meth:`to` alone.
-
-    Attributes:
-        arch: its name, for people.
-        model: the weights, to count and to hash.
-        has_head: whether it gives logits.
-        members: the teachers that it is made of, by name; a single one is itself under the name of all.
-        is_shared_out: whether it answers only where all processes ask.
     """
 
-    arch: str
-    model: nn.Module
-
-    @property
-    def has_head(self) -> bool:
-        """See above."""
+    arch: str  # its name, for people
+    model: nn.Module  # the weights, to count and to hash
+    spec: TeacherSpec
+    has_head = True  # it gives logits
+    weight = 1.0  # its share in the mean of several
+    key = "model.teacher"  # its configuration key, named in errors
+    closed = ""  # why its layers can't be used
+    is_shared_out = False  # it answers only where all processes ask
+    device, dtype = torch.device("cpu"), torch.float32
 
     @property
     def members(self) -> Mapping[str, Any]:
-        """See above."""
+        """The teachers that it is made of, by name; a single one is itself under the name of all."""
+        return {ALL: self}
 
     @property
-    def is_shared_out(self) -> bool:
-        """See above."""
+    def cache_modes(self) -> set[str]:
+        """What ``cache`` says for its members."""
+        return {member.spec.cache for member in self.members.values()}
 
-    def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "Teacher":
+    def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "RunTeacher":
         """Moves to where it is asked from; ``keep`` keeps its weights as loaded until :meth:`forget_original`."""
+        raise NotImplementedError
+
+    def follow(self, device: torch.device) -> None:
+        """Moves what is not there."""
+        for member in self.members.values():
+            if member.device != device:
+                member.to(device, member.dtype)
 
     def forget_original(self) -> None:
         """Lets go of what :meth:`to` has kept."""
 
-    def fetch(self, batch: Batch) -> Batch:
+    def fetch(self, batch: Batch, name: str = ALL) -> Batch:
         """On the host, before the batch travels: adds what it knows already (a cache's records)."""
+        return batch
 
-    def answer(self, batch: Batch, wanted: Wanted) -> Answer:
-        """The answer to a batch, with at least what is wanted."""
+    def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
+        """The answer to a batch, with at least what is wanted; a member's under its name."""
+        raise NotImplementedError
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def look(self, images: Images, layers: Sequence[Layer]) -> tuple[Tensor, dict[Layer, Tensor]]:
+        """Logits, and what some layers gave, float32, on the device of ``images``."""
+        raise NotImplementedError
+
+    def listen(self, patterns: str | list[str], tokens: str, key: str = "") -> tuple[list[str], list[tuple[int, ...]]]:
+        """From now on :meth:`look` can give these layers: their paths, and the shapes that they give for two pictures.
+
+        Raises:
+            UserError: no such layer, or a teacher without any.
+        """
+        raise UserError(f"{self.key}: {self.arch} {self.closed}: a feature loss needs a module")
+
+    def names_of_its_columns(self, names: Sequence[str]) -> list[str] | None:
+        """Names of the data's classes, in the order in which the model itself has them; None where it knows more."""
+        return list(names)
+
+    def __call__(self, images: Images) -> Tensor:
         """Logits ``(N, C)`` of all together."""
+        return self.look(images, [])[0]
 
     def identity(self) -> dict[str, Any]:
         """Who it is: stored in checkpoints instead of its weights."""
+        raise NotImplementedError
+
+    def described(self) -> str:
+        """What beside its identity decides its answers."""
+        return ""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What its answers to a picture depend on."""
+        return {**self.identity(), "dtype": str(self.dtype).removeprefix("torch.")}
+
+
+class OwnTeacher(RunTeacher):
+    """A teacher of the user's own (:class:`Teacher`) in a run: it gives logits."""
+
+    closed = "answers by itself, its layers are unknown"
+
+    def __init__(self, given: Teacher, spec: TeacherSpec | None = None, key: str = "model.teacher") -> None:
+        self.given, self.key, self.arch = given, key, type(given).__name__
+        self.spec = spec or TeacherSpec(arch=self.arch)
+        self.weight = self.spec.weight
+        self.model = given.requires_grad_(False).eval() if isinstance(given, nn.Module) else nn.Module()
+
+    def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "OwnTeacher":
+        self.device = device
+        if hasattr(self.given, "to"):
+            self.given.to(device)
+        return self
+
+    def fetch(self, batch: Batch, name: str = ALL) -> Batch:
+        return self.given.fetch(batch) if hasattr(self.given, "fetch") else batch
+
+    @torch.no_grad()
+    def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
+        """The logits, under its name.
+
+        Raises:
+            UserError: it gave something else.
+        """
+        given = self.given.answer(batch, Wanted(wanted.of(name).logits))
+        logits = given.logits.get(ALL) if isinstance(given, Answer) else None
+        if not isinstance(logits, Tensor) or len(logits) != len(batch["image"]):
+            raise UserError(f'{self.key}: {self.arch}.answer must give kd.teachers.Answer({{"": logits}}) with a row '
+                            "for each picture")  # fmt: skip
+        return Answer({name: logits.float()})
+
+    def look(self, images: Images, layers: Sequence[Layer]) -> tuple[Tensor, dict[Layer, Tensor]]:
+        found: Any = self.answer({"image": images}, Wanted()).logits[ALL]
+        return found, {}
+
+    def identity(self) -> dict[str, Any]:
+        return {"arch": self.arch, **self.given.identity()}

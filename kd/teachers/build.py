@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from kd.errors import UserError
 from kd.models import TeacherSpec, build_model, completed, preprocess_for
+from kd.teachers.base import OwnTeacher, RunTeacher, Teacher
 from kd.teachers.class_names import columns
 from kd.teachers.ensemble import Ensemble
 from kd.teachers.frozen import FrozenTeacher
@@ -14,7 +17,7 @@ from kd.teachers.frozen import FrozenTeacher
 
 def build_teacher(
     spec: TeacherSpec, num_classes: int, classes: Sequence[str] = (), key: str = "model.teacher", dense: bool = False
-) -> FrozenTeacher:
+) -> RunTeacher:
     """A teacher from its settings. Building it leaves torch's random numbers as they were, so that the losses'
     parameters, drawn next, do not depend on whether several students share a teacher.
 
@@ -30,6 +33,10 @@ def build_teacher(
     Raises:
         UserError: an unknown architecture, a checkpoint that does not fit, or classes that the teacher lacks.
     """
+    if isinstance(spec.builder, Teacher):
+        size: Any = spec.img_size
+        made: Any = spec.builder.build(num_classes, size)
+        return OwnTeacher(made, replace(spec, arch=type(made).__name__), key)
     given, spec = spec, completed(spec, key)
     names, places = columns(spec, classes, key)
     count = len(names) if places is not None else num_classes
@@ -42,7 +49,7 @@ def build_teacher(
 
 def build_teachers(
     one: TeacherSpec | None, several: Mapping[str, TeacherSpec], classes: Sequence[str], dense: bool
-) -> FrozenTeacher | Ensemble | None:
+) -> RunTeacher | None:
     """The teacher of ``model.teacher``, the ensemble of ``model.teachers``, or none.
 
     Raises:
@@ -55,7 +62,7 @@ def build_teachers(
     return Ensemble({name: _shared(s, classes, f"model.teachers.{name}", dense) for name, s in several.items()})
 
 
-_pool: dict[str, FrozenTeacher] | None = None
+_pool: dict[str, RunTeacher] | None = None
 
 
 @contextmanager
@@ -69,7 +76,7 @@ def shared_teachers() -> Iterator[None]:
         _pool = None
 
 
-def _shared(spec: TeacherSpec, classes: Sequence[str], key: str, dense: bool) -> FrozenTeacher:
+def _shared(spec: TeacherSpec, classes: Sequence[str], key: str, dense: bool) -> RunTeacher:
     if _pool is None:
         return build_teacher(spec, len(classes), classes, key, dense)
     name = repr((spec, list(classes), dense))

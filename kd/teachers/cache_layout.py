@@ -21,14 +21,13 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import FileSplit, Split, cache_dir, changed, content, fingerprint
 from kd.errors import UserError
 from kd.losses import LogitLoss
-from kd.models import Preprocess
 from kd.storage.elsewhere import json_of, text_of
 from kd.storage.objects import is_url
 from kd.teachers.answer import Wanted
 from kd.teachers.answer_codec import CRC_BYTES, AnswerCodec, Codec, DenseCodec, TopKCodec
 from kd.teachers.answer_maps import MapCodec
 from kd.teachers.answer_store import FINGERPRINT
-from kd.teachers.frozen import FrozenTeacher
+from kd.teachers.base import RunTeacher
 
 PUBLISHED = "answers"
 """The folder of answers beside a pack's shards."""
@@ -69,7 +68,7 @@ class Layout:
         }  # fmt: skip
         self.pictures = {"pictures": self.samples, "content": content(self.split)}
 
-    def kinds(self, teacher: FrozenTeacher, wanted: Wanted) -> list[Kind]:
+    def kinds(self, teacher: RunTeacher, wanted: Wanted) -> list[Kind]:
         """What a cache keeps of a teacher.
 
         Args:
@@ -83,7 +82,7 @@ class Layout:
         whole = None if beside else self._in_one(teacher, wanted)
         if whole is not None:
             return [whole]
-        shared: Parts = {"teacher": _identity(teacher), "transform": self.views, "data": self.pictures}
+        shared: Parts = {"teacher": teacher.fingerprint(), "transform": self.views, "data": self.pictures}
         base = self.base(teacher)
         if not beside:
             _refuse_strangers(base, teacher.key)
@@ -98,44 +97,44 @@ class Layout:
             found.append(Kind(codec, parts, base / name, f"{beside}/{name}" if beside else ""))
         return found
 
-    def beside(self, teacher: FrozenTeacher) -> str:
+    def beside(self, teacher: RunTeacher) -> str:
         """Where its answers are published beside a pack; nothing where ``cache_dir`` is a cache of this machine."""
         place = (teacher.spec.cache_dir or "").rstrip("/")
         if is_url(place) or (place and Path(place, PUBLISHED).is_dir()):
             return f"{place}/{PUBLISHED}/{self.name(teacher)}"
         return ""
 
-    def base(self, teacher: FrozenTeacher) -> Path:
+    def base(self, teacher: RunTeacher) -> Path:
         """The folder of all answers of one teacher to these views."""
         if teacher.spec.cache_dir:
             return Path(teacher.spec.cache_dir).expanduser()
         return cache_dir() / "answers" / self.name(teacher)
 
-    def name(self, teacher: FrozenTeacher) -> str:
+    def name(self, teacher: RunTeacher) -> str:
         """Its name, from all that the answers depend on."""
-        shared = {"teacher": _identity(teacher), "transform": self.views, "data": self.pictures}
+        shared = {"teacher": teacher.fingerprint(), "transform": self.views, "data": self.pictures}
         return f"{teacher.spec.arch.replace('/', '_')}-{_digest(shared)}"
 
-    def _codecs(self, teacher: FrozenTeacher, wanted: Wanted) -> list[tuple[str, AnswerCodec]]:
+    def _codecs(self, teacher: RunTeacher, wanted: Wanted) -> list[tuple[str, AnswerCodec]]:
         precision = teacher.spec.cache_precision
         found = [("logits", AnswerCodec(codec))] if (codec := self._logits(teacher, wanted)) else []
         for (_, path, tokens), shape in wanted.features.items():
             found.append((f"{path}.{tokens}", AnswerCodec(None, {(path, tokens): shape[1:]}, precision)))
         return found
 
-    def _logits(self, teacher: FrozenTeacher, wanted: Wanted) -> Codec | None:
+    def _logits(self, teacher: RunTeacher, wanted: Wanted) -> Codec | None:
         if not wanted.logits:
             return None
         topk, count = teacher.spec.cache_topk, len(self.classes)
         if wanted.maps:
-            trial = teacher(torch.zeros(1, 3, *teacher.prepare.size, dtype=torch.uint8))
+            trial = teacher(torch.zeros(1, 3, *self.data.size, dtype=torch.uint8))
             _, classes, height, width = trial.shape
             return MapCodec((classes, height, width), topk, teacher.spec.cache_precision, CRC_BYTES)
         return TopKCodec(count, topk, temperatures(looking(wanted))) if topk else DenseCodec(count)
 
     # -- caches from before each kind of answer had a folder ---------------------------------------------------------
 
-    def _in_one(self, teacher: FrozenTeacher, wanted: Wanted) -> Kind | None:
+    def _in_one(self, teacher: RunTeacher, wanted: Wanted) -> Kind | None:
         """A cache that holds all kinds in one record, where there is one."""
         folder = self.base(teacher)
         if not (teacher.spec.cache_dir and (folder / FINGERPRINT).exists()) and not _has_old(folder.parent):
@@ -143,7 +142,7 @@ class Layout:
         shapes = {(path, form): shape[1:] for (_, path, form), shape in wanted.features.items()}
         codec = AnswerCodec(self._logits(teacher, wanted), shapes, teacher.spec.cache_precision)
         parts: Parts = {
-            "teacher": {**_identity(teacher), "classes": teacher.spec.classes, "class_map": teacher.spec.class_map},
+            "teacher": {**teacher.fingerprint(), "classes": teacher.spec.classes, "class_map": teacher.spec.class_map},
             "transform": self.views,
             "data": {"pictures": self.samples, "classes": _hash("\0".join(self.classes)),
                      "content": fingerprint(self.split)},
@@ -172,15 +171,6 @@ def topk_temperature(loss: LogitLoss) -> float | None:
     return getattr(loss, "topk_temperature", None)
 
 
-def _identity(teacher: FrozenTeacher) -> dict[str, Any]:
-    assert isinstance(teacher.prepare, Preprocess)
-    return {
-        **teacher.identity(), "kwargs": teacher.spec.kwargs, "img_size": list(teacher.prepare.size),
-        "mean": list(teacher.prepare.mean), "std": list(teacher.prepare.std),
-        "dtype": str(teacher.dtype).removeprefix("torch."),
-    }  # fmt: skip
-
-
 def _pairs(data: DistillationDataModule) -> dict[str, Any]:
     """What decides, beside the seed, who is mixed with whom."""
     drawn = data.augment.mixes and data.unlabeled_ratio is not None
@@ -207,7 +197,7 @@ def _has_old(answers: Path) -> bool:
     return any(answers.glob(f"*/{FINGERPRINT}"))
 
 
-def _file_of_old(teacher: FrozenTeacher, parts: Mapping[str, Any]) -> Path:
+def _file_of_old(teacher: RunTeacher, parts: Mapping[str, Any]) -> Path:
     if teacher.spec.cache_dir:
         return Path(teacher.spec.cache_dir).expanduser() / FINGERPRINT
     return cache_dir() / "answers" / f"{teacher.spec.arch}-{_digest(parts)}" / FINGERPRINT

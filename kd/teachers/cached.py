@@ -17,8 +17,7 @@ from kd.teachers.answer import ALL, Answer, Wanted
 from kd.teachers.answer_codec import AnswerCodec, described
 from kd.teachers.answer_maps import MapCodec
 from kd.teachers.answer_store import AnswerStore
-from kd.teachers.base import Teacher
-from kd.teachers.frozen import FrozenTeacher
+from kd.teachers.base import RunTeacher
 from kd.teachers.published import PublishedStore
 
 Store = AnswerStore | PublishedStore
@@ -32,8 +31,8 @@ class Kept:
     codec: AnswerCodec
 
 
-class CachedTeacher:
-    """Answers by (sample, view): read from stores, or computed and stored. See :class:`kd.teachers.base.Teacher`.
+class CachedTeacher(RunTeacher):
+    """Answers by (sample, view): read from stores, or computed and stored. See :class:`kd.teachers.base.RunTeacher`.
 
     What it computes goes through the stores' rounding before it is used, so a run that fills its cache and one that
     reads it learn from the same numbers. A batch that names no view (validation) is answered live.
@@ -44,19 +43,18 @@ class CachedTeacher:
         only: never run the model in training; a missing answer is an error.
     """
 
-    def __init__(self, live: FrozenTeacher, kept: Sequence[Kept], only: bool = False) -> None:
+    def __init__(self, live: RunTeacher, kept: Sequence[Kept], only: bool = False) -> None:
         self.live, self.kept, self.only = live, list(kept), only
         self.arch, self.model, self.has_head, self.weight = live.arch, live.model, live.has_head, live.weight
         self.read = self.computed = 0
         self._full = False
 
     @property
-    def members(self) -> dict[str, FrozenTeacher]:
+    def members(self) -> Mapping[str, RunTeacher]:
         return self.live.members
 
     @property
-    def is_shared_out(self) -> bool:
-        """Whether it answers only where all processes ask."""
+    def is_shared_out(self) -> bool:  # type: ignore[override]
         return self.live.is_shared_out
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "CachedTeacher":
@@ -194,7 +192,7 @@ class CachedTeacher:
         }
 
 
-def caches_of(teacher: Teacher | None) -> dict[str, CachedTeacher]:
+def caches_of(teacher: RunTeacher | None) -> dict[str, CachedTeacher]:
     """The caches among the teachers that are asked, by the teacher's name."""
     if isinstance(teacher, CachedTeacher):
         return {ALL: teacher}
@@ -202,7 +200,7 @@ def caches_of(teacher: Teacher | None) -> dict[str, CachedTeacher]:
     return {name: member for name, member in members.items() if isinstance(member, CachedTeacher)}
 
 
-def records_of(live: FrozenTeacher, codecs: Sequence[AnswerCodec], images: Images, numbers: np.ndarray) -> list[Tensor]:
+def records_of(live: RunTeacher, codecs: Sequence[AnswerCodec], images: Images, numbers: np.ndarray) -> list[Tensor]:
     """A model's answers to pictures as records.
 
     Args:

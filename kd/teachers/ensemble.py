@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from kd.data.batch import Batch
 from kd.models import Images
 from kd.teachers.answer import ALL, Answer, Wanted
-from kd.teachers.cached import CachedTeacher
-from kd.teachers.frozen import FrozenTeacher
+from kd.teachers.base import RunTeacher
 
 
-class Ensemble:
+class Ensemble(RunTeacher):
     """Several teachers: each answers with its own input size and normalisation, all together with the weighted mean.
 
     The mean is of the logits: ``sum(weight_i * logits_i) / sum(weight_i)``. It exists where each has a classifier.
@@ -22,8 +21,8 @@ class Ensemble:
         members: the teachers by name, each itself or behind a cache.
     """
 
-    def __init__(self, members: Mapping[str, FrozenTeacher | CachedTeacher]) -> None:
-        self.members = dict(members)
+    def __init__(self, members: Mapping[str, RunTeacher]) -> None:
+        self._members = dict(members)
         self.arch = " + ".join(teacher.arch for teacher in members.values())
         self.model: nn.Module = nn.ModuleList([teacher.model for teacher in members.values()])
         self.has_head = all(teacher.has_head for teacher in members.values())
@@ -31,8 +30,11 @@ class Ensemble:
         self._shares = (weights / weights.sum()).tolist()
 
     @property
-    def is_shared_out(self) -> bool:
-        """Whether it answers only where all processes ask."""
+    def members(self) -> Mapping[str, RunTeacher]:
+        return self._members
+
+    @property
+    def is_shared_out(self) -> bool:  # type: ignore[override]
         return any(teacher.is_shared_out for teacher in self.members.values())
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "Ensemble":
@@ -44,21 +46,21 @@ class Ensemble:
         for teacher in self.members.values():
             teacher.forget_original()
 
-    def fetch(self, batch: Batch) -> Batch:
-        for name, teacher in self.members.items():
-            batch = teacher.fetch(batch, name)
+    def fetch(self, batch: Batch, name: str = ALL) -> Batch:
+        for own, teacher in self.members.items():
+            batch = teacher.fetch(batch, own)
         return batch
 
-    def answer(self, batch: Batch, wanted: Wanted) -> Answer:
+    def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
         """The logits of each teacher by name and of all together, and what is wanted of their layers.
 
         Dense answers are brought to the size of the first teacher's. A teacher of which nothing is wanted is not asked.
         """
         found = Answer()
-        for name, teacher in self.members.items():
-            if not wanted.of(name):
+        for member, teacher in self.members.items():
+            if not wanted.of(member):
                 continue
-            own = teacher.answer(batch, wanted, name)
+            own = teacher.answer(batch, wanted, member)
             found.features |= own.features
             found.logits |= own.logits
         if self.has_head and ALL in wanted.logits:

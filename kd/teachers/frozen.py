@@ -18,10 +18,11 @@ from kd.models.own import logits_of
 from kd.models.sharding import forget_forward, is_sharded, shard, whole
 from kd.models.taps import TRIAL, Taps, classifier_of, tap_shapes
 from kd.teachers.answer import ALL, Answer, Layer, Wanted
+from kd.teachers.base import RunTeacher
 
 
-class FrozenTeacher:
-    """A frozen model that answers for pictures: always in eval mode, never with a gradient. See :class:`Teacher`.
+class FrozenTeacher(RunTeacher):
+    """A frozen model that answers for pictures: always in eval mode, never with a gradient.
 
     Args:
         model: any model, or any callable, that gives logits (:func:`kd.models.own.logits_of`).
@@ -50,17 +51,13 @@ class FrozenTeacher:
         self.taps = Taps(self.model, [], prepare, "model.taps")
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self._identity: dict[str, Any] = {}
+        self.closed = "is a function, whose layers are unknown" if isinstance(self.model, _Called) else ""
         self._classifier: tuple[Tensor, Tensor] | None = None
         self._original: nn.Module | None = None
         self._placed = False
 
     @property
-    def members(self) -> "dict[str, FrozenTeacher]":
-        return {ALL: self}
-
-    @property
-    def is_shared_out(self) -> bool:
-        """Whether it answers only where all processes ask."""
+    def is_shared_out(self) -> bool:  # type: ignore[override]
         return is_sharded(self.model)
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "FrozenTeacher":
@@ -111,10 +108,6 @@ class FrozenTeacher:
         self.model.to(dtype=self.dtype)
         shard(self.model, init_device_mesh(self.device.type, (dist.get_world_size(),)), frozen=True)
 
-    def fetch(self, batch: Batch, name: str = ALL) -> Batch:
-        """Nothing is known before the model is asked."""
-        return batch
-
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
         """The logits and the wanted layers of this teacher, under its name."""
         layers = [layer for layer in wanted.features if layer[0] == name]
@@ -137,8 +130,8 @@ class FrozenTeacher:
         Raises:
             UserError: no such layer, or one that is not called.
         """
-        if isinstance(self.model, _Called):
-            raise UserError(f"{self.key}: is a function, whose layers are unknown: a feature loss needs a module")
+        if self.closed:
+            raise UserError(f"{self.key}: {self.closed}: a feature loss needs a module")
         self.taps.add(patterns, self._trial, key)
         shapes = tap_shapes(self.model, self.taps, patterns, tokens, self._trial)
         return self.taps.paths(patterns), shapes
@@ -222,6 +215,17 @@ class FrozenTeacher:
             digest.update(tensor.detach().float().cpu().numpy().tobytes())
         self._identity = {"arch": self.arch, "weights": digest.hexdigest()[:16]}
         return self._identity
+
+    def described(self) -> str:
+        return f"{vars(self.prepare)} {self.columns}"
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Identity, arguments and input: what its answers to a picture depend on."""
+        want: Any = self.prepare
+        return {
+            **self.identity(), "kwargs": self.spec.kwargs, "img_size": list(want.size), "mean": list(want.mean),
+            "std": list(want.std), "dtype": str(self.dtype).removeprefix("torch."),
+        }  # fmt: skip
 
 
 def dtype_for(precision: str) -> torch.dtype:

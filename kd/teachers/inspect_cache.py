@@ -17,7 +17,7 @@ from kd.storage.objects import file_system, is_url
 from kd.teachers.answer import Wanted
 from kd.teachers.answer_codec import CRC_BYTES, FEATURES_ALONE
 from kd.teachers.answer_store import FINGERPRINT, difference
-from kd.teachers.base import Teacher
+from kd.teachers.base import RunTeacher
 from kd.teachers.cache_layout import Kind, Layout
 
 DEPTH = 4  # below the folder that is asked about: a pack, all caches, one of them, a kind of answer in it
@@ -124,7 +124,7 @@ def told(found: Iterable[Held]) -> str:
     return "\n".join(line for teacher, kinds in lines.items() for line in [teacher, *kinds])
 
 
-def fit(found: list[Held], teacher: Teacher, data: DistillationDataModule, wanted: Wanted) -> tuple[bool, str]:
+def fit(found: list[Held], teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted) -> tuple[bool, str]:
     """Whether a recipe finds all its answers there, and a line for each kind that it wants.
 
     Args:

@@ -14,11 +14,10 @@ from kd.teachers.answer import ALL, Wanted
 from kd.teachers.answer_codec import UNITS_OF, described
 from kd.teachers.answer_features import BESIDE
 from kd.teachers.answer_store import FINGERPRINT, AnswerStore, check_room, compare
-from kd.teachers.base import Teacher
+from kd.teachers.base import RunTeacher
 from kd.teachers.cache_layout import Kind, Layout, looking, topk_temperature
 from kd.teachers.cached import CachedTeacher, Kept, Store
 from kd.teachers.ensemble import Ensemble
-from kd.teachers.frozen import FrozenTeacher
 from kd.teachers.published import PublishedStore
 
 MEASURED_ON = 256  # pictures, for the units of int8 and the error that a cache states
@@ -26,8 +25,8 @@ WORST = 0.1  # of one picture's answer, that int8 may be off by
 
 
 def open_cache(
-    teacher: Teacher, data: DistillationDataModule, wanted: Wanted, announce: bool = False, filling: bool = False
-) -> Teacher:
+    teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted, announce: bool = False, filling: bool = False
+) -> RunTeacher:
     """The teacher behind a cache; of several each that asks for one behind one of its own.
 
     Args:
@@ -49,18 +48,18 @@ def open_cache(
         if announce:
             _announce(teacher.members[name], name, found, layout)
     opened = {name: _open(teacher.members[name], found, layout, filling) for name, found in kinds.items()}
-    if isinstance(teacher, FrozenTeacher):
+    if ALL in teacher.members:
         return opened.get(ALL, teacher)
     return Ensemble({name: opened.get(name, member) for name, member in teacher.members.items()})
 
 
-def _asking(teacher: Teacher, wanted: Wanted, filling: bool = False) -> dict[str, FrozenTeacher]:
+def _asking(teacher: RunTeacher, wanted: Wanted, filling: bool = False) -> dict[str, RunTeacher]:
     """The teachers of which something is kept."""
     cached = {name: m for name, m in teacher.members.items() if filling or m.spec.cache != "off"}
     return {name: member for name, member in cached.items() if wanted.of(name)}
 
 
-def _check(teacher: FrozenTeacher, kinds: list[Kind], layout: Layout) -> None:
+def _check(teacher: RunTeacher, kinds: list[Kind], layout: Layout) -> None:
     """All kinds before the first is made."""
     if any(kind.url for kind in kinds):
         return
@@ -72,7 +71,7 @@ def _check(teacher: FrozenTeacher, kinds: list[Kind], layout: Layout) -> None:
     check_room(sizes, f"{views} view(s) of {layout.samples} pictures", teacher.key)
 
 
-def _announce(teacher: FrozenTeacher, name: str, kinds: list[Kind], layout: Layout) -> None:
+def _announce(teacher: RunTeacher, name: str, kinds: list[Kind], layout: Layout) -> None:
     views, size = teacher.spec.cache_views, sum(kind.codec.record_bytes for kind in kinds)
     kept = ", ".join(f"{key} {value}" for key, value in described([kind.codec for kind in kinds]).items())
     place = kinds[0].place if len(kinds) == 1 else kinds[0].place.rpartition("/")[0]
@@ -81,7 +80,7 @@ def _announce(teacher: FrozenTeacher, name: str, kinds: list[Kind], layout: Layo
           flush=True)  # fmt: skip
 
 
-def _open(teacher: FrozenTeacher, kinds: list[Kind], layout: Layout, filling: bool) -> CachedTeacher:
+def _open(teacher: RunTeacher, kinds: list[Kind], layout: Layout, filling: bool) -> CachedTeacher:
     found = []
     for kind in kinds:
         store = _store(teacher, kind, layout, filling)
@@ -93,7 +92,7 @@ def _open(teacher: FrozenTeacher, kinds: list[Kind], layout: Layout, filling: bo
     return CachedTeacher(teacher, found, teacher.spec.cache == "only" and not filling)
 
 
-def _store(teacher: FrozenTeacher, kind: Kind, layout: Layout, filling: bool) -> Store:
+def _store(teacher: RunTeacher, kind: Kind, layout: Layout, filling: bool) -> Store:
     samples, views, codec = layout.samples, teacher.spec.cache_views, kind.codec
     if kind.url and filling:
         raise UserError(
@@ -108,7 +107,7 @@ def _store(teacher: FrozenTeacher, kind: Kind, layout: Layout, filling: bool) ->
     return AnswerStore(kind.folder, kind.parts, samples, views, codec.record_bytes, codec.usable, measure, teacher.key)
 
 
-def _measured(teacher: FrozenTeacher, kind: Kind, data: DistillationDataModule) -> dict[str, Any]:
+def _measured(teacher: RunTeacher, kind: Kind, data: DistillationDataModule) -> dict[str, Any]:
     """What is noted when a cache is begun: units of int8, and the error that rounding makes.
 
     Raises:
@@ -127,7 +126,7 @@ def _measured(teacher: FrozenTeacher, kind: Kind, data: DistillationDataModule) 
     return noted
 
 
-def check_precision(teacher: Teacher, data: DistillationDataModule, wanted: Wanted) -> None:
+def check_precision(teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted) -> None:
     """Raises a UserError where int8 is asked for and a cache would keep nothing in it, or more bytes than without."""
     for name, member in _asking(teacher, wanted).items():
         if member.spec.cache_precision != "int8":
@@ -140,7 +139,7 @@ def check_precision(teacher: Teacher, data: DistillationDataModule, wanted: Want
                             f"({len(data.source.classes)}; {BESIDE + 1} or more do); leave it out")  # fmt: skip
 
 
-def check_cacheable(teacher: Teacher, data: DistillationDataModule, wanted: Wanted, filling: bool = False) -> None:
+def check_cacheable(teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted, filling: bool = False) -> None:
     """Raises a UserError where the losses or the data need more than a cache can give."""
     asking = _asking(teacher, wanted, filling)
     for name, member in asking.items():
@@ -161,8 +160,8 @@ def check_cacheable(teacher: Teacher, data: DistillationDataModule, wanted: Want
         )
 
 
-def _check_teacher(teacher: FrozenTeacher, data: DistillationDataModule, wanted: Wanted, several: bool) -> None:
-    if not isinstance(teacher.prepare, Preprocess):
+def _check_teacher(teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted, several: bool) -> None:
+    if not isinstance(getattr(teacher, "prepare", None), Preprocess | None):
         raise UserError(f"{teacher.key}.cache: needs to know how the teacher wants its pictures (a kd.Preprocess)")
     for (_, layer, _), shape in wanted.features.items():
         if shape[0] != TRIAL:
@@ -183,7 +182,7 @@ def _check_teacher(teacher: FrozenTeacher, data: DistillationDataModule, wanted:
             raise UserError(f"{key}: {type(loss).__name__} needs all logits; without cache_topk all are kept")
 
 
-def cached_share(teacher: Teacher, data: DistillationDataModule, wanted: Wanted) -> tuple[float, int]:
+def cached_share(teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted) -> tuple[float, int]:
     """What is in the caches already, 0 to 1, and the size in bytes of all of it; makes nothing.
 
     Raises:
