@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -61,6 +62,11 @@ class RunContext:
         """The run's teacher, where one is known to be there."""
         assert self.module.teacher is not None
         return self.module.teacher
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder; without one of our callback's, the trainer's."""
+        return self.module.folder or Path(self.trainer.default_root_dir)
 
     @property
     def device(self) -> torch.device:

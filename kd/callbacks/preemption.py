@@ -45,7 +45,8 @@ class Preemption(Closing):
     signal (whoever stops the job may kill processes one by one) is a part of the interruption, not a failure.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, last: LastCheckpoint) -> None:
+        self._last = last
         self._received: int | None = None
         self._interrupted = False
         self._reason = ""
@@ -77,7 +78,7 @@ class Preemption(Closing):
         if trainer.is_last_batch:
             self._stop_after_epoch = True
             return
-        self._last(trainer).save(trainer)
+        self._last.save(trainer)
         log_this_step(trainer)  # it is logged after this hook; a resumed run does not make it again
         self._stop(trainer)
 
@@ -91,28 +92,18 @@ class Preemption(Closing):
         reason = trainer.strategy.broadcast(self._reason)
         trainer.strategy.barrier()
         if reason and self._received is None:
-            raise RunStopped(reason, self._last(trainer).path)
-        raise Preempted(self._received or signal.SIGTERM, self._last(trainer).path)
+            raise RunStopped(reason, self._last.path)
+        raise Preempted(self._received or signal.SIGTERM, self._last.path)
 
-    def _last(self, trainer: Trainer) -> LastCheckpoint:
-        return next(c for c in trainer.checkpoint_callbacks if isinstance(c, LastCheckpoint))
-
-    def interruption(self, trainer: Trainer, error: BaseException) -> Preempted | None:
+    def interruption(self, error: BaseException) -> Preempted | None:
         """The interruption that ``error`` is; None for a failure."""
         if isinstance(error, Preempted):
             return error
         if self._received is None or not KILLED_WORKER.search(str(error)):
             return None
-        return Preempted(self._received, self._last(trainer).path)
+        return Preempted(self._received, self._last.path)
 
     def close(self, trainer: Trainer) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
-
-
-def interruption(trainer: Trainer, error: BaseException) -> Preempted | None:
-    """The interruption that ended the trainer's run with ``error``; None for a failure."""
-    lightning: Any = trainer  # its type has no callbacks, the object does
-    own = (callback for callback in lightning.callbacks if isinstance(callback, Preemption))
-    return next((callback.interruption(trainer, error) for callback in own), None)

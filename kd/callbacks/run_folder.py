@@ -153,7 +153,7 @@ class RunFolder(Callback):
         name, problem = trainer.strategy.broadcast((self.path.name if self.path else "", problem))
         if problem:
             raise UserError(problem)
-        self.path = self.resume or self.parent / name  # each machine has a cache of its own
+        self.path = run.module.folder = self.resume or self.parent / name  # each machine has a cache of its own
         self.begun = not self.resume
         usual = str(Path(trainer.default_root_dir, "checkpoints"))
         for checkpoint in trainer.checkpoint_callbacks:  # their own setup has taken Lightning's default folder

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 import kd
 from kd.callbacks.best import Best
 from kd.callbacks.context import RunContext
-from kd.callbacks.preemption import RunStopped, interruption
+from kd.callbacks.preemption import Preemption, RunStopped
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
 from kd.distill.sharding import Sharding
@@ -44,6 +44,7 @@ class Summary(Callback):
 
     folder: RunFolder  # where the run's folder is
     preflight: Preflight  # what was measured of the teacher
+    preemption: Preemption  # which errors are an interruption
     recipe: str  # the recipe's name
     seed: int  # of the run
     best: Best  # which validation is each student's best
@@ -75,7 +76,7 @@ class Summary(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Writes the summary of a run that did not, with the reason; the traceback goes to ``error.txt``."""
         run = RunContext.of(trainer)
-        stopped = isinstance(exception, KeyboardInterrupt) or interruption(trainer, exception) is not None
+        stopped = isinstance(exception, KeyboardInterrupt) or self.preemption.interruption(exception) is not None
         ended = f"stopped: {exception.reason}" if isinstance(exception, RunStopped) else "interrupted"
         self.write(trainer, run, ended if stopped else "failed", exception)
         if self.folder.path is not None and self.folder.begun and not stopped:

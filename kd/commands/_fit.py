@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from kd.callbacks.preemption import RunStopped, interruption
+from kd.callbacks.preemption import RunStopped
 from kd.data.sources import printable, said
 from kd.errors import UserError, reason, run_error
 from kd.launch.cluster import is_rank_zero
@@ -122,7 +122,7 @@ def _fit(cli: "KDCLI", resume_from: Path | None) -> int:
 
 def _ended_by(cli: "KDCLI", error: Exception, resume_from: Path | None, say: Callable[..., None]) -> int:
     """Says why a run ended before its time; returns the exit status."""
-    stop = interruption(cli.trainer, error)
+    stop = cli.summary.preemption.interruption(error)
     known = run_error(error)
     if stop is not None:
         kept = stop.checkpoint.is_file()

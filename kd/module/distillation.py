@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from pytorch_lightning.core.optimizer import LightningOptimizer
@@ -98,6 +99,7 @@ class DistillationModule(Inference):
         self._take(Students(student))
         self._range = RangeCheck()
         self.memory: Memory | None = None
+        self.folder: Path | None = None  # of the run, once it has one
         self.planned_epochs = 1
         self.resumed = False  # set by the code that resumes: Lightning informs its module too late
 

@@ -8,8 +8,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 
-from kd.callbacks.context import output_of
-from kd.callbacks.run_folder import RunFolder
+from kd.callbacks.context import RunContext, output_of
 from kd.callbacks.steps import after_step
 from kd.data.batch import Batch
 from kd.optim import short_window
@@ -32,7 +31,7 @@ class Audit(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Opens the file of this rank; forgets the steps that were lost."""
-        folder = _run_folder(trainer) / "records"
+        folder = RunContext.of(trainer).folder / "records"
         folder.mkdir(exist_ok=True)
         self._file = folder / f"samples.rank{trainer.global_rank}.jsonl"
         mine = [self._file]
@@ -80,8 +79,3 @@ def drop_after(file: Path, step: int) -> None:
 
 def _rank(file: Path) -> int:
     return int(file.stem.removeprefix("samples.rank"))
-
-
-def _run_folder(trainer: Trainer) -> Path:
-    path = next((c.path for c in trainer.callbacks if isinstance(c, RunFolder)), None)  # type: ignore[attr-defined]
-    return path or Path(trainer.default_root_dir)

@@ -125,8 +125,7 @@ class Headspace(Callback):
         found = {"now_ms": round(now, 3), "free_input_ms": round(free_input, 3)}
         if self._free_teacher:
             found["free_input_and_teacher_ms"] = round(both, 3)
-        folder: Any = next(c for c in trainer.callbacks if type(c).__name__ == "RunFolder")  # type: ignore[attr-defined]
-        writer = Writer(folder.path / "records" / "headspace.jsonl", {"of": "headspace"})
+        writer = Writer(RunContext.of(trainer).folder / "records" / "headspace.jsonl", {"of": "headspace"})
         writer.write({"kind": "event", "name": "headspace", **found})
         writer.close()
         lines = [f"a step takes {now:.1f} ms", f"with a perfect input {free_input:.1f} ms ({now / free_input:.2f}x)"]

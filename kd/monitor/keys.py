@@ -8,6 +8,7 @@ from pathlib import Path
 from pytorch_lightning import Callback
 
 from kd.callbacks.phases import Phases
+from kd.callbacks.preemption import Preemption
 from kd.callbacks.run_folder import RunFolder
 from kd.errors import UserError
 from kd.monitor.cloudwatch import CloudWatch
@@ -65,7 +66,7 @@ def _known(key: str, name: str, names: list[str]) -> None:
         raise UserError(f"{key}: no '{name}'; known: {', '.join(near if len(near) == 1 else names) or 'none'}")
 
 
-def monitors(spec: MonitorSpec, folder: RunFolder) -> list[Callback]:
+def monitors(spec: MonitorSpec, folder: RunFolder, preemption: Preemption) -> list[Callback]:
     """The callbacks that observe a run."""
     if not spec.enabled:
         return []
@@ -76,7 +77,7 @@ def monitors(spec: MonitorSpec, folder: RunFolder) -> list[Callback]:
     watch = None
     if spec.rules_every_s or spec.max_hours or spec.budget:
         limits = spec.max_hours, spec.budget, spec.price_per_hour
-        watch = Watch(folder, spec.rules_every_s, spec.actions, spec.webhook, *limits)
+        watch = Watch(folder, preemption, spec.rules_every_s, spec.actions, spec.webhook, *limits)
     found: list[Callback | None] = [phases, system, TierRecord(folder), Confusion(folder), watch, health, kernels]
     found += [Control(folder, health, kernels, phases), *_senders(spec, folder, Numbers(phases, system, health, watch))]
     return [callback for callback in found if callback is not None]

@@ -7,7 +7,6 @@ import torch.distributed as dist
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kd.callbacks.context import RunContext
-from kd.callbacks.run_folder import RunFolder
 from kd.report.records import Writer
 
 SIZES = (2**12, 2**16, 2**20, 2**22, 2**24)  # bytes
@@ -23,9 +22,7 @@ class Ring(Callback):
         run = RunContext.of(trainer)
         times = [(size, _median_s(size, run.device)) for size in SIZES]
         if trainer.is_global_zero:
-            folder = next(c for c in trainer.callbacks if isinstance(c, RunFolder)).path  # type: ignore[attr-defined]
-            assert folder is not None
-            writer = Writer(folder / "records" / "ring.jsonl", {"of": "ring"})
+            writer = Writer(run.folder / "records" / "ring.jsonl", {"of": "ring"})
             writer.write({"kind": "event", "name": "ring", "processes": trainer.world_size, "times": times})
             writer.close()
 

@@ -50,6 +50,7 @@ class Watch(Closing):
     def __init__(
         self,
         folder: RunFolder,
+        preemption: Preemption,
         every_s: float = 60.0,
         actions: dict[str, Action] | None = None,
         webhook: str | None = None,
@@ -57,6 +58,7 @@ class Watch(Closing):
         budget: float | None = None,
         price_per_hour: float | None = None,
     ) -> None:
+        self._preemption = preemption
         self.folder, self.every_s, self.actions, self.webhook = folder, every_s, actions or {}, webhook
         limits = {"MaxHours": hours, "BudgetSpent": budget / price_per_hour if budget and price_per_hour else None}
         self.hours = {name: limit for name, limit in limits.items() if limit is not None}
@@ -72,8 +74,6 @@ class Watch(Closing):
         if not trainer.is_global_zero:
             return
         assert self.folder.path is not None
-        lightning: Any = trainer  # its type has no callbacks, the object does
-        self._preemption = next(c for c in lightning.callbacks if isinstance(c, Preemption))
         self._writer = Writer(self.folder.path / "records" / "watch.jsonl", {"of": "watch"})
         self._trainer = trainer
         self._end.clear()

@@ -275,9 +275,10 @@ class KDCLI(LightningCLI):
         last = LastCheckpoint(where, config.checkpoint.every_n_steps, config.checkpoint.every_n_minutes)
         remember(self._yaml)
         self.folder = RunFolder(on_disk(config.runs_dir), config.recipe, self._yaml, resume, self._marker, config.name)
-        watching = monitors(MonitorSpec(**config.monitor), self.folder)
+        preemption = Preemption(last)
+        watching = monitors(MonitorSpec(**config.monitor), self.folder, preemption)
         best = Best(self.folder, monitor, mode)
-        self.summary = Summary(self.folder, preflight, config.recipe, config.seed, best)
+        self.summary = Summary(self.folder, preflight, preemption, config.recipe, config.seed, best)
         loggers = Loggers(self.folder, self.loggers, build_loggers, flatten(yaml_of(self._yaml)))
         ours: list[Callback] = [
             Nodes(self.cluster.launcher if self.cluster else None),
@@ -288,7 +289,7 @@ class KDCLI(LightningCLI):
             LearningRate(),
             LastStep(),
         ]
-        ours += [Finite(), Preemption(), *watching]
+        ours += [Finite(), preemption, *watching]
         ours += [best, FidelityRecord(self.folder, preflight, best), self.summary]
         if config.students:
             ours.append(StudentFolders(self.folder, best, self.student_configs, save_student))

@@ -28,7 +28,7 @@ class Teacher(Protocol):
 
 
 class RunTeacher:
-    """A teacher as a run holds it: a model (:class:`FrozenTeacher`), a cache before one, several, or one's own.
+    """A teacher as a run holds it: a model, a cache before one, several, or one's own.
 
     Deliberately no ``nn.Module``: a LightningModule that holds one keeps it out of its checkpoints, its optimizer,
     DDP's broadcasts and ``train()`` without further care. It moves by :meth:`to` alone.

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 from pytorch_lightning import Callback, Trainer
 
+from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.phases import Phases
+from kd.callbacks.preemption import Preemption
 from kd.callbacks.run_folder import RunFolder
 from kd.cli import report_main, train_main
 from kd.monitor.health import Health
@@ -144,7 +146,12 @@ def test_every_query_of_the_dashboard_names_a_series_that_there_is(
 ) -> None:
     """Names, labels and their values: of a run with all kinds of numbers, on a machine with a GPU."""
     folder = RunFolder(tmp_path, "tiny", "")
-    phases, system, health, watch = Phases(folder), System(folder), Health(folder), Watch(folder)
+    phases, system, health, watch = (
+        Phases(folder),
+        System(folder),
+        Health(folder),
+        Watch(folder, Preemption(LastCheckpoint())),
+    )
     phases.header = {"batch_size": 8, "world_size": 1}
     phases.recent.append({"step": 0, "epoch": 0, "ms": 5.0, "p": {"data": 1.0}})
     system.newest = {

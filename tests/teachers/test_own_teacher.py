@@ -14,8 +14,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.losses import HintLoss, KDLoss, SimKDLoss
-from kd.models import preprocess_for
-from kd.models.taps import TapSpec
+from kd.models import TapSpec, preprocess_for
 from kd.teachers import Answer, OwnTeacher, Teacher
 from kd.teachers.answer import Wanted
 from tests._helpers import CLASSES, draw_folder, tiny_vit, write_recipe
