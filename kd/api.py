@@ -8,14 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from kd.commands._finished import student_in
-from kd.commands._fit import fit
 from kd.commands.eval import evaluated
-from kd.commands.train import prepare
 from kd.errors import RunError, UserError
-from kd.run.parser import KDCLI
-from kd.run.quiet import quiet_libraries
+from kd.run.build import student_in
+from kd.run.fit import fit
 from kd.run.request import Request, translate
+from kd.run.run import Run
+from kd.run.streams import quiet_libraries
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,7 @@ class RunResult:
         file = (self.folder / "students" / name if name else self.folder) / "student.safetensors"
         if not file.is_file():
             raise UserError(f"there is no {file}")
-        settings = Request(recipe=str(file.with_name("config.yaml")))
-        return student_in(file, settings, KDCLI(settings.parser_args(), instantiate=False).as_dict())[0]
+        return student_in(file, Request(), Run.settings(file.with_name("config.yaml"), Request()))[0]
 
 
 def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) -> RunResult:
@@ -74,8 +72,8 @@ def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) 
     request = translate([*([f"recipe={recipe}"] if recipe is not None else []), *_items(settings or {})])
     if request.recipe is None and request.resume is None:
         raise UserError("recipe: there is neither a recipe nor a run to resume")
-    cli, resume_from = prepare(request)
-    status = fit(cli, resume_from)
+    run = Run.to_train(request)
+    status, cli = fit(run), run.cli
     if status:
         raise RunError(f"the run ended with status {status}, see {cli.folder.path or 'above'}")
     return RunResult(Path(cli.folder.path or ""), cli.summary.content)
@@ -96,7 +94,7 @@ def evaluate(run: str | Path | RunResult, settings: Mapping[str, Any] | None = N
     """
     quiet_libraries()
     folder = str(run.folder if isinstance(run, RunResult) else run)
-    return evaluated(Request(overrides=_items(settings or {}), rest=[folder]))[0]
+    return evaluated(Request(overrides=_items(settings or {}), rest=[folder])).results[0]
 
 
 def _items(settings: Mapping[str, Any]) -> list[str]:

@@ -10,14 +10,14 @@ import yaml
 from kd.cli import train_main
 from kd.errors import UserError
 from kd.run.files import flatten
-from kd.run.find import find, names
 from kd.run.parser import KDCLI
+from kd.run.paths import find, names
 from kd.run.request import Request, translate
 from tests._helpers import ROOT, write_recipe
 
 
 def resolved(recipe: Path | str, *items: str) -> dict:
-    return flatten(KDCLI(translate([f"recipe={recipe}", *items]).parser_args(), instantiate=False).as_dict())
+    return flatten(KDCLI(translate([f"recipe={recipe}", *items]).parser_args()).as_dict())
 
 
 # -- translation --------
@@ -30,7 +30,7 @@ def test_three_spellings_mean_the_same() -> None:
 
 def test_order_between_kinds_does_not_matter(recipe: Path) -> None:
     line = [f"recipe={recipe}", "config=no_teacher", "model.task_loss_weight=0.25", "trainer.max_epochs=7"]
-    forward, backward = (flatten(KDCLI(translate(x).parser_args(), False).as_dict()) for x in (line, line[::-1]))
+    forward, backward = (flatten(KDCLI(translate(x).parser_args()).as_dict()) for x in (line, line[::-1]))
     assert forward == backward
     assert forward["model.task_loss_weight"] == 0.25  # an override beats an overlay
     assert forward["model.teacher"] is None  # an overlay beats the recipe
@@ -68,7 +68,7 @@ def test_a_later_overlay_does_not_overwrite_an_override(recipe: Path) -> None:
 
 def test_callbacks_are_appended(recipe: Path) -> None:
     items = ["trainer.callbacks+=LearningRateMonitor", "trainer.callbacks+=Timer"]
-    config = KDCLI(translate([f"recipe={recipe}", *items[:1]]).parser_args(), False).as_dict()
+    config = KDCLI(translate([f"recipe={recipe}", *items[:1]]).parser_args()).as_dict()
     assert [c["class_path"].split(".")[-1] for c in config["trainer"]["callbacks"]] == ["LearningRateMonitor"]
 
 

@@ -15,8 +15,7 @@ from kd.callbacks.context import RunContext
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.errors import UserError, first_line
 from kd.lightning_internals import CSVWriter
-from kd.storage.checkpoints import LAST, PREVIOUS, write_whole
-from kd.storage.lock import RunLock
+from kd.storage.checkpoints import LAST, PREVIOUS, RunLock, write_whole
 from kd.storage.mirror import Mirror
 
 

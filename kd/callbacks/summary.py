@@ -69,7 +69,6 @@ class Summary(Callback):
         self._optimizer_state = optimizer_state(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the summary of a run that ended well."""
         run = RunContext.of(trainer)
         self.write(trainer, run, "done")
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from kd.errors import UserError
 from kd.run.request import Request
+from kd.run.run import Run
 
 if TYPE_CHECKING:
     from kd.run.parser import KDCLI
@@ -28,7 +29,7 @@ What is there already is kept: a filling that was stopped goes on. config=ddp_8g
 
 
 def run(request: Request) -> int:
-    """Fills the cache, or describes one."""
+    """Runs the command; returns its exit status."""
     describing = "describe" in request.flags
     if "help" in request.flags or not (request.recipe or describing):
         print(HELP, end="")
@@ -74,15 +75,7 @@ def _describe(request: Request) -> int:
 
 
 def _built(request: Request) -> "KDCLI":
-    args = request.parser_args()
-    from kd.run.parser import KDCLI
-    from kd.run.quiet import quiet_libraries
-    from kd.run.teacher_files import what_files_say
-    from kd.run.train_first import teacher_settings
-
-    quiet_libraries()
-    cli = KDCLI(args, instantiate=False)
-    cli.change(what_files_say(cli.as_dict(), request.overrides))
-    cli.change(teacher_settings(cli.as_dict(), request.overrides))
-    cli.build()
-    return cli
+    run = Run.of(request)
+    run.with_teacher()
+    run.cli.build()
+    return run.cli

@@ -42,7 +42,7 @@ All other keys are the run's (kd-train --keys). Keys of the places:
 
 
 def run(request: Request) -> int:
-    """Launches, or follows what was launched."""
+    """Runs the command; returns its exit status."""
     if "help" in request.flags or not request.rest:
         print(HELP + _help_of_places(), end="")
         return 0 if "help" in request.flags else 2

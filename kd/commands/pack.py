@@ -4,6 +4,7 @@ import re
 
 from kd.errors import UserError
 from kd.run.request import Request
+from kd.run.run import Run
 
 HELP = """\
 kd-pack: writes a recipe's pictures as tar shards (WebDataset's layout), for data.source=Shards.
@@ -16,7 +17,7 @@ kd-pack: writes a recipe's pictures as tar shards (WebDataset's layout), for dat
 
 
 def run(request: Request) -> int:
-    """Writes the shards of both splits."""
+    """Runs the command; returns its exit status."""
     own = dict(item.split("=", 1) for item in request.overrides if item.startswith(("out=", "short_side=")))
     if "help" in request.flags or not request.recipe or "out" not in own:
         print(HELP, end="")
@@ -27,14 +28,12 @@ def run(request: Request) -> int:
     if side is not None and not (re.fullmatch("[0-9]{1,6}", side) and int(side) > 0):
         raise UserError(f"short_side: must be a number of pixels, got '{side}'")
     request.overrides = [item for item in request.overrides if item.split("=", 1)[0] not in own]
-    args = request.parser_args()
+    config = Run.of(request).config
     from kd.data.pack import pack
     from kd.data.sources import labelled
-    from kd.run.parser import KDCLI, build_data
-    from kd.run.quiet import quiet_libraries
+    from kd.run.build import data_of
 
-    quiet_libraries()
-    source = build_data(KDCLI(args, instantiate=False).as_dict()["data"]).source
+    source = data_of(config).source
     for name in ("train", "val"):
         if name == "val" and not source.has(name):
             continue  # held out of train where the pack is trained on

@@ -1,26 +1,12 @@
 """``kd-predict``: a run's student on pictures. Heavy imports wait until there is something to predict."""
 
-import csv
-import glob
-import json
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
 
-from kd.errors import UserError
+from kd.run.own_keys import take, whole_number
 from kd.run.request import Request
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
-    from torch import nn
-
-    from kd.commands._finished import FinishedRun
-    from kd.models import Prepare
+from kd.run.run import Run
 
 HELP = """\
 kd-predict: what a run's student says of pictures.
@@ -37,30 +23,21 @@ kd-predict: what a run's student says of pictures.
 Damaged pictures are named and left out. Exit status: 0 done, 1 no picture could be read, 2 wrong use.
 """
 
-TABLES = (".csv", ".json", ".jsonl")
-BATCH = {"cpu": 32, "cuda": 512}  # to begin with: halved until it fits
-Predicted = tuple[str, "torch.Tensor", tuple[int, int]]
-"""A picture's name, the student's answer, the picture's height and width."""
-
 
 def run(request: Request) -> int:
-    """Predicts, writes."""
+    """Runs the command; returns its exit status."""
     if "help" in request.flags or len(request.rest) < 2:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
-    from kd.commands._finished import choose_device, open_run
-    from kd.run.own_keys import take, whole_number
-    from kd.run.quiet import quiet_libraries
+    from kd.ship.predict import check_out, choose_device, find_pictures, predict, write
 
-    quiet_libraries()
     own = take(request, "out", "top", "device")
     top, out = whole_number(own, "top", 5), Path(own["out"]) if "out" in own else None
     files = find_pictures(request.rest[1:])
-    opened = open_run(request, ("out", "top", "device"))
+    opened = Run.open(request.rest[0], request, ("out", "top", "device"))
     check_out(opened.kind, out)
-    device = choose_device(own.get("device"))
     bad: dict[str, str] = {}
-    answers = predict(opened, files, device, bad)
+    answers = predict(opened, files, choose_device(own.get("device")), bad)
     first = next(answers, None)  # nothing is written before there is an answer
     where = write(opened, chain([first], answers), files, top, out) if first else None
     for name, problem in bad.items():
@@ -68,215 +45,3 @@ def run(request: Request) -> int:
     told = f"{len(files) - len(bad)} pictures" + (f", {len(bad)} left out" if bad else "")
     print(f"{told}{f': written to {where}' if where else ''}", file=sys.stdout if where else sys.stderr)
     return 0 if len(bad) < len(files) else 1
-
-
-def find_pictures(words: Sequence[str]) -> list[str]:
-    """The picture files that files, folders and patterns name, each once, in order.
-
-    Raises:
-        UserError: a word that names nothing.
-    """
-    from kd.data.sources import IMAGE_SUFFIXES
-
-    found: dict[str, None] = {}
-    for word in words:
-        if Path(word).is_dir():
-            below = (f"{folder}{os.sep}{name}" for folder, _, names in os.walk(word) for name in names)
-            mine = sorted(f for f in below if f.lower().endswith(IMAGE_SUFFIXES) and not Path(f).name.startswith("."))
-        elif Path(word).is_file():
-            mine = [word]
-        else:
-            mine = sorted(f for f in glob.glob(word, recursive=True) if Path(f).is_file())  # noqa: PTH207 - any root
-        if not mine:
-            raise UserError(f"no pictures: {word}")
-        found |= dict.fromkeys(mine)
-    return list(found)
-
-
-def check_out(kind: str, out: Path | None) -> None:
-    """Raises a UserError where ``out`` can't take what a student of this kind says."""
-    if out is None or kind == "segmentation":
-        if out is not None and (out.is_file() or out.suffix in (*TABLES, ".npz")):
-            raise UserError(f"out: masks go to a folder, got '{out}'")
-        return
-    suffixes = (".npz",) if kind == "features" else TABLES
-    if out.suffix not in suffixes:
-        raise UserError(f"out: must end in {', '.join(suffixes)} for {kind}, got '{out}'")
-    if not out.resolve().parent.is_dir():
-        raise UserError(f"out: there is no folder {out.resolve().parent}")
-
-
-def predict(
-    opened: "FinishedRun", files: Sequence[str], device: "torch.device", bad: dict[str, str]
-) -> Iterator[Predicted]:
-    """The student's answers in the files' order; what can't be read goes into ``bad``, with the reason."""
-    import torch
-
-    from kd.data.transforms import EvalView
-    from kd.machine import cores
-    from kd.progress import bar
-
-    model = opened.model.to(device).eval()
-    view = EvalView(opened.size, None if opened.kind == "segmentation" else opened.crop_ratio)  # masks: of the whole
-    size = BATCH.get(device.type, 64)
-    shown = bar(label="predicting", total=len(files))
-    with ThreadPoolExecutor(cores()) as pool, shown:
-        waiting = iter(files)
-        while names := list(islice(waiting, size)):
-            read = list(pool.map(lambda name: _read(name, view), names))
-            good = [(name, *picture) for name, picture in zip(names, read, strict=True) if not isinstance(picture, str)]
-            bad |= {name: reason for name, reason in zip(names, read, strict=True) if isinstance(reason, str)}
-            if good:
-                pictures = torch.stack([picture for _, picture, _ in good])
-                logits, size = _forward(model, opened.preprocess, pictures, device, size)
-                yield from zip([name for name, _, _ in good], logits, [shape for _, _, shape in good], strict=True)
-            shown.update(len(names))
-
-
-def _read(name: str, view: Callable[[Any], Any]) -> "tuple[torch.Tensor, tuple[int, int]] | str":
-    """View and size of a picture, or why it can't be read."""
-    from kd.data.pictures import decode, open_regular
-
-    try:
-        with open_regular(name) as stream:
-            picture = decode(stream.read())
-        return view(picture), (picture.shape[1], picture.shape[2])
-    except (RuntimeError, OSError, ValueError) as error:
-        return (str(error).splitlines() or [type(error).__name__])[0][:160]
-
-
-def _forward(
-    model: "nn.Module", preprocess: "Prepare", pictures: "torch.Tensor", device: "torch.device", size: int
-) -> "tuple[torch.Tensor, int]":
-    """Answers on the CPU, and the batch that fitted."""
-    import torch
-
-    while True:
-        try:
-            with torch.inference_mode():
-                parts = [model(preprocess(part.to(device))).float().cpu() for part in pictures.split(size)]
-            return torch.cat(parts), size
-        except torch.OutOfMemoryError:
-            if size == 1:
-                raise
-            size //= 2
-            torch.cuda.empty_cache()
-
-
-# -- what comes out ----------------------------------------------------------------------------------------------------
-
-
-def write(
-    opened: "FinishedRun", answers: Iterator[Predicted], files: Sequence[str], top: int, out: Path | None
-) -> Path | None:
-    """Writes the answers; where to, or None for the terminal."""
-    if opened.kind == "segmentation":
-        folder = out or opened.folder / "predict"
-        _write_masks(answers, Path(os.path.commonpath([Path(f).resolve().parent for f in files])), opened, folder)
-        return folder
-    if opened.kind == "features":
-        file = out or opened.folder / "predict" / "features.npz"
-        _write_features(answers, file)
-        return file
-    rows = ((name, labels(logits, opened.classes, top, opened.kind)) for name, logits, _ in answers)
-    if out is None:
-        _print_rows(rows, opened.kind == "numbers")
-        return None
-    part = out.with_name(f".{out.name}.part")
-    try:
-        with part.open("w", encoding="utf-8", newline="") as opened_file:
-            tables = {".csv": _write_csv, ".json": _write_json, ".jsonl": _write_jsonl}
-            tables[out.suffix](opened_file, rows, opened.kind == "numbers")
-        part.replace(out)
-    finally:
-        part.unlink(missing_ok=True)
-    return out
-
-
-def labels(logits: "torch.Tensor", classes: Sequence[str], top: int, kind: str) -> list[tuple[str, float]]:
-    """The likeliest classes of one picture with their probabilities.
-
-    Args:
-        logits: ``(C,)``.
-        classes: names by class id.
-        top: how many.
-        kind: probabilities are a softmax over classes, or of ``multilabel`` each class's own; of ``numbers`` all
-            values under their names, in the names' order.
-    """
-    if kind == "numbers":
-        return [(name, round(value, 6)) for name, value in zip(classes, logits.tolist(), strict=True)]
-    p = logits.sigmoid() if kind == "multilabel" else logits.softmax(0)
-    values, ids = p.topk(min(top, len(p)))
-    return [(classes[i], round(v, 6)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
-
-
-Rows = Iterator[tuple[str, list[tuple[str, float]]]]
-
-
-def _write_csv(file: TextIO, rows: Rows, numbers: bool) -> None:
-    table = csv.writer(file)
-    for number, (name, found) in enumerate(rows):
-        if number == 0:
-            ranks = (f"{word}_{i + 1}" for i in range(len(found)) for word in ("label", "p"))
-            table.writerow(["file", *((name for name, _ in found) if numbers else ranks)])
-        table.writerow([name, *(value for pair in found for value in (pair[1:] if numbers else pair))])
-
-
-def _entry(name: str, found: list[tuple[str, float]], numbers: bool) -> str:
-    if numbers:
-        return json.dumps({"file": name, "numbers": dict(found)}, ensure_ascii=False)
-    return json.dumps({"file": name, "labels": [{"label": label, "p": p} for label, p in found]}, ensure_ascii=False)
-
-
-def _write_json(file: TextIO, rows: Rows, numbers: bool) -> None:
-    file.write("[")
-    for number, row in enumerate(rows):
-        file.write(("," if number else "") + "\n" + _entry(*row, numbers))
-    file.write("\n]\n")
-
-
-def _write_jsonl(file: TextIO, rows: Rows, numbers: bool) -> None:
-    for row in rows:
-        file.write(_entry(*row, numbers) + "\n")
-
-
-def _print_rows(rows: Rows, numbers: bool) -> None:
-    from tqdm import tqdm
-
-    form = ".6g" if numbers else ".1%"
-    for name, found in rows:
-        tqdm.write(f"{name}: " + ", ".join(f"{label} {value:{form}}" for label, value in found), file=sys.stdout)
-
-
-def _write_masks(answers: Iterator[Predicted], root: Path, opened: "FinishedRun", folder: Path) -> None:
-    """Class ids and colours at each picture's own size, in the pictures' tree below their common folder."""
-    from kd.ship.export.manifest import as_lines
-    from kd.tasks.segmentation import colours
-
-    palette = colours(len(opened.classes))
-    for name, logits, shape in answers:
-        _write_mask(folder / Path(name).resolve().relative_to(root), logits, shape, palette)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "classes.txt").write_text(as_lines(opened.classes), encoding="utf-8")
-
-
-def _write_mask(stem: Path, logits: "torch.Tensor", shape: tuple[int, int], palette: "np.ndarray") -> None:
-    import torch
-    from PIL import Image
-
-    numbers = torch.nn.functional.interpolate(logits[None], shape, mode="bilinear")[0].argmax(0).numpy()
-    ids = numbers.astype("uint8" if len(palette) <= 256 else "uint16")  # as the server's answers are
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(ids).save(stem.with_name(f"{stem.name}.ids.png"))
-    Image.fromarray(palette[ids]).save(stem.with_name(f"{stem.name}.colours.png"))
-
-
-def _write_features(answers: Iterator[Predicted], file: Path) -> None:
-    import numpy as np
-
-    from kd.storage.checkpoints import write_whole
-
-    named = [(name, features.numpy()) for name, features, _ in answers]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    features, files = np.stack([f for _, f in named]), np.array([name for name, _ in named])
-    write_whole(file, lambda opened: np.savez(opened, features=features, files=files))

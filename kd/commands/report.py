@@ -27,7 +27,7 @@ Needs neither torch nor a network.
 
 
 def run(request: Request) -> int:
-    """Writes the page of a run, or of two."""
+    """Runs the command; returns its exit status."""
     from kd.report.explained import Explained
     from kd.report.html import write_comparison, write_report
     from kd.report.records import read_run

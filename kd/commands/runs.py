@@ -11,8 +11,8 @@ from kd.errors import UserError
 from kd.report.metric import told
 from kd.report.records import is_run
 from kd.run.request import Request
+from kd.storage.checkpoints import is_held
 from kd.storage.elsewhere import json_of, text_of
-from kd.storage.lock import is_held
 
 HELP = """\
 kd-runs: the runs in a folder, the newest first.
@@ -27,7 +27,7 @@ COLUMNS = ("run", "status", "metric", "teacher", "student", "images/s", "limit",
 
 
 def run(request: Request) -> int:
-    """Prints the table, or JSON."""
+    """Runs the command; returns its exit status."""
     if "help" in request.flags:
         print(HELP, end="")
         return 0

@@ -9,6 +9,7 @@ from typing import Any
 from kd.errors import UserError
 from kd.run.own_keys import positive, take, whole_number, whole_numbers
 from kd.run.request import Request
+from kd.run.run import Run
 from kd.storage.run_urls import folder_of_runs
 
 HELP = """\
@@ -29,7 +30,7 @@ how far the fit is from what was measured. Writes runs/<recipe>/scale/<number>/r
 
 
 def run(request: Request) -> int:
-    """Measures, fits, writes the page."""
+    """Runs the command; returns its exit status."""
     if "help" in request.flags or not request.recipe:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
@@ -45,18 +46,12 @@ def run(request: Request) -> int:
     strategies = _strategies(own.get("strategies", "ddp"))
     steps = whole_number(own, "steps", 30, low=5)
     gbit = positive("network", own["network"], math.inf) if "network" in own else None
-    from kd.run.parser import KDCLI
-    from kd.run.quiet import quiet_libraries
-    from kd.run.train_first import teacher_settings
-
-    args = request.parser_args()
-    quiet_libraries()
-    config = KDCLI(args, instantiate=False).as_dict()
+    run = Run.of(request)
+    config = run.config
     batch = _batch(config, processes)
     _check_gpus(config, processes[-1])
     items = [f"recipe={request.recipe}", *(f"config={c}" for c in request.overlays), *request.overrides]
-    found = teacher_settings(config, request.overrides)
-    items += [f"{key}={value or 'null'}" for key, value in found.items()]
+    items += run.with_teacher()
     return _measure(config, items, processes, strategies, machines, batch, steps, gbit)
 
 

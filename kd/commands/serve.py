@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kd.errors import UserError
 from kd.run.request import Request
+from kd.run.run import Run
 from kd.storage.run_urls import run_at
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ OWN = ("host", "hosts", "port", "threads", "teacher", "int8")
 
 
 def run(request: Request) -> int:
-    """Serves until it is stopped."""
+    """Runs the command; returns its exit status."""
     if "help" in request.flags or len(request.rest) != 1:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
@@ -48,6 +49,7 @@ def run(request: Request) -> int:
 
     for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):
         need(package, "serve", "kd-serve")
+    from kd.ship.export.onnx import open_model
     from kd.ship.serving.answers import try_out
     from kd.ship.serving.app import Server
     from kd.ship.serving.bodies import Limits
@@ -62,7 +64,7 @@ def run(request: Request) -> int:
     file = _model(request, truth(own, "int8"))
     listening = bind(own.get("host", "127.0.0.1"), port)
     try:
-        manifest, student = _opened(file, threads)
+        manifest, student = open_model(file, threads)
         models = {"student": student}
         if truth(own, "teacher"):
             models["teacher"] = _teacher(request, manifest)
@@ -111,31 +113,12 @@ def _model(request: Request, int8: bool) -> Path:
     return file
 
 
-def _opened(file: Path, threads: int) -> "tuple[Manifest, Runtime]":
-    from kd.ship.export.manifest import from_metadata
-    from kd.ship.export.onnx import as_runtime, metadata_of, open_session
-
-    session = open_session(file, threads)
-    return from_metadata(metadata_of(session), file), as_runtime(session)
-
-
 def _teacher(request: Request, manifest: "Manifest") -> "Runtime":
     """The run's teacher in torch, on the same uint8 views."""
     if not (Path(request.rest[0]) / "config.yaml").is_file():
         raise UserError("teacher: give the run's folder, an export does not know its teacher")
-    import numpy as np
-    import torch
-
-    from kd.commands._finished import open_run, teacher_of_run
-
-    opened = open_run(request, OWN)
-    teacher = teacher_of_run(opened.config["model"], opened.classes, opened.task)
+    opened = Run.open(request.rest[0], request, OWN)
+    teacher = opened.teacher_runtime(manifest.layout)
     if teacher is None:
         raise UserError(f"teacher: {opened.folder} has none that answers in classes")
-
-    def run(pictures: np.ndarray) -> np.ndarray:
-        images = torch.from_numpy(pictures)
-        with torch.inference_mode():
-            return teacher(images.permute(0, 3, 1, 2) if manifest.layout == "nhwc" else images).numpy()
-
-    return run
+    return teacher

@@ -34,7 +34,7 @@ kill the same command goes on with it; given on several machines that share the 
 
 
 def run(request: Request) -> int:
-    """Searches."""
+    """Runs the command; returns its exit status."""
     if "help" in request.flags or not request.recipe:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
@@ -45,7 +45,7 @@ def run(request: Request) -> int:
     ).parser_args()  # a wrong recipe's name is told before anything heavy is imported
     import kd.fleet.tuning.study  # noqa: F401 - likewise where the extra is missing
     from kd.fleet.tuning.plan import plan
-    from kd.run.quiet import quiet_libraries
+    from kd.run.streams import quiet_libraries
 
     quiet_libraries()
     planned = plan(request)

@@ -58,9 +58,6 @@ def recognise(env: Mapping[str, str] = os.environ, resource_file: Path | None = 
 
     The one that started this process itself is asked first: ``mpirun`` starts processes inside SLURM's and SageMaker's
     jobs, whose variables are there as well.
-
-    Raises:
-        UserError: a description that contradicts itself.
     """
     for name in RANKS:
         _number(env, name, default=0)

@@ -35,9 +35,6 @@ def machines(env: Mapping[str, str], resource_file: Path) -> Machines | None:
     """The machines, from the resource file and from the variables that SageMaker's toolkits set; None without either.
 
     In a cluster of several instance groups only the training group trains.
-
-    Raises:
-        UserError: they contradict each other or themselves, or the groups don't say which of them trains.
     """
     from_file: dict[str, Any] = {}
     if resource_file.is_file():
@@ -60,11 +57,7 @@ def machines(env: Mapping[str, str], resource_file: Path) -> Machines | None:
 
 
 def read_json(text: str, where: str, kind: type[T]) -> T:
-    """What SageMaker has written.
-
-    Raises:
-        UserError: it is not.
-    """
+    """What SageMaker has written."""
     try:
         found = json_of(text)
     except ValueError as error:

@@ -104,9 +104,6 @@ def check_secret(cluster: Cluster | None) -> None:
     """Who may join a Ray cluster may run any code there: the machines of a job know each other by a secret.
 
     To be called before Ray is imported, which looks once at how machines know each other.
-
-    Raises:
-        UserError: the job has machines that prepare data, and no secret.
     """
     if cluster is None or not cluster.data_nodes or os.environ.get("RAY_ADDRESS"):
         return
@@ -128,9 +125,6 @@ def nodes_of(cluster: Cluster | None, engine: str) -> Iterator[None]:
     """On a machine that trains, while it trains: Ray beside it, and the machines that prepare data have come.
 
     Does nothing for a job without such machines.
-
-    Raises:
-        UserError: the job has such machines, and the run does not use them; or they have not come.
     """
     if cluster is None or not cluster.data_nodes or os.environ.get("RAY_ADDRESS"):
         yield

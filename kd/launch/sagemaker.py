@@ -38,11 +38,7 @@ class Container:
 
 
 def container(env: Mapping[str, str] = os.environ) -> Container | None:
-    """The container that this process runs in; None elsewhere.
-
-    Raises:
-        UserError: hyperparameters that are no mapping.
-    """
+    """The container that this process runs in; None elsewhere."""
     folder = base(env)
     config = folder / "input" / "config"
     if not config.is_dir():
@@ -72,9 +68,6 @@ def _as_text(value: object) -> str:
 def folder_of(value: str, env: Mapping[str, str] = os.environ) -> str:
     """The folder of ``channel:NAME`` or ``channel:NAME/PART``: a data root by its name in the job's request. Any other
     value stays as it is.
-
-    Raises:
-        UserError: the job has no such channel.
 
     >>> folder_of("channel:train/photos", {"SM_CHANNEL_TRAIN": "/data"})
     '/data/photos'

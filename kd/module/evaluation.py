@@ -254,3 +254,34 @@ def evaluate(
             for listener in listeners:
                 listener.update(seen.logits[""], taught, seen.target, seen.index)
     return {name: {k: float(v) for k, v in found.compute().items()} for name, found in tasks.items()}
+
+
+@dataclass
+class Answers:
+    """What each picture is and what each model says of it."""
+
+    task: Task  # writes answers as rows of a table
+    classes: list[str]
+    # by the picture's number: its target, and by model the answer and its probability
+    rows: dict[int, dict[str, str]] = field(default_factory=dict)
+
+    def update(self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor) -> None:
+        """Adds a batch: logits ``(N, C)`` of both, ids ``(N,)`` or labels ``(N, C)``, numbers of the pictures."""
+        given = {"label": target, "student": student} | ({} if teacher is None else {"teacher": teacher})
+        columns = {f"{name}{ending}": column for name, answer in given.items()
+                   for ending, column in self.task.rows(answer, self.classes).items()}  # fmt: skip
+        for place, i in enumerate(index.tolist()):
+            self.rows[i] = {key: column[place] for key, column in columns.items()}
+
+    def right(self) -> dict[int, bool]:
+        """Whether the model is right, by the picture's number."""
+        return {i: row["student"] == row["label"] for i, row in self.rows.items()}
+
+    def only(self, other: "Answers") -> tuple[int, int]:
+        """How many pictures this model alone names right, and how many the other alone."""
+        mine, theirs = self.right(), other.right()
+        return (sum(mine[i] and not theirs[i] for i in mine), sum(theirs[i] and not mine[i] for i in mine))
+
+
+def _ids(labels: Tensor) -> list[list[int]]:
+    return [torch.nonzero(row > 0.5).flatten().tolist() for row in labels]

@@ -73,7 +73,6 @@ class Headspace(Callback):
         self._free_teacher = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Puts the memory between the loader and the trainer."""
         run = RunContext.of(trainer)
         if trainer.max_epochs != 3:
             raise UserError(f"trainer.max_epochs: a headspace run has 3, got {trainer.max_epochs}")

@@ -28,11 +28,7 @@ class _Strict(Loader):
 
 
 def read(file: Path) -> dict[Any, Any]:
-    """The settings in a file.
-
-    Raises:
-        UserError: it is no YAML mapping; the message names the file and the place.
-    """
+    """The settings in a file."""
     try:
         content = yaml_of(current(text_of(file)), _Strict)
     except OSError as error:
@@ -50,15 +46,7 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def check_text(tree: object, where: str = "") -> None:
-    """Settings become lines of scripts, tables and records: none holds a line break or another control character.
-
-    Args:
-        tree: settings.
-        where: what they come from, for the message.
-
-    Raises:
-        UserError: the first key or text that holds one.
-    """
+    """Settings become lines of scripts, tables and records: none holds a line break or another control character."""
     for key, value in leaves(tree):
         if any(CONTROL.search(str(text)) for text in (key, value)):
             shown = repr(f"{key}={value}" if CONTROL.search(key) else str(value))
@@ -66,11 +54,7 @@ def check_text(tree: object, where: str = "") -> None:
 
 
 def check_whole(file: Path) -> None:
-    """Refuses a run's settings that were cut short: what they lack would take its default in silence.
-
-    Raises:
-        UserError: they were.
-    """
+    """Refuses a run's settings that were cut short: what they lack would take its default in silence."""
     given, text = read(file), text_of(file)
     if not (text.endswith(END) if text.startswith(BEGIN) else text.endswith("\n") and given.keys() >= GROUPS):
         raise UserError(f"resume: {file} was cut short; give the run's settings (recipe=FILE)")

@@ -58,7 +58,6 @@ from kd.ship.export import save_student
 from kd.storage.elsewhere import yaml_of
 from kd.storage.run_urls import on_disk
 from kd.strategies.checkpoint_files import CheckpointFiles
-from kd.tasks import Classification, Task
 from kd.teachers import shared_teachers
 from kd.teachers.open_cache import check_precision
 
@@ -115,10 +114,9 @@ class KDCLI(LightningCLI):
         args: ``--config=FILE`` and ``--key=value`` items, in order of rising priority; before them ``--trusted=NAME``
             for what the user stands for (:meth:`kd.run.request.Request.parser_args`), without which no class of
             another package is imported.
-        instantiate: build data, module and trainer at once; else :meth:`build` does.
     """
 
-    def __init__(self, args: list[str], instantiate: bool = True) -> None:
+    def __init__(self, args: list[str]) -> None:
         self.cluster: Cluster | None = None
         self._marker: Path | None = None
         own = list(takewhile(lambda item: item.startswith(TRUSTED), args))
@@ -138,8 +136,6 @@ class KDCLI(LightningCLI):
                 auto_configure_optimizers=False,
                 load_from_checkpoint_support=False,
             )
-        if instantiate:
-            self.build()
 
     def change(self, settings: Mapping[str, Any]) -> None:
         """Gives settings other values, which are of their types."""
@@ -351,25 +347,6 @@ class KDCLI(LightningCLI):
     def _dump(self, config: Namespace) -> str:
         config.resume = config.name = None
         return BEGIN + self.parser.dump(config, skip_none=False, skip_validation=True) + END
-
-
-def build_data(config: dict[str, Any]) -> DistillationDataModule:
-    """The data module alone, from the ``data`` part of a resolved configuration; it needs no data tier."""
-    if config.get("engine") == "ray":
-        config = {**config, "engine": "torch", "tier": None, "num_workers": "auto"}
-    parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False)
-    parser.add_class_arguments(DistillationDataModule, "data")
-    try:
-        return parser.instantiate_classes(parser.parse_object({"data": config})).data
-    except Exception as error:
-        raise told_by_key(error, {"data": config}) from error
-
-
-def build_task(config: dict[str, Any] | None) -> Task:
-    """The task alone, from ``model.task`` of a resolved configuration."""
-    parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False)
-    parser.add_argument("--task", type=Task | None)
-    return parser.instantiate_classes(parser.parse_object({"task": config})).task or Classification()
 
 
 def build_loggers(specs: list[dict[str, Any]]) -> list[Logger]:

@@ -1,5 +1,6 @@
-"""Paths in the place of a class: a source from its folder or list; other files are refused unread."""
+"""Recipes and overlays by their names; paths in the place of a class: a source from its folder or list."""
 
+import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -22,9 +23,6 @@ def source_items(item: str, contents: Iterable[dict[Any, Any]]) -> list[str]:
     Args:
         item: ``key=value`` of a command line.
         contents: the settings below it, whose source may be one that takes such a folder.
-
-    Raises:
-        UserError: a path where nothing is.
 
     >>> source_items("data.source=s3://food/train.csv", [])
     ['data.source=Manifest', 'data.source.train=s3://food/train.csv']
@@ -73,11 +71,7 @@ def implied(overrides: Sequence[str], contents: Iterable[dict[Any, Any]]) -> lis
 
 
 def check_no_files(items: Iterable[tuple[str, Any]]) -> None:
-    """Refuses a file where settings or a class are wanted: its content would end up in a message.
-
-    Raises:
-        UserError: the first such file that is no YAML.
-    """
+    """Refuses a file where settings or a class are wanted: its content would end up in a message."""
     for key, value in items:
         if isinstance(value, str) and _is_file(value) and not value.endswith(SETTINGS) and _takes_no_text(key):
             model = key in ("model.teacher", "model.student")
@@ -107,3 +101,65 @@ def _takes_no_text(key: str) -> bool:
     kind = re.sub(r"'[^']*'", "", known[key].type)
     text = re.search(r"\bstr\b", re.sub(r"\[[^\[\]]*\]", "", kind))
     return not text and bool(re.search(r"\b(dict|list|(?!Literal|Union|Iterable|None|Any)[A-Z]\w*)\b", kind))
+
+
+CLASSES = {"losses": ("LogitLoss", "FeatureLoss", "LayersLoss"), "sources": ("Source",), "tasks": ("Task",)}
+PARTS = ("EachLayer", "Regression")  # what losses are made of
+PACKAGE = Path(__file__).parent.parent
+
+
+def folder(kind: str) -> Path:
+    """The folder of ``recipes`` or ``configs``: the wheel carries them as ``kd/_recipes`` and ``kd/_configs``."""
+    inside = PACKAGE / f"_{kind}"
+    return inside if inside.is_dir() else PACKAGE.parent / kind
+
+
+def names(kind: str) -> dict[str, str]:
+    """All recipes or overlays: name -> the first comment line of the file."""
+    return {p.stem: _first_comment(p) for p in sorted(folder(kind).glob("*.yaml"))}
+
+
+def listing(kind: str, prefix: str) -> str:
+    """Recipes or overlays, a line each."""
+    return "".join(f"  {prefix}{name:<22} {first}\n" for name, first in names(kind).items())
+
+
+def part_of(overlay: str, recipe: str) -> list[Path]:
+    """What an overlay changes of one recipe alone: ``recipes/<overlay>/<recipe>.yaml``, where there is such a file."""
+    file = folder("recipes") / overlay / f"{recipe}.yaml"
+    return [file] if file.is_file() else []
+
+
+def _first_comment(path: Path) -> str:
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+def find(kind: str, name: str) -> Path:
+    """The file of a recipe or overlay, by its name or as a path."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or "/" in name:
+        if path.is_file():
+            return path
+        raise UserError(f"no file {name}")
+    found = folder(kind) / f"{name}.yaml"
+    if found.is_file():
+        return found
+    what = {"recipes": "recipe", "configs": "overlay"}[kind]
+    near = difflib.get_close_matches(name, names(kind), 1, 0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    raise UserError(f"no {what} '{name}'{hint} (kd-train --list)")
+
+
+def listed(kind: str) -> str:
+    """What ``--list`` prints: recipes and overlays, or the losses, sources, tasks or models that there are."""
+    if not kind:
+        return listing("recipes", "recipe=") + listing("configs", "config=")
+    if kind == "models":
+        import timm
+
+        return "".join(f"{name}\n" for name in timm.list_models())
+    if kind not in CLASSES:
+        raise UserError(f"--list: lists {', '.join([*CLASSES, 'models'])}, not '{kind}'")
+    found = keys.subclasses(*CLASSES[kind])
+    return "".join(f"  {name:<20} {text}\n" for name, text in sorted(found.items()) if name not in PARTS)

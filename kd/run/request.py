@@ -11,9 +11,8 @@ from kd.errors import UserError
 from kd.launch.sagemaker import CHANNEL, folder_of
 from kd.run import files, keys
 from kd.run.files import flatten
-from kd.run.find import find, part_of
 from kd.run.moved import current
-from kd.run.paths import check_no_files, implied, pairs, source_items
+from kd.run.paths import check_no_files, find, implied, pairs, part_of, source_items
 from kd.run.trust import check_file, vouched
 from kd.run.typed import check_values
 from kd.run.unread import check_read
@@ -70,13 +69,48 @@ class Request:
     here: bool = True
 
     def parser_args(self) -> list[str]:
-        """For the parser: what the user stands for; then in order of rising priority recipe, overlays, overrides.
+        """For the parser: what the user stands for; then in order of rising priority recipe, overlays, overrides."""
+        contents, trees = self._checked()
+        args = [TRUSTED + name for name in vouched(contents, trees, self.trust, "trust" in self.flags)]
+        args += [f"--config={_as_now(file, content if self.here else {})}" for file, content in contents.items()]
+        if self.recipe and next(iter(contents.values())).get("recipe") is None:
+            args.append(f"--recipe={next(iter(contents)).stem}")
+        overrides = [_with_folders(item, _as_tree(item) if self.here else {}) for item in self.overrides]
+        return args + self.cluster + [f"--{item}" for item in _entries_whole(overrides, contents.values())]
 
-        Raises:
-            UserError: a file that is missing, no YAML, or names code that the user has not said to trust.
-        """
-        found = self._files()
-        contents = {file: files.read(file) for file in found}
+    def over(self, file: Path | None) -> dict[str, Any]:
+        """Resolved settings (a run folder's ``config.yaml``; None: none) with the overrides put in: plain values."""
+        self.recipe = str(file) if file else None
+        contents, _ = self._checked()
+        whole: Any = keys.merged([{"data": {}, "model": {}}, *contents.values()], {})
+        for item in self.overrides:
+            key, _, text = item.partition("=")
+            _put(whole, key, self._as_typed(key, text, whole))
+        if any("${" in str(value) for _, value in files.leaves(whole)):
+            from omegaconf import OmegaConf
+
+            whole = OmegaConf.to_container(OmegaConf.create(whole), resolve=True)
+            if file and "trust" not in self.flags:
+                check_file(file, whole, self.trust)
+        return whole
+
+    def _as_typed(self, key: str, text: str, whole: dict[str, Any]) -> object:
+        """An override's value; text where the key takes text alone: a folder may be called 007."""
+        file = Path(text)
+        if file.suffix in (".yaml", ".yml") and file.is_file():
+            content = files.read(file)
+            if "trust" not in self.flags:
+                check_file(file, {key: content}, self.trust)
+            return content
+        known = {**keys.schema(), **keys.of_recipe(whole)[0]}
+        own = known.get(re.sub(r"^model\.teachers\.[^.]+", "model.teacher", key))
+        takes = set(re.findall(r"\w+", own.type)) if own else set()
+        value = _as_tree(f"x={text}")["x"]
+        return text if "str" in takes and not takes & {"int", "bool", "list"} and value is not None else value
+
+    def _checked(self) -> tuple[dict[Path, dict[Any, Any]], list[dict[str, Any]]]:
+        """Files and overrides, without what a first look refuses."""
+        contents = {file: files.read(file) for file in self._files()}
         for file, content in contents.items():
             files.check_text(content, f"{file}: ")
             group = next((key for key in GROUPS if not isinstance(content.get(key) or {}, dict)), None)
@@ -93,12 +127,7 @@ class Request:
         for file, content in contents.items():  # last: it looks at classes, which takes seconds
             if "trust" not in self.flags:
                 check_file(file, content, self.trust)
-        args = [TRUSTED + name for name in vouched(contents, trees, self.trust, "trust" in self.flags)]
-        args += [f"--config={_as_now(file, contents[file] if self.here else {})}" for file in found]
-        if self.recipe and contents[found[0]].get("recipe") is None:
-            args.append(f"--recipe={found[0].stem}")
-        overrides = [_with_folders(item, _as_tree(item) if self.here else {}) for item in self.overrides]
-        return args + self.cluster + [f"--{item}" for item in _entries_whole(overrides, contents.values())]
+        return contents, trees
 
     @property
     def trusted(self) -> list[str]:
@@ -151,6 +180,29 @@ def _with_folders(text: str, content: dict[Any, Any]) -> str:
     return text
 
 
+def _put(tree: dict[str, Any], key: str, value: object) -> None:
+    """Puts a value into resolved settings: of a class into its arguments; another class keeps those that it has too.
+
+    >>> tree = {"data": {"source": {"class_path": "kd.data.sources.ImageFolder", "init_args": {"root": "a"}}}}
+    >>> _put(tree, "data.source.root", "b")
+    >>> tree["data"]["source"]["init_args"]
+    {'root': 'b'}
+    """
+    name, _, rest = key.partition(".")
+    if "class_path" in tree and name not in ("class_path", "init_args", "dict_kwargs"):
+        tree = tree.setdefault("init_args", {})
+    if rest:
+        if not isinstance(tree.get(name), dict):
+            tree[name] = {"class_path": tree[name]} if isinstance(tree.get(name), str) else {}
+        _put(tree[name], rest, value)
+    elif name.endswith("+"):
+        tree[name[:-1]] = [*(tree.get(name[:-1]) or []), *(value if isinstance(value, list) else [value])]
+    elif isinstance(value, str) and "class_path" in (tree.get(name) or {}):
+        tree[name] = {**tree[name], "class_path": value}
+    else:
+        tree[name] = value
+
+
 def _entries_whole(overrides: list[str], contents: Iterable[dict[Any, Any]]) -> list[str]:
     """``model.taps.NAME.student=X model.taps.NAME.teacher=Y`` makes one entry where no file has one of that name.
 
@@ -200,9 +252,6 @@ def _as_tree(item: str) -> dict[str, Any]:
 def translate(argv: Sequence[str]) -> Request:
     """Sorts a command line: ``key=value``, ``--key=value`` and ``--key value`` mean the same, in any order.
 
-    Raises:
-        UserError: an item that is none of these.
-
     >>> translate(["trainer.max_epochs=3", "--seed", "1", "recipe=foodtag_vit"]).overrides
     ['trainer.max_epochs=3', 'seed=1']
     """
@@ -237,9 +286,6 @@ def merge(request: Request, settings: dict[str, str], where: str) -> None:
         request: the command line.
         settings: keys and values as on a command line; a list of overlays is JSON.
         where: they came from, for the message.
-
-    Raises:
-        UserError: one is on the command line as well, with another value.
     """
     given = dict(item.split("=", 1) for item in request.overrides)
     given |= {key: value for key, value in (("recipe", request.recipe), ("resume", request.resume)) if value}

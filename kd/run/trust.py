@@ -18,7 +18,7 @@ from typing import Any
 from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.run import files
-from kd.run.find import folder
+from kd.run.paths import folder
 from kd.storage.elsewhere import yaml_of
 
 PACKAGES = ("kd", "torch", "torchvision", "torchmetrics", "timm", "pytorch_lightning", "lightning_fabric")

@@ -4,7 +4,9 @@ A training checkpoint is torch's own format, a zip archive that holds a CRC-32 o
 checksum looked at here. It finds accidents (a torn write, a flipped bit), not malice; loading is ``weights_only``.
 """
 
+import fcntl
 import os
+import socket
 import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -13,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 from kd.errors import UserError
-from kd.storage.elsewhere import fresh, plain_name, text_of
+from kd.storage.elsewhere import appended, fresh, plain_name, text_of
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 
@@ -57,11 +59,7 @@ def models_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def check_writable(folder: Path) -> None:
-    """Tries whether a run's folder can be made or written, before hours of work; leaves nothing behind.
-
-    Raises:
-        UserError: it can't be.
-    """
+    """Tries whether a run's folder can be made or written, before hours of work; leaves nothing behind."""
     try:
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         with TemporaryDirectory(prefix=".kd-", dir=there):
@@ -150,14 +148,61 @@ def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
 
 
 def run_folder(path: Path) -> Path:
-    """The run's own folder where ``path`` is a recipe's ``latest`` (a link, or a one-line file); else ``path``.
-
-    Raises:
-        UserError: ``latest`` names no run beside it.
-    """
+    """The run's own folder where ``path`` is a recipe's ``latest`` (a link, or a one-line file); else ``path``."""
     if path.is_symlink():
         to = path.readlink()
         return path.parent / (plain_name(str(to), str(path)) if path.name == "latest" else to)
     if path.name == "latest" and path.is_file():
         return path.parent / plain_name(text_of(path).strip(), str(path))
     return path
+
+
+LOCK = ".lock"
+
+
+class RunLock:
+    """Holds a run's folder. The system lets go of it when the process ends, in whatever way.
+
+    A POSIX record lock: it also holds between machines (NFS), and the loader's processes do not inherit it, so a killed
+    run's orphans keep nobody out. Rank 0 holds it for all processes of a job.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = appended(folder / LOCK)
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.close()
+            holder = holder_of(folder) or "another process"
+            raise UserError(f"resume: {holder} is training in {folder}; stop it first, or wait for its end") from error
+        except OSError:  # a file system without locks
+            return
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        self._file.flush()
+
+    def release(self) -> None:
+        """Lets go."""
+        with suppress(OSError):
+            self._file.close()
+
+
+def holder_of(folder: Path) -> str:
+    """The process of this machine, or of another one on the same file system, that trains in a run's folder."""
+    try:
+        with (folder / LOCK).open("r+", encoding="utf-8") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read().strip() or "another process"
+    except OSError:
+        return ""
+    return ""
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process trains in a run's folder."""
+    return bool(holder_of(folder))

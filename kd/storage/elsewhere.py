@@ -85,9 +85,6 @@ def text_of(file: Path) -> str:
 def plain_name(name: str, where: str) -> str:
     """The name of a run's folder, as a file or a bucket says it.
 
-    Raises:
-        UserError: it is none, but a path.
-
     >>> plain_name("003", "latest")
     '003'
     """
@@ -97,11 +94,7 @@ def plain_name(name: str, where: str) -> str:
 
 
 def inside(folder: Path, name: str, where: str) -> Path:
-    """The file of a name below a folder.
-
-    Raises:
-        UserError: it leads out of the folder, by ``..`` or by a link.
-    """
+    """The file of a name below a folder."""
     file = folder / name
     plain = "\0" not in name and file != folder and file.name != ".."
     if not (plain and file.resolve().is_relative_to(folder.resolve())):

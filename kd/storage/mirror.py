@@ -25,9 +25,6 @@ class Mirror:
 
     A thread sends each new checkpoint, and now and then what grows; nothing in training waits for it. What fails is
     tried again. Only the job's first process follows; the others know by it that the place can be written.
-
-    Raises:
-        UserError: nothing can be written there.
     """
 
     def __init__(self, url: str) -> None:

@@ -10,9 +10,8 @@ from filelock import FileLock
 
 from kd.errors import UserError, first_line
 from kd.machine import cache_dir
-from kd.storage.checkpoints import LAST, PREVIOUS, run_folder, write_whole
+from kd.storage.checkpoints import LAST, PREVIOUS, is_held, run_folder, write_whole
 from kd.storage.elsewhere import inside, json_of, plain_name, text_of
-from kd.storage.lock import is_held
 from kd.storage.objects import fetch_whole, file_system, is_url, tried
 
 KEPT, LATEST = ".uploaded.json", f"checkpoints/{LAST}"

@@ -114,17 +114,14 @@ class Turns(Callback):
 
 def train(recipe: str, items: Sequence[str], turns: Turns, prepare: Callable[[Any], None] = lambda cli: None) -> Any:
     """A whole ``kd-train`` run in this process with ``turns`` among its callbacks; returns its KDCLI."""
-    from kd.run.parser import KDCLI
-    from kd.run.quiet import quiet_libraries
     from kd.run.request import translate
-    from kd.run.train_first import teacher_settings
+    from kd.run.run import Run
 
-    quiet_libraries()
     quiet = ["trainer.limit_val_batches=0", "trainer.enable_progress_bar=false", "runs_dir=runs/bench"]
-    args = translate([f"recipe={recipe}", *quiet, *items]).parser_args()
-    cli = KDCLI(args, instantiate=False)
-    cli.change(teacher_settings(cli.as_dict(), ()))
-    cli.build()
+    run = Run.of(translate([f"recipe={recipe}", *quiet, *items]))
+    run.with_teacher()
+    run.cli.build()
+    cli = run.cli
     cli.trainer.callbacks.append(turns)
     prepare(cli)
     cli.trainer.fit(cli.model, datamodule=cli.datamodule)

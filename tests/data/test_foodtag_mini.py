@@ -168,8 +168,8 @@ def test_module_by_itself_needs_no_torch() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for a signal at the parent's end")
 def test_pictures_are_drawn_ahead_and_no_longer_than_the_run_lives(tmp_path: Path) -> None:
-    program = "import sys, time; from pathlib import Path; from kd.commands import train; "
-    program += "train._draw_ahead(Path(sys.argv[1])); print('torch' in sys.modules, flush=True); time.sleep(60)"
+    program = "import sys, time; from pathlib import Path; from kd.run import run; "
+    program += "run._draw_ahead(Path(sys.argv[1])); print('torch' in sys.modules, flush=True); time.sleep(60)"
     command = [sys.executable, "-c", program, str(tmp_path)]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
@@ -184,8 +184,8 @@ def test_pictures_are_drawn_ahead_and_no_longer_than_the_run_lives(tmp_path: Pat
 
 
 def test_pictures_that_are_there_are_not_drawn_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kd.commands import train
+    from kd.run import run
 
-    monkeypatch.setattr(train.subprocess, "Popen", lambda *_, **__: pytest.fail("drawn again"))
+    monkeypatch.setattr(run.subprocess, "Popen", lambda *_, **__: pytest.fail("drawn again"))
     (tmp_path / "foodtag-mini-v1-300x60").mkdir()
-    train._draw_ahead(tmp_path)
+    run._draw_ahead(tmp_path)

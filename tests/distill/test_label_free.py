@@ -382,7 +382,7 @@ def test_in_a_loop_of_ones_own() -> None:
 
 
 def test_a_search_knows_what_is_measured(made: Path) -> None:
-    config = KDCLI(translate([f"recipe={made / 'tiny.yaml'}"]).parser_args(), instantiate=False).as_dict()
+    config = KDCLI(translate([f"recipe={made / 'tiny.yaml'}"]).parser_args()).as_dict()
     assert [(o.name, o.maximize) for o in _objectives(None, config)] == [("val/feature_loss", False)]
     assert _objectives("val/dino_summary_loss", config)[0].name == "val/dino_summary_loss"
     with pytest.raises(UserError, match="objective: no run reports 'val/knn1'"):

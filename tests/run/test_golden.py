@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from kd.run.find import folder, names
 from kd.run.parser import KDCLI
+from kd.run.paths import folder, names
 from kd.run.request import translate
 from tests._helpers import ROOT
 
@@ -21,7 +21,7 @@ LINES = list(dict.fromkeys([BASE, *(f"recipe={name}" for name in names("recipes"
 
 
 def printed(line: str) -> str:
-    return KDCLI(translate(line.split()).parser_args(), instantiate=False).as_yaml()
+    return KDCLI(translate(line.split()).parser_args()).as_yaml()
 
 
 def blocks() -> dict[str, str]:

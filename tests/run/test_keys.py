@@ -164,7 +164,7 @@ def test_synonyms_lead_to_keys(accepted: list[str]) -> None:
 
 
 def test_the_keys_are_the_parsers() -> None:
-    parser = KDCLI(["--data.source=ImageFolder", "--data.source.root=x"], instantiate=False).parser
+    parser = KDCLI(["--data.source=ImageFolder", "--data.source.root=x"]).parser
     groups = {
         "data.augment",
         "data.probe",

@@ -84,7 +84,7 @@ RECIPES = {
     "anything else of students": {"students": {"a": {"model.student.kwargs": {"act_layer": SHELL}}, "b": {}}},
     "settings that fail": {"recipe": "os.system", "optim": {"lr": -1},
                            "students": {"a": {"model.x": {**SHELL, "class_path": "${recipe}"}}}},
-    "a function of ours": {"model": {"task": {"class_path": "kd.run.parser.build_task"}}},
+    "a function of ours": {"model": {"task": {"class_path": "kd.run.build.task_of"}}},
     "by a module of torch": {"trainer": {"callbacks": [{"class_path": "torch.os.system"}]}},
     "a callable": {"trainer": {"callbacks": [{"class_path": "pytorch_lightning.callbacks.LambdaCallback",
                                                "init_args": {"on_fit_start": "os.getcwd"}}]}},

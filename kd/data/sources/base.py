@@ -103,7 +103,6 @@ class Subset:
         return key_of(self.split, self.keep[i])
 
     def fetch(self, numbers: Iterable[int]) -> None:
-        """See :meth:`FileSplit.fetch`."""
         fetch(self.split, [self.keep[i] for i in numbers])
 
     def size(self, i: int) -> int:

@@ -81,7 +81,6 @@ class Disk:
         return found.st_size if found else 0
 
     def changed(self, file: str) -> float:
-        """See :class:`Place`."""
         found = _stat(file)
         return found.st_mtime if found else 0.0
 

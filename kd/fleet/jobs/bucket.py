@@ -13,9 +13,6 @@ def bucket_url(job: Job, schemes: str) -> str:
     Args:
         job: that gives it.
         schemes: of URLs that the place takes, first the most usual one: ``s3|gs``.
-
-    Raises:
-        UserError: it is no such URL, or names a bucket that no store has.
     """
     first = schemes.split("|")[0]
     url = job.need("bucket", f"{first}://BUCKET[/FOLDER]").rstrip("/")
@@ -30,11 +27,7 @@ def bucket_url(job: Job, schemes: str) -> str:
 
 
 def download(url: str, into: Path) -> Path:
-    """Copies a folder of a bucket; ``into`` is there whole or not at all.
-
-    Raises:
-        UserError: it is not there, or can't be read.
-    """
+    """Copies a folder of a bucket; ``into`` is there whole or not at all."""
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:

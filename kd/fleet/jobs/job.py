@@ -13,9 +13,10 @@ from kd.errors import UserError
 from kd.launch.groups import has_gpus
 from kd.report.prices import price_of, read_prices
 from kd.run import files
-from kd.run.find import find
 from kd.run.own_keys import positive, truth
+from kd.run.paths import find
 from kd.run.request import Request
+from kd.run.run import Run
 from kd.storage.run_urls import folder_of_runs
 
 _SPECS = {"monitor": "kd.monitor.keys.MonitorSpec", "optim": "kd.optim.OptimSpec"}  # built nowhere but in a run
@@ -51,9 +52,6 @@ class Machines:
 
 def read_machines(key: str, text: str) -> Machines:
     """``4xml.p4d.24xlarge``, ``ml.g5.xlarge``, ``2xA100:8``.
-
-    Raises:
-        UserError: it is none of these.
 
     >>> read_machines("instances", "4xA100:8")
     Machines(count=4, type='A100:8')
@@ -109,11 +107,7 @@ class Job:
         return f"{key}={place}/{value}" if key in ("recipe", "config") and value in self.files else item
 
     def need(self, key: str, example: str) -> str:
-        """The value of a key that this place can't do without.
-
-        Raises:
-            UserError: it is not given.
-        """
+        """The value of a key that this place can't do without."""
         value = self.image if key == "image" else self.own.get(key)
         if not value:
             raise UserError(f"{key}: must be given ({key}={example})")
@@ -121,11 +115,7 @@ class Job:
 
 
 def read_job(request: Request, own: dict[str, str]) -> Job:
-    """Checks a command line of ``kd-launch``.
-
-    Raises:
-        UserError: a mistake in it, or in the settings of the run that it would start.
-    """
+    """Checks a command line of ``kd-launch``."""
     if not request.recipe:
         raise UserError("recipe: must be given (kd-train --list)")
     if "instances" not in own:
@@ -185,12 +175,7 @@ def _name(name: str, kind: str, own: dict[str, Path]) -> str:
 
 def _checked(request: Request) -> dict[str, Any]:
     """The resolved settings of the run: mistakes are reported here, before machines cost money."""
-    args = replace(request, here=False).parser_args()
-    from kd.run.parser import KDCLI
-    from kd.run.quiet import quiet_libraries
-
-    quiet_libraries()
-    config = KDCLI(args, instantiate=False).as_dict()
+    config = Run.of(replace(request, here=False)).config
     for key, spec in _SPECS.items():
         module, _, name = spec.rpartition(".")
         try:

@@ -9,21 +9,13 @@ from kd.errors import UserError
 
 
 def need(program: str, where: str) -> None:
-    """Looks for a program.
-
-    Raises:
-        UserError: it is not there.
-    """
+    """Looks for a program."""
     if shutil.which(program) is None:
         raise UserError(f"no program {program} here ({where})")
 
 
 def ask(command: Sequence[str], text: str | None = None) -> str:
-    """Runs a program and returns what it prints.
-
-    Raises:
-        UserError: it failed; its last words in a line.
-    """
+    """Runs a program and returns what it prints."""
     done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
     if done.returncode:
         words = (done.stderr or done.stdout).strip().splitlines() or [f"exit status {done.returncode}"]

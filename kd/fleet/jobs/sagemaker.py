@@ -232,11 +232,7 @@ def _model() -> "ServiceModel":
 
 
 def check_request(operation: str, request: dict[str, Any]) -> None:
-    """Holds a request against the service's own model.
-
-    Raises:
-        UserError: it would be refused.
-    """
+    """Holds a request against the service's own model."""
     from botocore.validate import ParamValidator
 
     report = ParamValidator().validate(request, _model().operation_model(operation).input_shape)
@@ -252,11 +248,7 @@ def _import(name: str) -> ModuleType:
 
 
 def aws_session() -> "Session":
-    """The user's session with AWS.
-
-    Raises:
-        UserError: no credentials, no region, or no boto3.
-    """
+    """The user's session with AWS."""
     session = _import("boto3").Session()
     if session.get_credentials() is None:
         raise UserError("sagemaker: no AWS credentials (aws configure, or AWS_PROFILE)")

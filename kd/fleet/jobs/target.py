@@ -26,25 +26,13 @@ class Target(Protocol):
     """Its own keys -> what they are."""
 
     def write(self, job: Job) -> dict[str, str]:
-        """File name -> text of what will be sent, exactly; the first one is the request itself.
-
-        Raises:
-            UserError: a key is missing or has a value that the place does not take.
-        """
+        """File name -> text of what will be sent, exactly; the first one is the request itself."""
 
     def check(self, job: Job) -> None:
-        """Checks credentials, the bucket and the programs of the place. Changes nothing.
-
-        Raises:
-            UserError: the job could not be sent.
-        """
+        """Checks credentials, the bucket and the programs of the place. Changes nothing."""
 
     def submit(self, job: Job, folder: Path) -> str:
-        """Sends the files in ``folder``; returns what the place calls the job.
-
-        Raises:
-            UserError: it was refused; nothing of it is left at the place.
-        """
+        """Sends the files in ``folder``; returns what the place calls the job."""
 
     def follow(self, handle: str, folder: Path) -> Outcome:
         """Waits for the job's end and prints its progress."""

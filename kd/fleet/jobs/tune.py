@@ -29,9 +29,6 @@ def planned(request: Request) -> tuple[Plan, int]:
 
     Returns:
         The search, and how many trials run at a time.
-
-    Raises:
-        UserError: a mistake in it, or what SageMaker's tuning does not have.
     """
     foreign = next((item for item in request.overrides if item.startswith(NOT_THERE)), None)
     if foreign:

@@ -64,11 +64,7 @@ class Plan:
         return found
 
     def run(self, case: Case) -> Run:
-        """Trains for a few steps and reads what was recorded.
-
-        Raises:
-            UserError: the run failed; the message is its last line.
-        """
+        """Trains for a few steps and reads what was recorded."""
         several = STRATEGIES[case.strategy] if case.processes > 1 else ["trainer.strategy=auto", "optim.zero=false"]
         given = [f"runs_dir={self.folder}", f"name={case.name}", f"trainer.max_steps={self.steps}",
                  f"trainer.devices={case.processes}", f"data.batch_size={case.batch}"]  # fmt: skip

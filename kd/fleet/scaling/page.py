@@ -103,7 +103,6 @@ def sections(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _case(row: Mapping[str, Any], processes: int) -> str:
-    """``ddp 4 x 16, strong``."""
     kind = f", {row['kind']}" if processes > 1 else ""
     return f"{row['strategy'] if processes > 1 else 'alone'} {processes} x {row['batch']:g}{kind}"
 

@@ -68,11 +68,7 @@ def _write(search: Search) -> None:
 
 
 def revive(search: Search) -> None:
-    """Trains the trial that ``revive`` names; what it reaches counts as a trial of its own.
-
-    Raises:
-        UserError: no such trial.
-    """
+    """Trains the trial that ``revive`` names; what it reaches counts as a trial of its own."""
     objectives, wanted = search.plan.objectives, search.plan.revive
     pruned = search.study.trials("pruned")
     sign = 1 if objectives[0].maximize else -1
@@ -132,7 +128,6 @@ def confirm(search: Search, plan: Plan) -> list[Confirmation]:
 
 
 def _compared(objective: Objective, name: str, seeds: tuple[int, ...], values: list[Any]) -> Confirmation:
-    """The winner's values come first."""
     half = len(seeds)
     return Confirmation(name, objective.maximize, seeds, tuple(values[:half]), tuple(values[half:]))
 

@@ -13,12 +13,13 @@ from kd.fleet.tuning.places import Share
 from kd.fleet.tuning.space import SearchSpace, Space, item, parse
 from kd.report.metric import less_is_better
 from kd.run import files
+from kd.run.build import task_of
 from kd.run.checks import check_name
 from kd.run.files import flatten
-from kd.run.find import folder
 from kd.run.own_keys import positive, whole_number
-from kd.run.parser import KDCLI, build_task
+from kd.run.paths import folder
 from kd.run.request import Request
+from kd.run.run import Run
 from kd.run.trust import check_file
 from kd.storage.elsewhere import json_of, text_of
 from kd.storage.run_urls import folder_of_runs
@@ -92,11 +93,7 @@ class Plan:
 
 
 def plan(request: Request) -> Plan:
-    """Checks a command line and plans its search.
-
-    Raises:
-        UserError: a key or value that no run takes, an empty space, an objective that no run reports.
-    """
+    """Checks a command line and plans its search."""
     own, searched, overrides = _sorted(request)
     given = own | {k: v for k, v in _from_file(request, own, searched).items() if k not in own}
     spaces = [parse(key, text) for key, text in (given.pop("search", None) or searched).items()]
@@ -104,8 +101,7 @@ def plan(request: Request) -> Plan:
         raise UserError("nothing to search: give search.KEY=SPACE, or tune=FILE (kd-tune --help)")
     request.overrides = overrides
     args = request.parser_args()
-    cli = KDCLI(args, instantiate=False)
-    config = cli.as_dict()
+    config = Run(args).config
     if config["students"]:
         raise UserError("students: a search trains one student a trial; set students=null")
     items = [f"recipe={request.recipe}", *(f"config={o}" for o in request.overlays)]
@@ -222,7 +218,7 @@ def _metrics(config: dict[str, Any]) -> list[str]:
     if not model["student"].get("head", True):
         probed = bool((config["data"].get("probe") or {}).get("root"))
         return label_free_metrics(model["distill_losses"] or {}, probed)
-    task = build_task(model["task"])
+    task = task_of(config)
     names = task.metric_names(bool(model["teacher"] or model.get("teachers")))
     return [task.primary, *(name for name in names if name != task.primary)]
 
@@ -294,7 +290,7 @@ def _taken(args: list[str], chosen: Sequence[tuple[str, Any]], space: Space) -> 
     taken = []
     for example in space.examples():
         items = [f"--{item(key, value)}" for key, value in [*chosen, (space.key, example)]]
-        config = flatten(KDCLI([*args, *items], instantiate=False).as_dict())
+        config = flatten(Run([*args, *items]).config)
         taken.append({key.replace(".init_args.", "."): value for key, value in config.items()}.get(space.key))
     return taken
 

@@ -120,11 +120,7 @@ class RayPlace:
 
 @contextmanager
 def joined(share: Share, accelerator: str) -> Iterator[list[Place]]:
-    """Joins the cluster (``RAY_ADDRESS``, or the one of this machine), or starts Ray on this machine alone.
-
-    Raises:
-        UserError: Ray is missing, no cluster answers at the address, or no machine of it has room for a trial.
-    """
+    """Joins the cluster (``RAY_ADDRESS``, or the one of this machine), or starts Ray on this machine alone."""
     if "ray" not in globals():
         raise UserError("jobs: ray needs the extra ray: pip install 'kd-train[ray]'")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -20,6 +20,7 @@ from kd.fleet.tuning.space import duration, item, short
 from kd.fleet.tuning.study import Study
 from kd.fleet.tuning.trials import Job, Owner
 from kd.machine import signals_kept
+from kd.run.run import settings_of
 from kd.run.train_first import teacher_settings
 
 POLL_S = 0.2
@@ -37,11 +38,7 @@ class Running:
 
 
 class Search:
-    """One process's part in a search; others, here or on other machines, may work in the same folder.
-
-    Raises:
-        UserError: the folder holds a search with other settings.
-    """
+    """One process's part in a search; others, here or on other machines, may work in the same folder."""
 
     def __init__(
         self,
@@ -280,7 +277,7 @@ def _shared(plan: Plan, say: Callable[[str], None]) -> list[str]:
         return []
     searched = any(space.key.startswith(("model.teacher", "data.source")) for space in plan.space)
     typed = [*plan.items, *(f"{space.key}=" for space in plan.space)]
-    found = {} if searched else teacher_settings(plan.config, typed)
+    found = {} if searched else teacher_settings(plan.config, typed, settings_of)
     teacher = [f"{key}={value or 'null'}" for key, value in found.items()]
     answers = "computed by each (model.teacher.cache=on: read by all trials of one data setting)"
     if all(spec["cache"] in (True, "on", "only") for spec in specs):

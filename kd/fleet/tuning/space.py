@@ -54,9 +54,6 @@ class Space:
 def parse(key: str, text: object) -> Space:
     """A space from the command line or from YAML.
 
-    Raises:
-        UserError: it is none of the forms, or empty.
-
     >>> parse("optim.lr", "log:1e-5..1e-3")
     Space(key='optim.lr', choices=None, low=1e-05, high=0.001, log=True)
     >>> parse("data.batch_size", "[16, 32]").choices

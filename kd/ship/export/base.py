@@ -76,9 +76,6 @@ class Format(ABC):
 
         Returns:
             The file or folder that :meth:`open` takes.
-
-        Raises:
-            UserError: a missing extra, or an operator that the format has no word for.
         """
 
     @abstractmethod
@@ -91,11 +88,7 @@ class Format(ABC):
 
 
 def need(module: str, extra: str, what: str) -> ModuleType:
-    """An optional package.
-
-    Raises:
-        UserError: it is not installed; names the extra.
-    """
+    """An optional package."""
     try:
         return import_module(module)
     except ImportError as error:

@@ -1,10 +1,15 @@
 """Every export against the student in torch, on real validation pictures: nothing ships unseen."""
 
 import copy
+import json
+import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -13,8 +18,11 @@ from torch import nn
 
 from kd.data.batch import Batch
 from kd.progress import bar
-from kd.ship.export.base import Limits, Runtime
-from kd.ship.export.manifest import Manifest
+from kd.ship.export.base import Format, Job, Limits, Runtime
+from kd.ship.export.manifest import FILE, Layout, Manifest
+from kd.ship.finished import FinishedRun
+from kd.storage.checkpoints import write_whole
+from kd.storage.elsewhere import json_of, text_of
 from kd.tasks import Features, Task
 
 REPEATS = 15  # Batches of one picture that the two latencies are medians of
@@ -103,3 +111,83 @@ def size_mb(path: Path) -> float:
     """Of a file, or of all files in a folder."""
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return round(sum(file.stat().st_size for file in files) / 1e6, 3)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An export as it is asked for."""
+
+    to: str
+    kind: Format
+    int8: bool
+    layout: Layout
+    calibrate: int
+    limits: Limits
+
+    @property
+    def name(self) -> str:
+        """Of its folder below ``export``."""
+        return self.to.rpartition(".")[2] + ("_int8" if self.int8 else "")
+
+
+def export(run: FinishedRun, wanted: Wanted, out: Path, vouch: Callable[[bytes], None]) -> tuple[str, dict[str, Any]]:
+    """Writes beside ``out`` first; what fails to agree, or anything that goes wrong, leaves nothing there. ``vouch``
+    notes the content of a file that was made on this machine.
+
+    Returns:
+        Why it is not kept, empty where it is; the comparison, which ``export/export.json`` has too.
+    """
+    kind, layout, int8 = wanted.kind, wanted.layout, wanted.int8
+    manifest = run.manifest(wanted.to, layout, int8)
+    if kind.features:
+        manifest = replace(manifest, task="features", classes=[])
+    job = Job(
+        run.prepared(layout), run.model, manifest, run.folder / "student.safetensors",
+        partial(run.calibration, layout, wanted.calibrate),
+    )  # fmt: skip
+    batches = run.data.eval_dataloader("val")  # before the work: missing pictures are reported at once
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(mkdtemp(prefix=".export-", dir=out.parent))
+    try:
+        file = kind.write(job, part)
+        if not (part / FILE).exists():
+            manifest.write(part)
+        measured = compare(kind.reference(job), kind.open(file), manifest, batches, run.task)
+        where = str(out / file.relative_to(part))
+        found = {"to": wanted.to, "int8": int8, "layout": layout, "file": where, "size_mb": size_mb(part), **measured}
+        problem = failure(found, int8, wanted.limits)
+        if not problem:
+            part.chmod(0o755)
+            if out.exists():
+                shutil.rmtree(out)
+            part.replace(out)
+            if wanted.to == "torch_export":
+                vouch(Path(where).read_bytes())
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    found["kept"] = not problem
+    record = run.folder / "export" / "export.json"
+    record.parent.mkdir(exist_ok=True)
+    known = json_of(text_of(record)) if record.is_file() else {}
+    text = json.dumps({**known, wanted.name: found}, indent=2) + "\n"
+    write_whole(record, lambda opened: opened.write(text.encode()))
+    return problem, found
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """The comparison as lines of a table."""
+    rows = [
+        ("largest difference", f"{found['max_difference']:.3g}"),
+        ("mean difference", f"{found['mean_difference']:.3g}"),
+        ("agreement", f"{found['agreement']:.2%} of {found['pictures']} pictures"),
+    ]
+    if "metric" in found:
+        rows += [
+            (f"{found['metric']} of the student", f"{found['student']:.2%}"),
+            ("of the export", f"{found['export']:.2%}"),
+        ]
+    rows += [
+        ("one picture", f"student {found['student_ms']:.2f} ms, export {found['export_ms']:.2f} ms"),
+        ("size", f"{found['size_mb']:.1f} MB"),
+    ]
+    return [f"{name:<22} {value}" for name, value in rows]

@@ -79,11 +79,7 @@ class Manifest:
 
 
 def from_metadata(metadata: dict[str, str], file: Path) -> Manifest:
-    """The manifest in a model file's metadata.
-
-    Raises:
-        UserError: the file is not an export of kd-export.
-    """
+    """The manifest in a model file's metadata."""
     found = {key.removeprefix(PREFIX): value for key, value in metadata.items() if key.startswith(PREFIX)}
     try:
         return _manifest({key: json_of(value) for key, value in found.items()})
@@ -94,11 +90,7 @@ def from_metadata(metadata: dict[str, str], file: Path) -> Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of an export's folder.
-
-    Raises:
-        UserError: not found.
-    """
+    """The manifest of an export's folder."""
     file = folder / FILE
     try:
         return _manifest(json_of(text_of(file)))

@@ -15,11 +15,7 @@ PICTURES = 300  # Training pictures that calibrate (NNCF's own default)
 
 
 def quantized(model: "onnx.ModelProto | openvino.Model", job: Job) -> "onnx.ModelProto | openvino.Model":
-    """An int8 copy of an ONNX or OpenVINO model, calibrated on training pictures.
-
-    Raises:
-        UserError: the extra is missing.
-    """
+    """An int8 copy of an ONNX or OpenVINO model, calibrated on training pictures."""
     nncf = need("nncf", "openvino", "int8=true")
     pictures = list(job.calibration())
     attends = any("Attention" in type(module).__name__ for module in job.student.modules())

@@ -11,6 +11,7 @@ import numpy as np
 
 from kd.errors import UserError, causes
 from kd.ship.export.base import INPUT, OUTPUT, Format, Job, Runtime, need
+from kd.ship.export.manifest import Manifest, from_metadata
 from kd.ship.export.nncf import quantized
 
 if TYPE_CHECKING:
@@ -44,11 +45,7 @@ class Onnx(Format):
 
 
 def open_session(file: Path, threads: int = 0) -> "onnxruntime.InferenceSession":
-    """An ``onnxruntime.InferenceSession`` on the CPU.
-
-    Raises:
-        UserError: the extra is missing, or the file is no ONNX model.
-    """
+    """An ``onnxruntime.InferenceSession`` on the CPU."""
     runtime = need("onnxruntime", EXTRA, str(file))
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -62,6 +59,12 @@ def open_session(file: Path, threads: int = 0) -> "onnxruntime.InferenceSession"
 def as_runtime(session: "onnxruntime.InferenceSession") -> Runtime:
     """An open session as the protocol has it."""
     return lambda pictures: session.run([OUTPUT], {INPUT: pictures})[0]
+
+
+def open_model(file: Path, threads: int) -> tuple[Manifest, Runtime]:
+    """An exported ``model.onnx``: what it says of itself, and what runs it."""
+    session = open_session(file, threads)
+    return from_metadata(metadata_of(session), file), as_runtime(session)
 
 
 def _program(job: Job) -> "torch.onnx.ONNXProgram":

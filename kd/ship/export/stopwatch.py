@@ -29,11 +29,7 @@ class ExportedFile:
 
 
 class Stopwatch:
-    """A process that times a model.
-
-    Raises:
-        UserError: the model can't be loaded.
-    """
+    """A process that times a model."""
 
     def __init__(self, load: Callable[[], Callable[[np.ndarray], object]], threads: int) -> None:
         context = multiprocessing.get_context("spawn")

@@ -140,9 +140,6 @@ def load_student(path: Path, builder: type | None = None) -> tuple[nn.Module, Pr
     Args:
         path: the file. It is data: what it says of its model runs no code but timm's and :mod:`kd.models`'.
         builder: the class that has built its model, where that is one of your own.
-
-    Raises:
-        UserError: a damaged file, a model that kd can't build, or one that the weights are not of.
     """
     try:
         said = read_metadata(path)

@@ -13,11 +13,7 @@ from kd.ship.export.manifest import Manifest
 
 
 def try_out(model: Runtime, manifest: Manifest, what: str) -> None:
-    """Runs a model on two black pictures, which also warms it up.
-
-    Raises:
-        UserError: it does not take what the manifest says, or answers something else; ``what`` names the model.
-    """
+    """Runs a model on two black pictures, which also warms it up."""
     try:
         numbers = model(np.zeros((2, *manifest.shape), np.uint8))
     except Exception as error:  # a runtime's classes derive from Exception alone

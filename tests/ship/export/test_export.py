@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 from timm.models import register_model
 
 from kd.cli import main
-from kd.commands._finished import open_run
-from kd.run.request import translate
+from kd.run.run import Run
 from kd.ship.export.formats import find_format
 from tests._helpers import ARCH, CLASSES, draw_folder, save_teacher, write_recipe
 
@@ -42,7 +41,7 @@ def test_onnx_takes_uint8_pictures_and_any_batch(finished: Path, layout: str) ->
     alone = np.concatenate([session.run(None, {"pictures": given[i : i + 1]})[0] for i in range(5)])
     np.testing.assert_allclose(together, alone, atol=1e-5)
     # the same pictures through the run's own preprocessing, which resizes 40 px to 32 px by other code
-    opened = open_run(translate([str(finished)]))
+    opened = Run.open(str(finished))
     with torch.inference_mode():
         theirs = opened.model(opened.preprocess(torch.from_numpy(pictures.transpose(0, 3, 1, 2).copy())))
     np.testing.assert_allclose(together, theirs.numpy(), atol=2e-2)

@@ -1,4 +1,4 @@
-"""Fits, prints the closing table; says in a line how a run that failed goes on."""
+"""Trains a run; one that fails says in a line how it is resumed."""
 
 import os
 import re
@@ -6,35 +6,26 @@ import sys
 from collections.abc import Callable, Container
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.table import Table
+from typing import Any
 
 from kd.callbacks.preemption import RunStopped
 from kd.data.sources import printable, said
 from kd.errors import UserError, reason, run_error
+from kd.launch import sagemaker
 from kd.launch.cluster import is_rank_zero
 from kd.launch.loopback import meet_on_loopback
-from kd.launch.sagemaker import tell_failure
-from kd.report.metric import in_tables, told
+from kd.report.terminal import print_summary
+from kd.run.parser import KDCLI
+from kd.run.run import Run
 from kd.storage.checkpoints import LAST
 from kd.storage.elsewhere import json_of, text_of
 
-if TYPE_CHECKING:
-    from kd.run.parser import KDCLI
 
-
-def fit(cli: "KDCLI", resume_from: Path | None) -> int:
-    """Trains what the configuration describes; returns the exit status.
-
-    Args:
-        cli: the parsed configuration with its objects.
-        resume_from: the checkpoint to go on from.
-    """
-    status = 1
+def fit(run: Run) -> int:
+    """Trains a run (:meth:`kd.run.run.Run.to_train`); returns the exit status."""
+    cli, status = run.cli, 1
     try:
-        status = _fit(cli, resume_from)
+        status = _fit(cli, run.place.checkpoint)
     finally:
         try:
             if cli.folder.mirror is not None and not cli.folder.mirror.close():
@@ -44,7 +35,7 @@ def fit(cli: "KDCLI", resume_from: Path | None) -> int:
     return status
 
 
-def _say_data(cli: "KDCLI", say: Callable[..., None]) -> None:
+def _say_data(cli: KDCLI, say: Callable[..., None]) -> None:
     """What there is to learn from, and what is odd about it."""
     info = cli.datamodule.info
     say(f"data: {cli.datamodule.source.describe()}", flush=True)
@@ -74,7 +65,7 @@ def _say_data(cli: "KDCLI", say: Callable[..., None]) -> None:
         say(f"      an epoch uses some of them: {', '.join(short)}")
 
 
-def _all_done(cli: "KDCLI") -> str:
+def _all_done(cli: KDCLI) -> str:
     # a message for a resumed run that has no step left to make; empty where it has
     run, summary = cli.folder.resume, dict[str, Any]()
     with suppress(OSError, ValueError):  # gone or damaged: the run writes it again
@@ -89,7 +80,7 @@ def _all_done(cli: "KDCLI") -> str:
     return ""
 
 
-def _fit(cli: "KDCLI", resume_from: Path | None) -> int:
+def _fit(cli: KDCLI, resume_from: Path | None) -> int:
     say = print if is_rank_zero() else lambda *_, **__: None
     if resume_from and (done := _all_done(cli)):
         say(done, flush=True)
@@ -116,11 +107,11 @@ def _fit(cli: "KDCLI", resume_from: Path | None) -> int:
         wanted = measured and cli.trainer.limit_val_batches and cli.trainer.global_step
         if wanted and not cli.summary.content["student"]["val"]:
             print("no validation: the run ended before the first one (trainer.check_val_every_n_epoch)", flush=True)
-        _print_table(cli.summary.content, cli.folder.path)
+        print_summary(cli.summary.content, cli.folder.path)
     return 0
 
 
-def _ended_by(cli: "KDCLI", error: Exception, resume_from: Path | None, say: Callable[..., None]) -> int:
+def _ended_by(cli: KDCLI, error: Exception, resume_from: Path | None, say: Callable[..., None]) -> int:
     """Says why a run ended before its time; returns the exit status."""
     stop = cli.summary.preemption.interruption(error)
     known = run_error(error)
@@ -129,7 +120,7 @@ def _ended_by(cli: "KDCLI", error: Exception, resume_from: Path | None, say: Cal
         where = f"checkpoint: {stop.checkpoint}" if kept else "no checkpoint yet"
         say(f"\nkd-train: {stop} at step {cli.trainer.global_step}; {where}")
         if isinstance(stop, RunStopped) and cli.trainer.is_global_zero and cli.folder.path is not None:
-            _print_table(cli.summary.content, cli.folder.path)
+            print_summary(cli.summary.content, cli.folder.path)
         if kept:
             say(f"kd-train: go on with: kd-train resume={cli.folder.path}")
         return 0 if isinstance(stop, RunStopped) else _status_of_stop(stop.signal_number)
@@ -137,7 +128,7 @@ def _ended_by(cli: "KDCLI", error: Exception, resume_from: Path | None, say: Cal
         _tell_failure(cli, known or error)
     elif known is not None:
         print(f"kd-train: failed: {reason(known)}", file=sys.stderr)
-        tell_failure(reason(known))
+        sagemaker.tell_failure(reason(known))
     elif resume_from:
         lines = str(error).strip().splitlines() or [""]
         raise UserError(f"resume: {resume_from} can't be loaded: {type(error).__name__}: {lines[0][:200]}") from error
@@ -154,14 +145,14 @@ def _named(error: Exception, trainer: Container[str]) -> Exception:
     return error
 
 
-def _tell_failure(cli: "KDCLI", error: Exception) -> None:
+def _tell_failure(cli: KDCLI, error: Exception) -> None:
     """Each rank tells its own: rank 0 may be the one that is gone."""
     rank = cli.trainer.global_rank
     who = f"kd-train: rank {rank}" if rank else "kd-train"
     assert cli.folder.path is not None, "it has begun"
     folder, file = cli.folder.path, f"error.rank{rank}.txt" if rank else "error.txt"
     print(f"{who}: failed: {reason(error)}", file=sys.stderr)
-    tell_failure(reason(error))
+    sagemaker.tell_failure(reason(error))
     print(f"{who}: the traceback is in {folder / file}", file=sys.stderr)
     if rank == 0 and (folder / "checkpoints" / LAST).is_file():
         print(f"{who}: go on from the last checkpoint with: kd-train resume={folder}", file=sys.stderr, flush=True)
@@ -172,36 +163,3 @@ def _status_of_stop(signal_number: int) -> int:
     others = ("TORCHELASTIC_RUN_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")  # these have started them themselves
     child = os.environ.get("LOCAL_RANK", "0") != "0" and not any(name in os.environ for name in others)
     return 0 if child else 128 + signal_number
-
-
-def _print_table(summary: dict[str, Any], folder: Path) -> None:
-    table = Table(title=f"{summary['recipe']}: {summary['epochs']} epochs in {_duration(summary['wall_s'])}")
-    shown = [name for name in summary["student"]["val"] if in_tables(name)]
-    for column in ("", "model", "parameters", *(f"val {name}" if name != "agreement" else name for name in shown)):
-        table.add_column(column, justify="left" if column in ("", "model") else "right")
-    teacher = summary["teacher"]
-    rows: list[tuple[str, Any, Any]] = [("teacher", teacher, teacher["val"])] if teacher else []
-    for name, student in (summary.get("students") or {"student": summary["student"]}).items():
-        best = student["best_val"]
-        rows += [(f"{name}, last epoch", student, student["val"])]
-        rows += [(f"{name}, best epoch ({best['epoch']})", student, best)] if best else []
-    for name, model, val in rows:
-        numbers = [told(k, val[k]) if k in val else "" for k in shown]
-        table.add_row(name, model["arch"], f"{model['params'] / 1e6:.2f} M", *numbers)
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(table)
-    speed = f"{summary['images_per_s']:,.0f} images/s, " if summary["images_per_s"] else ""
-    print(f"{speed}{summary['device']}, {summary['precision']}, {summary['world_size']} process(es)")
-    for finding in summary.get("findings", []):
-        print(f"{finding['rule']}: {finding['text']}; {finding['lever']}")
-    if "verdict" in summary:
-        print(f"{summary['verdict']['text']} (report.html)")
-    where = "students/NAME/student.safetensors" if summary.get("students") else "student.safetensors"
-    which = "best" if summary["student"]["best_val"] else "last"
-    held = f"{where} holds the {which} epoch" if summary["steps"] else "nothing was trained, no student is exported"
-    print(f"run folder: {folder} ({held})", flush=True)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"

@@ -1,0 +1,189 @@
+"""What the terminal shows: a run's end, and the tables of ``kd-eval``."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kd.report.metric import in_tables, told
+
+
+def print_features(results: list[dict[str, Any]]) -> None:
+    """Prints the figures of students without classifiers."""
+    shown = [name for name in results[0]["student"] if name != "params"]
+    table = Table(title=f"{results[0]['pictures']} pictures: {results[0]['data']}")
+    for column in ("", "parameters", *shown):
+        table.add_column(column, justify="right" if column else "left", overflow="fold")
+    for name, figures in _feature_rows(results, _short([result["run"] for result in results])):
+        cells = [told(metric, figures[metric]) if metric in figures else "" for metric in shown]
+        table.add_row(name, f"{figures['params'] / 1e6:.2f} M", *cells)
+    _console().print(table)
+    if "probe" not in results[0]:
+        print("k-NN and ridge probe need labelled pictures: data.probe.root=DIR (DIR/train/<class>, DIR/val/<class>)")
+
+
+def print_evaluation(result: dict[str, Any]) -> None:
+    """Prints the figures of one model and its teacher."""
+    console = _console()
+    table, shown = _table(result)
+    for name in ("teacher", "student"):
+        if name in result:
+            table.add_row(name, *_cells(result[name], shown))
+    console.print(table)
+    for line in _faithful(result.get("fidelity")):
+        print(line)
+    if "robust" in result:
+        console.print(_robust_table(result["robust"]))
+
+
+def print_side_by_side(results: list[dict[str, Any]], pairs: list[tuple[int, int]]) -> None:
+    """Each model, each teacher once, and the differences to the first in points."""
+    console = _console()
+    table, shown = _table(results[0])
+    first, names = results[0], _short([result["run"] for result in results])
+    teachers: list[dict[str, Any]] = []
+    for name, result in zip(names, results, strict=True):
+        if "teacher" in result and result["teacher"] not in teachers:
+            teachers.append(result["teacher"])
+            table.add_row(f"teacher of {name}", *_cells(result["teacher"], shown))
+    for name, result in zip(names, results, strict=True):
+        table.add_row(name, *_cells(result["student"], shown))
+    for name, result in zip(names[1:], results[1:], strict=True):
+        table.add_row(f"{name} - {names[0]}, points", *_gaps(first["student"], result["student"], shown))
+    console.print(table)
+    for name, pair in zip(names[1:], pairs, strict=False):
+        print(_paired(names[0], name, pair, first["pictures"]))
+    for name, result in zip(names, results, strict=True):
+        for line in _faithful(result.get("fidelity")):
+            print(f"{name}: {line}")
+        if "robust" in result:
+            console.print(_robust_table(result["robust"], name))
+
+
+def _paired(first: str, other: str, pair: tuple[int, int], pictures: int) -> str:
+    """How sure the difference is.
+
+    >>> _paired("a", "b", (2, 6), 100)
+    'a alone is right on 2 of 100 pictures, b alone on 6: +4.0 ± 2.8 points (standard error, paired by picture)'
+    """
+    mine, theirs = pair
+    gap = (theirs - mine) / pictures
+    error = (((mine + theirs) / pictures - gap**2) / pictures) ** 0.5
+    told = f"{first} alone is right on {mine} of {pictures} pictures, {other} alone on {theirs}: {100 * gap:+.1f}"
+    return f"{told} ± {100 * error:.1f} points (standard error, paired by picture)"
+
+
+def _short(names: list[str]) -> list[str]:
+    """Names without the folders that all of them share.
+
+    >>> _short(["runs/food/000", "runs/food/001"]), _short(["a/best", "b/best"])
+    (['000', '001'], ['a/best', 'b/best'])
+    """
+    parts = [Path(name).parts for name in names]
+    while all(len(part) > 1 for part in parts) and len({part[0] for part in parts}) == 1:
+        parts = [part[1:] for part in parts]
+    return [str(Path(*part)) for part in parts]
+
+
+def _gaps(first: dict[str, float], other: dict[str, float], shown: Sequence[str]) -> list[str]:
+    share = f"x {other['params'] / first['params']:.2f}"
+    return [share, *(f"{100 * (other[k] - first[k]):+.1f}" if k in first and k in other else "" for k in shown)]
+
+
+def _table(result: dict[str, Any]) -> tuple[Table, list[str]]:
+    """A table of the figures in ``result``, without rows yet, and the names of its figures."""
+    table = Table(title=f"{result['pictures']} pictures: {result['data']}")
+    shown = [name for name in result["student"] if name != "params" and not name.startswith("iou_")]
+    for column in ("", "parameters", *shown):
+        table.add_column(column, justify="right" if column else "left", overflow="fold")
+    return table, shown
+
+
+def _cells(row: dict[str, float], shown: Sequence[str]) -> list[str]:
+    return [f"{row['params'] / 1e6:.2f} M", *(f"{row[k]:.1%}" if k in row else "" for k in shown)]
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else 120)
+
+
+def _faithful(found: dict[str, Any] | None) -> list[str]:
+    """How faithful the student is, in a few lines."""
+    lines: list[str] = []
+    if found is None:
+        return lines
+    if "agreement" in found:
+        shares = found["outcomes"]
+        lines += [
+            f"agrees with the teacher: {found['agreement']:.1%}; mean KL divergence {found['kl']:.3f} nats",
+            f"both right {shares['both_right']:.1%}, both wrong {shares['both_wrong']:.1%}, "
+            f"only the teacher right {shares['only_teacher']:.1%}, only the student {shares['only_student']:.1%}",
+        ]
+    lines += ["expected calibration error: " + ", ".join(f"{name} {v:.3f}" for name, v in found["ece"].items())]
+    lost = sorted(
+        (row for row in found["per_class"] if "teacher" in row), key=lambda row: row["student"] - row["teacher"]
+    )
+    told = [
+        f"{row['name']} {row['teacher']:.0%} -> {row['student']:.0%}"
+        for row in lost[:5]
+        if row["student"] < row["teacher"]
+    ]
+    return lines + ([f"classes that lost most ({found['score']}): " + ", ".join(told)] if told else [])
+
+
+def _robust_table(found: dict[str, dict[str, list[float]]], whose: str = "") -> Table:
+    table = Table(title=f"{whose}{': ' if whose else ''}on damaged pictures, by strength")
+    for column in ("", "", "1", "2", "3"):
+        table.add_column(column, justify="right" if column else "left")
+    for damage, models in found.items():
+        for model, values in models.items():
+            table.add_row(damage, model, *(f"{value:.1%}" for value in values))
+    return table
+
+
+def _feature_rows(results: Sequence[dict[str, Any]], names: Sequence[str]) -> list[tuple[str, dict[str, float]]]:
+    """Each teacher once, then each student, with its figures."""
+    teachers: list[tuple[str, dict[str, float]]] = []
+    students = []
+    for name, result in zip(names, results, strict=True):
+        of = f" of {name}" if len(results) > 1 else ""
+        own = [(key, value) for key, value in result.items() if key.startswith("teacher")]
+        teachers += [(f"{key}{of}", value) for key, value in own if value not in [known for _, known in teachers]]
+        students.append((name if len(results) > 1 else "student", result["student"]))
+    return teachers + students
+
+
+def print_summary(summary: dict[str, Any], folder: Path) -> None:
+    """Prints a table of ``summary.json``, its findings, and where the run is."""
+    table = Table(title=f"{summary['recipe']}: {summary['epochs']} epochs in {_duration(summary['wall_s'])}")
+    shown = [name for name in summary["student"]["val"] if in_tables(name)]
+    for column in ("", "model", "parameters", *(f"val {name}" if name != "agreement" else name for name in shown)):
+        table.add_column(column, justify="left" if column in ("", "model") else "right")
+    teacher = summary["teacher"]
+    rows: list[tuple[str, Any, Any]] = [("teacher", teacher, teacher["val"])] if teacher else []
+    for name, student in (summary.get("students") or {"student": summary["student"]}).items():
+        best = student["best_val"]
+        rows += [(f"{name}, last epoch", student, student["val"])]
+        rows += [(f"{name}, best epoch ({best['epoch']})", student, best)] if best else []
+    for name, model, val in rows:
+        numbers = [told(k, val[k]) if k in val else "" for k in shown]
+        table.add_row(name, model["arch"], f"{model['params'] / 1e6:.2f} M", *numbers)
+    _console().print(table)
+    speed = f"{summary['images_per_s']:,.0f} images/s, " if summary["images_per_s"] else ""
+    print(f"{speed}{summary['device']}, {summary['precision']}, {summary['world_size']} process(es)")
+    for finding in summary.get("findings", []):
+        print(f"{finding['rule']}: {finding['text']}; {finding['lever']}")
+    if "verdict" in summary:
+        print(f"{summary['verdict']['text']} (report.html)")
+    where = "students/NAME/student.safetensors" if summary.get("students") else "student.safetensors"
+    which = "best" if summary["student"]["best_val"] else "last"
+    held = f"{where} holds the {which} epoch" if summary["steps"] else "nothing was trained, no student is exported"
+    print(f"run folder: {folder} ({held})", flush=True)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"

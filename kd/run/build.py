@@ -1,0 +1,152 @@
+"""Objects from resolved settings. What a run folder's ``config.yaml`` says is enough: no command line's parser."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from torch import nn
+
+from kd.data.datamodule import DistillationDataModule
+from kd.errors import UserError
+from kd.models import Preprocess, TeacherSpec
+from kd.run import keys
+from kd.run.checks import build, told_by_key
+from kd.run.request import Request
+from kd.run.trust import ALL, trusted_class
+from kd.run.typed import TYPES
+from kd.ship.export.student import builder_in, load_student
+from kd.tasks import Classification, Task
+
+T = TypeVar("T")
+
+
+def data_of(config: Mapping[str, Any]) -> DistillationDataModule:
+    """The data module of resolved settings. It needs no data tier."""
+    data = {**config["data"], "seed": config.get("seed", 0)}
+    if data.get("engine") == "ray":
+        data |= {"engine": "torch", "tier": None, "num_workers": "auto"}
+    return _told(config, lambda: cast(DistillationDataModule, made(DistillationDataModule, data, "data")))
+
+
+def task_of(config: Mapping[str, Any]) -> Task:
+    """The task of resolved settings, not yet built for the data's classes."""
+    task = config["model"].get("task")
+    return _told(config, lambda: cast(Task | None, made(Task | None, task, "model.task"))) or Classification()
+
+
+def teacher_specs(config: Mapping[str, Any]) -> dict[str, TeacherSpec]:
+    """The settings of the teachers by name; a single teacher's name is empty."""
+    model = config["model"]
+    one, several = model.get("teacher"), model.get("teachers") or {}
+    given = {"": one} if one else several
+    keys = {name: f"model.teachers.{name}" if name else "model.teacher" for name in given}
+    return _told(
+        config, lambda: {name: cast(TeacherSpec, made(TeacherSpec, given[name], keys[name])) for name in given}
+    )
+
+
+def student_in(file: Path, request: Request, config: Mapping[str, Any]) -> tuple[nn.Module, Preprocess, list[str]]:
+    """The student in a file: built by timm, by :mod:`kd.models`, or by a class that the user stands for."""
+    named = (config["model"].get("student") or {}).get("builder") or {}
+    trusted = [*request.trust, *([ALL] if "trust" in request.flags else []), *named.get("class_path", "").split()]
+    return load_student(file, trusted_class(builder_in(file), trusted))
+
+
+def _told(config: Mapping[str, Any], make: Callable[[], T]) -> T:
+    try:
+        return make()
+    except Exception as error:
+        raise told_by_key(error, dict(config)) from error
+
+
+def made(kind: object, value: object, key: str) -> object:
+    """A value as an annotation wants it: a dataclass or a class from its arguments, else a plain value.
+
+    Args:
+        kind: the annotation.
+        value: plain: of a class its arguments, or ``class_path`` and ``init_args``.
+        key: of the value, for messages.
+
+    Raises:
+        UserError: a value of another type.
+        kd.run.checks.Unbuilt: a class that refuses its arguments.
+
+    >>> made(int | tuple[int, int], [24, 32], "data.img_size"), made(float | None, 1, "data.source.cache_gb")
+    ((24, 32), 1.0)
+    """
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    plain = [one for one in kinds if isinstance(one, type) and get_origin(one) is None and one is not Any]
+    if value is None:  # where None is not taken, the class says so
+        return None
+    if isinstance(value, str) and str not in plain and any(one.__module__.startswith("kd.") for one in plain):
+        value = {"class_path": value}
+    if isinstance(value, dict):
+        if "class_path" in value:
+            return _named(value, key)
+        group = next((one for one in plain if is_dataclass(one) or one is DistillationDataModule), None)
+        return value if group is None else _object(group, value, key)
+    if isinstance(value, list):
+        return tuple(value) if any(get_origin(one) is tuple for one in kinds) else value
+    if str in plain and not isinstance(value, str):
+        return value if type(value) in plain else str(value)
+    if float in plain and type(value) in (int, str) and type(value) not in plain:
+        return _number(value, key)
+    if isinstance(value, str | int) and {*plain} <= {int, float, bool, NoneType} and not _fits(value, kinds):
+        raise UserError(f"{key}: must be {_words(kinds)}, got '{value}'")
+    return value
+
+
+def _fits(value: str | int, kinds: Sequence[Any]) -> bool:
+    names = [name for one in kinds if get_origin(one) is Literal for name in get_args(one)]
+    return value in names or type(value) in kinds or Any in kinds
+
+
+def _words(kinds: Sequence[Any]) -> str:
+    names = [name for one in kinds if get_origin(one) is Literal for name in get_args(one)]
+    plain = [getattr(one, "__name__", str(one)) for one in kinds if one is not NoneType and get_origin(one) != Literal]
+    words = [*(TYPES.get(name, name) for name in plain), *([f"one of {', '.join(names)}"] if names else [])]
+    return " or ".join(words)
+
+
+def _number(value: int | str, key: str) -> float:
+    try:
+        return float(value)  # YAML 1.1 takes 1e-3 for text
+    except ValueError:
+        raise UserError(f"{key}: must be a number, got '{value}'") from None
+
+
+def _named(value: Mapping[str, Any], key: str) -> object:
+    """An object of ``class_path`` and ``init_args``. A class of ours that has taken another's place leaves the
+    arguments that it does not know: mistyped ones were refused before."""
+    kind, given = named_class(value["class_path"], key), value.get("init_args") or {}
+    if kind.__module__.startswith("kd."):
+        given = {name: own for name, own in given.items() if name in signature(kind).parameters}
+    return _object(kind, {**given, **(value.get("dict_kwargs") or {})}, key)
+
+
+def _object(kind: type, given: Mapping[str, Any], key: str) -> object:
+    hints: dict[str, Any] = {}
+    for of in (kind, kind.__init__):
+        try:
+            hints |= get_type_hints(of)
+        except (NameError, TypeError):  # of a user's class: plain values are what it gets
+            continue
+    arguments = {name: made(hints.get(name, Any), value, f"{key}.{name}") for name, value in given.items()}
+    return build(kind, **arguments)
+
+
+def named_class(name: str, key: str) -> type:
+    """A class by its path; of our sources the name is enough. :mod:`kd.run.trust` has checked who names it."""
+    module, _, last = name.rpartition(".")
+    try:
+        found = getattr(import_module(module or "kd.data.sources"), last, None)
+    except ImportError:
+        found = None
+    if not isinstance(found, type):
+        ours = f" (ours: {', '.join(sorted(keys.subclasses('Source')))}; others by their class path)"
+        raise UserError(f"{key}: no class '{name}'{ours if key == 'data.source' else ''}")
+    return found

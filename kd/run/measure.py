@@ -1,0 +1,345 @@
+"""What ``kd-eval`` measures: the student of a run, or the model in a weights file, on one split of pictures."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kd.callbacks.fidelity import write
+from kd.data.corruptions import CORRUPTIONS, STRENGTHS, corrupted
+from kd.data.datamodule import DistillationDataModule
+from kd.data.sources import class_folders, identity, printable
+from kd.data.sources.places import joined, place_of
+from kd.errors import UserError
+from kd.models import Prepare, TeacherSpec, count_parameters
+from kd.models.weights import about, weights_file
+from kd.module import evaluation
+from kd.module.evaluation import Answers, bank_of, look_at
+from kd.progress import bar
+from kd.run.build import data_of, student_in, task_of, teacher_specs
+from kd.run.request import Request
+from kd.run.run import Run
+from kd.ship.export.student import read_metadata
+from kd.ship.finished import FinishedRun, check_classes, teacher_of
+from kd.storage.checkpoints import write_whole
+from kd.storage.objects import is_url
+from kd.storage.run_urls import run_at
+from kd.tasks import Task
+from kd.tasks.features import rank_of_gram
+from kd.teachers import FrozenTeacher, RunTeacher, build_teacher
+
+Found = tuple[nn.Module, Prepare, list[str], DistillationDataModule]  # A model, its input, its classes, the data
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command's own keys."""
+
+    split: str = "val"  # of the data
+    folder: str | None = None  # of other pictures
+    robust: bool = False  # on damaged pictures too
+    arch: str = ""  # timm's name of the model in a bare weights file that does not say
+    img_size: int | None = None  # side of its input in pixels
+    out: Path | None = None  # a table of the pictures (``.csv``), or the figures (``.json``)
+
+    @property
+    def place(self) -> str:
+        """The split's name in the data module."""
+        return "folder" if self.folder else self.split
+
+    @property
+    def file(self) -> str:
+        """Name of the figures' file in a run's folder. A folder is never called as one of the run's own splits."""
+        name = Path(self.folder).resolve().name if self.folder else self.split
+        return f"eval_{f'folder_{name}' if self.folder and name in ('train', 'val') else name}.json"
+
+
+@dataclass
+class Subject:
+    """A model and the pictures that it is measured on."""
+
+    name: str  # as it was asked for
+    run: Path | None  # its folder; None for a bare weights file
+    model: nn.Module  # in eval mode
+    prepare: Prepare  # its input
+    classes: list[str]  # names by class id
+    data: DistillationDataModule  # holds the split
+    task: Task  # what the labels mean
+    teacher: RunTeacher | None  # whose answers its own are compared with
+
+
+@dataclass
+class Evaluation:
+    """What was measured."""
+
+    results: list[dict[str, Any]]  # the figures of each model
+    files: list[Path]  # that they were written to
+    # on how many pictures the first model alone is right, and another one alone
+    pairs: list[tuple[int, int]] = field(default_factory=list)
+
+    @classmethod
+    def written(cls, results: list[dict[str, Any]], runs: Sequence[Path | None], asked: Asked) -> "Evaluation":
+        """Writes the figures of each run in its folder, and of all to ``asked.out``."""
+        text = [json.dumps(result, indent=2) + "\n" for result in results]
+        files = []
+        for own, run in zip(text, runs, strict=True):
+            if run is not None:
+                files.append(run / asked.file)
+                files[-1].write_text(own)
+        if asked.out is not None:
+            files.append(asked.out)
+            if asked.out.suffix == ".json":
+                asked.out.write_text(text[0] if len(text) == 1 else json.dumps(results, indent=2) + "\n")
+        return cls(results, files)
+
+
+def is_run(word: str) -> bool:
+    """Whether a word of the command line names a run, and not a bare weights file or a folder of timm's."""
+    path = run_at(word)
+    return not (path.is_file() or (path / "config.json").is_file())
+
+
+def subjects(request: Request, asked: Asked) -> list[Subject]:
+    """The models that the words of a command line name."""
+    words = [str(run_at(word)) if is_url(word) else word for word in request.rest]  # fetched once
+    first = next((word for word in words if is_run(word)), None)
+    if first is not None and request.recipe is not None:
+        raise UserError(f"recipe: {first} has settings of its own; data.key=value changes them")
+    return [_of_run(word, request, asked) if is_run(word) else _of_file(word, first, request, asked) for word in words]
+
+
+def _of_run(word: str, request: Request, asked: Asked) -> Subject:
+    run = Run.open(word, request)
+    data = _data(run.config, asked, run.classes)
+    run.task.build(len(run.classes), data.source.ignore_index)
+    return Subject(str(run.folder), run.folder, run.model, run.preprocess, run.classes, data, run.task, run.teacher())
+
+
+def _of_file(word: str, run: str | None, request: Request, asked: Asked) -> Subject:
+    """A model without a run; beside one, on the run's pictures and compared with its teacher."""
+    file = weights_file(Path(word), "weights")
+    given = {item.split("=", 1)[0] for item in request.overrides}
+    if not (run or request.recipe or asked.folder or "data.source" in given):
+        raise UserError(f"{word}: on which pictures? folder=DIR (DIR/<class>/*.jpg), recipe=NAME, or "
+                        "data.source=ImageFolder data.source.root=DIR")  # fmt: skip
+    config = Run.settings(run_at(run) / "config.yaml" if run else None, request)
+    ours = file.suffix == ".safetensors" and {"arch", "kwargs"} <= read_metadata(file).keys()
+    model, prepare, classes, data = _ours(file, request, config, asked) if ours else _foreign(word, config, asked)
+    if not (run or request.recipe) and "data.img_size" not in given:
+        data.size = prepare.size  # views as large as the model's input
+    task = task_of(config)
+    task.build(len(classes), data.source.ignore_index)
+    teacher = teacher_of(teacher_specs(config), classes, task) if run else None
+    return Subject(word, None, model, prepare, classes, data, task, teacher)
+
+
+def _ours(file: Path, request: Request, config: dict[str, Any], asked: Asked) -> Found:
+    if read_metadata(file).get("classifies") == "false":
+        raise UserError(f"{file}: nothing has trained the student's classifier (kd-predict writes its features)")
+    model, prepare, classes = student_in(file, request, config)
+    return model, prepare, classes, _data(config, asked, classes)
+
+
+def _foreign(word: str, config: dict[str, Any], asked: Asked) -> Found:
+    """A weights file as it may be a teacher's, with its classes in the data's order."""
+    said = about(word)
+    if not (said.arch or asked.arch):
+        raise UserError(f"arch: {word} does not say which model it is; give the name of one of timm's: arch=NAME")
+    folder = asked.folder
+    own = said.classes or (class_folders(joined(folder), "folder", place_of(folder, "folder")) if folder else [])
+    data = _data(config, asked, own if asked.folder else None)
+    classes = list(data.source.classes)
+    spec = TeacherSpec(checkpoint=word, arch=asked.arch, img_size=asked.img_size)
+    try:
+        built = build_teacher(spec, len(classes), classes, "weights", task_of(config).dense)
+    except UserError as error:
+        raise UserError(str(error).removeprefix("weights.")) from error
+    assert isinstance(built, FrozenTeacher)
+    return built.in_the_datas_classes(), built.prepare, classes, data
+
+
+def _data(config: dict[str, Any], asked: Asked, classes: list[str] | None) -> DistillationDataModule:
+    """The pictures, whose classes must be ``classes`` where those are known."""
+    data = data_of(config)
+    if asked.folder:
+        data.use_folder(asked.folder, classes or [])
+    data.split(asked.place)
+    if classes is not None:
+        check_classes(data, classes)
+    return data
+
+
+def evaluate(request: Request, asked: Asked) -> Evaluation:
+    """Measures the models that a command line names, and writes the figures."""
+    if any(_gives_features(word) for word in request.rest):
+        return _evaluate_features(request, asked)
+    measured = subjects(request, asked)
+    _check_same_pictures(measured, asked)
+    task, csv_file = measured[0].task, asked.out if asked.out is not None and asked.out.suffix == ".csv" else None
+    if not task.in_rows and csv_file:
+        raise UserError("out: of scenes there is no table a picture; kd-predict writes their masks")
+    kept = [Answers(task, s.classes) if task.in_rows else None for s in measured]
+    own_data = not any(item.startswith("data.source") for item in request.overrides)
+    results = [measure(s, asked, a, own_data) for s, a in zip(measured, kept, strict=True)]
+    answers = [a for a in kept if a is not None]
+    found = Evaluation.written(results, [subject.run for subject in measured], asked)
+    if csv_file:
+        _write_answers(csv_file, measured, answers, asked)
+    found.pairs = [answers[0].only(other) for other in answers[1:]]
+    return found
+
+
+def _check_same_pictures(measured: Sequence[Subject], asked: Asked) -> None:
+    """Raises a UserError where models would be compared on different pictures or labels."""
+    first, *others = (_named(subject, asked) for subject in measured)
+    for subject, found in zip(measured[1:], others, strict=True):
+        if found != first:
+            raise UserError(f"{measured[0].name} and {subject.name} have other pictures or labels to validate with "
+                            f"({first['pictures']:,} and {found['pictures']:,}); name the same for all: folder=DIR or "
+                            "data.source.root=DIR")  # fmt: skip
+
+
+def _named(subject: Subject, asked: Asked) -> dict[str, Any]:
+    split = subject.data.split(asked.place)
+    return {"pictures": len(split.targets), "content": identity(split), "classes": subject.classes}
+
+
+def measure(subject: Subject, asked: Asked, answers: Answers | None, own_data: bool) -> dict[str, Any]:
+    """Measures a model (and its teacher): metrics, fidelity, and damaged pictures where they are asked for.
+
+    Args:
+        subject: the model.
+        asked: the command's keys.
+        answers: keeps what is said of each picture.
+        own_data: the pictures are the run's own: ``fidelity.json``, which the report shows, is written too.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    data, task, classes = subject.data, subject.task, subject.classes
+    fidelity = task.fidelity(len(classes))
+    readers = [each for each in (fidelity, answers) if each is not None]
+    batches = data.eval_dataloader(asked.place)
+    found = evaluation.evaluate(subject.model, subject.prepare, batches, task, subject.teacher, device, readers)
+    if fidelity is not None and asked.place == "val" and own_data and subject.run is not None:
+        write(subject.run, fidelity, data, "val", classes)
+    models = {"student": subject.model} | ({"teacher": subject.teacher.model} if subject.teacher else {})
+    return {
+        "run": subject.name,
+        "data": asked.folder or f"{data.source.describe()} ({asked.split})",
+        "pictures": len(data.split(asked.place).targets),
+        **({"left_out": data.left_out} if data.left_out else {}),
+        **{name: {"params": count_parameters(model), **found[name]} for name, model in models.items()},
+        **({"fidelity": fidelity.result(classes)} if fidelity is not None else {}),
+        **({"robust": _robust(subject, asked, device)} if asked.robust else {}),
+    }
+
+
+def _robust(subject: Subject, asked: Asked, device: torch.device) -> dict[str, dict[str, list[float]]]:
+    """The task's main metric on damaged pictures: by damage and model, at each strength."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name in CORRUPTIONS:
+        for strength in STRENGTHS:
+            subject.task.reset()
+            batches = corrupted(subject.data.eval_dataloader(asked.place), name, strength)
+            metrics = evaluation.evaluate(
+                subject.model, subject.prepare, batches, subject.task, subject.teacher, device
+            )
+            for model, values in metrics.items():
+                found.setdefault(name, {}).setdefault(model, []).append(values[subject.task.primary])
+    return found
+
+
+def _write_answers(file: Path, measured: Sequence[Subject], kept: Sequence[Answers], asked: Asked) -> None:
+    """A line a picture: its name, its label, and each model's answer with its probability."""
+    split, alone = measured[0].data.split(asked.place), len(measured) == 1
+    columns = {}
+    for subject, answers in zip(measured, kept, strict=True):
+        first = next(iter(answers.rows.values()), {})
+        for key in [key for key in first if not key.startswith("label")]:
+            columns[key if alone else f"{subject.name} {key}"] = answers, key
+    labels = [key for key in next(iter(kept[0].rows.values()), {"label": ""}) if key.startswith("label")]
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["picture", *labels, *columns])
+    for i in sorted(kept[0].rows):
+        row = [answers.rows[i][key] for answers, key in columns.values()]
+        table.writerow([printable(split.name(i)), *(kept[0].rows[i][key] for key in labels), *row])
+    write_whole(file, lambda opened: opened.write(text.getvalue().encode()))
+
+
+@dataclass
+class _Model:
+    """One of the models that are measured: its call on uint8 pictures, and its parameters."""
+
+    call: Callable[[Tensor], Tensor]
+    params: int
+
+
+def _gives_features(word: str) -> bool:
+    """Whether a word of the command line names a run whose student has no classifier, or one that nothing trained."""
+    if not is_run(word):
+        return False
+    file = run_at(word) / "student.safetensors"
+    return file.is_file() and read_metadata(file).get("classifies") == "false"
+
+
+def _evaluate_features(request: Request, asked: Asked) -> Evaluation:
+    other = next((word for word in request.rest if not _gives_features(word)), None)
+    without = request.rest[0] if other is None else next(word for word in request.rest if _gives_features(word))
+    if other is not None:
+        raise UserError(f"{without} has no classifier and {other} has one: they can't be compared by one measure")
+    csv_file = asked.out is not None and asked.out.suffix == ".csv"
+    for key, given in (("folder", asked.folder), ("robust", asked.robust), ("out", csv_file)):
+        if given:
+            raise UserError(f"{key}: needs a classifier, and {without} has none; data.probe.root=DIR measures features "
+                            "by labelled pictures")  # fmt: skip
+    results = [_features_of_run(word, request, asked) for word in request.rest]
+    return Evaluation.written(results, [Path(result["run"]) for result in results], asked)
+
+
+def _features_of_run(word: str, request: Request, asked: Asked) -> dict[str, Any]:
+    opened = Run.open(word, request)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    data, models = opened.data, _models(opened, device)
+    found = {name: {"params": model.params, "rankme": 0.0} for name, model in models.items()}
+    for name, rank in _ranks(models, data, asked.split, device).items():
+        found[name]["rankme"] = rank
+    if data.probe is not None:
+        batches = bar(data.eval_dataloader("probe"), label="labelled pictures", unit=" batches")
+        seen = look_at({name: model.call for name, model in models.items()}, batches, bank_of(data), device)
+        for name in models:
+            found[name] |= seen.accuracy(name)
+    return {
+        "run": str(opened.folder),
+        "data": f"{data.source.describe()} ({asked.split})",
+        "pictures": len(data.split(asked.split).targets),
+        **({"probe": data.probe.root} if data.probe else {}),
+        **found,
+    }
+
+
+def _models(opened: FinishedRun, device: torch.device) -> dict[str, _Model]:
+    student, prepare = opened.model.to(device), opened.preprocess
+    models = {"student": _Model(lambda images: student(prepare(images)), count_parameters(student))}
+    for name, teacher in opened.feature_teachers().items():
+        teacher.to(device)
+        models[f"teacher {name}".strip()] = _Model(teacher, count_parameters(teacher.model))
+    return models
+
+
+@torch.inference_mode()
+def _ranks(
+    models: dict[str, _Model], data: DistillationDataModule, split: str, device: torch.device
+) -> dict[str, float]:
+    grams: dict[str, Tensor] = {}
+    for batch in bar(data.eval_dataloader(split), label="evaluating", unit=" batches"):
+        images = batch["image"][batch["index"] >= 0].to(device)
+        for name, model in models.items():
+            x = model.call(images).double()
+            grams[name] = grams.get(name, torch.zeros((), device=device)) + x.T @ x
+    return {name: round(rank_of_gram(gram), 4) for name, gram in grams.items()}

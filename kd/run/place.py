@@ -1,0 +1,174 @@
+"""Where a run is and what it resumes. Needs no torch, but for the look at a checkpoint that is there."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kd.errors import UserError
+from kd.launch.cluster import is_rank_zero
+from kd.launch.cluster import marker as job_marker
+from kd.run.files import check_whole, flatten
+from kd.run.request import Request
+from kd.storage.checkpoints import LAST, PREVIOUS, check_writable, holder_of, newest_whole, run_folder
+from kd.storage.elsewhere import text_of, yaml_of
+from kd.storage.objects import is_url
+from kd.storage.run_urls import fetched_marker, fetched_run, on_disk, url_of
+
+START = ("checkpoint", "pretrained", "inherit")  # of model.student
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The run that is resumed."""
+
+    folder: Path  # of the run, on this machine
+    url: str = ""  # by which it was named; empty for a folder
+
+    @classmethod
+    def named(cls, name: str, together: bool = False) -> "Resumed":
+        """The run of a folder, a recipe's ``latest``, a checkpoint in a run, or the URL of one, which is fetched."""
+        path = Path(name)
+        if is_url(name):
+            url, inside, file = name.rpartition("/checkpoints/")
+            of_checkpoint = bool(inside) and file.endswith(".ckpt")
+            path = fetched_run(url if of_checkpoint else name, together=together)
+            path = path / "checkpoints" / file if of_checkpoint else path
+        folder = run_folder(_run_of(path))
+        if not folder.is_dir():
+            raise UserError(f"resume: there is no {folder}")
+        if not any((folder / "checkpoints" / file).is_file() for file in (LAST, PREVIOUS)):
+            raise UserError(f"resume: {folder} has no checkpoints/{LAST}")
+        return cls(folder, name if is_url(name) else "")
+
+
+def resumed_by(request: Request, together: bool = False) -> Resumed | None:
+    """The run that the command line resumes; its own settings are the recipe unless one is given."""
+    if request.resume is None:
+        return None
+    found = Resumed.named(request.resume, together)
+    if request.recipe is None:
+        file = found.folder / "config.yaml"
+        request.recipe = str(file)
+        if file.is_file():
+            check_whole(file)
+    return found
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run's folder is, or will be."""
+
+    runs_dir: str  # folder or URL of all runs
+    runs: Path  # the folder of the recipe's runs on this machine
+    folder: Path | None = None  # the run that is resumed; None: a new run
+    checkpoint: Path | None = None  # to resume from
+    marker: Path | None = None  # names the run's folder for a restarted job
+
+
+def place_of(
+    config: Mapping[str, Any], given: Resumed | None, job: str | None, command: Sequence[str], together: bool = False
+) -> Place:
+    """Where the run of these settings goes, and what it resumes: the run that the command line names, else the one that
+    the settings name (``resume``), else the one that this command of the launcher's job has begun before.
+
+    Args:
+        config: ``runs_dir``, ``recipe``, ``name`` and ``resume``.
+        given: the run of the command line's ``resume=``.
+        job: the launcher's name of the job; None: it has none.
+        command: the command line, which tells several runs of a job apart.
+        together: several machines train, each with a disk of its own.
+    """
+    resumed, runs_dir = given, str(config["runs_dir"])
+    if resumed is None and config["resume"]:
+        resumed = Resumed.named(str(config["resume"]), together)
+    if resumed is not None and (resumed.url or is_url(runs_dir)):
+        runs_dir = _kept_in(resumed.folder, runs_dir)
+        if not resumed.url:  # the store may have more of it than this disk
+            resumed = Resumed.named(url_of(resumed.folder), together)
+    runs = on_disk(runs_dir) / config["recipe"]
+    if is_rank_zero():
+        check_writable(resumed.folder if resumed else runs)
+        if config["name"] and resumed is None and job is None and (runs / config["name"]).exists():
+            raise UserError(f"name: there is a run {runs / config['name']} already")
+    marker = job_marker(job, runs, command)
+    if marker and resumed is None:
+        fetched_marker(runs_dir, marker, together)
+        resumed = _begun_before(marker)
+    if resumed is None:
+        return Place(runs_dir, runs, marker=marker)
+    holder = holder_of(resumed.folder) if is_rank_zero() else ""  # the job's other processes meet their own rank 0
+    if holder:
+        raise UserError(f"resume: {holder} is training in {resumed.folder}; stop it first, or wait for its end")
+    return Place(runs_dir, runs, resumed.folder, _checkpoint(resumed.folder), marker)
+
+
+def _run_of(path: Path) -> Path:
+    """The run folder where a checkpoint inside it is named."""
+    if path.suffix != ".ckpt" or path.parent.name != "checkpoints":
+        return path
+    run = path.parent.parent
+    if path.name in (LAST, PREVIOUS):
+        return run
+    if not path.is_file():
+        raise UserError(f"resume: there is no {path}")
+    raise UserError(
+        f"resume: {path.name} holds weights alone; resume={run} resumes from {LAST}, and "
+        f"model.student.checkpoint={path} starts a new run with these weights"
+    )
+
+
+def _kept_in(folder: Path, runs_dir: str) -> str:
+    """The URL below which a resumed run is kept: it stays where it was."""
+    url = url_of(folder)
+    if not url or on_disk(url).resolve() != folder.resolve():
+        raise UserError(f"runs_dir: {runs_dir} has no run {folder}; give its URL (resume=), or runs_dir=FOLDER")
+    return url.rsplit("/", 2)[0]
+
+
+def _begun_before(marker: Path) -> Resumed | None:
+    """The run that this command of the launcher's job has begun, where it has something to resume from."""
+    if not marker.is_file():
+        return None
+    run = marker.parent / text_of(marker).strip()
+    if newest_whole(run / "checkpoints")[0] is None:
+        return None
+    if is_rank_zero():
+        print(f"kd-train: this job was here before: going on with {run}", flush=True)
+    return Resumed(run)
+
+
+def _checkpoint(folder: Path) -> Path:
+    checkpoint, damaged = newest_whole(folder / "checkpoints")
+    problems = "; ".join(f"{file} can't be loaded: {problem}" for file, problem in damaged.items())
+    if checkpoint is None:
+        raise UserError(f"resume: {problems}")
+    if is_rank_zero() and (damaged or checkpoint.name != LAST):
+        print(f"kd-train: warning: {problems or 'last.ckpt is gone'}; going on from {checkpoint}", file=sys.stderr)
+    return checkpoint.resolve()
+
+
+def check_start(run: Path, config: Mapping[str, Any]) -> None:
+    """Refuses to change how the student of a resumed run has started, and whether it has an average."""
+    before: dict[str, Any] = {}
+    with suppress(OSError, ValueError):  # the configuration of the run before may be damaged
+        before = yaml_of(text_of(run / "config.yaml"))
+    if not isinstance(before, dict) or not {"model.ema_decay", "model.student.arch"} <= flatten(before).keys():
+        return
+    for name in config.get("students") or [""]:  # the average is what was validated
+        then, here = (flatten((c.get("students") or {}).get(name) or {}).get("model.ema_decay", c["model"]["ema_decay"])
+                      for c in (before, config))  # fmt: skip
+        if (then is None) != (here is None):
+            key = f"students.{name}.model.ema_decay" if name else "model.ema_decay"
+            raise UserError(
+                f"{key}: a resumed run keeps its average, or goes without one as it began ({then}, given {here})"
+            )
+    old, now = before["model"]["student"], config["model"]["student"]
+    for key in START:
+        if old.get(key) != now[key] and "auto" not in (old.get(key), now[key]):
+            raise UserError(
+                f"model.student.{key}: has no effect on a resumed run, whose weights come from its checkpoint "
+                f"({old.get(key)}, given {now[key]})"
+            )

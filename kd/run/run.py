@@ -1,0 +1,185 @@
+"""The two ways to a run: :meth:`Run.of` settings, to train it; :meth:`Run.open` a folder, to use its student."""
+
+import atexit
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kd.errors import UserError
+from kd.launch import sagemaker
+from kd.launch.child import PARENT
+from kd.launch.cluster import Cluster, is_rank_zero, recognise
+from kd.machine import cache_dir
+from kd.run.own_keys import refuse_foreign
+from kd.run.place import Place, check_start, place_of, resumed_by
+from kd.run.request import Request, merge, translate
+from kd.storage.mirror import Mirror
+from kd.storage.objects import is_url
+from kd.storage.run_urls import run_at
+
+if TYPE_CHECKING:
+    from kd.ship.finished import FinishedRun
+
+DRAW = """\
+import contextlib, pathlib, runpy, sys
+from kd.launch.child import end_with_parent
+end_with_parent()
+with contextlib.suppress(Exception):
+    runpy.run_path(sys.argv[1])["build"](pathlib.Path(sys.argv[2]), 300, 60)
+"""  # by its path, as its package imports torch; the run says what fails
+
+
+class Run:
+    """A run of a command line's settings. They are parsed; ``cli.build`` makes data, module and trainer.
+
+    Args:
+        args: see :meth:`kd.run.request.Request.parser_args`.
+        overrides: the command line's ``key=value`` items.
+
+    Attributes:
+        cli: the parsed settings, and the objects once they are built.
+        config: the resolved settings as plain values.
+        place: of a run to train.
+    """
+
+    place: Place
+
+    def __init__(self, args: list[str], overrides: Sequence[str] = ()) -> None:
+        from kd.run.parser import KDCLI
+        from kd.run.streams import quiet_libraries
+
+        quiet_libraries()
+        self._overrides, self.cli = overrides, KDCLI(args)
+        self.config = self.cli.as_dict()
+
+    @classmethod
+    def of(cls, request: Request) -> "Run":
+        """The run that a command line describes."""
+        return cls(request.parser_args(), request.overrides)
+
+    def with_teacher(self) -> list[str]:
+        """Adds what the teachers' files say of themselves, and the teacher that is trained first."""
+        from kd.run.train_first import teacher_settings, what_files_say
+
+        self.cli.change(what_files_say(self.config, self._overrides))
+        trained = teacher_settings(self.cli.as_dict(), self._overrides, settings_of)
+        self.cli.change(trained)
+        self.config = self.cli.as_dict()
+        return [f"{key}={value or 'null'}" for key, value in trained.items()]
+
+    @classmethod
+    def to_train(cls, request: Request) -> "Run":
+        """The run that a command line describes, in its place, with all objects; :func:`kd.run.fit.fit` trains it."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # before the monitor listens to it, it must not kill
+        cluster = join_cluster(request)
+        together = _machines(cluster, request) > 1
+        given = resumed_by(request, together)
+        args = request.parser_args()
+        if request.check_read().get("data.source") == "FoodTagMini" and is_rank_zero():
+            _draw_ahead(cache_dir())
+        run = cls(args, request.overrides)
+        by_url = is_url(run.config["runs_dir"]) or bool(given and given.url)
+        # a later job of SageMaker's may get its folder
+        job = "checkpoints" if sagemaker.container() and not by_url else cluster.job if cluster else None
+        run.place = place_of(vars(run.cli.config), given, job, request.overrides, together)
+        if run.place.folder:
+            check_start(run.place.folder, run.config)
+        run.with_teacher()
+        mirror = Mirror(run.place.runs_dir) if is_url(run.place.runs_dir) else None
+        run.cli.change({"resume": str(run.place.folder) if run.place.folder else None})
+        run.cli.build(cluster, run.place.marker)
+        run.cli.folder.mirror = mirror
+        return run
+
+    @staticmethod
+    def settings(file: Path | None, request: Request) -> dict[str, Any]:
+        """A run folder's settings with a command line's put in, as plain values; without a file, of its recipe."""
+        asked = Request(
+            request.recipe, request.overlays, [*request.overrides], trust=request.trust, flags=request.flags
+        )
+        return Run.of(asked).config if file is None and request.recipe is not None else asked.over(file)
+
+    @staticmethod
+    def open(place: str, request: Request | None = None, takes: tuple[str, ...] = ()) -> "FinishedRun":
+        """A finished run: its ``config.yaml``, as data, and its student's file are read; nothing else is built.
+
+        Args:
+            place: the run's folder, a recipe's ``latest``, or the URL of either.
+            request: a command line whose ``data.*`` and ``model.teacher*`` replace the run's settings.
+            takes: the command's own keys, named where another is given.
+        """
+        from kd.run.build import data_of, student_in, task_of, teacher_specs
+        from kd.run.streams import quiet_libraries
+        from kd.ship.export.student import read_metadata
+        from kd.ship.finished import FinishedRun, check_finished
+
+        quiet_libraries()
+        given = request or Request()
+        folder = run_at(place)
+        check_finished(folder)
+        refuse_foreign(given, takes)
+        file = folder / "student.safetensors"
+        config = Run.settings(folder / "config.yaml", given)
+        model, preprocess, classes = student_in(file, given, config)
+        if classes and read_metadata(file).get("classifies") == "false":
+            model.reset_classifier(0)  # type: ignore[operator]
+            classes = []
+        task, teachers = task_of(config), teacher_specs(config)
+        return FinishedRun(folder, config, model, preprocess, classes, task, teachers, lambda: data_of(config))
+
+
+def settings_of(items: list[str]) -> dict[str, Any]:
+    """The resolved settings of a command line's words."""
+    return Run.of(translate(items)).config
+
+
+def take_over(container: sagemaker.Container, request: Request) -> None:
+    """SageMaker's hyperparameters are settings, and what it keeps of a job is where the run's folder is."""
+    if request.rest == ["train"]:  # what SageMaker starts an image with that names no command
+        request.rest = []
+    merge(request, container.settings, "SageMaker's hyperparameters")
+    request.overlays = [sagemaker.folder_of(name) for name in request.overlays]
+    request.recipe = sagemaker.folder_of(request.recipe) if request.recipe else None
+    if not any(item.startswith("runs_dir=") for item in request.overrides):
+        request.overrides.append(f"runs_dir={container.runs_dir}")
+
+
+def _machines(cluster: Cluster | None, request: Request) -> int:
+    asked = [item.split("=", 1)[1] for item in request.overrides if item.startswith("trainer.num_nodes=")]
+    told = asked[-1] if asked and asked[-1].isdigit() else "1"
+    return max(int(told), cluster.num_nodes if cluster else 1)
+
+
+def join_cluster(request: Request) -> Cluster | None:
+    """The launcher's job, unless the command line says itself how many machines there are."""
+    cluster = recognise()
+    if cluster is None or any(item.startswith("trainer.num_nodes=") for item in request.overrides):
+        return None
+    _check_devices(cluster, request.overrides)
+    request.cluster = cluster.arguments()
+    for name, value in cluster.variables.items():
+        os.environ.setdefault(name, value)
+    return cluster
+
+
+def _check_devices(cluster: Cluster, overrides: list[str]) -> None:
+    """Where the launcher has started every process, the command line can't ask for others."""
+    asked = next((item.split("=", 1)[1] for item in reversed(overrides) if item.startswith("trainer.devices=")), None)
+    if cluster.starts_each_process and cluster.devices and asked not in (None, "auto", str(cluster.devices)):
+        raise UserError(
+            f"trainer.devices: {asked}, but {cluster.launcher} has started {cluster.devices} on each machine"
+        )
+
+
+def _draw_ahead(folder: Path) -> None:
+    """Begins to draw FoodTag's pictures beside the imports, where they are missing; the run waits for the rest."""
+    if not any(folder.glob("foodtag-mini-*-300x60")):
+        command = [sys.executable, "-c", DRAW, str(Path(__file__).parents[1] / "data/foodtag_mini.py"), str(folder)]
+        drawing = subprocess.Popen(command, env={**os.environ, PARENT: str(os.getpid())}, start_new_session=True)
+        atexit.register(drawing.terminate)

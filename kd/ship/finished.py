@@ -1,0 +1,164 @@
+"""A finished run as those need it who ship its student: no training configuration, no trainer."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from kd.data.datamodule import DistillationDataModule
+from kd.data.transforms import height_width
+from kd.errors import UserError
+from kd.models import Preprocess, TeacherSpec
+from kd.ship.export.manifest import Layout, Manifest
+from kd.ship.export.prepared import Prepared
+from kd.ship.export.student import read_metadata
+from kd.storage.objects import is_url
+from kd.tasks import Task
+from kd.teachers import RunTeacher, build_teacher, build_teachers
+
+Specs = Mapping[str, TeacherSpec]
+"""Settings of teachers by name; a single teacher's name is empty."""
+
+
+@dataclass
+class FinishedRun:
+    """A run's student and settings (:meth:`kd.run.run.Run.open`)."""
+
+    folder: Path  # of the run, or of one of its students
+    config: dict[str, Any]  # the resolved settings
+    model: nn.Module  # the student, in eval mode
+    preprocess: Preprocess  # its input
+    classes: list[str]  # names by class id; empty for a student without a classifier
+    task: Task  # what its answers mean, built for the classes
+    teachers: Specs  # their settings
+    load_data: Callable[[], DistillationDataModule]  # the run's data, unchecked
+
+    @property
+    def kind(self) -> str:
+        """What the student's answers are."""
+        return self.task.answers if self.classes else "features"
+
+    @property
+    def arch(self) -> str:
+        """timm's name of the architecture, or the builder's."""
+        return read_metadata(self.folder / "student.safetensors")["arch"]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the views that validation shows."""
+        return height_width(self.config["data"]["img_size"])
+
+    @property
+    def crop_ratio(self) -> float:
+        """Share of a scaled picture that validation's crop keeps."""
+        return float(self.config["data"]["crop_ratio"])
+
+    @cached_property
+    def data(self) -> DistillationDataModule:
+        """The run's data."""
+        data = self.load_data()
+        data.split("val")
+        if self.classes:
+            check_classes(data, self.classes)
+            self.task.build(len(self.classes), data.source.ignore_index)
+        return data
+
+    @cached_property
+    def has_teacher(self) -> bool:
+        """Whether there are teachers with classifiers, whose checkpoints are still there."""
+        return bool(self.config["model"]["student"].get("head", True)) and can_answer(self.teachers)
+
+    def teacher(self) -> RunTeacher | None:
+        """The run's teacher or teachers on the student's device; None where one can't answer in classes."""
+        return teacher_of(self.teachers, self.classes, self.task) if self.has_teacher else None
+
+    def feature_teachers(self) -> dict[str, RunTeacher]:
+        """The teachers of a run without labels, by name; those whose checkpoint is gone are left out."""
+        found: dict[str, RunTeacher] = {}
+        for name, spec in self.teachers.items():
+            if not spec.pretrained and not _is_there(spec):
+                print(
+                    f"the teacher's checkpoint {spec.checkpoint} is gone: {name or 'it'} is left out", file=sys.stderr
+                )
+                continue
+            own = replace(spec, placement="same", head=False)
+            found[name] = build_teacher(own, 0, [], f"model.teachers.{name}" if name else "model.teacher")
+        return found
+
+    def prepared(self, layout: Layout) -> Prepared:
+        """The student with its preprocessing."""
+        return Prepared(self.model, self.preprocess, self.size, layout)
+
+    def manifest(self, format_name: str, layout: Layout, int8: bool) -> Manifest:
+        """What an export says of itself."""
+        return Manifest(
+            self.kind, self.arch, self.classes, self.size, self.crop_ratio, layout,
+            list(self.preprocess.mean), list(self.preprocess.std), format_name, int8,
+        )  # fmt: skip
+
+    def calibration(self, layout: Layout, count: int) -> Iterator[np.ndarray]:
+        """Training pictures of a fixed shuffle as validation would see them, one at a time, ``(1, *shape)``."""
+        pictures = self.data.sample_pictures(count)
+        for picture in pictures.permute(0, 2, 3, 1) if layout == "nhwc" else pictures:
+            yield picture.contiguous()[None].numpy()
+
+    def student_runtime(self) -> Callable[[np.ndarray], object]:
+        """The student in torch on uint8 pictures ``(N, H, W, 3)``."""
+        student = self.prepared("nhwc")
+        return torch.inference_mode()(lambda pictures: student(torch.from_numpy(pictures)))
+
+    def teacher_runtime(self, layout: Layout) -> Callable[[np.ndarray], np.ndarray] | None:
+        """The teacher in torch on uint8 pictures; None where none answers in classes."""
+        teacher = self.teacher()
+        if teacher is None:
+            return None
+
+        @torch.inference_mode()
+        def run(pictures: np.ndarray) -> np.ndarray:
+            images = torch.from_numpy(pictures)
+            return teacher(images.permute(0, 3, 1, 2).contiguous() if layout == "nhwc" else images).numpy()
+
+        return run
+
+
+def check_classes(data: DistillationDataModule, classes: list[str]) -> None:
+    """Raises a UserError where the data has other classes than a model."""
+    if list(data.source.classes) != classes:
+        raise UserError(f"data.source: its {len(data.source.classes)} classes are not the student's {len(classes)}")
+
+
+def can_answer(specs: Specs) -> bool:
+    """Whether there are teachers, all with a classifier and a checkpoint; one that is gone is named."""
+    gone = [spec.checkpoint for spec in specs.values() if not _is_there(spec)]
+    if gone:
+        print(f"the teacher's checkpoint {gone[0]} is gone: the student alone", file=sys.stderr)
+    return not gone and bool(specs) and all(spec.head for spec in specs.values())
+
+
+def teacher_of(specs: Specs, classes: list[str], task: Task) -> RunTeacher | None:
+    """Teachers on the student\'s device."""
+    built = {name: replace(spec, placement="same") for name, spec in specs.items()}
+    return build_teachers(built.get(""), {name: s for name, s in built.items() if name}, classes, task.dense)
+
+
+def _is_there(spec: TeacherSpec) -> bool:
+    """Whether a teacher has a checkpoint; that a URL leads to one shows when it is fetched."""
+    place = spec.checkpoint
+    return bool(place) and (is_url(str(place)) or Path(str(place)).exists())
+
+
+def check_finished(folder: Path) -> None:
+    """Raises a UserError unless a run has left its student and settings in ``folder``."""
+    for name in ("config.yaml", "student.safetensors"):
+        if (folder / name).is_file():
+            continue
+        several = sorted(path.parent.name for path in folder.glob("students/*/student.safetensors"))
+        if several:
+            raise UserError(f"{folder} holds several students: name one, {folder}/students/{several[0]}")
+        raise UserError(f"{folder} is no finished run: it has no {name}")

@@ -1,0 +1,149 @@
+"""Times a run's student, its exports and its teacher: a process each, in turns."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kd.callbacks.phases import processor
+from kd.errors import UserError
+from kd.progress import bar
+from kd.report.records import percentile
+from kd.ship.export.stopwatch import ExportedFile, Stopwatch
+from kd.ship.finished import FinishedRun
+from kd.storage.elsewhere import json_of, text_of
+
+ROUNDS = 5
+RUNNABLE = ("onnx", "openvino", "torch_export", "triton")
+Row = dict[str, Any]
+Runtimes = dict[str, dict[str, Any]]
+"""Exports by name, as ``export/export.json`` describes them; ``torch``: nothing."""
+Reopen = Callable[[], FinishedRun]
+"""Opens the run again in another process; picklable."""
+
+
+@dataclass(frozen=True)
+class InTorch:
+    """Opens a run's ``student`` or ``teacher`` in torch, in the process that times it."""
+
+    reopen: Reopen
+    model: str
+    threads: int
+
+    def __call__(self) -> Callable[[np.ndarray], object]:
+        """Takes uint8 pictures ``(N, H, W, 3)``."""
+        torch.set_num_threads(self.threads)
+        run = self.reopen()
+        teacher = run.teacher_runtime("nhwc") if self.model == "teacher" else None
+        return teacher or run.student_runtime()
+
+
+def measure(
+    run: FinishedRun, reopen: Reopen, runtimes: Runtimes, batches: Sequence[int], threads: Sequence[int], seconds: float
+) -> dict[str, Any]:
+    """The machine and, for each model, runtime, number of threads and batch, a row of its times."""
+    rows = [row for count in threads for row in _turns(run, reopen, runtimes, batches, count, seconds)]
+    _compare_with_teacher(rows)
+    return {"machine": processor(), "rows": rows}
+
+
+def runtimes_of(run: Path, asked: str | None, made_here: Callable[[Path], bool]) -> Runtimes:
+    """Exports by name, ``torch`` first; what is asked for must be there."""
+    file = run / "export" / "export.json"
+    known = json_of(text_of(file)) if file.is_file() else {}
+    there = {k: v for k, v in known.items() if v["kept"] and v["to"] in RUNNABLE and Path(v["file"]).exists()}
+    there = {k: v for k, v in there.items() if v["to"] != "torch_export" or made_here(Path(v["file"]))}
+    if asked is None:
+        return {"torch": {}, **{name: found for name, found in there.items() if found["to"] != "triton"}}
+    chosen: Runtimes = {}
+    for name in asked.split(","):
+        found = {k: v for k, v in there.items() if k == name or (name == "int8" and v["int8"])}
+        if name == "torch":
+            found = {"torch": {}}
+        if not found:
+            to = "openvino int8=true" if name == "int8" else name
+            raise UserError(
+                f"runtime: {run} has no export '{name}' (kd-export {run} to={to}), or not this machine's (--trust)"
+            )
+        chosen |= found
+    return chosen
+
+
+def _turns(
+    run: FinishedRun, reopen: Reopen, runtimes: Runtimes, batches: Sequence[int], threads: int, seconds: float
+) -> list[Row]:
+    """One number of threads: all models at once in memory, in turns at each batch."""
+    watches: dict[tuple[str, str], Stopwatch] = {}
+    rows: list[Row] = []
+    try:
+        for key, load in _loaders(run, reopen, runtimes, threads).items():
+            watches[key] = _start(load, threads, key)
+        shown = bar(label=f"timing, {threads} threads", unit=" turns", total=len(batches) * ROUNDS * len(watches))
+        with shown:
+            for batch in batches:
+                pictures = np.random.RandomState(0).randint(0, 256, (batch, *run.size, 3), dtype=np.uint8)
+                planes = np.ascontiguousarray(pictures.transpose(0, 3, 1, 2))
+                given = {key: pictures if _is_nhwc(key, runtimes) else planes for key in watches}
+                took: dict[tuple[str, str], list[float]] = {key: [] for key in watches}
+                peaks: dict[tuple[str, str], float] = {}
+                repeats = {key: _repeats(watch, given[key], seconds) for key, watch in watches.items()}
+                for _ in range(ROUNDS):
+                    for key, watch in watches.items():
+                        ms, peaks[key] = watch.measure(given[key], repeats[key])
+                        took[key] += ms
+                        shown.update()
+                rows += [_row(key, threads, batch, took[key], peaks[key]) for key in watches]
+    finally:
+        for watch in watches.values():
+            watch.close()
+    return rows
+
+
+def _start(load: Callable[[], Callable[[np.ndarray], object]], threads: int, key: tuple[str, str]) -> Stopwatch:
+    try:
+        return Stopwatch(load, threads)
+    except UserError as error:
+        raise UserError(f"{' on '.join(key)}: {error}") from error
+
+
+def _is_nhwc(key: tuple[str, str], runtimes: Runtimes) -> bool:
+    return runtimes.get(key[1], {}).get("layout", "nhwc") == "nhwc"
+
+
+def _repeats(watch: Stopwatch, pictures: np.ndarray, seconds: float) -> int:
+    """So many that a round takes its share of ``seconds``; these first runs warm up."""
+    ms, _ = watch.measure(pictures, 3)
+    return max(2, min(200, round(1000 * seconds / ROUNDS / max(ms[-1], 0.01))))
+
+
+def _loaders(run: FinishedRun, reopen: Reopen, runtimes: Runtimes, threads: int) -> dict[tuple[str, str], Any]:
+    """What each process loads, by model and runtime; the teacher as it came, in torch."""
+    found: dict[tuple[str, str], Any] = {}
+    if "torch" in runtimes:
+        models = ["teacher", "student"] if run.has_teacher else ["student"]
+        found |= {(name, "torch"): InTorch(reopen, name, threads) for name in models}
+    for name, export in runtimes.items():
+        if export:
+            found["student", name] = ExportedFile(export["to"], Path(export["file"]), threads)
+    return found
+
+
+def _row(key: tuple[str, str], threads: int, batch: int, took: list[float], peak: float) -> Row:
+    median = statistics.median(took)
+    return {
+        "model": key[0], "runtime": key[1], "threads": threads, "batch": batch,
+        "median_ms": round(median, 3), "p95_ms": round(percentile(took, 95), 3),
+        "images_per_s": round(1000 * batch / median, 1), "peak_memory_mb": round(peak), "runs": len(took),
+    }  # fmt: skip
+
+
+def _compare_with_teacher(rows: list[Row]) -> None:
+    teacher = {(row["threads"], row["batch"]): row["median_ms"] for row in rows if row["model"] == "teacher"}
+    for row in rows:
+        same = teacher.get((row["threads"], row["batch"]))
+        if same and row["model"] == "student":
+            row["times_the_teacher"] = round(same / row["median_ms"], 2)

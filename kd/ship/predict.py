@@ -1,0 +1,228 @@
+"""A student on pictures: answers in order, and the files that they are written to."""
+
+import csv
+import glob
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+from tqdm import tqdm
+
+from kd.data.pictures import decode, open_regular
+from kd.data.sources import IMAGE_SUFFIXES
+from kd.data.transforms import EvalView
+from kd.errors import UserError
+from kd.machine import cores
+from kd.models import Prepare
+from kd.progress import bar
+from kd.ship.export.manifest import as_lines
+from kd.ship.finished import FinishedRun
+from kd.storage.checkpoints import write_whole
+from kd.tasks.segmentation import colours
+
+TABLES = (".csv", ".json", ".jsonl")
+BATCH = {"cpu": 32, "cuda": 512}  # to begin with: halved until it fits
+Predicted = tuple[str, torch.Tensor, tuple[int, int]]
+"""A picture's name, the student's answer, the picture's height and width."""
+
+
+def choose_device(name: str | None) -> torch.device:
+    """The device asked for, else the GPU where there is one."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(f"device: '{name}' can't be used: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def find_pictures(words: Sequence[str]) -> list[str]:
+    """The picture files that files, folders and patterns name, each once, in order."""
+    found: dict[str, None] = {}
+    for word in words:
+        if Path(word).is_dir():
+            below = (f"{folder}{os.sep}{name}" for folder, _, names in os.walk(word) for name in names)
+            mine = sorted(f for f in below if f.lower().endswith(IMAGE_SUFFIXES) and not Path(f).name.startswith("."))
+        elif Path(word).is_file():
+            mine = [word]
+        else:
+            mine = sorted(f for f in glob.glob(word, recursive=True) if Path(f).is_file())  # noqa: PTH207 - any root
+        if not mine:
+            raise UserError(f"no pictures: {word}")
+        found |= dict.fromkeys(mine)
+    return list(found)
+
+
+def check_out(kind: str, out: Path | None) -> None:
+    """Raises a UserError where ``out`` can't take what a student of this kind says."""
+    if out is None or kind == "segmentation":
+        if out is not None and (out.is_file() or out.suffix in (*TABLES, ".npz")):
+            raise UserError(f"out: masks go to a folder, got '{out}'")
+        return
+    suffixes = (".npz",) if kind == "features" else TABLES
+    if out.suffix not in suffixes:
+        raise UserError(f"out: must end in {', '.join(suffixes)} for {kind}, got '{out}'")
+    if not out.resolve().parent.is_dir():
+        raise UserError(f"out: there is no folder {out.resolve().parent}")
+
+
+def predict(
+    opened: FinishedRun, files: Sequence[str], device: torch.device, bad: dict[str, str]
+) -> Iterator[Predicted]:
+    """The student's answers in the files' order; what can't be read goes into ``bad``, with the reason."""
+    model = opened.model.to(device).eval()
+    view = EvalView(opened.size, None if opened.kind == "segmentation" else opened.crop_ratio)  # masks: of the whole
+    size = BATCH.get(device.type, 64)
+    shown = bar(label="predicting", total=len(files))
+    with ThreadPoolExecutor(cores()) as pool, shown:
+        waiting = iter(files)
+        while names := list(islice(waiting, size)):
+            read = list(pool.map(lambda name: _read(name, view), names))
+            good = [(name, *picture) for name, picture in zip(names, read, strict=True) if not isinstance(picture, str)]
+            bad |= {name: reason for name, reason in zip(names, read, strict=True) if isinstance(reason, str)}
+            if good:
+                pictures = torch.stack([picture for _, picture, _ in good])
+                logits, size = _forward(model, opened.preprocess, pictures, device, size)
+                yield from zip([name for name, _, _ in good], logits, [shape for _, _, shape in good], strict=True)
+            shown.update(len(names))
+
+
+def _read(name: str, view: Callable[[Any], Any]) -> tuple[torch.Tensor, tuple[int, int]] | str:
+    """View and size of a picture, or why it can't be read."""
+    try:
+        with open_regular(name) as stream:
+            picture = decode(stream.read())
+        return view(picture), (picture.shape[1], picture.shape[2])
+    except (RuntimeError, OSError, ValueError) as error:
+        return (str(error).splitlines() or [type(error).__name__])[0][:160]
+
+
+def _forward(
+    model: nn.Module, preprocess: Prepare, pictures: torch.Tensor, device: torch.device, size: int
+) -> tuple[torch.Tensor, int]:
+    """Answers on the CPU, and the batch that fitted."""
+    while True:
+        try:
+            with torch.inference_mode():
+                parts = [model(preprocess(part.to(device))).float().cpu() for part in pictures.split(size)]
+            return torch.cat(parts), size
+        except torch.OutOfMemoryError:
+            if size == 1:
+                raise
+            size //= 2
+            torch.cuda.empty_cache()
+
+
+def write(
+    opened: FinishedRun, answers: Iterator[Predicted], files: Sequence[str], top: int, out: Path | None
+) -> Path | None:
+    """Writes the answers; where to, or None for the terminal."""
+    if opened.kind == "segmentation":
+        folder = out or opened.folder / "predict"
+        _write_masks(answers, Path(os.path.commonpath([Path(f).resolve().parent for f in files])), opened, folder)
+        return folder
+    if opened.kind == "features":
+        file = out or opened.folder / "predict" / "features.npz"
+        _write_features(answers, file)
+        return file
+    rows = ((name, labels(logits, opened.classes, top, opened.kind)) for name, logits, _ in answers)
+    if out is None:
+        _print_rows(rows, opened.kind == "numbers")
+        return None
+    part = out.with_name(f".{out.name}.part")
+    try:
+        with part.open("w", encoding="utf-8", newline="") as opened_file:
+            tables = {".csv": _write_csv, ".json": _write_json, ".jsonl": _write_jsonl}
+            tables[out.suffix](opened_file, rows, opened.kind == "numbers")
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
+    return out
+
+
+def labels(logits: torch.Tensor, classes: Sequence[str], top: int, kind: str) -> list[tuple[str, float]]:
+    """The likeliest classes of one picture with their probabilities.
+
+    Args:
+        logits: ``(C,)``.
+        classes: names by class id.
+        top: how many.
+        kind: probabilities are a softmax over classes, or of ``multilabel`` each class's own; of ``numbers`` all
+            values under their names, in the names' order.
+    """
+    if kind == "numbers":
+        return [(name, round(value, 6)) for name, value in zip(classes, logits.tolist(), strict=True)]
+    p = logits.sigmoid() if kind == "multilabel" else logits.softmax(0)
+    values, ids = p.topk(min(top, len(p)))
+    return [(classes[i], round(v, 6)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
+
+
+Rows = Iterator[tuple[str, list[tuple[str, float]]]]
+
+
+def _write_csv(file: TextIO, rows: Rows, numbers: bool) -> None:
+    table = csv.writer(file)
+    for number, (name, found) in enumerate(rows):
+        if number == 0:
+            ranks = (f"{word}_{i + 1}" for i in range(len(found)) for word in ("label", "p"))
+            table.writerow(["file", *((name for name, _ in found) if numbers else ranks)])
+        table.writerow([name, *(value for pair in found for value in (pair[1:] if numbers else pair))])
+
+
+def _entry(name: str, found: list[tuple[str, float]], numbers: bool) -> str:
+    if numbers:
+        return json.dumps({"file": name, "numbers": dict(found)}, ensure_ascii=False)
+    return json.dumps({"file": name, "labels": [{"label": label, "p": p} for label, p in found]}, ensure_ascii=False)
+
+
+def _write_json(file: TextIO, rows: Rows, numbers: bool) -> None:
+    file.write("[")
+    for number, row in enumerate(rows):
+        file.write(("," if number else "") + "\n" + _entry(*row, numbers))
+    file.write("\n]\n")
+
+
+def _write_jsonl(file: TextIO, rows: Rows, numbers: bool) -> None:
+    for row in rows:
+        file.write(_entry(*row, numbers) + "\n")
+
+
+def _print_rows(rows: Rows, numbers: bool) -> None:
+    form = ".6g" if numbers else ".1%"
+    for name, found in rows:
+        tqdm.write(f"{name}: " + ", ".join(f"{label} {value:{form}}" for label, value in found), file=sys.stdout)
+
+
+def _write_masks(answers: Iterator[Predicted], root: Path, opened: FinishedRun, folder: Path) -> None:
+    """Class ids and colours at each picture's own size, in the pictures' tree below their common folder."""
+    palette = colours(len(opened.classes))
+    for name, logits, shape in answers:
+        _write_mask(folder / Path(name).resolve().relative_to(root), logits, shape, palette)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "classes.txt").write_text(as_lines(opened.classes), encoding="utf-8")
+
+
+def _write_mask(stem: Path, logits: torch.Tensor, shape: tuple[int, int], palette: np.ndarray) -> None:
+    numbers = torch.nn.functional.interpolate(logits[None], shape, mode="bilinear")[0].argmax(0).numpy()
+    ids = numbers.astype("uint8" if len(palette) <= 256 else "uint16")  # as the server's answers are
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(ids).save(stem.with_name(f"{stem.name}.ids.png"))
+    Image.fromarray(palette[ids]).save(stem.with_name(f"{stem.name}.colours.png"))
+
+
+def _write_features(answers: Iterator[Predicted], file: Path) -> None:
+    named = [(name, features.numpy()) for name, features, _ in answers]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    features, files = np.stack([f for _, f in named]), np.array([name for name, _ in named])
+    write_whole(file, lambda opened: np.savez(opened, features=features, files=files))
