@@ -21,10 +21,10 @@ class ModelSpec(ModelSettings):
 
 
 @dataclass
-class TeacherSpec(TeacherSettings, ModelSpec):
+class TeacherSpec(ModelSpec, TeacherSettings):
     """A teacher's model; :class:`kd.run.settings.TeacherSettings` explains the arguments."""
 
 
 @dataclass
-class StudentSpec(StudentSettings, ModelSpec):
+class StudentSpec(ModelSpec, StudentSettings):
     """A student's model; :class:`kd.run.settings.StudentSettings` explains the arguments."""

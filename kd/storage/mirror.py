@@ -111,10 +111,14 @@ class Mirror:
                 reported.add(first_line(error))
 
     def _files(self) -> dict[str, Path]:
-        """All that belongs there, by name; a checkpoint that others replace comes before the one that replaces it."""
+        """All that belongs there, by name, in the order in which it is sent.
+
+        A checkpoint that others replace comes before the one that replaces it, and ``last.ckpt`` after the metrics and
+        records of its steps: a machine that resumes from the store cuts what is newer, and cannot make what is missing.
+        """
         inside = (p for p in self.folder.rglob("*") if p.is_file() and not p.is_symlink())
         found = {p.relative_to(self.folder).as_posix(): p for p in inside if not _is_passing(p)}
-        first = sorted(found, key=lambda name: (not name.startswith("checkpoints/previous"), name))
+        first = sorted(found, key=lambda name: (name == LATEST, not name.startswith("checkpoints/previous"), name))
         return {name: found[name] for name in first}
 
     def _changed(self, found: Mapping[str, Path]) -> list[str]:
@@ -136,8 +140,12 @@ class Mirror:
         changed = self._changed(found)
         if changed:
             self._check_ours()
+        kept = self.folder / ".last"  # training may replace it while the others are sent
+        if LATEST in changed:
+            _link(found[LATEST], kept)
         for name in changed:
-            self._upload(found[name], name)
+            self._upload(kept if name == LATEST and kept.exists() else found[name], name)
+        kept.unlink(missing_ok=True)
 
     def _write(self, name: str, data: bytes) -> None:
         tried(lambda: self.files.pipe_file(f"{self.root}/{name}", data), f"{self.url}: {name} can't be written")
@@ -189,12 +197,7 @@ class Mirror:
     def _put(self, file: Path, path: str, name: str) -> list[int]:
         """A large file, by a second name: the first may come to mean another file meanwhile. Returns its state."""
         kept = self.folder / ".uploading"
-        kept.unlink(missing_ok=True)
-        try:
-            os.link(file, kept)
-        except FileNotFoundError:
-            raise
-        except OSError:  # a file system without links
+        if not _link(file, kept):
             kept = file
         try:
             state = state_of(kept)
@@ -209,6 +212,22 @@ class Mirror:
         """What the store has already, under another name: the checkpoint that was the last one is the previous now."""
         same = (n for n, k in self._copies.known.items() if n != name and "ckpt" in n and k["here"] == state)
         return next((f"{self.root}/{self.place}/{n}" for n in same), "")
+
+
+def _link(file: Path, name: Path) -> bool:
+    """A second name of a file; False on a file system without links.
+
+    Raises:
+        FileNotFoundError: the file is gone.
+    """
+    name.unlink(missing_ok=True)
+    try:
+        os.link(file, name)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return False
+    return True
 
 
 def _is_passing(file: Path) -> bool:
