@@ -189,7 +189,7 @@ class RunFolder(Callback):
         """A resumed run that had nothing left to train has ended well, too."""
         self.begun = True
         if trainer.is_global_zero:
-            self._follow()
+            self.follow()
 
     def _sign(self) -> None:
         """Writes what the run is, and points to it."""
@@ -198,9 +198,10 @@ class RunFolder(Callback):
         self._point_latest()
         if self.marker:
             self.marker.write_text(self.path.name + "\n")
-        self._follow()
+        self.follow()
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
+        """Starts to send the folder to the store that ``runs_dir`` names, if it names one."""
         if self.mirror and self.path:
             self.mirror.follow(self.path, *([self.marker] if self.marker else []))
 

@@ -84,6 +84,8 @@ def _fit(cli: KDCLI, resume_from: Path | None) -> int:
     say = print if is_rank_zero() else lambda *_, **__: None
     if resume_from and (done := _all_done(cli)):
         say(done, flush=True)
+        if is_rank_zero():
+            cli.folder.follow()  # sends what the store lacks
         return 0
     cli.datamodule.prepare_data()  # in each process, before a trainer that would wait for the others
     _say_data(cli, say)
