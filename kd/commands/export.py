@@ -12,6 +12,7 @@ from kd.run.trust import remember_made
 
 if TYPE_CHECKING:
     from kd.ship.export.base import Limits
+    from kd.ship.export.manifest import Layout
 
 HELP = """\
 kd-export: a run's student for other programs, compared with the student in torch before it is kept.
@@ -50,9 +51,9 @@ def run(request: Request) -> int:
     if "to" not in own:
         raise UserError("to: say which format, to=onnx for example (kd-export --help lists them)")
     int8, calibrate, limits = truth(own, "int8"), whole_number(own, "calibrate", 300), _limits(own)
-    layout = own.get("layout", "nhwc")
-    if layout != "nhwc" and layout != "nchw":
-        raise UserError(f"layout: must be nhwc or nchw, got '{layout}'")
+    layout: Layout = "nchw" if own.get("layout") == "nchw" else "nhwc"
+    if own.get("layout", layout) != layout:
+        raise UserError(f"layout: must be nhwc or nchw, got '{own['layout']}'")
     kind = find_format(own["to"])
     if int8 and not kind.quantises:
         raise UserError(f"int8: to={own['to']} has no int8 (to=onnx, openvino, triton, sagemaker have)")

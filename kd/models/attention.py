@@ -9,7 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 LONGEST = 512  # tokens; of more, float32 is no faster
-MATRIX_INSTRUCTIONS = getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16", False)
+_capabilities: Callable[[], Mapping[str, object]] = getattr(torch.cpu, "get_capabilities", dict)  # torch 2.10 has it
+MATRIX_INSTRUCTIONS = bool(_capabilities().get("amx_bf16"))
 
 
 class InFloat32(TorchFunctionMode):

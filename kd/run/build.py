@@ -93,7 +93,7 @@ def made(kind: object, value: object, key: str) -> object:
         return tuple(value) if any(get_origin(one) is tuple for one in kinds) else value
     if str in plain and not isinstance(value, str):
         return value if type(value) in plain else str(value)
-    if float in plain and type(value) in (int, str) and type(value) not in plain:
+    if float in plain and isinstance(value, int | str) and type(value) not in (bool, *plain):
         return _number(value, key)
     if isinstance(value, str | int) and {*plain} <= {int, float, bool, NoneType} and not _fits(value, kinds):
         raise UserError(f"{key}: must be {_words(kinds)}, got '{value}'")
@@ -130,7 +130,7 @@ def _named(value: Mapping[str, Any], key: str) -> object:
 
 def _object(kind: type, given: Mapping[str, Any], key: str) -> object:
     hints: dict[str, Any] = {}
-    for of in (kind, kind.__init__):
+    for of in (kind, kind.__init__):  # type: ignore[misc]
         try:
             hints |= get_type_hints(of)
         except (NameError, TypeError):  # of a user's class: plain values are what it gets

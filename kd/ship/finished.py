@@ -15,6 +15,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.transforms import height_width
 from kd.errors import UserError
 from kd.models import Preprocess, TeacherSpec
+from kd.ship.export.base import Runtime
 from kd.ship.export.manifest import Layout, Manifest
 from kd.ship.export.prepared import Prepared
 from kd.ship.export.student import read_metadata
@@ -113,7 +114,7 @@ class FinishedRun:
         student = self.prepared("nhwc")
         return torch.inference_mode()(lambda pictures: student(torch.from_numpy(pictures)))
 
-    def teacher_runtime(self, layout: Layout) -> Callable[[np.ndarray], np.ndarray] | None:
+    def teacher_runtime(self, layout: Layout) -> Runtime | None:
         """The teacher in torch on uint8 pictures; None where none answers in classes."""
         teacher = self.teacher()
         if teacher is None:
