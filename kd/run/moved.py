@@ -12,7 +12,7 @@ MOVED = {  # the old path -> the new one, of a module or of a class
     "kd.callbacks.confusion": "kd.monitor.confusion",
     "kd.callbacks.ring": "kd.monitor.ring",
     "kd.export": "kd.ship.export",
-    "kd.strategies.smddp.SMDDPStrategy": "kd.strategies.ddp.DDP",
+    "kd.strategies.smddp.SMDDPStrategy": "kd.strategies.ddp.SMDDPStrategy",
 }
 
 

@@ -76,6 +76,13 @@ class DDP(HookedDDP):
         self.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
+class SMDDPStrategy(DDP):
+    """DDP over SageMaker's smddp, as older recipes name it."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__("smddp", "smdistributed.dataparallel.torch.torch_smddp", **kwargs)
+
+
 def _import(module: str, backend: str | None) -> None:
     try:
         import_module(module)

@@ -72,3 +72,12 @@ def test_what_smddp_can_not_do_is_refused(recipe: Path) -> None:
     statuses, said = train(recipe, "trainer.strategy.compression=powersgd")
     assert statuses == [2, 2]
     assert "kd-train: trainer.strategy.compression: smddp reduces by itself" in said
+
+
+def test_the_older_class_path_still_means_smddp() -> None:
+    from kd.run.moved import current
+    from kd.strategies.ddp import SMDDPStrategy
+
+    assert current("kd.strategies.smddp.SMDDPStrategy") == f"{SMDDPStrategy.__module__}.{SMDDPStrategy.__qualname__}"
+    with pytest.raises(UserError, match="smdistributed"):  # and never plain DDP in silence
+        SMDDPStrategy()
