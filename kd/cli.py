@@ -79,7 +79,7 @@ def _status(command: str, argv: Sequence[str]) -> int:
         tell_failure(str(error))
         return 2
     except Stopped as stop:
-        print(f"kd-{command}: {stop}; the same command goes on from here", file=sys.stderr)
+        print(f"kd-{command}: {stop}; run the same command again to resume", file=sys.stderr)
         return 128 + stop.signal_number
     except KeyboardInterrupt:
         print(f"kd-{command}: interrupted", file=sys.stderr)

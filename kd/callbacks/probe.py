@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from kd.callbacks.context import RunContext
 from kd.callbacks.preflight import Preflight
 from kd.module.evaluation import Labelled, bank_of, look_at
-from kd.report.metric import told
+from kd.report.metric import format_metric
 from kd.teachers import dtype_for
 from kd.teachers.answer import ALL
 
@@ -46,7 +46,7 @@ class FeatureProbe(Callback):
             return
         for name, values in found.items() if several else [(next(iter(members)), found[ALL])]:
             who = f"teacher {name}".strip() if name or not several else "the teachers together"
-            knn, ridge = (told(metric, value) for metric, value in values.items())
+            knn, ridge = (format_metric(metric, value) for metric, value in values.items())
             asked = len(seen.labels) - seen.bank
             print(f"probe: {who}: k-NN {knn}, ridge probe {ridge} of {asked} pictures", flush=True)
 

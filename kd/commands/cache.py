@@ -24,7 +24,7 @@ kd-cache: computes the teacher's answers to a recipe's training pictures ahead, 
   out=FOLDER_OR_URL             writes them beside a pack as well (kd-pack), for any number of machines
   --describe FOLDER             what a cache holds; with a recipe: does it fit (else status 1, and what differs)
 
-What is there already is kept: a filling that was stopped goes on. config=ddp_8gpu shares the work.
+Stored answers are kept: run the same command again to resume. config=ddp_8gpu shares the work.
 """
 
 
@@ -57,10 +57,10 @@ def _describe(request: Request) -> int:
     import torch
 
     from kd.teachers import dtype_for
-    from kd.teachers.inspect_cache import fit, held_in, told
+    from kd.teachers.inspect_cache import describe, fit, held_in
 
     found = held_in(request.rest[0])
-    print(told(found), flush=True)
+    print(describe(found), flush=True)
     if not request.recipe:
         return 0
     cli = _built(request)

@@ -28,7 +28,7 @@ kd-launch: sends a run to other machines, follows it and fetches its folder.
   PLACE             sagemaker, sky, slurm, kubernetes, torchrun
   instances=        machines that train: 2xml.p4d.24xlarge, 4xA100:8, 1xcpu:16
   data_instances=   machines that prepare data for them (config=remote_data)
-  spot=true         on machines that may be taken away; the run goes on on others
+  spot=true         on machines that may be interrupted; the run resumes on others
   image=            the container (scripts/container/Dockerfile)
   hours=            after which the job is stopped (24, or an hour more than monitor.max_hours)
   prices=FILE       instance: price of an hour; then monitor.budget= stops the run, and the report knows the cost
@@ -147,7 +147,7 @@ def _follow(folder: Path) -> int:
         outcome = target.follow(record["handle"], folder)
     except KeyboardInterrupt:
         print(
-            f"\nkd-launch: the job goes on; kd-launch {record['target'].split()[0]} job={record['job']} follows it",
+            f"\nkd-launch: the job continues; kd-launch {record['target'].split()[0]} job={record['job']} follows it",
             file=sys.stderr,
         )
         return 130

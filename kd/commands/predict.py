@@ -42,6 +42,6 @@ def run(request: Request) -> int:
     where = write(opened, chain([first], answers), files, top, out) if first else None
     for name, problem in bad.items():
         print(f"kd-predict: left out {name}: {problem}", file=sys.stderr)
-    told = f"{len(files) - len(bad)} pictures" + (f", {len(bad)} left out" if bad else "")
-    print(f"{told}{f': written to {where}' if where else ''}", file=sys.stdout if where else sys.stderr)
+    text = f"{len(files) - len(bad)} pictures" + (f", {len(bad)} left out" if bad else "")
+    print(f"{text}{f': written to {where}' if where else ''}", file=sys.stdout if where else sys.stderr)
     return 0 if len(bad) < len(files) else 1

@@ -11,7 +11,7 @@ from kd.storage.run_urls import run_at
 HELP = """\
 kd-report: what limits a run, as one page.
 
-  kd-report RUN_FOLDER [--open]           writes RUN_FOLDER/report.html; also while the run goes on, or after it failed
+  kd-report RUN_FOLDER [--open]           writes RUN_FOLDER/report.html; also while the run trains, or after it failed
   kd-report RUN_FOLDER --what-if cache=on workers=4 gpus=8 epochs=100 price=32.8
                                           what a changed run would take and cost, from the records of this one
   kd-report RUN_FOLDER --what-if data_machines=2 data_instance=c5.18xlarge

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError
-from kd.report.metric import told
+from kd.report.metric import format_metric
 from kd.report.records import is_run
 from kd.run.request import Request
 from kd.storage.checkpoints import is_held
@@ -90,7 +90,7 @@ def _print(found: list[dict[str, Any]]) -> None:
     for column in COLUMNS:
         table.add_column(column, justify="right" if column in NUMBERS else "left")
     for row in found:
-        shares = ["" if row[who] is None else told(row["metric"], row[who]) for who in ("teacher", "student")]
+        shares = ["" if row[who] is None else format_metric(row["metric"], row[who]) for who in ("teacher", "student")]
         speed = "" if row["images_per_s"] is None else f"{row['images_per_s']:,.0f}"
         limit = row["limit"] if len(row["limit"]) <= 24 else ""
         table.add_row(

@@ -29,7 +29,7 @@ kd-tune: searches for a better run: learning rate, losses, temperature, views, w
 
 A trial is a kd-train process with a run folder of its own. The search is in runs/<recipe>/tune/<name>/: best.yaml
 repeats the best run, report.html shows all, journal.log is Optuna's (optuna-dashboard reads it). After any stop or
-kill the same command goes on with it; given on several machines that share the folder, they search together.
+kill, run the same command again to resume; given on several machines that share the folder, they search together.
 """
 
 
@@ -42,7 +42,7 @@ def run(request: Request) -> int:
         raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, spaces search.KEY=SPACE")
     Request(
         request.recipe, request.overlays
-    ).parser_args()  # a wrong recipe's name is told before anything heavy is imported
+    ).parser_args()  # a wrong recipe's name is reported before torch is imported
     import kd.fleet.tuning.study  # noqa: F401 - likewise where the extra is missing
     from kd.fleet.tuning.plan import plan
     from kd.run.streams import quiet_libraries

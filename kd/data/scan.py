@@ -42,7 +42,7 @@ def _store(split: Split) -> Store | None:
 
 
 class Scan(NamedTuple):
-    """What a look at a split has found."""
+    """The result of a scan of a split."""
 
     damaged: dict[int, str]  # the reason by the picture's number, for those that can't be read or decoded
     digests: list[str]  # a hash of each picture's bytes, where they were read whole; else empty

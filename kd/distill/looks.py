@@ -109,5 +109,5 @@ class Looks:
         for name, loss in losses.items():
             parts = list(loss.losses) if isinstance(loss, EachLayer) else [loss]
             if isinstance(parts[0], Regression):
-                own, theirs = self.read(name, features, answer)
-                yield from zip(parts, own, theirs, strict=True)
+                student, teacher = self.read(name, features, answer)
+                yield from zip(parts, student, teacher, strict=True)

@@ -214,8 +214,8 @@ class Objective(nn.Module):
         of_teacher: dict[str, Tensor] = {}
         named = {}
         for name, loss in self.active.items():
-            own, theirs = self.looks.read(name, features, answer)
-            pair = (own, theirs) if isinstance(loss, LayersLoss) else (own[0], theirs[0])
+            student, teacher = self.looks.read(name, features, answer)
+            pair = (student, teacher) if isinstance(loss, LayersLoss) else (student[0], teacher[0])
             values = loss.per_picture(*pair)  # type: ignore[operator]
             named[f"{name}_loss"] = values.detach().mean()
             member = self._teacher_of[name]
@@ -238,11 +238,11 @@ class Objective(nn.Module):
         found: dict[str, Tensor] = {}
         with alone():
             for name in self.measurable:
-                own, theirs = self.looks.read(name, features, answer)
+                student, teacher = self.looks.read(name, features, answer)
                 loss: Any = self.losses[name]
-                nothing = own[0].new_zeros(len(own[0]))
+                nothing = student[0].new_zeros(len(student[0]))
                 many = isinstance(loss, LayersLoss)
-                value = loss(own, theirs, nothing) if many else loss(own[0], theirs[0], nothing)
+                value = loss(student, teacher, nothing) if many else loss(student[0], teacher[0], nothing)
                 found[f"{name}_loss"] = value
         weighted = (self.weight_of(name) * found[f"{name}_loss"] for name in self.measurable)
         return found | {"feature_loss": sum(weighted, torch.zeros(()))}
@@ -268,10 +268,10 @@ class Objective(nn.Module):
                 raise UserError(f"{type(loss).__name__} needs the samples' numbers: give batches with an 'index'")
             extra = {"index": index}
         if isinstance(loss, LogitLoss):
-            theirs = answer.logits[self._teacher_of.get(name, ALL)]
-            if isinstance(theirs, TopKLogits):
-                return loss.forward_topk(logits, theirs, target)  # type: ignore[operator]
-            return loss(logits, self.task.fit(theirs, target) if logits.ndim > 2 else theirs, target, **extra)
+            wanted = answer.logits[self._teacher_of.get(name, ALL)]
+            if isinstance(wanted, TopKLogits):
+                return loss.forward_topk(logits, wanted, target)  # type: ignore[operator]
+            return loss(logits, self.task.fit(wanted, target) if logits.ndim > 2 else wanted, target, **extra)
         student, teacher = self.looks.read(name, features, answer)
         if isinstance(loss, LayersLoss):
             return loss(student, teacher, target, **extra)

@@ -40,9 +40,9 @@ def settle_losses(
         fitted = student.start == "inherited"
         if not found and not (fitted and any(isinstance(part, Regression) for part in parts)):
             continue
-        own, theirs = _answers(student, teacher, sample(student.sample_size))
+        of_student, of_teacher = _answers(student, teacher, sample(student.sample_size))
         with alone():
-            for loss, ours, wanted in student.objective.looks.regressions(active, own, theirs):
+            for loss, ours, wanted in student.objective.looks.regressions(active, of_student, of_teacher):
                 pair = loss.settle(ours, wanted)
                 if fitted:
                     fit_projection(loss.projection, *pair)

@@ -236,4 +236,4 @@ def _digest(*parts: str) -> str:
 def is_rank_zero() -> bool:
     """Whether this process speaks for the job, by its environment: known before any process group exists."""
     ranks = (os.environ.get(name, "0") for name in RANKS)
-    return all(not text.isdecimal() or int(text) == 0 for text in ranks)  # what is no number, recognise() refuses
+    return all(not text.isdecimal() or int(text) == 0 for text in ranks)  # recognise() refuses other words

@@ -254,9 +254,9 @@ class ReviewKDLoss(LayersLoss):
     def forward(self, student: list[Tensor], teacher: list[Tensor], target: Tensor) -> Tensor:
         """Maps of the student's layers, of the teacher's, unused -> scalar."""
         loss, deeper = student[0].new_zeros((), dtype=torch.float32), None
-        for block, own, theirs in zip(self.blocks, student[::-1], teacher[::-1], strict=True):
-            answer, deeper = block(own, deeper, theirs.shape[2:])
-            loss = loss + hcl_loss(answer, theirs)
+        for block, own, wanted in zip(self.blocks, student[::-1], teacher[::-1], strict=True):
+            answer, deeper = block(own, deeper, wanted.shape[2:])
+            loss = loss + hcl_loss(answer, wanted)
         return loss * min((int(self.epoch) + 1) / self.warmup_epochs, 1) if self.warmup_epochs else loss
 
 

@@ -30,7 +30,7 @@ class Seen:
     """What models said of the real pictures of a batch."""
 
     target: Tensor  # their labels
-    index: Tensor | None  # their numbers, where the loader tells them
+    index: Tensor | None  # their numbers, where the loader gives them
     taught: dict[str, Tensor] = field(default_factory=dict)  # the teachers' logits, see :class:`Look`
     decided: Tensor | None = None  # the teacher's decisions (:meth:`kd.tasks.Task.decide`), where there are any
     logits: dict[str, Tensor] = field(default_factory=dict)  # the students', by name
@@ -279,8 +279,11 @@ class Answers:
 
     def only(self, other: "Answers") -> tuple[int, int]:
         """How many pictures this model alone names right, and how many the other alone."""
-        mine, theirs = self.right(), other.right()
-        return (sum(mine[i] and not theirs[i] for i in mine), sum(theirs[i] and not mine[i] for i in mine))
+        right, others = self.right(), other.right()
+        return (
+            sum(right[i] and not others[i] for i in right),
+            sum(others[i] and not right[i] for i in right),
+        )
 
 
 def _ids(labels: Tensor) -> list[list[int]]:

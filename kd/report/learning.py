@@ -4,7 +4,7 @@ from typing import Any
 
 from kd.report.charts import metric_lines, metrics_by_epoch
 from kd.report.facts import Facts
-from kd.report.metric import PROBE, less_is_better, told
+from kd.report.metric import PROBE, format_metric, less_is_better
 from kd.report.records import Run
 
 HARDEST = 10  # classes, and mistakes, that are shown
@@ -55,7 +55,7 @@ def headline(facts: Facts) -> dict[str, Any] | None:
     teacher = run.summary.get("teacher") or {}
     reached, metric = (teacher.get("val") or {}).get(run.primary), run.primary
     if not reached:
-        return {"kind": "headline", "text": f"{who} reaches {metric} {told(metric, score)}"}
+        return {"kind": "headline", "text": f"{who} reaches {metric} {format_metric(metric, score)}"}
     text = f"{who} keeps {score / reached:.1%} of its teacher's {metric} ({score:.1%} of {reached:.1%})"
     if score > reached:
         text = f"{who} is better than its teacher: {metric} {score:.1%} against {reached:.1%}"

@@ -17,10 +17,10 @@ def less_is_better(metric: str) -> bool:
     return metric.endswith("_loss") or metric in COSTS
 
 
-def told(metric: str, value: float) -> str:
+def format_metric(metric: str, value: float) -> str:
     """A value for people: shares in per cent, losses and ranks as they are.
 
-    >>> told("knn1", 0.341), told("feature_loss", 0.56), told("rankme", 84.21)
+    >>> format_metric("knn1", 0.341), format_metric("feature_loss", 0.56), format_metric("rankme", 84.21)
     ('34.1%', '0.5600', '84.2')
     """
     if metric == "rankme":

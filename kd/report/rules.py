@@ -205,7 +205,7 @@ def _learning(run: Run, place: str, ask: _Rules) -> Found:
         return metrics_by_epoch(run, [name])[1].get(name, [])
 
     metric = f"{place}val/{run.primary}"
-    scores = [] if less_is_better(run.primary) else by_epoch(metric)  # the rules look at what should rise
+    scores = [] if less_is_better(run.primary) else by_epoch(metric)  # the rules read what should rise
     own = {column for row in run.metrics for column in row if column.startswith(f"{place}train/")}
     names = sorted(c for c in own if c.endswith("_loss") and c != f"{place}train/task_loss")
     agreement = by_epoch(f"{place}val/agreement")

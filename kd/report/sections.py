@@ -11,7 +11,7 @@ from kd.report.facts import Facts
 from kd.report.faithful import faithful
 from kd.report.input_costs import input_costs
 from kd.report.learning import headline, learning
-from kd.report.metric import duration, told
+from kd.report.metric import duration, format_metric
 from kd.report.records import PHASES, Run, percentile
 from kd.report.tier import tier_table
 from kd.report.verdict import sentence
@@ -61,7 +61,7 @@ def _verdict(explained: Explained) -> dict[str, Any]:
 
 
 def _value(run: Run, value: float | None) -> str:
-    return "" if value is None else told(run.primary, value)
+    return "" if value is None else format_metric(run.primary, value)
 
 
 def _cards(facts: Facts) -> dict[str, Any]:

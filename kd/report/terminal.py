@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from kd.report.metric import in_tables, told
+from kd.report.metric import format_metric, in_tables
 
 
 def print_features(results: list[dict[str, Any]]) -> None:
@@ -18,7 +18,7 @@ def print_features(results: list[dict[str, Any]]) -> None:
     for column in ("", "parameters", *shown):
         table.add_column(column, justify="right" if column else "left", overflow="fold")
     for name, figures in _feature_rows(results, _short([result["run"] for result in results])):
-        cells = [told(metric, figures[metric]) if metric in figures else "" for metric in shown]
+        cells = [format_metric(metric, figures[metric]) if metric in figures else "" for metric in shown]
         table.add_row(name, f"{figures['params'] / 1e6:.2f} M", *cells)
     _console().print(table)
     if "probe" not in results[0]:
@@ -69,11 +69,11 @@ def _paired(first: str, other: str, pair: tuple[int, int], pictures: int) -> str
     >>> _paired("a", "b", (2, 6), 100)
     'a alone is right on 2 of 100 pictures, b alone on 6: +4.0 ± 2.8 points (standard error, paired by picture)'
     """
-    mine, theirs = pair
-    gap = (theirs - mine) / pictures
-    error = (((mine + theirs) / pictures - gap**2) / pictures) ** 0.5
-    told = f"{first} alone is right on {mine} of {pictures} pictures, {other} alone on {theirs}: {100 * gap:+.1f}"
-    return f"{told} ± {100 * error:.1f} points (standard error, paired by picture)"
+    mine, others = pair
+    gap = (others - mine) / pictures
+    error = (((mine + others) / pictures - gap**2) / pictures) ** 0.5
+    text = f"{first} alone is right on {mine} of {pictures} pictures, {other} alone on {others}: {100 * gap:+.1f}"
+    return f"{text} ± {100 * error:.1f} points (standard error, paired by picture)"
 
 
 def _short(names: list[str]) -> list[str]:
@@ -126,12 +126,12 @@ def _faithful(found: dict[str, Any] | None) -> list[str]:
     lost = sorted(
         (row for row in found["per_class"] if "teacher" in row), key=lambda row: row["student"] - row["teacher"]
     )
-    told = [
+    lost = [
         f"{row['name']} {row['teacher']:.0%} -> {row['student']:.0%}"
         for row in lost[:5]
         if row["student"] < row["teacher"]
     ]
-    return lines + ([f"classes that lost most ({found['score']}): " + ", ".join(told)] if told else [])
+    return lines + ([f"classes that lost most ({found['score']}): " + ", ".join(lost)] if lost else [])
 
 
 def _robust_table(found: dict[str, dict[str, list[float]]], whose: str = "") -> Table:
@@ -169,7 +169,7 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
         rows += [(f"{name}, last epoch", student, student["val"])]
         rows += [(f"{name}, best epoch ({best['epoch']})", student, best)] if best else []
     for name, model, val in rows:
-        numbers = [told(k, val[k]) if k in val else "" for k in shown]
+        numbers = [format_metric(k, val[k]) if k in val else "" for k in shown]
         table.add_row(name, model["arch"], f"{model['params'] / 1e6:.2f} M", *numbers)
     _console().print(table)
     speed = f"{summary['images_per_s']:,.0f} images/s, " if summary["images_per_s"] else ""

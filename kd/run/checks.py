@@ -220,9 +220,9 @@ def told_by_key(error: Exception, config: dict[str, Any]) -> Exception:
     return UserError(message.replace(name, found[0].replace(".init_args", "") + ":", 1) if found else message)
 
 
-def _same(told: object, given: object) -> bool:
+def _same(said: object, given: object) -> bool:
     """Whether an argument is what the settings say; what was built of settings is compared nowhere."""
-    return isinstance(told, (dict, list)) or told == given or str(told) == str(given)
+    return isinstance(said, (dict, list)) or said == given or str(said) == str(given)
 
 
 def _blamed(key: str, kind: type, arguments: dict[str, Any], error: Exception) -> str:

@@ -27,7 +27,7 @@ class Fill(LightningModule):
     Args:
         teacher: the model, or several.
         data: the training pictures.
-        wanted: what the losses look at of the teachers: that is kept.
+        wanted: what the losses read of the teachers: that is stored.
     """
 
     def __init__(self, teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted) -> None:

@@ -50,9 +50,9 @@ def _say_data(cli: KDCLI, say: Callable[..., None]) -> None:
         say(f"      {info.val} of its training pictures are held out for validation: it has none (data.val_fraction)")
     shared = cli.datamodule.splits.shared
     if shared:
-        ours, theirs = map(printable, shared[0])
+        held_out, trained = map(printable, shared[0])
         of_all = f"{len(shared)} of {info.val} validation pictures are training pictures too"
-        say(f"      warning: {of_all}, for example {ours}{'' if ours == theirs else f' ({theirs})'}")
+        say(f"      warning: {of_all}, for example {held_out}{'' if held_out == trained else f' ({trained})'}")
     if info.classes and cli.model.task.labels and not info.labels:
         say(
             "      training on the unlabelled pictures alone: no task loss (beside labelled ones: data.unlabeled_ratio)"
@@ -124,7 +124,7 @@ def _ended_by(cli: KDCLI, error: Exception, resume_from: Path | None, say: Calla
         if isinstance(stop, RunStopped) and cli.trainer.is_global_zero and cli.folder.path is not None:
             print_summary(cli.summary.content, cli.folder.path)
         if kept:
-            say(f"kd-train: go on with: kd-train resume={cli.folder.path}")
+            say(f"kd-train: to resume: kd-train resume={cli.folder.path}")
         return 0 if isinstance(stop, RunStopped) else _status_of_stop(stop.signal_number)
     if cli.folder.begun:
         _tell_failure(cli, known or error)
@@ -148,7 +148,7 @@ def _named(error: Exception, trainer: Container[str]) -> Exception:
 
 
 def _tell_failure(cli: KDCLI, error: Exception) -> None:
-    """Each rank tells its own: rank 0 may be the one that is gone."""
+    """Each rank reports its own: rank 0 may be the one that is gone."""
     rank = cli.trainer.global_rank
     who = f"kd-train: rank {rank}" if rank else "kd-train"
     assert cli.folder.path is not None, "it has begun"
@@ -157,7 +157,7 @@ def _tell_failure(cli: KDCLI, error: Exception) -> None:
     sagemaker.tell_failure(reason(error))
     print(f"{who}: the traceback is in {folder / file}", file=sys.stderr)
     if rank == 0 and (folder / "checkpoints" / LAST).is_file():
-        print(f"{who}: go on from the last checkpoint with: kd-train resume={folder}", file=sys.stderr, flush=True)
+        print(f"{who}: to resume from the last checkpoint: kd-train resume={folder}", file=sys.stderr, flush=True)
 
 
 def _status_of_stop(signal_number: int) -> int:

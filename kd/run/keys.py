@@ -245,7 +245,7 @@ def _merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
 
 
 def check(given: Iterable[str], content: dict[str, Any]) -> None:
-    """Finds keys that are none, before anything heavy is imported.
+    """Rejects unknown keys before torch is imported.
 
     Args:
         given: keys of files and command line.
@@ -278,7 +278,7 @@ def table(keys: dict[str, Key], pattern: str) -> str:
     """Keys in which ``pattern`` occurs, a line each: name, type, default, meaning.
 
     Raises:
-        UserError: there is none.
+        UserError: unknown key.
     """
     found = [key for key in keys.values() if pattern.lower() in key.name.lower()] if pattern else list(keys.values())
     if not found:

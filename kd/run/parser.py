@@ -178,7 +178,7 @@ class KDCLI(LightningCLI):
         parser.link_arguments("seed", "data.seed")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parses without a look at ``sys.argv`` (Lightning's own warns where both are there)."""
+        """Parses without ``sys.argv`` (Lightning's own warns where both are there)."""
         items = list(args or [])
         _import_only(self._trusted)
         try:
@@ -189,8 +189,8 @@ class KDCLI(LightningCLI):
             items.append(loggers_with_folders(items) or f"--trainer.logger.save_dir={RUN}")
             self.config = parser.parse_args(items)
         except OmegaConfBaseException as error:
-            told = " ".join(str(error).split("full_key")[0].split())
-            raise UserError(f"{error.full_key}: {told}") from error
+            text = " ".join(str(error).split("full_key")[0].split())
+            raise UserError(f"{error.full_key}: {text}") from error
         strategy = self.config.trainer.strategy
         if isinstance(strategy, str) and "." in strategy:  # a class path alone; the parser takes it for a name
             self.config = parser.parse_args([*items, f"--trainer.strategy={json.dumps({'class_path': strategy})}"])
@@ -258,7 +258,7 @@ class KDCLI(LightningCLI):
             raise UserError("checkpoint.monitor: nothing trains the student's classifier, so there is no validation "
                             "metric; the last epoch is exported")  # fmt: skip
         if monitor in {f"val/{name}" for name in PROBE} - set(known):
-            raise UserError(f"checkpoint.monitor: {monitor} needs labelled pictures to look at: data.probe.root=DIR")
+            raise UserError(f"checkpoint.monitor: {monitor} needs labelled pictures: data.probe.root=DIR")
         if monitor not in known:
             raise ValueError(f"monitor must be one of {', '.join(known)}, got '{monitor}'")
         usual = "min" if less_is_better(monitor) else "max"

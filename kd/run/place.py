@@ -1,4 +1,4 @@
-"""Where a run is and what it resumes. Needs no torch, but for the look at a checkpoint that is there."""
+"""Where a run is and what it resumes. Only the check of a checkpoint needs torch."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -78,7 +78,7 @@ def place_of(
         config: ``runs_dir``, ``recipe``, ``name`` and ``resume``.
         given: the run of the command line's ``resume=``.
         job: the launcher's name of the job; None: it has none.
-        command: the command line, which tells several runs of a job apart.
+        command: the command line, which distinguishes several runs of a job.
         together: several machines train, each with a disk of its own.
     """
     resumed, runs_dir = given, str(config["runs_dir"])
@@ -136,7 +136,7 @@ def _begun_before(marker: Path) -> Resumed | None:
     if newest_whole(run / "checkpoints")[0] is None:
         return None
     if is_rank_zero():
-        print(f"kd-train: this job was here before: going on with {run}", flush=True)
+        print(f"kd-train: this job was here before: it resumes {run}", flush=True)
     return Resumed(run)
 
 
@@ -146,7 +146,7 @@ def _checkpoint(folder: Path) -> Path:
     if checkpoint is None:
         raise UserError(f"resume: {problems}")
     if is_rank_zero() and (damaged or checkpoint.name != LAST):
-        print(f"kd-train: warning: {problems or 'last.ckpt is gone'}; going on from {checkpoint}", file=sys.stderr)
+        print(f"kd-train: warning: {problems or 'last.ckpt is gone'}; it resumes from {checkpoint}", file=sys.stderr)
     return checkpoint.resolve()
 
 

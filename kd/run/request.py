@@ -124,7 +124,7 @@ class Request:
             files.check_text(tree)
             _check_says_something(*next(iter(tree.items())))
         self._check_keys(list(contents.values()))
-        for file, content in contents.items():  # last: it looks at classes, which takes seconds
+        for file, content in contents.items():  # last: it imports classes, which takes seconds
             if "trust" not in self.flags:
                 check_file(file, content, self.trust)
         return contents, trees

@@ -76,7 +76,7 @@ class Run:
     def to_train(cls, request: Request) -> "Run":
         """The run that a command line describes, in its place, with all objects; :func:`kd.run.fit.fit` trains it."""
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # before the monitor listens to it, it must not kill
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # until the monitor handles it, it must not kill
         cluster = join_cluster(request)
         together = _machines(cluster, request) > 1
         given = resumed_by(request, together)
@@ -152,8 +152,8 @@ def take_over(container: sagemaker.Container, request: Request) -> None:
 
 def _machines(cluster: Cluster | None, request: Request) -> int:
     asked = [item.split("=", 1)[1] for item in request.overrides if item.startswith("trainer.num_nodes=")]
-    told = asked[-1] if asked and asked[-1].isdigit() else "1"
-    return max(int(told), cluster.num_nodes if cluster else 1)
+    given = asked[-1] if asked and asked[-1].isdigit() else "1"
+    return max(int(given), cluster.num_nodes if cluster else 1)
 
 
 def join_cluster(request: Request) -> Cluster | None:

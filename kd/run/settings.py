@@ -516,7 +516,7 @@ class Settings:
         seed: Seeds weights, order, views and dropout.
         runs_dir: Folder or URL of all runs.
         name: Name of the run's folder in place of the next free number.
-        resume: A run folder to go on with.
+        resume: A run folder to resume.
         preflight: What a teacher near chance does; off does not measure it.
         students: Several students in one run: name -> the settings in which it differs (model.student.arch: ...).
     """

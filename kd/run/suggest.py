@@ -1,4 +1,4 @@
-"""What was meant by a key that is none: accepted keys alone, up to three, the likeliest first."""
+"""Suggestions for an unknown key: up to three accepted keys, the likeliest first."""
 
 import difflib
 from collections.abc import Iterable, Mapping

@@ -205,7 +205,7 @@ def key_of(config: dict[str, Any], source: Source) -> str:
 def trained_teacher(items: list[str], key: str, name: str, say: bool) -> Path:
     """The run folder of the teacher, trained now unless the cache has it. Two processes at once train one.
 
-    A training that was stopped or killed goes on from its last checkpoint.
+    A training that was stopped or killed resumes from its last checkpoint.
 
     Args:
         items: command line of the teacher's run.
@@ -238,10 +238,10 @@ def trained_teacher(items: list[str], key: str, name: str, say: bool) -> Path:
 
 
 def _begin(items: list[str], part: Path, name: str) -> list[str]:
-    """The command line that goes on with a training in ``part``, or begins one."""
+    """The command line that resumes a training in ``part``, or starts one."""
     run = part / name / "000"
     if newest_whole(run / "checkpoints")[0] is not None:
-        print(f"teacher: going on with the training that was stopped ({run})", flush=True)
+        print(f"teacher: resuming the training that was stopped ({run})", flush=True)
         return [f"resume={run}"]
     print(f"teacher: no checkpoint given, so recipe={name} trains one first (kept for later runs)", flush=True)
     shutil.rmtree(part, ignore_errors=True)

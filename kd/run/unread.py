@@ -39,7 +39,7 @@ READERS: tuple[tuple[str, Callable[[Iterable[object]], bool], tuple[str, ...], s
 def check_read(files: Sequence[Mapping[Any, Any]], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Returns all settings by key; refuses one of a recipe or the command line that differs from its default in vain.
 
-    Overlays serve many recipes, and a run's ``config.yaml`` holds every key, so that theirs may be idle. So may a
+    Overlays serve many recipes, and a run's ``config.yaml`` holds every key, so that those may be idle. So may a
     recipe's setting that a later file or the command line has made idle.
 
     Args:

@@ -33,7 +33,7 @@ class Task(nn.Module):
     in_rows = False  # the answer to a picture fits a row of a table
     draws = False  # it shows what models answer
     no_class_id = ""  # why a picture of its data has no single class id, for losses that need one
-    primary = "acc1"  # the metric that tells best how good a model is
+    primary = "acc1"  # the metric that describes a model best
 
     def __init__(self, num_classes: int | None = None, ignore_index: int | None = None) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Task(nn.Module):
         raise NotImplementedError
 
     def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
-        """Told of the classes' names, and how many training pictures each has, where that is known.
+        """Receives the classes' names, and how many training pictures each has if known.
 
         Raises:
             UserError: weights that are not these classes'.
@@ -67,7 +67,7 @@ class Task(nn.Module):
 
     @property
     def monitored(self) -> str:
-        """The metric that tells the best epoch, unless the settings name another."""
+        """The metric that chooses the best epoch, unless the settings name another."""
         return self.primary
 
     def metric_names(self, teacher: bool) -> list[str]:

@@ -177,8 +177,8 @@ class Fidelity:
         for name in ("pictures", "compared", "agreed", "divergence"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.outcomes += other.outcomes
-        for mine, theirs in ((self.bins, other.bins), (self.hits, other.hits)):
-            for name, values in theirs.items():
+        for mine, others in ((self.bins, other.bins), (self.hits, other.hits)):
+            for name, values in others.items():
                 mine[name] = mine[name] + values if name in mine else values
         for name, pairs in other.pairs.items():
             self.pairs.setdefault(name, Counter()).update(pairs)

@@ -66,7 +66,7 @@ class Features(Task):
     """A student that is its features, taught by teachers' features alone (``model.student.head=false``).
 
     Measured by the distillation losses on held-out pictures (``feature_loss``, their weighted sum) and by RankMe; with
-    labelled pictures to look at (``data.probe.root``) also by ``knn1`` and ``probe1``.
+    labelled pictures (``data.probe.root``) also by ``knn1`` and ``probe1``.
     """
 
     answers = "features"

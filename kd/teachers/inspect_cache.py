@@ -116,7 +116,7 @@ def _begun(file: Path, pictures: int) -> int:
     return int(records[:, :CRC_BYTES].any(1).sum())
 
 
-def told(found: Iterable[Held]) -> str:
+def describe(found: Iterable[Held]) -> str:
     """Lines about all of them, each teacher and its views once."""
     lines: dict[str, list[str]] = {}
     for one in found:

@@ -152,7 +152,7 @@ def stop_and_resume(home: Home) -> None:
             home.ended(process, command, -1)
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGTERM)
-    need("go on with: kd-train resume=", home.ended(process, command, 143))
+    need("to resume: kd-train resume=", home.ended(process, command, 143))
     home.run("kd-train resume=runs/grocery_vit/stopped trainer.max_epochs=40")
 
 

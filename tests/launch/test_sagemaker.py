@@ -56,7 +56,7 @@ def test_a_spot_job_goes_on_where_it_was_interrupted_and_its_model_lands(
     shutil.copytree(kept / "checkpoints", base / "checkpoints")  # S3 keeps no links, and this alone
     assert status_of(start(["train"], log, **env)) == 0, log.read_text()
     run = base / "checkpoints" / "tiny" / "000"
-    assert f"kd-train: this job was here before: going on with {run}" in log.read_text()
+    assert f"kd-train: this job was here before: it resumes {run}" in log.read_text()
     rows = (run / "metrics.csv").read_text().splitlines()
     assert {int(row.split(",")[rows[0].split(",").index("step")]) for row in rows[1:]} >= set(range(12))
     model = base / "model"
@@ -116,7 +116,7 @@ def test_two_machines_that_share_no_folder(portable: Path, pictures: Path, tmp_p
         for rank in (1, 0):
             shutil.copytree(tmp_path / f"ml{rank}" / "checkpoints", tmp_path / "s3", dirs_exist_ok=True)
     assert "processes: 2 on 1 machine (started by SageMaker)" in logs[0].read_text()  # by their address
-    assert "going on with" in logs[0].read_text()
+    assert "it resumes" in logs[0].read_text()
     assert (tmp_path / "ml0" / "model" / "student.safetensors").is_file()
     assert not (tmp_path / "ml1" / "model").exists()
 

@@ -74,7 +74,7 @@ def test_its_training_goes_on_where_it_was_stopped(student: Path, number: int) -
     assert status_of(begin(student, log)) == 0, log.read_text()
     text = log.read_text()
     assert text.count("teacher: no checkpoint given") == 1
-    assert text.count("teacher: going on with the training that was stopped") == 1
+    assert text.count("teacher: resuming the training that was stopped") == 1
     assert rows(student) == [str(step) for step in range(8 * 6)]
     summary = json.loads((student.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
     assert summary["status"] == "done"

@@ -91,7 +91,7 @@ def labelled_folder(path: str, classes: Sequence[str], key: str, place: Place = 
     """The pictures below ``path/<class>``, at any depth, with ids from ``classes``, of which ``path`` may lack some.
 
     Raises:
-        UserError: no pictures, or a folder that is none of the classes.
+        UserError: no pictures, or a folder that is not one of the classes.
     """
     ids = {name: i for i, name in enumerate(classes)}
     paths: list[PathLike] = []

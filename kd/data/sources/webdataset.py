@@ -84,8 +84,8 @@ class WebDataset(Source):
         for name, shard in shards.items():
             wrong = next((s for s in shard.samples if self.classes and s[3] not in ids), None)
             if wrong:
-                told = f"the label '{wrong[3]}'" if wrong[3] is not None else "no label"
-                raise UserError(f"data.source.{split}: {wrong[0]} in {name} has {told}, not one of the "
+                given = f"the label '{wrong[3]}'" if wrong[3] is not None else "no label"
+                raise UserError(f"data.source.{split}: {wrong[0]} in {name} has {given}, not one of the "
                                 f"{len(self.classes)} classes")  # fmt: skip
         labels = [sample[3] for shard in shards.values() for sample in shard.samples]
         return TarSplit(shards, [ids[str(label)] if self.classes else UNLABELLED for label in labels])
@@ -234,8 +234,8 @@ def index(shard: str, label: str, key: str) -> Shard:
         UserError: not a tar file, a compressed or a truncated one, or a label that can't be read.
     """
     stat = Path(shard).stat()
-    told = f"{Path(shard).resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{label}"
-    file = cache_dir() / "webdataset" / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.json"
+    facts = f"{Path(shard).resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{label}"
+    file = cache_dir() / "webdataset" / f"{hashlib.sha256(facts.encode()).hexdigest()[:32]}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_suffix(".lock")):  # one of all processes reads the headers
         try:
@@ -256,8 +256,8 @@ def _read(shard: str, label: str, key: str) -> Shard:
                 raise UserError(f"{key}: {name} in {shard} has several pictures: {', '.join(pictures)}")
             if pictures:
                 start, size = members[pictures[0]]
-                told = _label(opened, members, label, f"{name} in {shard}")
-                samples.append((f"{name}.{pictures[0]}", start, size, told))
+                target = _label(opened, members, label, f"{name} in {shard}")
+                samples.append((f"{name}.{pictures[0]}", start, size, target))
             else:
                 left_out.update([f".{ending}" for ending in members if ending not in LABELS] or ["no picture"])
     return Shard(samples, dict(left_out))

@@ -45,7 +45,7 @@ class MakerEnded(Exception):
 class Made:
     """What a maker has brought."""
 
-    batch: Batch | Exception  # or why there is none
+    batch: Batch | Exception  # or why it was not made
     size: int  # bytes
     seconds: float  # that it took
 

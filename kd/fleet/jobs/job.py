@@ -76,7 +76,7 @@ class Job:
     items: list[str]  # the command line of ``kd-train``; files by that name
     machines: Machines  # they train
     data_machines: Machines | None  # they prepare data
-    spot: bool  # on machines that may be taken away; the job goes on on others
+    spot: bool  # on machines that may be interrupted; the job resumes on others
     hours: float  # after which it is stopped
     image: str | None  # the container
     processes: int | None  # that train on each machine, where the type says so

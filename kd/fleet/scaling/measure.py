@@ -82,7 +82,7 @@ class Plan:
                     process.terminate()
         if status:
             lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
-            messages = [line for line in lines if re.match(r"kd-train: (?!the traceback|go on)", line)]
+            messages = [line for line in lines if re.match(r"kd-train: (?!the traceback|to resume)", line)]
             raise UserError(f"{case.name}: {(messages or lines)[-1].removeprefix('kd-train: ')} ({log})")
         return read_run(self.folder / self.recipe / case.name)
 

@@ -60,7 +60,7 @@ def _locked(path: Path) -> IO[str] | None:
 
 @dataclass
 class Job:
-    """A run that is going on for the search."""
+    """A run of the search, in its own process."""
 
     folder: Path  # its own; the run's folder lies below
     recipe: str  # the recipe's name
@@ -69,7 +69,7 @@ class Job:
     process: Process | None = None  # None where the run had ended before
     items: Sequence[str] = ()  # its command line, to be begun again where its machine went
     lost: int = 0
-    stopped: str = ""  # why it was told to stop, if it was
+    stopped: str = ""  # why the search stopped it, if it did
     stopped_at: float = 0.0  # when
     patience_s: float = field(default_factory=lambda: KILL_S)  # how long it may take to save and end
     timed: bool = False  # its student's speed is being measured, or was
@@ -152,7 +152,7 @@ class Job:
         except OSError:
             text = ""
         lines = re.findall(
-            r"kd-(?:train|latency): (?!the traceback|go on|resume)(?:rank \d+: )?(?:failed: )?(.+)", text
+            r"kd-(?:train|latency): (?!the traceback|to resume|resume)(?:rank \d+: )?(?:failed: )?(.+)", text
         )
         last = text.strip().splitlines()[-1:] or ["no output"]
         status = self.status or 0

@@ -292,8 +292,8 @@ def wsld_loss(student_logits: Tensor, teacher_logits: Tensor, target: Tensor, te
     positive("temperature", temperature)
     student, teacher = wide(student_logits), wide(teacher_logits.detach())
     own = F.cross_entropy(student.detach(), target, reduction="none")
-    theirs = F.cross_entropy(teacher, target, reduction="none")
-    trust = -torch.expm1(-own / theirs.clamp_min(1e-7))
+    teacher_loss = F.cross_entropy(teacher, target, reduction="none")
+    trust = -torch.expm1(-own / teacher_loss.clamp_min(1e-7))
     return temperature**2 * (trust * kl_per_position(student, teacher, temperature, temperature)).mean()
 
 
