@@ -82,7 +82,7 @@ def _all_done(cli: KDCLI) -> str:
 
 def _fit(cli: KDCLI, resume_from: Path | None) -> int:
     say = print if is_rank_zero() else lambda *_, **__: None
-    if resume_from and (done := _all_done(cli)):
+    if resume_from and resume_from.name == LAST and (done := _all_done(cli)):
         say(done, flush=True)
         if is_rank_zero():
             cli.folder.follow()  # sends what the store lacks

@@ -96,6 +96,8 @@ def _is_file(value: str) -> bool:
 def _takes_no_text(key: str) -> bool:
     """Groups, and keys whose type is a class, a dict or a list without ``str`` beside it."""
     known = keys.schema()
+    if key in ("trainer.logger", "trainer.strategy"):  # names and classes
+        return True
     if key not in known:
         return any(name.startswith(f"{key}.") for name in known)
     kind = re.sub(r"'[^']*'", "", known[key].type)

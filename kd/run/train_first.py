@@ -58,7 +58,7 @@ def teacher_settings(
         return {"model.teacher.checkpoint": str(shipped)}
     items = arguments(config, splits_itself=not source.has("val"))
     size, count = _batch(config), len(source.load("train").targets)
-    if _batch_for(count) < size and not any(item.startswith("data.batch_size=") for item in typed):
+    if count < LEAST_STEPS * size and not any(item.startswith("data.batch_size=") for item in typed):
         size = _batch_for(count)
         if is_rank_zero():
             print(f"data.batch_size: {size} in place of {_batch(config)}, for {count} training pictures", flush=True)

@@ -4,6 +4,7 @@ import ast
 import difflib
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.util import find_spec
@@ -152,7 +153,8 @@ def _takes(kind: ast.expr, value: object) -> bool | None:
         return isinstance(value, dict) and _all(inside[0], value.values()) if inside else isinstance(value, dict)
     if name in ("list", "tuple"):
         inside = _inside(kind)
-        if not isinstance(value, list | tuple) or (name == "tuple" and len(value) != len(inside)):
+        any_length = name == "list" or ast.unparse(inside[-1]) == "..."
+        if not isinstance(value, list | tuple) or not (any_length or len(value) == len(inside)):
             return False
         return _all(inside[0], value)
     return None
@@ -203,7 +205,8 @@ def _unknown_to_timm(key: str, value: object) -> str:
         return ""
     name = re.sub(r"^timm/", "", value)
     known = timm_names("models")
-    if not known or ":" in name or name.partition(".")[0] in known:
+    timm = sys.modules.get("timm")  # where it is imported, models of one's own may be registered
+    if not known or ":" in name or name.partition(".")[0] in known or (timm and timm.is_model(name)):
         return ""
     near = difflib.get_close_matches(name, known, 1, 0.5)
     return f"timm has no model '{name}'" + (f"; did you mean '{near[0]}'?" if near else "")

@@ -15,7 +15,7 @@ from kd.models.spec import ModelSpec, StudentSpec, TeacherSpec
     (ModelSpec, {"mean": [0.5]}, "mean must be three numbers"), (ModelSpec, {"std": [0.5, 0.0, 0.5]}, "std must be"),
     (TeacherSpec, {"cache_views": 0}, "cache_views must be >= 1"), (TeacherSpec, {"weight": 0.0}, "weight must be > 0"),
     (TeacherSpec, {"placement": "moon"}, "placement must be"), (TeacherSpec, {"cache_topk": 0}, "cache_topk must be"),
-    (TeacherSpec, {"cache_views": 20_000}, "cache_views must be <= 10000"),
+    (TeacherSpec, {"cache_views": 20_000}, "cache_views must be >= 1 and <= 10000"),
     (StudentSpec, {"inherit_pictures": 0}, "inherit_pictures must be >= 1"),
     (StudentSpec, {"freeze": "backbone", "head": False}, "freeze must be null"),
 ])  # fmt: skip

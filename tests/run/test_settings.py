@@ -1,5 +1,6 @@
 """The settings: known without torch, each once, and a wrong value of any of them ends at once."""
 
+import ast
 import inspect
 import json
 import subprocess
@@ -16,7 +17,7 @@ from kd.optim import OptimSpec
 from kd.run import keys
 from kd.run.assemble import assemble
 from kd.run.settings import DataSettings, LearningSettings, OptimSettings, Range, TrainerSettings
-from kd.run.typed import _limits
+from kd.run.typed import _limits, _takes
 from tests._helpers import ROOT
 
 CLASSES = {"data.source", "model.task", "model.student.builder", "model.teacher.builder", "trainer.logger",
@@ -102,3 +103,9 @@ def test_settings_refuse_what_is_out_of_range() -> None:
     with pytest.raises(ValueError, match="on_bad_image must be stop or skip, got 'x'"):
         DataSettings(on_bad_image="x")
     assert DataSettings(batch_size="auto").batch_size == "auto"
+
+
+@pytest.mark.parametrize(("value", "right"), [([2.0, 3.0, 4.0], True), ([2.0], True), ("hot", False), (["a"], False)])
+def test_a_tuple_of_any_length_takes_lists_of_any_length(value: object, right: bool) -> None:
+    """As a resumed run's config.yaml has them."""
+    assert _takes(ast.parse("tuple[float, ...]", mode="eval").body, value) is right

@@ -33,7 +33,13 @@ def student(tmp_path: Path, pictures: Path, teacher: Path) -> Path:
 def begin(student: Path, log: Path) -> int:
     """From the recipes' own folder: files from elsewhere may not name the tests' classes."""
     env = {"KD_CACHE": str(student.parent / "kd"), "PYTHONPATH": str(ROOT)}
-    return start([f"recipe={student}", "trainer.enable_progress_bar=false"], log, os.chdir, student.parent, **env)
+    return start(
+        [f"recipe={student}", "trainer.enable_progress_bar=false", "data.batch_size=8"],
+        log,
+        os.chdir,
+        student.parent,
+        **env,
+    )
 
 
 def rows(student: Path) -> list[str]:

@@ -143,8 +143,11 @@ def test_a_batch_over_which_makers_end_is_to_blame_and_a_machine_on_which_all_en
     [
         (["data.engine=ray", "data.num_workers=0"], "data.num_workers: must be auto or >= 1 with engine=ray, got 0"),
         (["data.tier.address=auto"], "data.tier: is for data.engine=ray, got torch"),
-        (["data.tier.address=ray://head:10001"], "data.tier.address: must be HOST:PORT or auto, got ray://head:10001"),
-        (["data.engine=ray", "data.tier.label=data"], "data.tier.label: must be NAME=VALUE, got data"),
+        (
+            ["data.tier.address=ray://head:10001"],
+            "data.tier.address: must be HOST:PORT or auto, got 'ray://head:10001'",
+        ),
+        (["data.engine=ray", "data.tier.label=data"], "data.tier.label: must be NAME=VALUE, got 'data'"),
         (["data.engine=ray", "data.tier.queue_mb=0"], "data.tier.queue_mb: must be >= 1, got 0"),
         (["config=remote_data"], "data.engine: ray needs the extra ray: pip install 'kd-train[ray]'"),
     ],

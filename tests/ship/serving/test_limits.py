@@ -404,7 +404,7 @@ def test_masks_of_more_than_256_classes_keep_their_ids() -> None:
 def test_kd_predict_keeps_them_too(tmp_path: Path) -> None:
     import torch
 
-    from kd.commands.predict import _write_mask
+    from kd.ship.predict import _write_mask
     from kd.tasks.segmentation import colours
 
     for count, mode in ((256, "L"), (300, "I;16")):
