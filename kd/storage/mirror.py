@@ -111,11 +111,8 @@ class Mirror:
                 reported.add(first_line(error))
 
     def _files(self) -> dict[str, Path]:
-        """All that belongs there, by name, in the order in which it is sent.
-
-        A checkpoint that others replace comes before the one that replaces it, and ``last.ckpt`` after the metrics and
-        records of its steps: a machine that resumes from the store cuts what is newer, and cannot make what is missing.
-        """
+        # In this order they are sent: a checkpoint that others replace before the one that replaces it, and last.ckpt
+        # after the records of its steps, since a machine that resumes cuts what is newer but can't make what is missing
         inside = (p for p in self.folder.rglob("*") if p.is_file() and not p.is_symlink())
         found = {p.relative_to(self.folder).as_posix(): p for p in inside if not _is_passing(p)}
         first = sorted(found, key=lambda name: (name == LATEST, not name.startswith("checkpoints/previous"), name))
@@ -215,11 +212,7 @@ class Mirror:
 
 
 def _link(file: Path, name: Path) -> bool:
-    """A second name of a file; False on a file system without links.
-
-    Raises:
-        FileNotFoundError: the file is gone.
-    """
+    # a second name of a file; False on a file system without links
     name.unlink(missing_ok=True)
     try:
         os.link(file, name)
