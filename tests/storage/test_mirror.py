@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import kd
 from kd.cli import main, train_main
+from kd.storage.mirror import Mirror
 from kd.storage.objects import file_system
 from kd.storage.run_urls import Copies, fetched_run, on_disk, state_of
 from tests._faults import Faults, before
@@ -221,6 +222,38 @@ def test_uploads_survive_faults_and_are_encrypted_by_fsspecs_options(
             assert files.cat_file(f"{path}/{name}") == (here / name).read_bytes(), name
         head = files.call_s3("head_object", Bucket="food", Key="runs/tiny/000/student.safetensors")
         assert head["ServerSideEncryption"] == "AES256"
+
+
+def test_the_last_checkpoint_is_sent_after_the_records_of_its_steps(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And as it was when they were read: training goes on meanwhile."""
+    run = tmp_path / "tiny" / "000"
+    for name in ("checkpoints/last.ckpt", "checkpoints/previous.ckpt", "checkpoints/best.ckpt", "metrics.csv",
+                 "records/samples.rank0.jsonl"):  # fmt: skip
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(f"old {name}")
+    sent: list[str] = []
+    mirror, upload = Mirror(f"{s3}/runs"), Mirror._upload
+
+    def trained_on(self: Mirror, file: Path, name: str) -> None:
+        sent.append(name)
+        if name == "metrics.csv":
+            (run / "checkpoints" / "newer").write_text("newer")
+            (run / "checkpoints" / "newer").replace(run / "checkpoints" / "last.ckpt")
+        upload(self, file, name)
+
+    monkeypatch.setattr(Mirror, "_upload", trained_on)
+    mirror.follow(run)
+    mirror._end.set()
+    mirror._thread.join()  # type: ignore[union-attr]
+    mirror._send(mirror._files())
+    files, path = file_system(f"{s3}/runs/tiny/000")
+    assert sent[0] == "checkpoints/previous.ckpt"
+    assert sent[-1] == "checkpoints/last.ckpt"
+    assert files.cat_file(f"{path}/checkpoints/last.ckpt") == b"old checkpoints/last.ckpt"
+    assert "checkpoints/last.ckpt" in mirror._changed(mirror._files()), "the newer one is sent next"
+    assert not list(run.glob(".last*"))
 
 
 def test_bad_places_take_one_line_and_leave_nothing(
