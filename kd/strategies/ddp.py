@@ -79,8 +79,8 @@ class DDP(HookedDDP):
 class SMDDPStrategy(DDP):
     """DDP over SageMaker's smddp, as older recipes name it."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__("smddp", "smdistributed.dataparallel.torch.torch_smddp", **kwargs)
+    def __init__(self, **kwargs: object) -> None:
+        super().__init__("smddp", "smdistributed.dataparallel.torch.torch_smddp", **kwargs)  # type: ignore[arg-type]
 
 
 def _import(module: str, backend: str | None) -> None:
