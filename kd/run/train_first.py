@@ -57,21 +57,22 @@ def teacher_settings(
             print(f"teacher: {shipped} (ships with kd; model.teacher.checkpoint=train trains one)", flush=True)
         return {"model.teacher.checkpoint": str(shipped)}
     items = arguments(config, splits_itself=not source.has("val"))
-    size, count = _batch(config), len(source.load("train").targets)
-    if count < LEAST_STEPS * size and not any(item.startswith("data.batch_size=") for item in typed):
-        size = _batch_for(count)
-        if is_rank_zero():
-            print(f"data.batch_size: {size} in place of {_batch(config)}, for {count} training pictures", flush=True)
+    asked, count = _batch(config), len(source.load("train").targets)
+    size = asked if any(item.startswith("data.batch_size=") for item in typed) else _with_steps(asked, count)
+    if size < asked and is_rank_zero():
+        print(f"data.batch_size: {size} in place of {asked}, for {count} training pictures", flush=True)
     if size < _batch(resolved(items)):  # few pictures or little memory: that holds for the teacher too
         items.append(f"data.batch_size={size}")
     own = resolved(items)
     trained = trained_teacher(items, key_of(own, source), own["recipe"], is_rank_zero())
-    fewer = {"data.batch_size": size} if size < _batch(config) else {}
+    fewer = {"data.batch_size": size} if size < asked else {}
     return {**fewer, "model.teacher.checkpoint": str(trained), "model.teacher.backbone": None}  # it has done its part
 
 
-def _batch_for(pictures: int) -> int:
-    # the largest power of two, from 4 on, that leaves an epoch its steps
+def _with_steps(size: float, pictures: int) -> float:
+    # a batch with which an epoch has its steps: as given, else a smaller power of two, from 4 on
+    if size <= 4 or pictures >= LEAST_STEPS * size:
+        return size
     return 2 ** max(2, int(math.log2(max(1, pictures // LEAST_STEPS))))
 
 

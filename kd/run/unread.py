@@ -50,8 +50,10 @@ def check_read(files: Sequence[Mapping[Any, Any]], overrides: Mapping[str, Any])
         UserError: the first such setting, with the values that decide.
     """
     layers = [flatten(dict(file)) for file in files] + [flatten(dict(overrides))]
-    layers = [{_plain(key): value for key, value in layer.items()} for layer in layers]
-    whole = {_plain(key): value for key, value in flatten(keys.merged([*map(dict, files)], dict(overrides))).items()}
+    layers = [{keys.plain(key): value for key, value in layer.items()} for layer in layers]
+    whole = {
+        keys.plain(key): value for key, value in flatten(keys.merged([*map(dict, files)], dict(overrides))).items()
+    }
     recipe = -1 if not files or set(files[0]) >= RESOLVED else 0
     for name, value in whole.items():
         source = _newest(layers, name)
@@ -80,10 +82,6 @@ def _newest(layers: list[dict[str, Any]], name: str) -> int:
     ways = [i for i, layer in enumerate(layers) for key in layer if f"{key}.".startswith(f"{name}.")
             or name.startswith(f"{key}.")]  # fmt: skip
     return max(ways, default=-1)
-
-
-def _plain(key: str) -> str:
-    return key.replace("+", "").replace(".init_args", "")
 
 
 def _default(name: str) -> object:

@@ -13,6 +13,7 @@ import yaml
 from safetensors.torch import save_file
 
 from kd.cli import train_main
+from kd.run.train_first import _with_steps
 from tests._forks import start, status_of, survivors
 from tests._helpers import ARCH, ROOT, TINY, run_cli, tiny_vit, write_recipe
 from tests.test_survival import assert_good
@@ -98,6 +99,15 @@ def test_a_training_that_fails_is_told(student: Path) -> None:
 
 
 # -- photographs and no teacher ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "pictures", "expected"), [
+    (64, 48, 4), (64, 500, 32), (float("inf"), 500, 32), (8, 64, 8), (6, 48, 6), (4, 20, 4), (2, 10, 2), (6, 20, 4),
+])  # fmt: skip
+def test_a_batch_is_lowered_for_the_steps_of_an_epoch_and_never_raised(
+    size: float, pictures: int, expected: float
+) -> None:
+    assert _with_steps(size, pictures) == expected
 
 
 def test_photos_of_few_pictures_has_steps_enough(
