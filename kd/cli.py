@@ -30,15 +30,7 @@ def __getattr__(name: str) -> Callable[..., int]:
 
 
 def main(command: str, argv: Sequence[str] | None = None) -> int:
-    """Runs a command; what fails before a run has its folder ends in one line and status 2.
-
-    Args:
-        command: its name: ``train`` for ``kd-train``.
-        argv: its arguments; default: those of this process.
-
-    Returns:
-        The exit status.
-    """
+    """Runs a command; what fails before a run has its folder ends in one line and status 2."""
     end_with_parent()
     wait_asleep()
     with unbroken_output():

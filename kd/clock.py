@@ -22,8 +22,6 @@ PENDING = 64  # steps whose device events may be outstanding
 
 @dataclass
 class StepTimes:
-    """One step."""
-
     phases: dict[str, float] = field(default_factory=dict)  # ms by phase, on the device's clock where there is one
     host_ms: float = 0.0  # time from the step's start to its end on the host's clock
     data_cpu_ms: float = 0.0  # the training thread's CPU time while it waited for (or made) the batch
@@ -49,12 +47,6 @@ class Clock:
     On a GPU every change of phase records an event in the stream. The time between two events is the device's: a wait
     for data shows only as far as the device stood still for it, and kernels count where they run, not where they are
     launched. Events are read steps later, when they have happened: nothing waits for them.
-
-    Args:
-        event: makes device events (``torch.cuda.Event``-like, timing enabled); ``None`` takes the host's clock.
-
-    Attributes:
-        ranges: receives every phase and named part that opens and closes (NVTX, for Nsight), or ``None``.
     """
 
     def __init__(self, event: Callable[[], Any] | None = None) -> None:
@@ -87,7 +79,6 @@ class Clock:
             self._schedule = None
 
     def restart(self) -> None:
-        """Forgets the time since the last cut."""
         self._open = [REST]
         self._begin()
 
@@ -115,7 +106,6 @@ class Clock:
             self._marks.append((phase, self._event()))
 
     def enter(self, phase: str) -> None:
-        """Opens a phase inside the current one."""
         if phase != self._open[-1]:
             self._mark()
         self._open.append(phase)
@@ -144,7 +134,6 @@ class Clock:
         self.scope = scope
 
     def cut(self, tag: object = None) -> None:
-        """Ends a step and begins the next."""
         self._mark()
         step, host = self._step, self._host
         step.t, step.tag = time.time(), tag

@@ -24,9 +24,6 @@ class Stopped(Exception):
     """A signal has ended the work before there was a run folder.
 
     The commands exit with 128 + the signal's number.
-
-    Args:
-        signal_number: the signal.
     """
 
     def __init__(self, signal_number: int) -> None:

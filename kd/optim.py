@@ -29,14 +29,7 @@ class OptimSpec(OptimSettings):
         _try_kwargs(self)
 
     def check_resumed(self, before: dict[str, Any]) -> None:
-        """Refuses what the state of a checkpoint's optimizer does not fit; all else may change at a resume.
-
-        Args:
-            before: the settings that the checkpoint was made with; empty for an old one, which does not say.
-
-        Raises:
-            UserError: another optimizer, or weight decay where there was none (or the other way round).
-        """
+        """Refuses what the state of a checkpoint's optimizer does not fit; all else may change at a resume."""
         name = before.get("name", self.name)
         if name != self.name:
             raise UserError(f"optim.name: a resumed run keeps its optimizer ({name}, given {self.name})")
@@ -70,11 +63,6 @@ class GivenOptim(OptimSpec):
         return {"name": self.name}
 
     def build(self, modules: Iterable[nn.Module], pace: "Pace") -> tuple[Optimizer, LambdaLR]:
-        """Calls the function.
-
-        Raises:
-            TypeError: it gives no optimizer.
-        """
         assert self.make is not None
         optimizer = self.make([p for module in modules for p in module.parameters() if p.requires_grad])
         if not isinstance(optimizer, Optimizer):
@@ -84,13 +72,6 @@ class GivenOptim(OptimSpec):
 
 def as_optim(given: "OptimSpec | Mapping[str, Any] | Parameters | None") -> OptimSpec:
     """What the Python classes take as ``optim``.
-
-    Args:
-        given: settings, a dict of them, or a function of the trainable parameters that makes an optimizer.
-
-    Raises:
-        TypeError: none of these, or a dict with unknown keys.
-        ValueError: impossible settings.
 
     >>> as_optim({"name": "sgd", "lr": 0.1}).lr
     0.1
@@ -119,7 +100,6 @@ class Pace:
     fused: bool = True  # whether torch's fused steps may be used
 
     def epochs(self, max_epochs: int | None) -> int:
-        """The epochs that the run will have, as far as its settings tell."""
         if max_epochs is not None and max_epochs > 0:
             return max_epochs
         return 1 if math.isinf(self.total_steps) else math.ceil(self.total_steps / self.steps_per_epoch)
@@ -183,16 +163,6 @@ def parameter_groups(modules: Iterable[nn.Module], weight_decay: float) -> list[
 
 
 def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool = True) -> Optimizer:
-    """The optimizer over all trainable parameters of ``modules``.
-
-    Args:
-        modules: what to train.
-        spec: how.
-        fused: use torch's fused step where the optimizer has one.
-
-    Raises:
-        UserError: ``optim.zero`` without a process group, or arguments that the optimizer refuses.
-    """
     groups = parameter_groups(modules, spec.weight_decay)
     kind: Any = get_optimizer_class(spec.name, bind_defaults=False)
     kwargs: dict[str, Any] = {"lr": spec.lr, **spec.kwargs}
@@ -209,11 +179,7 @@ def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool =
 
 
 class Together(Optimizer):
-    """Several optimizers over different parameters, stepped as one.
-
-    Args:
-        optimizers: at least one. Their parameter groups are shared, so that a schedule of the whole reaches them.
-    """
+    """Several optimizers over different parameters, stepped as one."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self.optimizers = list(optimizers)
@@ -238,7 +204,6 @@ class Together(Optimizer):
 
 
 def each_of(optimizer: Optimizer) -> list[Optimizer]:
-    """The optimizers that are stepped as one, or the only one."""
     return optimizer.optimizers if isinstance(optimizer, Together) else [optimizer]
 
 
@@ -250,15 +215,7 @@ def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 def settle_resumed(
     optimizer: Optimizer, schedule: LambdaLR, settings: list[dict[str, Any]], keys: Iterable[str], position: int
 ) -> None:
-    """Puts this run's settings in place of those that came with a checkpoint, and the schedule in its place.
-
-    Args:
-        optimizer: after its state was loaded.
-        schedule: likewise.
-        settings: what this run made the optimizer with, from :func:`settings_of` after the schedule was built.
-        keys: the settings to take over, beside the learning rate.
-        position: optimizer steps that count as done.
-    """
+    """Puts this run's settings in place of those that came with a checkpoint, and the schedule in its place."""
     schedule.base_lrs = [own["initial_lr"] for own in settings]
     schedule.last_epoch = position
     schedule._last_lr = [
@@ -274,12 +231,6 @@ def steps_done(global_step: int, by_epochs: int, total_by_epochs: float, max_ste
 
     A run that is bounded by epochs counts the share of their samples that it has seen, whatever the batches were; one
     that is bounded by ``max_steps`` counts steps.
-
-    Args:
-        global_step: optimizer steps made so far.
-        by_epochs: optimizer steps that this run would have made for the samples seen so far.
-        total_by_epochs: optimizer steps of all its epochs; infinite where their number is not bounded.
-        max_steps: bound on the optimizer steps; -1 for none.
 
     >>> steps_done(12, 6, 12, -1)  # half of the samples in batches of half the size
     6

@@ -20,7 +20,6 @@ class Lines:
         self.stream = stream
 
     def write(self, text: str) -> None:
-        """Writes each drawing as a line of its own."""
         for part in text.replace("\n", "\r").split("\r"):
             if part.strip():
                 self.stream.write(f"{part.strip()}\n")

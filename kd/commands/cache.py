@@ -29,7 +29,6 @@ Stored answers are kept: run the same command again to resume. config=ddp_8gpu s
 
 
 def run(request: Request) -> int:
-    """Runs the command; returns its exit status."""
     describing = "describe" in request.flags
     if "help" in request.flags or not (request.recipe or describing):
         print(HELP, end="")

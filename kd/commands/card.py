@@ -20,7 +20,6 @@ What is not there is left out: kd-eval, kd-latency and kd-export fill it.
 
 
 def run(request: Request) -> int:
-    """Runs the command; returns its exit status."""
     if "help" in request.flags or len(request.rest) != 1:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2

@@ -39,7 +39,6 @@ OWN = ("split", "folder", "out", "robust", "arch", "img_size")
 
 
 def run(request: Request) -> int:
-    """Runs the command; returns its exit status."""
     if "help" in request.flags or not request.rest:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
@@ -60,7 +59,6 @@ def run(request: Request) -> int:
 
 
 def evaluated(request: Request) -> "Evaluation":
-    """The evaluation that a command line asks for."""
     asked = _asked(request)
     from kd.run.measure import evaluate
     from kd.run.streams import quiet_libraries
@@ -70,7 +68,6 @@ def evaluated(request: Request) -> "Evaluation":
 
 
 def _asked(request: Request) -> "Asked":
-    """The command's own keys, taken from the request."""
     own = take(request, *OWN)
     foreign = next((o for o in request.overrides if not o.startswith(("data.", "model.teacher"))), None)
     if foreign:

@@ -41,7 +41,6 @@ KEYS = ("to", "int8", "out", "layout", "calibrate", "min_agreement", "max_drop")
 
 
 def run(request: Request) -> int:
-    """Runs the command; returns its exit status."""
     if "help" in request.flags or len(request.rest) != 1:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2

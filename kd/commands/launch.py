@@ -42,7 +42,6 @@ All other keys are the run's (kd-train --keys). Keys of the places:
 
 
 def run(request: Request) -> int:
-    """Runs the command; returns its exit status."""
     if "help" in request.flags or not request.rest:
         print(HELP + _help_of_places(), end="")
         return 0 if "help" in request.flags else 2
@@ -140,7 +139,6 @@ def _sent_before(name: str, request: Request) -> Path:
 
 
 def _follow(folder: Path) -> int:
-    """Waits for a job's end and fetches its run."""
     record = read_json((folder / "job.json").read_text(encoding="utf-8"), str(folder / "job.json"), dict)
     target = _target(record["target"])
     try:

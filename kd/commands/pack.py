@@ -17,7 +17,6 @@ kd-pack: writes a recipe's pictures as tar shards (WebDataset's layout), for dat
 
 
 def run(request: Request) -> int:
-    """Runs the command; returns its exit status."""
     own = dict(item.split("=", 1) for item in request.overrides if item.startswith(("out=", "short_side=")))
     if "help" in request.flags or not request.recipe or "out" not in own:
         print(HELP, end="")

@@ -25,7 +25,6 @@ Damaged pictures are named and left out. Exit status: 0 done, 1 no picture could
 
 
 def run(request: Request) -> int:
-    """Runs the command; returns its exit status."""
     if "help" in request.flags or len(request.rest) < 2:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2

@@ -27,7 +27,6 @@ Needs neither torch nor a network.
 
 
 def run(request: Request) -> int:
-    """Runs the command; returns its exit status."""
     from kd.report.explained import Explained
     from kd.report.html import write_comparison, write_report
     from kd.report.records import read_run

@@ -27,7 +27,6 @@ COLUMNS = ("run", "status", "metric", "teacher", "student", "images/s", "limit",
 
 
 def run(request: Request) -> int:
-    """Runs the command; returns its exit status."""
     if "help" in request.flags:
         print(HELP, end="")
         return 0

@@ -30,7 +30,6 @@ how far the fit is from what was measured. Writes runs/<recipe>/scale/<number>/r
 
 
 def run(request: Request) -> int:
-    """Runs the command; returns its exit status."""
     if "help" in request.flags or not request.recipe:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2

@@ -40,7 +40,6 @@ OWN = ("host", "hosts", "port", "threads", "teacher", "int8")
 
 
 def run(request: Request) -> int:
-    """Runs the command; returns its exit status."""
     if "help" in request.flags or len(request.rest) != 1:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2

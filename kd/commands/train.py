@@ -42,7 +42,6 @@ Exit status: 0 done, 1 failed (the run folder says why), 2 wrong use, 130 Ctrl-C
 
 
 def run(request: Request) -> int:
-    """Runs the command; returns its exit status."""
     foreign = sorted(request.flags - FLAGS)
     if foreign:
         raise UserError(f"no option --{foreign[0]} (kd-train --help)")

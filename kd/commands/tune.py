@@ -34,7 +34,6 @@ kill, run the same command again to resume; given on several machines that share
 
 
 def run(request: Request) -> int:
-    """Runs the command; returns its exit status."""
     if "help" in request.flags or not request.recipe:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2

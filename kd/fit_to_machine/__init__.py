@@ -12,11 +12,7 @@ __all__ = ["Memory", "reopened", "settled"]
 
 
 def settled(run: Run, data: DistillationDataModule) -> RunTeacher | None:
-    """Measures what is left to it; the teacher, behind a cache of its answers where that is asked for, or pays.
-
-    Raises:
-        UserError: see :func:`_tune`, :func:`kd.distill.fitting.check_batch` and :func:`_choose_cache`.
-    """
+    """Measures what is left to it; the teacher, behind a cache of its answers where that is asked for, or pays."""
     _tune(run, data)
     for student in run.students.named().values():
         check_batch(student.objective.active, data.batch_size, run.trainer.world_size)
@@ -30,11 +26,7 @@ def _in_view(asked: RunTeacher | None, data: DistillationDataModule) -> RunTeach
 
 
 def _tune(run: Run, data: DistillationDataModule) -> None:
-    """Sets what ``data`` leaves to be measured: the batch size on rank 0, loader processes on all ranks at once.
-
-    Raises:
-        UserError: a batch size that the learning rate does not follow.
-    """
+    """Sets what ``data`` leaves to be measured: the batch size on rank 0, loader processes on all ranks at once."""
     students = run.students.named()
     for name, student in students.items():
         if "batch_size" in data.auto and student.optim.lr_batch is None:
@@ -53,11 +45,6 @@ def _tune(run: Run, data: DistillationDataModule) -> None:
 
 
 def _choose_cache(run: Run, teacher: RunTeacher, data: DistillationDataModule) -> RunTeacher:
-    """The teacher, behind a cache of its answers where that is asked for, or pays.
-
-    Raises:
-        UserError: teachers, losses or data that a cache can't serve.
-    """
     modes = teacher.cache_modes
     if modes == {"off"}:
         return teacher

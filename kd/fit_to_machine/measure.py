@@ -52,8 +52,6 @@ def _synchronize(device: torch.device) -> None:
 
 @dataclass
 class StepTimes:
-    """Parts of a training step, in milliseconds."""
-
     teacher_ms: float  # the teacher's forward
     student_ms: float  # the student's forward and backward
     loading_ms: float  # a batch's way from the disk, by one process
@@ -80,7 +78,6 @@ class StepTimes:
 
 
 def step_times(run: Run, data: DistillationDataModule) -> StepTimes:
-    """Times the parts of a step on a batch of the training set; leaves the students as they are."""
     device = run.trainer.strategy.root_device
     start = time.perf_counter()
     pictures = data.sample_pictures(min(data.batch_size, 32))
@@ -106,7 +103,6 @@ def _copies(run: Run, device: torch.device) -> Callable[[Tensor], None]:
 
 
 def largest_batch_size(run: Run, data: DistillationDataModule) -> tuple[int, str]:
-    """The largest batch that fits, and a line that says so."""
     trainer, device = run.trainer, run.trainer.strategy.root_device
     memory = Memory(run)
     available = available_bytes(device, trainer.num_devices)
@@ -126,15 +122,7 @@ def largest_batch_size(run: Run, data: DistillationDataModule) -> tuple[int, str
 def tried_size(
     size: int, most: int, memory: Memory, available: float, peak: Callable[[int], float | None]
 ) -> int:  # fmt: skip
-    """The largest batch that went through: what a picture takes is read of two trials, instead of counted.
-
-    Args:
-        size: as counted; made smaller until it goes through.
-        most: pictures.
-        memory: what else there is.
-        available: bytes.
-        peak: bytes that a step with so many pictures took at most; ``None``: more than there are.
-    """
+    """The largest batch that went through: what a picture takes is read of two trials, instead of counted."""
     whole = peak(size)
     while whole is None and size > 1:
         size = max(1, int(0.8 * size))
@@ -251,7 +239,6 @@ def cache_pays(run: Run, teacher: RunTeacher, data: DistillationDataModule) -> t
 
 
 def _epochs(trainer: Trainer, data: DistillationDataModule) -> int:
-    """Epochs of the run, whichever of its limits comes first."""
     per_epoch = max(1, data.epoch_length // (data.batch_size * trainer.world_size))
     limit = trainer.limit_train_batches
     per_epoch = min(per_epoch, limit) if isinstance(limit, int) else max(1, int(per_epoch * limit))

@@ -22,18 +22,11 @@ HEAD_ROOM = (
 
 
 def size_of(tensors: Iterable[Tensor]) -> int:
-    """Bytes of all tensors together."""
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def saved_bytes(model: nn.Module, images: Tensor, context: AbstractContextManager[object]) -> int:
-    """Bytes that a forward of ``model`` keeps for its backward, the parameters aside.
-
-    Args:
-        model: on the device of ``images``.
-        images: the model's float input ``(N, 3, H, W)``.
-        context: a context manager, the autocast of training.
-    """
+    """Bytes that a forward of ``model`` keeps for its backward, the parameters aside."""
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
 
@@ -88,18 +81,11 @@ class Memory:
         return self.unsharded - self.student - self.gradients - self.optimizer
 
     def total(self, batch_size: int) -> float:
-        """Bytes with a batch of ``batch_size``."""
         fixed = self.teacher + self.student + self.gradients + self.optimizer + self.per_step
         return fixed + batch_size * self.per_picture
 
     def fits(self, available: float, each: float | None = None, room: float = HEAD_ROOM) -> int:
-        """The largest batch that leaves ``room`` of ``available`` bytes; a multiple of 8 where it is more.
-
-        Args:
-            available: bytes.
-            each: of a picture; default: as counted.
-            room: share that stays free.
-        """
+        """The largest batch that leaves ``room`` of ``available`` bytes; a multiple of 8 where it is more."""
         most = int(((1 - room) * available - self.total(0)) / (each or self.per_picture))
         return max(1, most - most % 8 if most > 8 else most)
 

@@ -56,7 +56,6 @@ def bfloat16_time() -> float:
 
 
 def _product_s(matrix: Tensor) -> float:
-    """Seconds of the fastest of some products, after one that warms up."""
     times = []
     for _ in range(6):
         start = time.perf_counter()
@@ -66,11 +65,7 @@ def _product_s(matrix: Tensor) -> float:
 
 
 def take_the_first(trainer: Trainer, chosen: Sequence[str]) -> None:
-    """All processes train in rank 0's precision: machines with other CPUs may have chosen another.
-
-    Raises:
-        UserError: a strategy or a device that does not let its precision be changed.
-    """
+    """All processes train in rank 0's precision: machines with other CPUs may have chosen another."""
     if len(set(chosen)) == 1:
         return
     if type(trainer.precision_plugin) not in (Precision, MixedPrecision) or not set(chosen) <= PLUGINS.keys():

@@ -19,10 +19,6 @@ def start_kd_train(items: Sequence[str], **popen: Any) -> subprocess.Popen:
     """Starts ``kd-train``; where this process ends in any way, SIGKILL too, the child gets a SIGTERM (Linux).
 
     To be called by a thread that lives as long as the child may: the kernel counts its end as the parent's.
-
-    Args:
-        items: the command line.
-        popen: further arguments of ``subprocess.Popen``; ``env`` is added to this process's environment.
     """
     env = {k: v for k, v in os.environ.items() if k not in _OF_A_JOB and not k.startswith(("SLURM_", "TORCHELASTIC_"))}
     env |= {**(popen.pop("env", None) or {}), PARENT: str(os.getpid())}

@@ -20,8 +20,6 @@ RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")
 
 @dataclass(frozen=True)
 class Cluster:
-    """A job's machines."""
-
     launcher: str  # who started it: ``torchrun``, ``mpirun``, ``SLURM``, ``SageMaker``, ``SkyPilot`` or ``TrainJob``
     num_nodes: int  # machines that train
     devices: int | None  # processes on each; None leaves it to the trainer
@@ -32,7 +30,6 @@ class Cluster:
     data_nodes: int = 0  # machines that prepare data
 
     def arguments(self) -> list[str]:
-        """For the parser; nothing where one machine trains by itself."""
         if self.launcher == "KD_DATA_NODES":
             return []
         devices = [] if self.devices is None else [f"--trainer.devices={self.devices}"]
@@ -217,13 +214,7 @@ def _meeting(address: str, port: str, rank: int, nodes: int, name: str) -> dict[
 
 
 def marker(job: str | None, runs: Path, command: Sequence[str]) -> Path | None:
-    """The file that names the run folder of this command in this job: a restarted job finds its run again.
-
-    Args:
-        job: its name; None: it has none.
-        runs: the folder of the recipe's runs, on a file system that all machines share.
-        command: the command line: a job may run several.
-    """
+    """The file that names the run folder of this command in this job: a restarted job finds its run again."""
     if job is None:
         return None
     return runs / f".job-{_digest(job, *command)}"

@@ -23,8 +23,6 @@ def base(env: Mapping[str, str] = os.environ) -> Path:
 
 @dataclass(frozen=True)
 class Machines:
-    """A job's machines by name."""
-
     here: str  # this one
     train: list[str]  # those that train, sorted
     data: list[str]  # those that prepare data, sorted
@@ -57,7 +55,6 @@ def machines(env: Mapping[str, str], resource_file: Path) -> Machines | None:
 
 
 def read_json(text: str, where: str, kind: type[T]) -> T:
-    """What SageMaker has written."""
     try:
         found = json_of(text)
     except ValueError as error:
@@ -68,7 +65,6 @@ def read_json(text: str, where: str, kind: type[T]) -> T:
 
 
 def _listed(env: Mapping[str, str], from_file: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The instance groups as SageMaker lists them."""
     if "SM_INSTANCE_GROUPS_DICT" in env:
         return list(read_json(env["SM_INSTANCE_GROUPS_DICT"], "SM_INSTANCE_GROUPS_DICT", dict).values())
     return from_file.get("instance_groups") or []

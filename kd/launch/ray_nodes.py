@@ -63,20 +63,16 @@ def _answers(address: tuple[str, int]) -> bool:
 
 @dataclass
 class _Node:
-    """Ray on this machine: its process, and what it says."""
-
     process: subprocess.Popen
     log: IO[bytes]
 
     def check(self) -> None:
-        """Raises a RunError where it has ended by itself."""
         if self.process.poll() is not None:
             self.log.seek(0)
             words = self.log.read().decode(errors="replace").strip().splitlines() or [""]
             raise RunError(f"Ray has ended on this machine with status {self.process.returncode}: {words[-1][:300]}")
 
     def end(self) -> None:
-        """Ends it with all its processes."""
         for number, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 5)):
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
@@ -183,16 +179,7 @@ def _wait_for_data(address: str, count: int, node: _Node | None = None) -> None:
 
 
 def prepare_data(cluster: Cluster) -> int:
-    """On a machine that prepares data: gives its cores to those that train, until they are done.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        UserError: no machine that trains has come, or there is no secret between them.
-        RunError: Ray has failed here.
-        Stopped: by a signal.
-    """
+    """On a machine that prepares data: gives its cores to those that train, until they are done."""
     address = _address(cluster)
     received: list[int] = []
     if threading.current_thread() is threading.main_thread():

@@ -19,8 +19,6 @@ _NOT_OURS = re.compile(r"sagemaker_.*|_tuning_objective_metric")  # what SageMak
 
 @dataclass(frozen=True)
 class Container:
-    """The folders below ``/opt/ml``."""
-
     base: Path  # that folder
     settings: dict[str, str]  # the job's hyperparameters: keys of ``kd-train`` and their values as text
     trial: str = ""  # the job's name in a search, whose trials share a folder in S3
@@ -86,11 +84,7 @@ def folder_of(value: str, env: Mapping[str, str] = os.environ) -> str:
 
 
 def tell_failure(reason: str, env: Mapping[str, str] = os.environ) -> None:
-    """Writes why a job failed to where SageMaker reads it; the first reason stays. Does nothing elsewhere.
-
-    Args:
-        reason: one line; SageMaker shows 1,024 characters of it.
-    """
+    """Writes why a job failed to where SageMaker reads it; the first reason stays. Does nothing elsewhere."""
     folder = base(env)
     if not (folder / "input" / "config").is_dir():
         return

@@ -36,10 +36,6 @@ def assemble(
     """A module from settings: what recipes hold below ``model``.
 
     :class:`kd.run.settings.LearningSettings` explains the arguments.
-
-    Raises:
-        ValueError: weights that leave nothing to learn from.
-        UserError: models, losses, data or checkpoints that do not fit each other.
     """
     losses = distill_losses or {}
     if losses and teacher is None and not teachers:
@@ -95,15 +91,7 @@ def _task(task: Task | None, head: bool, data: DataInfo) -> Task:
 
 
 def choose_start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> tuple[str, str, str]:
-    """Where the student's first weights come from, settled before data are read and the teacher is measured.
-
-    Returns:
-        ``inherited``, ``pre-trained`` or ``scratch``; why it does not inherit, where it would if it could; and which of
-        the teachers it inherits from.
-
-    Raises:
-        UserError: layers that must be inherited (``inherit=true``) and can't be, or would replace a checkpoint's.
-    """
+    """Where the student's first weights come from, settled before data are read and the teacher is measured."""
     start = "pre-trained" if spec.pretrained or spec.checkpoint else "scratch"
     if spec.inherit is True and start == "pre-trained":
         given = "checkpoint" if spec.checkpoint else "pretrained"

@@ -33,7 +33,6 @@ def data_of(config: Mapping[str, Any]) -> DistillationDataModule:
 
 
 def task_of(config: Mapping[str, Any]) -> Task:
-    """The task of resolved settings, not yet built for the data's classes."""
     task = config["model"].get("task")
     return _told(config, lambda: cast(Task | None, made(Task | None, task, "model.task"))) or Classification()
 

@@ -28,11 +28,6 @@ EMPTY = ("checkpoint.monitor", "data.unlabeled", "model.teacher.checkpoint", "mo
 
 
 def check_values(config: dict[str, Any]) -> None:
-    """Refuses values outside what is defined, in a resolved configuration.
-
-    Raises:
-        UserError: the first one, by its key.
-    """
     check_plain(config)
     for key, value in leaves(config):
         if isinstance(value, float) and not math.isfinite(value):
@@ -93,20 +88,11 @@ def loggers_with_folders(items: Sequence[str]) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuses what is no name of a folder.
-
-    Raises:
-        UserError: it leads elsewhere, is a number (which runs are given) or ``latest``.
-    """
     typed.check_values([("name", name)], keys.schema())
 
 
 def check_student(name: str, own: dict[str, Any]) -> None:
-    """Refuses what one of several students must share with the others.
-
-    Raises:
-        UserError: names it.
-    """
+    """Refuses what one of several students must share with the others."""
     foreign = [key for key in flatten(own) if key and not key.startswith(("model.", "optim."))]
     foreign += [key for key in flatten(own) if key.startswith(("model.teacher.", "model.teachers.", "model.task."))]
     if foreign:
@@ -129,9 +115,6 @@ def check_losses(objective: Objective, key: str, classes: int) -> None:
     """Tries the losses over logits on four made-up answers: an extreme setting leaves the range of float32.
 
     What the trial can't ask for (a loss with other inputs) is left to the run.
-
-    Raises:
-        UserError: a loss, or its gradient, that is not finite.
     """
     trial = objective.task.trial(classes) if classes else None
     if trial is None:
@@ -154,13 +137,7 @@ def check_losses(objective: Objective, key: str, classes: int) -> None:
 
 
 class Unbuilt(ValueError):
-    """A class that the settings name has refused its arguments.
-
-    Args:
-        kind: the class.
-        arguments: that it was given.
-        reason: what it has raised.
-    """
+    """A class that the settings name has refused its arguments."""
 
     def __init__(self, kind: type, arguments: dict[str, Any], reason: Exception) -> None:
         super().__init__(str(reason))
@@ -168,11 +145,6 @@ class Unbuilt(ValueError):
 
 
 def build(kind: type, *args: object, **arguments: object) -> object:
-    """Builds an object that the settings describe.
-
-    Raises:
-        Unbuilt: from what the class raises; a UserError too.
-    """
     try:
         return kind(*args, **arguments)
     except Exception as error:
@@ -180,15 +152,7 @@ def build(kind: type, *args: object, **arguments: object) -> object:
 
 
 def blamed(config: dict[str, Any], unbuilt: Unbuilt) -> str | None:
-    """Which of the configured classes it was that could not be built, and why.
-
-    Args:
-        config: a resolved configuration.
-        unbuilt: what was raised.
-
-    Returns:
-        A line; None for what no class path names.
-    """
+    """Which of the configured classes it was that could not be built, and why."""
     for key, node in _classes(config):
         own = node.get("init_args") or {}
         if node["class_path"].rpartition(".")[2] == unbuilt.kind.__name__ and all(

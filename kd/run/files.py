@@ -28,7 +28,6 @@ class _Strict(Loader):
 
 
 def read(file: Path) -> dict[Any, Any]:
-    """The settings in a file."""
     try:
         content = yaml_of(current(text_of(file)), _Strict)
     except OSError as error:

@@ -22,13 +22,7 @@ from kd.teachers.published import publish
 
 
 class Fill(LightningModule):
-    """Asks the teachers for their answers to one view after another; a validation loop over training pictures.
-
-    Args:
-        teacher: the model, or several.
-        data: the training pictures.
-        wanted: what the losses read of the teachers: that is stored.
-    """
+    """Asks the teachers for their answers to one view after another; a validation loop over training pictures."""
 
     def __init__(self, teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted) -> None:
         super().__init__()
@@ -42,7 +36,6 @@ class Fill(LightningModule):
         return caches_of(self.asked)
 
     def setup(self, stage: str) -> None:
-        """Puts the teachers on their device and opens the caches."""
         if self.caches:
             return
         self._by_tier = self._tier_answers()
@@ -52,7 +45,6 @@ class Fill(LightningModule):
         self.asked = open_cache(self.teacher, self.pictures, self.wanted, announce, filling=True)
 
     def val_dataloader(self) -> DataLoader:
-        """Batches with missing answers, of this process and view."""
         loader = self.pictures.fill_dataloader(
             self.view, self._present, self.trainer.global_rank, self.trainer.world_size,
             self._answering if self._by_tier else None,
@@ -63,11 +55,7 @@ class Fill(LightningModule):
         return loader
 
     def _tier_answers(self) -> bool:
-        """Whether a data tier computes the answers: where it has GPUs, or none are here. Else it makes the pictures.
-
-        Raises:
-            UserError: a teacher has a place of its own.
-        """
+        """Whether a data tier computes the answers: where it has GPUs, or none are here. Else it makes the pictures."""
         tier = self.pictures.tier
         if tier is None or not (tier.use_gpus() or self.trainer.strategy.root_device.type == "cpu"):
             return False
@@ -94,17 +82,7 @@ class Fill(LightningModule):
 
 
 def fill(model: DistillationModule, data: DistillationDataModule, trainer: Trainer, out: str | None = None) -> int:
-    """Fills all views, on as many processes as the trainer has; returns the exit status.
-
-    Args:
-        model: teachers, and losses that say what of their answers is kept.
-        data: the training pictures.
-        trainer: on which processes.
-        out: folder or URL beside which the answers are published as well; that of a pack.
-
-    Raises:
-        UserError: the recipe has no teacher, or nothing that learns from its answers.
-    """
+    """Fills all views, on as many processes as the trainer has; returns the exit status."""
     data.prepare_data()
     teacher, wanted = model.teacher, model.students.wanted
     if teacher is None or not wanted:

@@ -25,19 +25,10 @@ def plain(key: str) -> str:
 
 @dataclass(frozen=True)
 class Key:
-    """A setting.
-
-    Attributes:
-        name: the whole key.
-        kind: its annotation; names that ``settings.py`` gives to types are replaced by them.
-        default: as in the source; empty where it must be given.
-        text: what it means.
-    """
-
-    name: str
-    kind: ast.expr
-    default: str
-    text: str
+    name: str  # the whole key
+    kind: ast.expr  # its annotation; names that ``settings.py`` gives to types are replaced by them
+    default: str  # as in the source; empty where it must be given
+    text: str  # what it means
 
     @property
     def type(self) -> str:
@@ -130,12 +121,10 @@ class _Resolved(ast.NodeTransformer):
     """Puts a type in the place of the name that ``settings.py`` gives it; a union is ``A | B``."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """A name."""
         named = _aliases().get(node.id) if node.id != "Class" else None
         return self.visit(copy.deepcopy(named)) if named is not None else node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
-        """``Optional`` and ``Union``."""
         kind = ast.unparse(node.value).rpartition(".")[2]
         self.generic_visit(node)
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
@@ -245,15 +234,7 @@ def _merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
 
 
 def check(given: Iterable[str], content: dict[str, Any]) -> None:
-    """Rejects unknown keys before torch is imported.
-
-    Args:
-        given: keys of files and command line.
-        content: the settings merged, which say what classes there are.
-
-    Raises:
-        UserError: the first such key, with what may be meant.
-    """
+    """Rejects unknown keys before torch is imported."""
     own, closed = of_recipe(content)
     known = {**schema(), **own}
     losses = [name.split(".")[2] for name in closed if name.startswith("model.distill_losses.")]
@@ -275,11 +256,7 @@ def _is_one(name: str, known: dict[str, Key], closed: set[str]) -> bool:
 
 
 def table(keys: dict[str, Key], pattern: str) -> str:
-    """Keys in which ``pattern`` occurs, a line each: name, type, default, meaning.
-
-    Raises:
-        UserError: unknown key.
-    """
+    """Keys in which ``pattern`` occurs, a line each: name, type, default, meaning."""
     found = [key for key in keys.values() if pattern.lower() in key.name.lower()] if pattern else list(keys.values())
     if not found:
         raise UserError(f"no key with '{pattern}' in its name (kd-train --keys)")

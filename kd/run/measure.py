@@ -39,8 +39,6 @@ Found = tuple[nn.Module, Prepare, list[str], DistillationDataModule]  # A model,
 
 @dataclass(frozen=True)
 class Asked:
-    """The command's own keys."""
-
     split: str = "val"  # of the data
     folder: str | None = None  # of other pictures
     robust: bool = False  # on damaged pictures too
@@ -50,7 +48,6 @@ class Asked:
 
     @property
     def place(self) -> str:
-        """The split's name in the data module."""
         return "folder" if self.folder else self.split
 
     @property
@@ -62,8 +59,6 @@ class Asked:
 
 @dataclass
 class Subject:
-    """A model and the pictures that it is measured on."""
-
     name: str  # as it was asked for
     run: Path | None  # its folder; None for a bare weights file
     model: nn.Module  # in eval mode
@@ -76,8 +71,6 @@ class Subject:
 
 @dataclass
 class Evaluation:
-    """What was measured."""
-
     results: list[dict[str, Any]]  # the figures of each model
     files: list[Path]  # that they were written to
     # on how many pictures the first model alone is right, and another one alone
@@ -106,7 +99,6 @@ def is_run(word: str) -> bool:
 
 
 def subjects(request: Request, asked: Asked) -> list[Subject]:
-    """The models that the words of a command line name."""
     words = [str(run_at(word)) if is_url(word) else word for word in request.rest]  # fetched once
     first = next((word for word in words if is_run(word)), None)
     if first is not None and request.recipe is not None:
@@ -176,7 +168,6 @@ def _data(config: dict[str, Any], asked: Asked, classes: list[str] | None) -> Di
 
 
 def evaluate(request: Request, asked: Asked) -> Evaluation:
-    """Measures the models that a command line names, and writes the figures."""
     if any(_gives_features(word) for word in request.rest):
         return _evaluate_features(request, asked)
     measured = subjects(request, asked)
@@ -211,14 +202,7 @@ def _named(subject: Subject, asked: Asked) -> dict[str, Any]:
 
 
 def measure(subject: Subject, asked: Asked, answers: Answers | None, own_data: bool) -> dict[str, Any]:
-    """Measures a model (and its teacher): metrics, fidelity, and damaged pictures where they are asked for.
-
-    Args:
-        subject: the model.
-        asked: the command's keys.
-        answers: keeps what is said of each picture.
-        own_data: the pictures are the run's own: ``fidelity.json``, which the report shows, is written too.
-    """
+    """Measures a model (and its teacher): metrics, fidelity, and damaged pictures where they are asked for."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data, task, classes = subject.data, subject.task, subject.classes
     fidelity = task.fidelity(len(classes))
@@ -274,8 +258,6 @@ def _write_answers(file: Path, measured: Sequence[Subject], kept: Sequence[Answe
 
 @dataclass
 class _Model:
-    """One of the models that are measured: its call on uint8 pictures, and its parameters."""
-
     call: Callable[[Tensor], Tensor]
     params: int
 

@@ -15,7 +15,6 @@ def take(request: Request, *keys: str) -> dict[str, str]:
 
 
 def whole_number(own: Mapping[str, object], key: str, default: int, low: int = 1, high: int | None = None) -> int:
-    """A whole number of a command's own keys, from ``low`` to ``high``."""
     text = str(own.get(key, default))
     if not (re.fullmatch(r"\d{1,9}", text, re.ASCII) and low <= int(text) <= (high or int(text))):
         allowed = f"from {low} to {high}" if high else f">= {low}"
@@ -32,7 +31,6 @@ def whole_numbers(own: Mapping[str, str], key: str, default: str) -> list[int]:
 
 
 def positive(key: str, text: str, below: float = 1e6) -> float:
-    """A number > 0."""
     try:
         value = float(text)
     except ValueError:

@@ -66,7 +66,6 @@ class Parser(LightningArgumentParser):
     """Says what is wrong in one line, with the nearest key."""
 
     def instantiate_classes(self, cfg: Namespace) -> Namespace:
-        """Builds the objects; the class that fails is known by its error."""
         failed: list[Unbuilt] = []
 
         def noted(kind: type, *args: object, **arguments: object) -> object:
@@ -108,13 +107,7 @@ def _add_model(parser: LightningArgumentParser) -> None:
 
 
 class KDCLI(LightningCLI):
-    """Parses recipe, overlays and overrides into one typed configuration, and builds the objects.
-
-    Args:
-        args: ``--config=FILE`` and ``--key=value`` items, in order of rising priority; before them ``--trusted=NAME``
-            for what the user stands for (:meth:`kd.run.request.Request.parser_args`), without which no class of
-            another package is imported.
-    """
+    """Parses recipe, overlays and overrides into one typed configuration, and builds the objects."""
 
     def __init__(self, args: list[str]) -> None:
         self.cluster: Cluster | None = None
@@ -138,21 +131,11 @@ class KDCLI(LightningCLI):
             )
 
     def change(self, settings: Mapping[str, Any]) -> None:
-        """Gives settings other values, which are of their types."""
         for key, value in settings.items():
             *path, last = key.split(".")
             reduce(lambda node, part: node[part], path, self.config)[last] = value
 
     def build(self, cluster: Cluster | None = None, marker: Path | None = None) -> None:
-        """Builds data, module and trainer.
-
-        Args:
-            cluster: the job that this process is part of.
-            marker: the file by which a restarted job finds its run folder.
-
-        Raises:
-            UserError: a mistake in a value, by its key.
-        """
         self.cluster, self._marker = cluster, marker
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -350,7 +333,6 @@ class KDCLI(LightningCLI):
 
 
 def build_loggers(specs: list[dict[str, Any]]) -> list[Logger]:
-    """Loggers from their class paths and arguments."""
     parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--loggers", type=list[Logger], default=[])
     return parser.instantiate_classes(parser.parse_object({"loggers": specs})).loggers

@@ -20,10 +20,6 @@ OF_A_FOLDER = ("Pictures", "SegmentationFolder")  # a recipe's source that stays
 def source_items(item: str, contents: Iterable[dict[Any, Any]]) -> list[str]:
     """``data.source=FILE.csv`` and ``data.source=DIR`` as a class and its argument; any other item as it is.
 
-    Args:
-        item: ``key=value`` of a command line.
-        contents: the settings below it, whose source may be one that takes such a folder.
-
     >>> source_items("data.source=s3://food/train.csv", [])
     ['data.source=Manifest', 'data.source.train=s3://food/train.csv']
     """
@@ -79,7 +75,6 @@ def check_no_files(items: Iterable[tuple[str, Any]]) -> None:
 
 
 def pairs(contents: Iterable[dict[Any, Any]], overrides: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Keys and values of files and of a command line."""
     for content in contents:
         yield from files.leaves(content)
     for item in overrides:
@@ -117,12 +112,10 @@ def folder(kind: str) -> Path:
 
 
 def names(kind: str) -> dict[str, str]:
-    """All recipes or overlays: name -> the first comment line of the file."""
     return {p.stem: _first_comment(p) for p in sorted(folder(kind).glob("*.yaml"))}
 
 
 def listing(kind: str, prefix: str) -> str:
-    """Recipes or overlays, a line each."""
     return "".join(f"  {prefix}{name:<22} {first}\n" for name, first in names(kind).items())
 
 
@@ -138,7 +131,6 @@ def _first_comment(path: Path) -> str:
 
 
 def find(kind: str, name: str) -> Path:
-    """The file of a recipe or overlay, by its name or as a path."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or "/" in name:
         if path.is_file():

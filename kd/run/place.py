@@ -22,8 +22,6 @@ START = ("checkpoint", "pretrained", "inherit")  # of model.student
 
 @dataclass(frozen=True)
 class Resumed:
-    """The run that is resumed."""
-
     folder: Path  # of the run, on this machine
     url: str = ""  # by which it was named; empty for a folder
 
@@ -59,8 +57,6 @@ def resumed_by(request: Request, together: bool = False) -> Resumed | None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run's folder is, or will be."""
-
     runs_dir: str  # folder or URL of all runs
     runs: Path  # the folder of the recipe's runs on this machine
     folder: Path | None = None  # the run that is resumed; None: a new run
@@ -72,15 +68,7 @@ def place_of(
     config: Mapping[str, Any], given: Resumed | None, job: str | None, command: Sequence[str], together: bool = False
 ) -> Place:
     """Where the run of these settings goes, and what it resumes: the run that the command line names, else the one that
-    the settings name (``resume``), else the one that this command of the launcher's job has begun before.
-
-    Args:
-        config: ``runs_dir``, ``recipe``, ``name`` and ``resume``.
-        given: the run of the command line's ``resume=``.
-        job: the launcher's name of the job; None: it has none.
-        command: the command line, which distinguishes several runs of a job.
-        together: several machines train, each with a disk of its own.
-    """
+    the settings name (``resume``), else the one that this command of the launcher's job has begun before."""
     resumed, runs_dir = given, str(config["runs_dir"])
     if resumed is None and config["resume"]:
         resumed = Resumed.named(str(config["resume"]), together)

@@ -18,18 +18,8 @@ from kd.run.typed import check_values
 from kd.run.unread import check_read
 from kd.storage.elsewhere import yaml_of
 
-GROUPS = (
-    "data",
-    "data.augment",
-    "data.probe",
-    "model",
-    "model.student",
-    "model.teacher",
-    "optim",
-    "trainer",
-    "checkpoint",
-    "monitor",
-)
+GROUPS = ("data", "data.augment", "data.probe", "model", "model.student", "model.teacher", "optim", "trainer",
+          "checkpoint", "monitor")  # fmt: skip
 FLAGS = (
     "-h", "--dashboard", "--describe", "--dry-run", "--help", "--json", "--keys", "--list", "--live", "--open",
     "--print_config", "--traces", "--trust", "--tune", "--version", "--what-if",
@@ -42,31 +32,18 @@ KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.]*\+?)=(.*)$", re.S)
 
 @dataclass
 class Request:
-    """A command line, sorted by kind.
+    """A command line, sorted by kind."""
 
-    Attributes:
-        recipe: name or path.
-        overlays: names or paths, in order.
-        overrides: ``key=value`` items, in order.
-        resume: a run folder.
-        cluster: what the launcher's environment says of the trainer; beaten by overrides.
-        trust: modules whose classes a file from elsewhere may name.
-        flags: without their dashes.
-        about: what a flag asks for: ``--list losses``, ``--keys lr``, ``--help data.augment``.
-        rest: what is none of these.
-        here: it runs on this machine, where ``channel:NAME`` has a folder.
-    """
-
-    recipe: str | None = None
-    overlays: list[str] = field(default_factory=list)
-    overrides: list[str] = field(default_factory=list)
-    resume: str | None = None
-    cluster: list[str] = field(default_factory=list)
-    trust: list[str] = field(default_factory=list)
-    flags: set[str] = field(default_factory=set)
-    about: str = ""
-    rest: list[str] = field(default_factory=list)
-    here: bool = True
+    recipe: str | None = None  # name or path
+    overlays: list[str] = field(default_factory=list)  # names or paths, in order
+    overrides: list[str] = field(default_factory=list)  # ``key=value`` items, in order
+    resume: str | None = None  # a run folder
+    cluster: list[str] = field(default_factory=list)  # trainer settings of the launcher; overrides win over them
+    trust: list[str] = field(default_factory=list)  # modules whose classes a file from elsewhere may name
+    flags: set[str] = field(default_factory=set)  # without their dashes
+    about: str = ""  # the topic of a flag: ``--list losses``, ``--keys lr``, ``--help data.augment``
+    rest: list[str] = field(default_factory=list)  # all other words
+    here: bool = True  # it runs on this machine, where ``channel:NAME`` has a folder
 
     def parser_args(self) -> list[str]:
         """For the parser: what the user stands for; then in order of rising priority recipe, overlays, overrides."""
@@ -131,7 +108,6 @@ class Request:
 
     @property
     def trusted(self) -> list[str]:
-        """``trust=`` and ``--trust`` as items of another command's line."""
         return [*(f"trust={module}" for module in self.trust), *(["--trust"] if "trust" in self.flags else [])]
 
     def check_read(self) -> dict[str, Any]:
@@ -158,7 +134,6 @@ class Request:
 
 
 def _check(names: list[str], values: dict[str, Any], whole: dict[str, Any]) -> None:
-    """Values that a key can't have, and keys that there are not."""
     model = whole.get("model")
     losses = model.get("distill_losses") if isinstance(model, dict) else None
     known = {**keys.schema(), **keys.of_recipe(whole)[0]}
@@ -280,13 +255,6 @@ def translate(argv: Sequence[str]) -> Request:
 
 
 def merge(request: Request, settings: dict[str, str], where: str) -> None:
-    """Adds settings that came another way to a command line.
-
-    Args:
-        request: the command line.
-        settings: keys and values as on a command line; a list of overlays is JSON.
-        where: they came from, for the message.
-    """
     given = dict(item.split("=", 1) for item in request.overrides)
     given |= {key: value for key, value in (("recipe", request.recipe), ("resume", request.resume)) if value}
     for key, value in settings.items():

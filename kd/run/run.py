@@ -35,17 +35,7 @@ with contextlib.suppress(Exception):
 
 
 class Run:
-    """A run of a command line's settings. They are parsed; ``cli.build`` makes data, module and trainer.
-
-    Args:
-        args: see :meth:`kd.run.request.Request.parser_args`.
-        overrides: the command line's ``key=value`` items.
-
-    Attributes:
-        cli: the parsed settings, and the objects once they are built.
-        config: the resolved settings as plain values.
-        place: of a run to train.
-    """
+    """A run of a command line's settings. They are parsed; ``cli.build`` makes data, module and trainer."""
 
     place: Place
 
@@ -59,7 +49,6 @@ class Run:
 
     @classmethod
     def of(cls, request: Request) -> "Run":
-        """The run that a command line describes."""
         return cls(request.parser_args(), request.overrides)
 
     def with_teacher(self) -> list[str]:
@@ -107,13 +96,7 @@ class Run:
 
     @staticmethod
     def open(place: str, request: Request | None = None, takes: tuple[str, ...] = ()) -> "FinishedRun":
-        """A finished run: its ``config.yaml``, as data, and its student's file are read; nothing else is built.
-
-        Args:
-            place: the run's folder, a recipe's ``latest``, or the URL of either.
-            request: a command line whose ``data.*`` and ``model.teacher*`` replace the run's settings.
-            takes: the command's own keys, named where another is given.
-        """
+        """A finished run: its ``config.yaml``, as data, and its student's file are read; nothing else is built."""
         from kd.run.build import data_of, student_in, task_of, teacher_specs
         from kd.run.streams import quiet_libraries
         from kd.ship.export.student import read_metadata
@@ -135,7 +118,6 @@ class Run:
 
 
 def settings_of(items: list[str]) -> dict[str, Any]:
-    """The resolved settings of a command line's words."""
     return Run.of(translate(items)).config
 
 

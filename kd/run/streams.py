@@ -11,11 +11,7 @@ from typing import Any, TextIO
 
 
 class Unbroken:
-    """A text stream that turns silent when its pipe or terminal is closed, instead of raising in whoever prints next.
-
-    Args:
-        stream: standard output or error; all that is not here is asked of it.
-    """
+    """A text stream that turns silent when its pipe or terminal is closed, instead of raising in the next print."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -47,7 +43,6 @@ class Unbroken:
 
 @contextmanager
 def unbroken_output() -> Iterator[None]:
-    """Inside, nothing that prints fails because its reader has gone."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (Unbroken(stream) for stream in before)
     try:

@@ -77,7 +77,6 @@ def _with_steps(size: float, pictures: int) -> float:
 
 
 def _batch(config: dict[str, Any]) -> float:
-    """The batch size; infinite where it is measured."""
     size = config["data"]["batch_size"]
     return size if isinstance(size, int) else math.inf
 
@@ -140,7 +139,6 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str
 
 
 def _base(arch: str) -> str:
-    """timm's name without the tag of its weights."""
     return arch.partition(".")[0]
 
 
@@ -150,15 +148,7 @@ ONE_PROCESS = [
 
 
 def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
-    """The command line of the teacher's own run: its recipe, with this run's data, architecture, device and limits.
-
-    Args:
-        config: this run's resolved configuration.
-        splits_itself: validation is held out of the training pictures: the teacher's must be the student's.
-
-    Returns:
-        Items for ``kd-train``.
-    """
+    """The command line of the teacher's own run: its recipe, with this run's data, architecture, device and limits."""
     teacher, data = config["model"]["teacher"], config["data"]
     passed = {
         "data.source": data["source"],
@@ -207,16 +197,6 @@ def trained_teacher(items: list[str], key: str, name: str, say: bool) -> Path:
     """The run folder of the teacher, trained now unless the cache has it. Two processes at once train one.
 
     A training that was stopped or killed resumes from its last checkpoint.
-
-    Args:
-        items: command line of the teacher's run.
-        key: names it in the cache.
-        name: the teacher recipe's name.
-        say: print what happens (rank 0).
-
-    Raises:
-        UserError: the training failed.
-        Stopped: by a signal; the training has saved.
     """
     home = cache_dir() / "teachers"
     final = home / f"{name}-{key}"

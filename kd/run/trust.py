@@ -36,9 +36,6 @@ def check_plain(tree: object) -> None:
     """Arguments of architectures and optimizers are plain values and lists: a class path there means a mistake.
 
     Texts hold no control characters.
-
-    Raises:
-        UserError: ``class_path`` below ``kwargs``.
     """
     files.check_text(tree)
     for key, _ in files.leaves(tree):
@@ -50,10 +47,6 @@ def check_file(file: Path, content: Mapping[Any, Any], trusted: Iterable[str]) -
     """Refuses what a file from elsewhere must not name.
 
     ``trusted`` are modules that the user trusts beyond :data:`PACKAGES`.
-
-    Raises:
-        UserError: a class of another package, something that is no class, an interpolation that looks outside, or a
-            path below ``trainer`` that leads out of the run's folder.
     """
     reason = None if is_own(file) else _refusal(content, list(trusted))
     if reason:
@@ -61,11 +54,7 @@ def check_file(file: Path, content: Mapping[Any, Any], trusted: Iterable[str]) -
 
 
 def vouched(contents: Mapping[Path, Any], overrides: Iterable[object], trusted: Iterable[str], all_: bool) -> list[str]:
-    """What the user stands for: ``trust=``, and the names and paths in files of one's own and on the command line.
-
-    Returns:
-        Names; :data:`ALL` among them where no file is from elsewhere.
-    """
+    """What the user stands for: ``trust=``, and the names and paths in files of one's own and on the command line."""
     own = {file: content for file, content in contents.items() if all_ or is_own(file)}
     said = [value for part in (*own.values(), *overrides) for _, value in files.leaves(part) if isinstance(value, str)]
     said = [value for value in said if NAMED.fullmatch(value) or PATH.search(value)]
@@ -73,11 +62,7 @@ def vouched(contents: Mapping[Path, Any], overrides: Iterable[object], trusted: 
 
 
 def check_resolved(config: Mapping[Any, Any], trusted: list[str]) -> None:
-    """Refuses in settings as they will be built, whatever they were written as, what :func:`check_file` refuses.
-
-    Raises:
-        UserError: likewise.
-    """
+    """Refuses in settings as they will be built, whatever they were written as, what :func:`check_file` refuses."""
     reason = None if ALL in trusted else _refusal({**config, "trainer": _chosen(config["trainer"])}, trusted)
     if reason:
         raise UserError(reason)
@@ -96,11 +81,7 @@ def _chosen(tree: object) -> object:
 
 
 def trusted_class(name: str, trusted: list[str]) -> type | None:
-    """The class that a file names, where the user stands for it: ``trust=``, or the settings, which were checked.
-
-    Raises:
-        UserError: there is no such class.
-    """
+    """The class that a file names, where the user stands for it: ``trust=``, or the settings, which were checked."""
     module, _, last = name.rpartition(".")
     if not name or name.startswith("kd.") or not (ALL in trusted or any(_below(name, other) for other in trusted)):
         return None
@@ -191,7 +172,6 @@ def _below(name: str, module: str) -> bool:
 
 
 def is_own(file: Path) -> bool:
-    """Whether a YAML file is one's own (see above)."""
     file = file.resolve()
     if any(file.is_relative_to(folder(kind).resolve()) for kind in ("recipes", "configs")):
         return True
@@ -207,14 +187,12 @@ def remember(config: str) -> None:
 
 
 def remember_made(content: bytes) -> None:
-    """Notes that a file of this content was written here."""
     note = _note(content)
     note.parent.mkdir(parents=True, exist_ok=True)
     note.touch()
 
 
 def made_here(file: Path) -> bool:
-    """Whether a file's content was noted so."""
     return _note(file.read_bytes()).is_file()
 
 

@@ -38,16 +38,7 @@ REASONS = {
 
 
 def check_values(given: Iterable[tuple[str, Any]], known: Mapping[str, Key], losses: Iterable[str] = ()) -> None:
-    """Refuses values of the wrong type or out of range; classes are left to the parser.
-
-    Args:
-        given: keys and values as YAML reads them.
-        known: the settings that there are.
-        losses: names of the recipe's distillation losses.
-
-    Raises:
-        UserError: the first such value, with what is allowed or meant.
-    """
+    """Refuses values of the wrong type or out of range; classes are left to the parser."""
     for key, value in given:
         name = plain(key)
         meant = meant_by(name, value, losses)
@@ -166,7 +157,6 @@ def _all(kind: ast.expr, values: Iterable[object]) -> bool | None:
 
 
 def _words(kind: ast.expr) -> list[str]:
-    """What a type takes, in words."""
     if isinstance(kind, ast.BinOp):
         return [word for part in members(kind) if _name(part) != "None" for word in _words(part)]
     if _name(kind) == "Annotated":
@@ -177,7 +167,6 @@ def _words(kind: ast.expr) -> list[str]:
 
 
 def _limits(kind: ast.expr) -> list[Range | Like]:
-    """What a type's annotations say of the values."""
     found: list[Range | Like] = []
     for node in ast.walk(kind):
         if isinstance(node, ast.Call) and _name(node.func) in ("Range", "Like"):

@@ -41,13 +41,6 @@ def check_read(files: Sequence[Mapping[Any, Any]], overrides: Mapping[str, Any])
 
     Overlays serve many recipes, and a run's ``config.yaml`` holds every key, so that those may be idle. So may a
     recipe's setting that a later file or the command line has made idle.
-
-    Args:
-        files: the contents of recipe and overlays, in order.
-        overrides: the command line's values by key.
-
-    Raises:
-        UserError: the first such setting, with the values that decide.
     """
     layers = [flatten(dict(file)) for file in files] + [flatten(dict(overrides))]
     layers = [{keys.plain(key): value for key, value in layer.items()} for layer in layers]

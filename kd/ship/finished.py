@@ -42,27 +42,22 @@ class FinishedRun:
 
     @property
     def kind(self) -> str:
-        """What the student's answers are."""
         return self.task.answers if self.classes else "features"
 
     @property
     def arch(self) -> str:
-        """timm's name of the architecture, or the builder's."""
         return read_metadata(self.folder / "student.safetensors")["arch"]
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of the views that validation shows."""
         return height_width(self.config["data"]["img_size"])
 
     @property
     def crop_ratio(self) -> float:
-        """Share of a scaled picture that validation's crop keeps."""
         return float(self.config["data"]["crop_ratio"])
 
     @cached_property
     def data(self) -> DistillationDataModule:
-        """The run's data."""
         data = self.load_data()
         data.split("val")
         if self.classes:
@@ -93,11 +88,9 @@ class FinishedRun:
         return found
 
     def prepared(self, layout: Layout) -> Prepared:
-        """The student with its preprocessing."""
         return Prepared(self.model, self.preprocess, self.size, layout)
 
     def manifest(self, format_name: str, layout: Layout, int8: bool) -> Manifest:
-        """What an export says of itself."""
         return Manifest(
             self.kind, self.arch, self.classes, self.size, self.crop_ratio, layout,
             list(self.preprocess.mean), list(self.preprocess.std), format_name, int8,
@@ -129,7 +122,6 @@ class FinishedRun:
 
 
 def check_classes(data: DistillationDataModule, classes: list[str]) -> None:
-    """Raises a UserError where the data has other classes than a model."""
     if list(data.source.classes) != classes:
         raise UserError(f"data.source: its {len(data.source.classes)} classes are not the student's {len(classes)}")
 
@@ -143,7 +135,6 @@ def can_answer(specs: Specs) -> bool:
 
 
 def teacher_of(specs: Specs, classes: list[str], task: Task) -> RunTeacher | None:
-    """Teachers on the student\'s device."""
     built = {name: replace(spec, placement="same") for name, spec in specs.items()}
     return build_teachers(built.get(""), {name: s for name, s in built.items() if name}, classes, task.dense)
 
@@ -155,7 +146,6 @@ def _is_there(spec: TeacherSpec) -> bool:
 
 
 def check_finished(folder: Path) -> None:
-    """Raises a UserError unless a run has left its student and settings in ``folder``."""
     for name in ("config.yaml", "student.safetensors"):
         if (folder / name).is_file():
             continue

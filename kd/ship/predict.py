@@ -36,7 +36,6 @@ Predicted = tuple[str, torch.Tensor, tuple[int, int]]
 
 
 def choose_device(name: str | None) -> torch.device:
-    """The device asked for, else the GPU where there is one."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -65,7 +64,6 @@ def find_pictures(words: Sequence[str]) -> list[str]:
 
 
 def check_out(kind: str, out: Path | None) -> None:
-    """Raises a UserError where ``out`` can't take what a student of this kind says."""
     if out is None or kind == "segmentation":
         if out is not None and (out.is_file() or out.suffix in (*TABLES, ".npz")):
             raise UserError(f"out: masks go to a folder, got '{out}'")
@@ -127,7 +125,6 @@ def _forward(
 def write(
     opened: FinishedRun, answers: Iterator[Predicted], files: Sequence[str], top: int, out: Path | None
 ) -> Path | None:
-    """Writes the answers; where to, or None for the terminal."""
     if opened.kind == "segmentation":
         folder = out or opened.folder / "predict"
         _write_masks(answers, Path(os.path.commonpath([Path(f).resolve().parent for f in files])), opened, folder)
@@ -152,15 +149,7 @@ def write(
 
 
 def labels(logits: torch.Tensor, classes: Sequence[str], top: int, kind: str) -> list[tuple[str, float]]:
-    """The likeliest classes of one picture with their probabilities.
-
-    Args:
-        logits: ``(C,)``.
-        classes: names by class id.
-        top: how many.
-        kind: probabilities are a softmax over classes, or of ``multilabel`` each class's own; of ``numbers`` all
-            values under their names, in the names' order.
-    """
+    """The likeliest classes of one picture with their probabilities."""
     if kind == "numbers":
         return [(name, round(value, 6)) for name, value in zip(classes, logits.tolist(), strict=True)]
     p = logits.sigmoid() if kind == "multilabel" else logits.softmax(0)

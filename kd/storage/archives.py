@@ -43,11 +43,7 @@ def _bounded() -> type[tarfile.TarInfo]:
 def opened(
     archive: Path, key: str = "", compressed: bool = True
 ) -> Iterator[Iterator[tuple[tarfile.TarInfo, IO[bytes]]]]:
-    """The regular files of an archive, each with its content; links, devices and sparse files are left out.
-
-    Raises:
-        UserError: it can't be read as a tar archive, or its headers are larger than any that a packer writes.
-    """
+    """The regular files of an archive, each with its content; links, devices and sparse files are left out."""
     try:
         with tarfile.open(archive, "r:*" if compressed else "r:", tarinfo=_bounded()) as tar:
             yield _files(tar)
@@ -77,9 +73,6 @@ def unpack(archive: Path, into: Path) -> None:
     """Writes the files of a ``.tar``, compressed or not, into a folder, which is made where it is missing.
 
     By hand, as Python has a filter for that from 3.11.4 on alone.
-
-    Raises:
-        UserError: not a tar file, a name in it that leads out of the folder, or a file larger than the disk's room.
     """
     root = into.resolve()
     root.mkdir(parents=True, exist_ok=True)

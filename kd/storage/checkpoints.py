@@ -72,9 +72,6 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object], keep: Path | N
     """Writes a file so that ``path`` is at any moment either the old one or the whole new one, even after a power cut.
 
     ``keep`` is the name under which the old file is kept.
-
-    Raises:
-        OSError: the disk is full, or the folder can't be written; the old file is as it was.
     """
     part = path.with_name(f"{path.name}.part")
     try:
@@ -131,11 +128,7 @@ def damage(path: Path) -> str:
 
 
 def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
-    """The checkpoint to go on from, and what was wrong with newer ones.
-
-    Returns:
-        The newest whole file, or None, and the damage by file.
-    """
+    """The checkpoint to go on from, and what was wrong with newer ones."""
     damaged: dict[Path, str] = {}
     for file in (folder / LAST, folder / PREVIOUS):
         if not file.is_file():
@@ -165,9 +158,6 @@ class RunLock:
 
     A POSIX record lock: it also holds between machines (NFS), and the loader's processes do not inherit it, so a killed
     run's orphans keep nobody out. Rank 0 holds it for all processes of a job.
-
-    Args:
-        folder: of the run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -185,7 +175,6 @@ class RunLock:
         self._file.flush()
 
     def release(self) -> None:
-        """Lets go."""
         with suppress(OSError):
             self._file.close()
 
@@ -204,5 +193,4 @@ def holder_of(folder: Path) -> str:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a process trains in a run's folder."""
     return bool(holder_of(folder))

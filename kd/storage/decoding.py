@@ -26,12 +26,7 @@ class TooLarge(BadPicture):
 
 
 def open_picture(stream: IO[bytes], max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Pillow's picture of an encoded one, of which the header alone is read yet.
-
-    Raises:
-        TooLarge: its header claims more than ``max_pixels``.
-        BadPicture: not a picture.
-    """
+    """Pillow's picture of an encoded one, of which the header alone is read yet."""
     if Image.MAX_IMAGE_PIXELS is not None:  # Pillow's own bound must not be the tighter one
         Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
     try:
@@ -46,11 +41,7 @@ def open_picture(stream: IO[bytes], max_pixels: int = MAX_PIXELS) -> Image.Image
 
 
 def decoded(image: Image.Image) -> Image.Image:
-    """An opened picture in RGB of eight bits, upright by its EXIF orientation; of 16 bits the upper eight.
-
-    Raises:
-        BadPicture: damaged or truncated, or samples of 32 bits.
-    """
+    """An opened picture in RGB of eight bits, upright by its EXIF orientation; of 16 bits the upper eight."""
     try:
         image.load()
         return upright(_eight_bits(image))
@@ -73,13 +64,6 @@ def frame(
 
     A square view keeps the picture's shape. A picture that would be scaled to more than 8 times its crop is cut to its
     middle first; of all others every pixel is scaled.
-
-    Args:
-        crop_ratio: in (0, 1]; None shows the whole picture, stretched to ``size``.
-        max_pixels: of the picture on its way to the view.
-
-    Raises:
-        TooLarge: long and narrow beyond reason: scaling it would take more memory than a picture of ``max_pixels``.
     """
     crop = (size[1], size[0])
     wide, tall = (round(side / (crop_ratio or 1)) for side in crop)
@@ -115,7 +99,6 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """A picture turned as its EXIF orientation says."""
     try:
         turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
         return ImageOps.exif_transpose(image) if turned else image  # Pillow would copy

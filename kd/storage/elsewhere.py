@@ -44,9 +44,6 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
 def yaml_of(text: str, loader: type[yaml.SafeLoader] = Loader) -> Any:
     """What a YAML text holds.
 
-    Raises:
-        ValueError: it is none, is nested too deeply, or its aliases stand for too much.
-
     >>> yaml_of("{a: [1, x]}")
     {'a': [1, 'x']}
     """
@@ -57,11 +54,6 @@ def yaml_of(text: str, loader: type[yaml.SafeLoader] = Loader) -> Any:
 
 
 def json_of(text: str | bytes | bytearray) -> Any:
-    """What a JSON text holds.
-
-    Raises:
-        ValueError: it is none, or is nested too deeply.
-    """
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -69,12 +61,6 @@ def json_of(text: str | bytes | bytearray) -> Any:
 
 
 def text_of(file: Path) -> str:
-    """A file's text.
-
-    Raises:
-        OSError: it can't be read, or is larger than :data:`LARGEST`.
-        ValueError: it is not UTF-8.
-    """
     with file.open("rb") as opened:
         data = opened.read(LARGEST + 1)
     if len(data) > LARGEST:
@@ -103,21 +89,13 @@ def inside(folder: Path, name: str, where: str) -> Path:
 
 
 def fresh(file: Path) -> IO[bytes]:
-    """A new file to write; what had the name is removed, and a link in its place is not followed.
-
-    Raises:
-        OSError: it can't be written.
-    """
+    """A new file to write; what had the name is removed, and a link in its place is not followed."""
     file.unlink(missing_ok=True)
     return os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb")
 
 
 def appended(file: Path) -> IO[str]:
-    """A file to write lines at the end of; a link in its place is removed.
-
-    Raises:
-        OSError: it can't be written.
-    """
+    """A file to write lines at the end of; a link in its place is removed."""
     if file.is_symlink():
         file.unlink()
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW

@@ -52,12 +52,7 @@ class Mirror:
         return [int(name) for name in names if name.isdigit()]
 
     def claim(self, recipe: str, name: str) -> None:
-        """Takes a run's name, before any other machine does.
-
-        Raises:
-            FileExistsError: it is taken.
-            OSError: the store can't be written.
-        """
+        """Takes a run's name, before any other machine does."""
         path = f"{self.root}/{recipe}/{name}"
         try:
             if tried(lambda: self.files.find(path), f"{self.url} can't be read"):

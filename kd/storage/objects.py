@@ -39,11 +39,7 @@ def is_url(place: str) -> bool:
 
 
 def file_system(url: str, key: str = "data.source.root") -> tuple[Any, str]:
-    """The fsspec file system of ``url``, and the path in it. Made anew in each process: it does not survive a fork.
-
-    Raises:
-        UserError: fsspec is not installed, or knows no such kind of URL.
-    """
+    """The fsspec file system of ``url``, and the path in it. Made anew in each process: it does not survive a fork."""
     try:
         import fsspec
 
@@ -58,12 +54,7 @@ def file_system(url: str, key: str = "data.source.root") -> tuple[Any, str]:
 
 
 def tried(attempt: Callable[[], Given], what: str) -> Given:
-    """The result of an attempt that may fail on the way, after some more of them.
-
-    Raises:
-        FileNotFoundError: there is no such file: another try would change nothing.
-        OSError: all have failed; the message says of ``what``, and the last reason.
-    """
+    """The result of an attempt that may fail on the way, after some more of them."""
     for number in range(TRIES):
         try:
             return attempt()
@@ -77,11 +68,7 @@ def tried(attempt: Callable[[], Given], what: str) -> Given:
 
 
 def fetched(url: str, folder: Path, key: str) -> Path:
-    """A copy of a whole file on the local disk, made once for each content that it has had.
-
-    Raises:
-        UserError: it is not there, or can't be fetched.
-    """
+    """A copy of a whole file on the local disk, made once for each content that it has had."""
     files, path = file_system(url, key)
     try:
         found = tried(lambda: files.info(path), f"{url} can't be read")
@@ -101,11 +88,7 @@ def fetched(url: str, folder: Path, key: str) -> Path:
 
 
 def fetch_whole(get: Callable[[str, str], object], path: str, file: Path, size: int) -> None:
-    """Copies a file of a store to the local disk, by ``get_file`` of its file system; it is there whole or not at all.
-
-    Raises:
-        OSError: all tries have failed.
-    """
+    """Copies a file of a store to the local disk, by ``get_file`` of its file system: whole or not at all."""
     part = file.with_name(f"{file.name}.part")
 
     def attempt() -> None:
@@ -131,15 +114,9 @@ class Kept:
         self._written: int | None = None  # since eviction was last thought of
 
     def has(self, name: str) -> bool:
-        """Whether there is a copy of that name."""
         return (self.folder / name).is_file()
 
     def get(self, name: str, fetch: Callable[[], bytes], size: int | None = None) -> bytes:
-        """The copy ``FOLDER/FILE``, fetched if it is missing, or has another size.
-
-        Raises:
-            OSError: what ``fetch`` raises, or the folder can't be written.
-        """
         file = self.folder / name
         with suppress(OSError):
             return _used(file, size)
@@ -192,10 +169,6 @@ class Ranged:
 
     What is read is kept in blocks, see :class:`Kept`. They are small where not all can be kept, as a picture's
     neighbours would be gone again before their turn comes.
-
-    Args:
-        folder: where blocks are kept; one for each content of the files.
-        limit: most bytes of blocks, of ``whole`` in all files; None: all may be kept.
     """
 
     def __init__(self, url: str, folder: Path, whole: int, limit: int | None = None) -> None:
@@ -204,12 +177,6 @@ class Ranged:
         self.kept = Kept(folder / f"blocks-{self.block}", limit)
 
     def read(self, name: str, offset: int, size: int) -> bytes:
-        """``size`` bytes of a file from ``offset`` on.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            OSError: it can't be fetched, or ends before.
-        """
         first, last = offset // self.block, (offset + size - 1) // self.block
         data = b"".join(self._block(name, number) for number in range(first, last + 1))
         start = offset - first * self.block
@@ -258,9 +225,6 @@ def listed(url: str, key: str, below: bool = True) -> dict[str, str]:
 
     One listing in pages, with ``below`` however deep the files lie (``FOLDER/FILE``); the file system's own memory of
     it is given back. Messages name ``key``.
-
-    Raises:
-        UserError: it can't be listed.
     """
     files, path = file_system(url, key)
 
@@ -304,12 +268,7 @@ def size_in(state: str) -> int:
 
 
 def whole_file(url: str, size: int) -> bytes:
-    """A file's content, by one request.
-
-    Raises:
-        FileNotFoundError: there is no such file any more.
-        OSError: it can't be fetched, or has another size now.
-    """
+    """A file's content, by one request."""
     folder = url.rpartition("/")[0].rstrip("/")  # a store's names may have empty parts
 
     def fetch() -> bytes:
@@ -323,11 +282,6 @@ def whole_file(url: str, size: int) -> bytes:
 
 
 def content_of(url: str, key: str) -> bytes:
-    """The content of a file that was not listed.
-
-    Raises:
-        UserError: it is not there, or can't be fetched.
-    """
     files, path = file_system(url, key)
     try:
         files.invalidate_cache()

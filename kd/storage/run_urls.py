@@ -21,9 +21,6 @@ TAGS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "cr
 def on_disk(place: str) -> Path:
     """Where ``runs_dir`` or a run's folder lies on this machine: a URL has its folder in the cache.
 
-    Raises:
-        UserError: a URL that leads out of the cache.
-
     >>> on_disk("runs/food").as_posix()
     'runs/food'
     """
@@ -38,11 +35,7 @@ def run_at(place: str) -> Path:
 
 
 def folder_of_runs(place: str, command: str) -> Path:
-    """``runs_dir`` of a command that writes many runs side by side.
-
-    Raises:
-        UserError: it is a URL.
-    """
+    """``runs_dir`` of a command that writes many runs side by side."""
     if is_url(place):
         raise UserError(f"runs_dir: {command} writes to a folder of this machine, got {place}")
     return Path(place)
@@ -58,9 +51,6 @@ def fetched_marker(place: str, marker: Path, together: bool) -> None:
 
     Nothing happens where ``place``, the ``runs_dir``, is a folder. ``together``: see :func:`fetched_run`; a run that
     only this machine knows is none then.
-
-    Raises:
-        UserError: the store can't be read.
     """
     if not is_url(place):
         return
@@ -84,13 +74,6 @@ def fetched_run(url: str, key: str = "resume", checkpoints: bool = True, togethe
     """The folder of a run in an object store, on this machine's disk.
 
     Where the run continued here after its last checkpoint was sent, an upload was cut, and what is here stays.
-
-    Args:
-        url: of the folder, or of its recipe's ``latest``.
-        together: several machines resume it, each with a disk of its own: the store has the run.
-
-    Raises:
-        UserError: it is not there, can't be fetched, or both sides have continued from what they had in common.
     """
     url = url.rstrip("/")
     try:
@@ -160,12 +143,7 @@ def tag_of(found: Mapping[str, Any]) -> str:
 
 
 class Copies:
-    """What is known of both sides: each file's state here, and its tag there, when they were the same.
-
-    Args:
-        folder: of the run here.
-        url: of the run there; what is known of another place counts for nothing. Empty: the place that is known.
-    """
+    """What is known of both sides: each file's state here, and its tag there, when they were the same."""
 
     def __init__(self, folder: Path, url: str = "") -> None:
         self.folder, self.url, self.known = folder, url, dict[str, dict[str, Any]]()
@@ -180,7 +158,6 @@ class Copies:
         self.save()
 
     def is_ours(self, name: str, found: Mapping[str, Any]) -> bool:
-        """Whether this machine has sent what the store has."""
         known = self.known.get(name, {})
         return known.get("there") == tag_of(found) or known.get("sending") == int(found["size"])
 
@@ -199,6 +176,5 @@ class Copies:
         self.save()
 
     def save(self) -> None:
-        """Says in the folder where its copy is."""
         content = json.dumps({"url": self.url, "files": self.known}).encode()
         write_whole(self.folder / KEPT, lambda file: file.write(content))

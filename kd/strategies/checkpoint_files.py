@@ -18,11 +18,6 @@ class CheckpointFiles(TorchCheckpointIO):
         self._last_is_damaged = False
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Writes one file; by the time it returns the file is on the disk.
-
-        Raises:
-            RunError: it can't be written; older checkpoints are as they were.
-        """
         path = Path(path)
         keep = path.with_name(PREVIOUS) if path.name == LAST and not self._last_is_damaged else None
         try:

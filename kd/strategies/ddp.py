@@ -47,11 +47,7 @@ class DDP(HookedDDP):
         self._compression, self._powersgd = compression, (powersgd_rank, powersgd_start_step)
 
     def setup_distributed(self) -> None:
-        """Joins the process group. Backends from elsewhere get neither Lightning's ``device_id`` nor a second group.
-
-        Raises:
-            UserError: there is a group of another backend already.
-        """
+        """Joins the process group. Backends from elsewhere get neither Lightning's ``device_id`` nor a second group."""
         if not self._third_party:
             super().setup_distributed()
             return

@@ -71,11 +71,7 @@ class DeepSpeed(DDPStrategy):
         return self.model
 
     def shard(self, students: Students) -> None:
-        """Called by the module before the optimizer is made; the engine cuts them when there is one.
-
-        Raises:
-            UserError: what does not go with it.
-        """
+        """Called by the module before the optimizer is made; the engine cuts them when there is one."""
         for student in students.named().values():
             if student.average is not None and self.stage == 3:
                 raise UserError(
@@ -88,11 +84,7 @@ class DeepSpeed(DDPStrategy):
         """Nothing: the engine takes DDP's place once there is an optimizer."""
 
     def setup_optimizers(self, trainer: Trainer) -> None:
-        """Builds the optimizer and gives it to the engine, together with what it trains.
-
-        Raises:
-            UserError: an optimizer, a precision or a clipping that ZeRO's flat shards do not allow.
-        """
+        """Builds the optimizer and gives it to the engine, together with what it trains."""
         super().setup_optimizers(trainer)
         (optimizer,) = self.optimizers
         self._check(trainer, optimizer)
@@ -161,11 +153,7 @@ class DeepSpeed(DDPStrategy):
         model: LightningModule | nn.Module | None = None,
         **kwargs: object,
     ) -> object:
-        """Forward and backward pass by the closure, then the engine's step (it clips).
-
-        Raises:
-            RunError: a gradient is NaN or infinite: the engine leaves such a step out, and would do so for ever.
-        """
+        """Forward and backward pass by the closure, then the engine's step (it clips)."""
         assert self.lightning_module is not None
         loss = self.precision_plugin._wrap_closure(self.lightning_module, optimizer, closure)
         self.engine.step()

@@ -39,11 +39,7 @@ class FSDP(ModelParallelStrategy):
         super().setup_environment()
 
     def shard(self, students: Students) -> None:
-        """Shards the students and the losses in place; called by the module before the optimizer is made.
-
-        Raises:
-            UserError: what does not go with it.
-        """
+        """Shards the students and the losses in place; called by the module before the optimizer is made."""
         mesh = self.device_mesh["data_parallel"]
         for student in students.named().values():
             if student.average is not None:

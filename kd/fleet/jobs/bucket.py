@@ -8,12 +8,7 @@ from kd.fleet.jobs.job import Job
 
 
 def bucket_url(job: Job, schemes: str) -> str:
-    """``bucket=``, without a slash at its end.
-
-    Args:
-        job: that gives it.
-        schemes: of URLs that the place takes, first the most usual one: ``s3|gs``.
-    """
+    """``bucket=``, without a slash at its end."""
     first = schemes.split("|")[0]
     url = job.need("bucket", f"{first}://BUCKET[/FOLDER]").rstrip("/")
     found = re.fullmatch(rf"(?:{schemes})://([^/]+)(/.*)?", url)

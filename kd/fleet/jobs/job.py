@@ -25,8 +25,6 @@ KEYS = ("instances", "data_instances", "spot", "image", "hours", "prices", "job"
 
 @dataclass(frozen=True)
 class Machines:
-    """Machines of one type."""
-
     count: int  # how many
     type: str  # an instance type (``ml.p4d.24xlarge``), or what each has: ``A100:8``, ``gpu:8``, ``cpu:16``
 
@@ -38,12 +36,10 @@ class Machines:
 
     @property
     def gpus(self) -> int | None:
-        """GPUs of each, where the type says so."""
         return None if self.parts is None else 0 if self.parts[0] == "cpu" else self.parts[1]
 
     @property
     def has_gpus(self) -> bool | None:
-        """Whether each has any; None where the type does not say."""
         return has_gpus(self.type) if self.gpus is None else self.gpus > 0
 
     def __str__(self) -> str:
@@ -67,8 +63,6 @@ def read_machines(key: str, text: str) -> Machines:
 
 @dataclass(frozen=True)
 class Job:
-    """What shall run where."""
-
     name: str  # of the job
     recipe: str  # name of the recipe, for folders
     # recipe and overlays that are files of one's own, by the name that they have on the other side
@@ -95,7 +89,6 @@ class Job:
 
     @property
     def groups(self) -> dict[str, Machines]:
-        """The machines by what they are for."""
         return {"train": self.machines, **({"data": self.data_machines} if self.data_machines else {})}
 
     def command(self, place: str) -> list[str]:
@@ -107,7 +100,6 @@ class Job:
         return f"{key}={place}/{value}" if key in ("recipe", "config") and value in self.files else item
 
     def need(self, key: str, example: str) -> str:
-        """The value of a key that this place can't do without."""
         value = self.image if key == "image" else self.own.get(key)
         if not value:
             raise UserError(f"{key}: must be given ({key}={example})")
@@ -115,7 +107,6 @@ class Job:
 
 
 def read_job(request: Request, own: dict[str, str]) -> Job:
-    """Checks a command line of ``kd-launch``."""
     if not request.recipe:
         raise UserError("recipe: must be given (kd-train --list)")
     if "instances" not in own:
@@ -215,7 +206,6 @@ def _prices(own: dict[str, str], machines: Machines, data: Machines | None) -> d
 
 
 def _job_name(own: dict[str, str], recipe: str, now: Callable[[], float] = time.time) -> str:
-    """Letters, digits and dashes: what all places allow."""
     stem = re.sub(r"[^a-z0-9]+", "-", Path(recipe).stem.lower()).strip("-")[:30] or "run"
     name = own.get("job") or f"{stem}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now()))}"
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name):

@@ -27,7 +27,6 @@ class Kubernetes:
     }
 
     def write(self, job: Job) -> dict[str, str]:
-        """``trainjob.yaml``."""
         if job.spot:
             raise UserError("spot: a cluster's own node pools decide it; spot=true is for sagemaker and sky")
         if job.channels:
@@ -47,12 +46,10 @@ class Kubernetes:
         return {"trainjob.yaml": yaml.safe_dump_all(documents, sort_keys=False, width=1000)}
 
     def check(self, job: Job) -> None:
-        """Asks the cluster whether it would take it."""
         need("kubectl", "kubernetes.io/docs/tasks/tools")
         ask(["kubectl", "apply", "--dry-run=server", "-f", "-"], self.write(job)["trainjob.yaml"])
 
     def submit(self, job: Job, folder: Path) -> str:
-        """``kubectl apply``."""
         file = str(folder / "trainjob.yaml")
         try:
             ask(["kubectl", "apply", "-f", file])
@@ -62,7 +59,6 @@ class Kubernetes:
         return f"{_metadata(job)['namespace']} {job.name} {job.recipe} {job.need('claim', 'NAME')} {job.image}"
 
     def follow(self, handle: str, folder: Path) -> Outcome:
-        """Prints the job's state until its end, then removes the machines that prepare data."""
         namespace, name, *_ = handle.split(" ")
         print(f"kd-launch: kubectl -n {namespace} logs -f -l jobset.sigs.k8s.io/jobset-name={name} shows its log")
         last = ""

@@ -9,13 +9,11 @@ from kd.errors import UserError
 
 
 def need(program: str, where: str) -> None:
-    """Looks for a program."""
     if shutil.which(program) is None:
         raise UserError(f"no program {program} here ({where})")
 
 
 def ask(command: Sequence[str], text: str | None = None) -> str:
-    """Runs a program and returns what it prints."""
     done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
     if done.returncode:
         words = (done.stderr or done.stdout).strip().splitlines() or [f"exit status {done.returncode}"]
@@ -30,7 +28,6 @@ class Tail:
         self._file, self._read = file, 0
 
     def print_new(self) -> None:
-        """Prints what has come since the last call, in whole lines."""
         if not self._file.is_file():
             return
         with self._file.open("rb") as file:

@@ -46,7 +46,6 @@ class SageMaker:
         return {"request.json": json.dumps(request, indent=2) + "\n"}
 
     def check(self, job: Job) -> None:
-        """Credentials, the bucket, what the channels name."""
         session = aws_session()
         s3 = session.client("s3")
         with told_in_a_line():
@@ -60,13 +59,11 @@ class SageMaker:
                     raise UserError(f"{key}: there is nothing at {url}")
 
     def submit(self, job: Job, folder: Path) -> str:
-        """Uploads the files of the job's own and creates it."""
         with uploaded(job) as session:
             session.client("sagemaker").create_training_job(**read_request(folder))
         return job.name
 
     def follow(self, handle: str, folder: Path) -> Outcome:
-        """Prints status and log lines until the end."""
         session = aws_session()
         client, log, last = session.client("sagemaker"), _Log(session.client("logs"), handle), ""
         while True:
@@ -82,12 +79,10 @@ class SageMaker:
             time.sleep(POLL_S)
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
-        """Unpacks ``model.tar.gz``, which holds the run's folder."""
         return unpacked(outcome, into)
 
 
 def unpacked(outcome: Outcome, into: Path) -> Path | None:
-    """The run's folder, out of the archive that ``outcome`` names."""
     bucket, _, key = outcome.where.removeprefix("s3://").partition("/")
     if not key:
         return None
@@ -119,7 +114,6 @@ def uploaded(job: Job) -> Iterator["Session"]:
 
 
 def read_request(folder: Path) -> dict[str, Any]:
-    """The request as it was shown."""
     return json_of(text_of(folder / "request.json"))
 
 
@@ -191,7 +185,6 @@ def hyperparameters(job: Job) -> dict[str, str]:
 
 
 def channels(job: Job) -> dict[str, str]:
-    """``channel.NAME`` -> URL."""
     found = {key: value for key, value in job.own.items() if key.startswith("channel.")}
     for key, url in found.items():
         if not url.startswith("s3://"):
@@ -226,7 +219,6 @@ def _check_type(key: str, machines: Machines) -> None:
 
 
 def _model() -> "ServiceModel":
-    """The service's own description of its requests."""
     botocore_session = _import("botocore.session")
     return botocore_session.get_session().get_service_model("sagemaker")
 
@@ -248,7 +240,6 @@ def _import(name: str) -> ModuleType:
 
 
 def aws_session() -> "Session":
-    """The user's session with AWS."""
     session = _import("boto3").Session()
     if session.get_credentials() is None:
         raise UserError("sagemaker: no AWS credentials (aws configure, or AWS_PROFILE)")
@@ -293,7 +284,6 @@ class _Log:
         self._next: dict[str, str] = {}
 
     def print_new(self) -> None:
-        """Prints what has come since the last call."""
         try:
             streams = self._client.describe_log_streams(logGroupName=self.GROUP, logStreamNamePrefix=f"{self._job}/")
         except self._client.exceptions.ResourceNotFoundException:  # nothing has been written yet

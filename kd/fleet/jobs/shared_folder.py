@@ -27,5 +27,4 @@ def refuse_spot(job: Job, who: str) -> None:
 
 
 def fetched(into: Path) -> Path | None:
-    """The run's folder, where it was made."""
     return into if into.is_dir() else None

@@ -42,12 +42,10 @@ class SkyPilot:
         return {"sky.yaml": yaml.safe_dump_all(documents, sort_keys=False, width=1000)}
 
     def check(self, job: Job) -> None:
-        """Whether there is a ``sky`` that may use a cloud."""
         need("sky", "pip install 'skypilot[aws]'")
         ask(["sky", "check"])
 
     def submit(self, job: Job, folder: Path) -> str:
-        """``sky jobs launch``."""
         ask(["sky", "jobs", "launch", "--yes", "--detach-run", "--name", job.name, str(folder / "sky.yaml")])
         return f"{job.name} {bucket_url(job, SCHEMES)}/{job.name}/{job.recipe}/{job.name}"
 
@@ -58,7 +56,6 @@ class SkyPilot:
         return Outcome(status == 0, "SUCCEEDED" if status == 0 else f"sky jobs logs: status {status}", where=where)
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
-        """Downloads the run's folder from the bucket."""
         return download(outcome.where, into)
 
 

@@ -64,7 +64,6 @@ class Slurm:
     }
 
     def write(self, job: Job) -> dict[str, str]:
-        """``train.sbatch``."""
         refuse_spot(job, "SLURM's machines")
         program = "kd-train" if job.image else shlex.quote(shutil.which("kd-train") or f"{sys.prefix}/bin/kd-train")
         shared = {"program": program, "command": command(job),
@@ -82,7 +81,6 @@ class Slurm:
         return {"train.sbatch": text}
 
     def check(self, job: Job) -> None:
-        """Asks ``sbatch --test-only``."""
         need("sbatch", "on a machine of the cluster")
         with tempfile.NamedTemporaryFile("w", suffix=".sbatch") as file:
             file.write(self.write(job)["train.sbatch"])
@@ -90,11 +88,9 @@ class Slurm:
             ask(["sbatch", "--test-only", file.name])
 
     def submit(self, job: Job, folder: Path) -> str:
-        """``sbatch``."""
         return ask(["sbatch", "--parsable", str(folder / "train.sbatch")]).split(";")[0]
 
     def follow(self, handle: str, folder: Path) -> Outcome:
-        """Prints states and the log until the job has left the queue."""
         log, last = Tail(folder / "log"), ""
         while True:
             state, elapsed = _state(handle)

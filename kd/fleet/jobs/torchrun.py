@@ -35,8 +35,6 @@ exec {python} -m kd.cli {command}
 
 
 class Torchrun:
-    """One ``torchrun`` on each machine."""
-
     keys: Mapping[str, str] = {
         "hosts": "machines that train, as ssh knows them; none: this one",
         "data_hosts": "machines that prepare data",
@@ -62,7 +60,6 @@ class Torchrun:
         return files
 
     def check(self, job: Job) -> None:
-        """Whether there is an ``ssh``, where one is needed."""
         if _hosts(job)[0]:
             need("ssh", "OpenSSH")
 
@@ -82,7 +79,6 @@ class Torchrun:
         return ",".join(started)
 
     def follow(self, handle: str, folder: Path) -> Outcome:
-        """Prints the first machine's log until all have ended."""
         pids, log = [int(pid) for pid in handle.split(",")], Tail(folder / "log.0")
         while any([_lives(pid) for pid in pids]):
             log.print_new()

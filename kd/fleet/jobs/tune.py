@@ -25,11 +25,7 @@ STRATEGIES = {"tpe": "Bayesian", "random": "Random", "grid": "Grid"}
 
 
 def planned(request: Request) -> tuple[Plan, int]:
-    """Checks a search; leaves the request with what each trial has in common.
-
-    Returns:
-        The search, and how many trials run at a time.
-    """
+    """Checks a search; leaves the request with what each trial has in common."""
     foreign = next((item for item in request.overrides if item.startswith(NOT_THERE)), None)
     if foreign:
         raise UserError(f"{foreign.split('=')[0]}: SageMaker's tuning has no such thing; kd-tune has")
@@ -47,20 +43,12 @@ def planned(request: Request) -> tuple[Plan, int]:
 
 
 class SageMakerSearch:
-    """A tuning job.
-
-    Args:
-        search: what is searched; None to follow one that was sent before.
-        jobs: trials at a time.
-    """
-
     keys: Mapping[str, str] = sagemaker.SageMaker.keys
 
     def __init__(self, search: Plan | None = None, jobs: int = 1) -> None:
         self.search, self.jobs = search, jobs
 
     def write(self, job: Job) -> dict[str, str]:
-        """``request.json``: of CreateHyperParameterTuningJob."""
         assert self.search is not None
         if len(job.name) > 32:
             raise UserError(f"job: 32 characters at most for a search, got '{job.name}'")
@@ -83,7 +71,6 @@ class SageMakerSearch:
         return job.name
 
     def follow(self, handle: str, folder: Path) -> Outcome:
-        """Prints how many trials there are until the end, then the best."""
         client, last = sagemaker.aws_session().client("sagemaker"), ""
         while True:
             with sagemaker.told_in_a_line():

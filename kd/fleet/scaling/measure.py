@@ -44,8 +44,6 @@ class Case:
 
 @dataclass
 class Plan:
-    """What is measured."""
-
     items: list[str]  # the recipe's command line
     recipe: str  # its name
     folder: Path  # for the runs, a log, the page
@@ -64,7 +62,6 @@ class Plan:
         return found
 
     def run(self, case: Case) -> Run:
-        """Trains for a few steps and reads what was recorded."""
         several = STRATEGIES[case.strategy] if case.processes > 1 else ["trainer.strategy=auto", "optim.zero=false"]
         given = [f"runs_dir={self.folder}", f"name={case.name}", f"trainer.max_steps={self.steps}",
                  f"trainer.devices={case.processes}", f"data.batch_size={case.batch}"]  # fmt: skip

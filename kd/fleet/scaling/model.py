@@ -19,8 +19,6 @@ PARAMETERS = 2  # of a line: two readings are on it whatever they are
 
 @dataclass(frozen=True)
 class Reading:
-    """One short run."""
-
     strategy: str  # a key of :data:`PASSES`
     processes: int  # that took part
     batch: int  # pictures of each process
@@ -40,7 +38,6 @@ class Reading:
 
     @property
     def step_ms(self) -> float:
-        """Of a median step."""
         return sum(self.parts.values()) + self.exposed
 
 
@@ -73,8 +70,6 @@ def fit_line(points: Sequence[tuple[float, float]]) -> Line:
 
 @dataclass(frozen=True)
 class Ring:
-    """A ring of processes or machines."""
-
     alpha_ms: float  # of a message
     ms_per_mb: float  # of what one sends
 
@@ -103,7 +98,6 @@ class Talk:
     fixed_ms: float  # that it costs beside (pieces, waiting for the slowest)
 
     def shown(self, ring_ms: float, backward_ms: float) -> float:
-        """Ms a step."""
         return max(0.0, ring_ms - self.overlap * backward_ms) + self.fixed_ms
 
 
@@ -131,8 +125,6 @@ def serial_part(times: Sequence[tuple[int, float]]) -> float:
 
 @dataclass(frozen=True)
 class Network:
-    """Between machines."""
-
     gbit: float = 100.0  # a second, that one machine sends
     given: bool = False  # by the user; else it is taken for granted, and the band holds half and double of it
     latency_ms: float = 0.05  # of a message, taken for granted
@@ -140,8 +132,6 @@ class Network:
 
 @dataclass(frozen=True)
 class Model:
-    """A recipe with one strategy."""
-
     strategy: str  # a key of :data:`PASSES`
     rates: dict[str, Line]  # by part, of one process on a full machine
     ring: Ring  # inside a machine
@@ -153,7 +143,6 @@ class Model:
     shaken: tuple["Model", ...] = ()  # the same, fitted with one reading longer by its steps' spread
 
     def compute_ms(self, batch: float) -> float:
-        """What a process does by itself."""
         return sum(line(batch) for line in self.rates.values())
 
     def step_ms(self, processes: int, batch: float, machines: int = 1, network: Network | None = None) -> float:

@@ -14,7 +14,6 @@ def content(
     recipe: str, readings: Sequence[Reading], models: Mapping[str, Model], machines: Sequence[int], network: Network,
     pictures: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """All numbers, for JSON."""
     alone = readings[0]
     measured = [
         {
@@ -77,7 +76,6 @@ def _predicted(
 
 
 def sections(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The page."""
     measured, predicted = found["measured"], found["predicted"]
     rates = next(iter(found["fitted"].values()))["rates_ms"]
     return [
@@ -108,7 +106,6 @@ def _case(row: Mapping[str, Any], processes: int) -> str:
 
 
 def band(values: Sequence[float]) -> str:
-    """``12.3 (11.1 to 14)``."""
     middle, low, high = (f"{v:,.0f}" if v >= 1000 else f"{v:.3g}" for v in values)
     return f"{middle} ({low} to {high})"
 

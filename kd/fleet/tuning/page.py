@@ -18,7 +18,6 @@ PAGE = "report.html"
 
 
 def write_page(study: Study, plan: Plan, confirmed: str = "") -> Path:
-    """Writes ``report.html`` in the search's folder."""
     sections = [
         _headline(study, plan, confirmed), _cards(study, plan), _importance(study), *_slices(study, plan),
         _parallel(study, plan), _curves(study, plan), *_front(study, plan), _table(study, plan), _failures(study),
@@ -91,7 +90,6 @@ def _slices(study: Study, plan: Plan) -> list[dict[str, Any]]:
 
 
 def _place(space: Space, value: Any) -> float | None:
-    """Where on its axis a value is, 0..1."""
     if value is None:
         return None
     if space.choices is not None:

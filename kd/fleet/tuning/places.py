@@ -16,8 +16,6 @@ RUNNER = "runner"  # a lock beside a trial's log: of a run that holds no other, 
 
 
 class Process(Protocol):
-    """A run that was started."""
-
     def poll(self) -> int | None:
         """The exit status, negative for a signal, :data:`LOST` where its machine went; None while it runs."""
 
@@ -32,19 +30,11 @@ class Place(Protocol):
     """A share of some machine that one trial has for itself."""
 
     def start(self, items: Sequence[str], log: Path, owner: IO[str] | None = None) -> Process:
-        """Starts ``kd-train`` (or the command that the first item names).
-
-        Args:
-            items: the command line.
-            log: takes its output.
-            owner: a lock that the process holds as long as it lives, where it can be handed over.
-        """
+        """Starts ``kd-train`` (or the command that the first item names)."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A share of this machine."""
-
     cores: tuple[int, ...]  # numbers of its CPU cores; empty where they can't be dealt
     gpus: tuple[str, ...]  # numbers of its GPUs
 
@@ -81,8 +71,6 @@ def gpus_of(accelerator: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Share:
-    """What a trial has of a cluster."""
-
     # CPU cores; None: as many as each trial can have where all GPUs are used, one without GPUs
     cores: int | None = None
     gpus: int | None = None  # GPUs; None: one where runs may use them and the cluster has some

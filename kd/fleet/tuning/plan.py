@@ -60,8 +60,6 @@ class Objective:
 
 @dataclass(frozen=True)
 class Plan:
-    """A search."""
-
     items: list[str]  # the command line of a run without what is searched
     config: dict[str, Any]  # its resolved settings
     space: SearchSpace  # what is searched
@@ -78,7 +76,6 @@ class Plan:
 
     @property
     def wants_latency(self) -> bool:
-        """Whether finished runs are to be timed."""
         return any(objective.name == LATENCY for objective in self.objectives)
 
     @property
@@ -93,7 +90,6 @@ class Plan:
 
 
 def plan(request: Request) -> Plan:
-    """Checks a command line and plans its search."""
     own, searched, overrides = _sorted(request)
     given = own | {k: v for k, v in _from_file(request, own, searched).items() if k not in own}
     spaces = [parse(key, text) for key, text in (given.pop("search", None) or searched).items()]
@@ -213,7 +209,6 @@ def _objective(text: str) -> Objective:
 
 
 def _metrics(config: dict[str, Any]) -> list[str]:
-    """What validation will measure, the main metric first."""
     model = config["model"]
     if not model["student"].get("head", True):
         probed = bool((config["data"].get("probe") or {}).get("root"))

@@ -42,14 +42,7 @@ class Runner:
         """Says that it is there."""
 
     def run(self, items: Sequence[str], log: str, folder: str, env: dict[str, str]) -> int:
-        """The run's exit status.
-
-        Args:
-            items: its command line.
-            log: takes its output; beside it lies the lock by which other machines see that it runs.
-            folder: that paths start at.
-            env: what the search has put into the environment.
-        """
+        """The run's exit status."""
         with Path(log).open("a") as opened, Path(log).with_name(RUNNER).open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # a run whose search was killed may still be saving
             with self._changing:
@@ -109,8 +102,6 @@ class RayRun:
 
 @dataclass(frozen=True)
 class RayPlace:
-    """A share of the cluster."""
-
     share: Share  # what of it
 
     def start(self, items: Sequence[str], log: Path, owner: IO[str] | None = None) -> RayRun:

@@ -67,7 +67,6 @@ def ranked(study: Study, plan: Plan) -> list[Any]:
 
 
 def print_table(study: Study, plan: Plan) -> None:
-    """The first trials, and how many there are."""
     table = Table(title=f"{plan.config['recipe']}: {len(study.trials())} trials in {plan.folder}")
     keys = [space.key for space in plan.space]
     for column in ("trial", *(o.name for o in plan.objectives), "epochs", "s", *keys):
@@ -94,8 +93,6 @@ def row(trial: "optuna.trial.FrozenTrial", plan: Plan, keys: list[str]) -> list[
 
 @dataclass(frozen=True)
 class Confirmation:
-    """The winner and the default on the same fresh seeds."""
-
     objective: str  # name of the number
     maximize: bool  # more of it is better
     seeds: tuple[int, ...]  # used
@@ -111,7 +108,6 @@ class Confirmation:
         return statistics.mean(gaps), t * statistics.stdev(gaps) / len(gaps) ** 0.5
 
     def text(self) -> str:
-        """The finding, in two sentences."""
         mean, half = self.interval()
         best, default = statistics.mean(self.best), statistics.mean(self.default)
         means = (

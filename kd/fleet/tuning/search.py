@@ -30,8 +30,6 @@ MAKES_THE_RULE = 5  # so many failures and nothing else: the search itself is wr
 
 @dataclass
 class Running:
-    """A trial that runs."""
-
     trial: Any  # Optuna's
     chosen: dict[str, Any]  # values by key
     job: Job  # its process
@@ -74,12 +72,7 @@ class Search:
     # -- trials --------
 
     def run(self) -> None:
-        """Searches until the trials or the hours are used up.
-
-        Raises:
-            Stopped: by SIGTERM or SIGINT; running trials have saved; the same command resumes them.
-            UserError: the first trials all fail.
-        """
+        """Searches until the trials or the hours are used up."""
         with _signals(self._on_signal):
             self.extra = _shared(self.plan, self.say)
             try:
@@ -115,7 +108,6 @@ class Search:
         return self.plan.folder / "trials" / f"{number:04d}"
 
     def _fill(self) -> None:
-        """Gives every free share of the machine a trial."""
         while self.free and self.stopped_by is None:
             with self.lock:
                 next_one = self._taken_over() or self._new()
@@ -170,7 +162,6 @@ class Search:
                 running.job.stop("pruned")
 
     def _end(self, running: Running) -> None:
-        """Takes a trial's result, frees its share of the machine."""
         job, summary = running.job, running.job.summary()
         by_signal = job.status in (130, 143, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL)
         notes = {"folder": str(job.run), "wall_s": summary.get("wall_s"), "epochs": summary.get("epochs")}
@@ -196,7 +187,6 @@ class Search:
     # -- what is said --------
 
     def line(self, running: Running) -> str:
-        """A trial that has ended, and how far the search is."""
         trial = next(t for t in self.study.trials() if t.number == running.trial.number)
         state = {"COMPLETE": "", "PRUNED": "stopped early: ", "FAIL": "failed: "}[trial.state.name]
         if trial.state.name == "FAIL":
@@ -208,7 +198,6 @@ class Search:
         return f"trial {trial.number}: {state}{value} ({chosen}); {self.progress()}"
 
     def progress(self) -> str:
-        """How many trials have ended, the best so far, the time left."""
         done = self.study.trials("complete", "pruned", "failed")
         ended, total = len(done), self.plan.trials
         best = self.study.best()
@@ -240,11 +229,7 @@ class Search:
         return [*self.going, *(running.job for running in self.running)]
 
     def wait(self, jobs: Sequence[Job], items: Sequence[Sequence[str]]) -> None:
-        """Runs jobs that are no trials, as many at a time as the machine has shares.
-
-        Raises:
-            Stopped: by a signal; they have saved.
-        """
+        """Runs jobs that are no trials, as many at a time as the machine has shares."""
         with _signals(self._on_signal):
             self._wait(list(zip(jobs, items, strict=True)))
 

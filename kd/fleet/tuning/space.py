@@ -16,8 +16,6 @@ FORMS = "[a, b, c] a choice, 1..8 integers, 0.1..0.9 any number between, log:1e-
 
 @dataclass(frozen=True)
 class Space:
-    """The values of one key."""
-
     key: str  # of the configuration
     choices: tuple[Any, ...] | None = None  # any values; None for a range
     low: float = 0  # the least value of a range
@@ -38,7 +36,6 @@ class Space:
         return list(self.choices) if self.choices is not None else [self.low, self.high]
 
     def suggest(self, trial: "optuna.Trial") -> object:
-        """The value that an optuna trial takes."""
         if self.choices is not None:
             return self.choices[self.labels.index(trial.suggest_categorical(self.key, self.labels))]
         if self.integer:
@@ -125,8 +122,6 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """All spaces of a search."""
-
     spaces: tuple[Space, ...]  # in the order in which they are chosen: a key before those below it
     # key -> (the key above it that is searched too, the choices of it under which the key exists)
     below: dict[str, tuple[str, tuple[int, ...]]]

@@ -27,14 +27,6 @@ class Study:
     """A search in a folder: a journal that several processes and machines may write, and that survives any kill.
 
     ``optuna-dashboard FOLDER/journal.log`` reads it.
-
-    Args:
-        folder: of the search.
-        directions: ``maximize`` or ``minimize``, for each objective.
-        sampler: one of :data:`SAMPLERS`.
-        pruner: one of :data:`PRUNERS`.
-        epochs: of a whole trial.
-        seed: of the sampler.
     """
 
     def __init__(
@@ -95,14 +87,12 @@ class Study:
         self.study.tell(trial, list(values) if values else None, state=_STATES[state])
 
     def add(self, like: "optuna.trial.FrozenTrial", values: Sequence[float], notes: dict[str, Any]) -> None:
-        """A finished trial with the parameters of another."""
         trial = optuna.trial.create_trial(
             params=like.params, distributions=like.distributions, values=list(values), user_attrs=notes
         )
         self.study.add_trial(trial)
 
     def best(self) -> list[Any]:
-        """The best finished trial; with several objectives the Pareto front."""
         return self.study.best_trials if self.trials("complete") else []
 
     def importance(self) -> dict[str, float]:

@@ -60,8 +60,6 @@ def _locked(path: Path) -> IO[str] | None:
 
 @dataclass
 class Job:
-    """A run of the search, in its own process."""
-
     folder: Path  # its own; the run's folder lies below
     recipe: str  # the recipe's name
     slot: Place  # where it runs
@@ -135,14 +133,12 @@ class Job:
         return None
 
     def summary(self) -> dict[str, Any]:
-        """The run's ``summary.json``; empty without one."""
         try:
             return json_of(text_of(self.run / "summary.json"))
         except (OSError, ValueError):
             return {}
 
     def epochs(self, metric: str) -> list[tuple[int, float]]:
-        """Each epoch (from 1) with its value of a validation metric, so far."""
         return epoch_values(self.run, metric)
 
     def reason(self) -> str:

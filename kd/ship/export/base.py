@@ -24,16 +24,12 @@ Calibration = Callable[[], Iterator[np.ndarray]]  # Training pictures, one at a 
 
 
 class Runtime(Protocol):
-    """Runs an exported file."""
-
     def __call__(self, pictures: np.ndarray) -> np.ndarray:
         """uint8 ``(N, *manifest.shape)`` -> float32 ``(N, C)``, dense ``(N, C, H, W)``, features ``(N, D)``."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a format writes."""
-
     prepared: "Prepared"  # the student with its preprocessing, on the CPU
     student: "nn.Module"  # the student alone
     manifest: Manifest  # what the export says of itself
@@ -43,8 +39,6 @@ class Job:
 
 @dataclass(frozen=True)
 class Limits:
-    """What an export must keep."""
-
     agreement: float = 0.999  # of a float export: share of answers that are the student's own, in 0..1
     drop: float = 0.01  # of an int8 export: how much of the task's main metric it may lose, in 0..1
 
@@ -72,11 +66,7 @@ class Format(ABC):
 
     @abstractmethod
     def write(self, job: Job, folder: Path) -> Path:
-        """Writes the export into an empty folder.
-
-        Returns:
-            The file or folder that :meth:`open` takes.
-        """
+        """Writes the export into an empty folder."""
 
     @abstractmethod
     def open(self, file: Path, threads: int = 0) -> Runtime:
@@ -88,7 +78,6 @@ class Format(ABC):
 
 
 def need(module: str, extra: str, what: str) -> ModuleType:
-    """An optional package."""
     try:
         return import_module(module)
     except ImportError as error:

@@ -18,7 +18,6 @@ FORMATS = {
 
 
 def find_format(name: str) -> Format:
-    """The format of a name or class path."""
     module, _, kind = FORMATS.get(name, name).rpartition(".")
     try:
         found = getattr(import_module(module), kind)()

@@ -108,15 +108,12 @@ def failure(found: dict[str, Any], int8: bool, limits: Limits) -> str:
 
 
 def size_mb(path: Path) -> float:
-    """Of a file, or of all files in a folder."""
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return round(sum(file.stat().st_size for file in files) / 1e6, 3)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """An export as it is asked for."""
-
     to: str
     kind: Format
     int8: bool
@@ -126,17 +123,12 @@ class Wanted:
 
     @property
     def name(self) -> str:
-        """Of its folder below ``export``."""
         return self.to.rpartition(".")[2] + ("_int8" if self.int8 else "")
 
 
 def export(run: FinishedRun, wanted: Wanted, out: Path, vouch: Callable[[bytes], None]) -> tuple[str, dict[str, Any]]:
     """Writes beside ``out`` first; what fails to agree, or anything that goes wrong, leaves nothing there. ``vouch``
-    notes the content of a file that was made on this machine.
-
-    Returns:
-        Why it is not kept, empty where it is; the comparison, which ``export/export.json`` has too.
-    """
+    notes the content of a file that was made on this machine."""
     kind, layout, int8 = wanted.kind, wanted.layout, wanted.int8
     manifest = run.manifest(wanted.to, layout, int8)
     if kind.features:
@@ -175,7 +167,6 @@ def export(run: FinishedRun, wanted: Wanted, out: Path, vouch: Callable[[bytes],
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """The comparison as lines of a table."""
     rows = [
         ("largest difference", f"{found['max_difference']:.3g}"),
         ("mean difference", f"{found['mean_difference']:.3g}"),

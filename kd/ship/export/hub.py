@@ -44,7 +44,6 @@ class Hub(Format):
 
 
 def made_of(weights: Path, key: str) -> tuple[str, dict[str, Any]]:
-    """Architecture and arguments of a ``student.safetensors``."""
     found = read_metadata(weights)
     if "builder" in found:
         builder = json_of(found["builder"]).get("class_path")

@@ -33,9 +33,6 @@ class Manifest:
 
     A picture is scaled so that its centre crop of ``size`` keeps ``crop_ratio`` of it, and goes in as uint8 RGB; what
     follows (scaling to the model's own size, normalisation) is inside the exported graph.
-
-    Raises:
-        ValueError: a value that no export has; a file from elsewhere may say anything.
     """
 
     # what the answer is: logits of one class a picture, of several labels, of a class for every pixel, features,
@@ -70,16 +67,13 @@ class Manifest:
         return (height, width, 3) if self.layout == "nhwc" else (3, height, width)
 
     def as_metadata(self) -> dict[str, str]:
-        """For a model file's own metadata: strings by prefixed keys."""
         return {f"{PREFIX}{key}": json.dumps(value) for key, value in asdict(self).items()}
 
     def write(self, folder: Path) -> None:
-        """Writes ``manifest.json``."""
         (folder / FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
 
 def from_metadata(metadata: dict[str, str], file: Path) -> Manifest:
-    """The manifest in a model file's metadata."""
     found = {key.removeprefix(PREFIX): value for key, value in metadata.items() if key.startswith(PREFIX)}
     try:
         return _manifest({key: json_of(value) for key, value in found.items()})
@@ -90,7 +84,6 @@ def from_metadata(metadata: dict[str, str], file: Path) -> Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of an export's folder."""
     file = folder / FILE
     try:
         return _manifest(json_of(text_of(file)))

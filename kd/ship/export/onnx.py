@@ -45,7 +45,6 @@ class Onnx(Format):
 
 
 def open_session(file: Path, threads: int = 0) -> "onnxruntime.InferenceSession":
-    """An ``onnxruntime.InferenceSession`` on the CPU."""
     runtime = need("onnxruntime", EXTRA, str(file))
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -57,7 +56,6 @@ def open_session(file: Path, threads: int = 0) -> "onnxruntime.InferenceSession"
 
 
 def as_runtime(session: "onnxruntime.InferenceSession") -> Runtime:
-    """An open session as the protocol has it."""
     return lambda pictures: session.run([OUTPUT], {INPUT: pictures})[0]
 
 
@@ -99,8 +97,6 @@ def why(error: BaseException | None) -> str:
 
 
 class _quiet:
-    """Silences loggers for a while."""
-
     def __init__(self, *names: str) -> None:
         self._loggers = [logging.getLogger(name) for name in names]
 
@@ -115,5 +111,4 @@ class _quiet:
 
 
 def metadata_of(session: "onnxruntime.InferenceSession") -> dict[str, str]:
-    """The metadata of an open model."""
     return dict(session.get_modelmeta().custom_metadata_map)

@@ -16,8 +16,6 @@ from kd.errors import UserError
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """Opens an export in the other process."""
-
     to: str  # its format
     file: Path  # what the format opens
     threads: int  # of the runtime
@@ -29,8 +27,6 @@ class ExportedFile:
 
 
 class Stopwatch:
-    """A process that times a model."""
-
     def __init__(self, load: Callable[[], Callable[[np.ndarray], object]], threads: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._mine, child_end = context.Pipe()
@@ -56,7 +52,6 @@ class Stopwatch:
             ) from error
 
     def measure(self, pictures: np.ndarray, repeats: int) -> tuple[list[float], float]:
-        """Milliseconds of each repeat, and the process's peak memory so far in MB."""
         return self._ask((pictures, repeats))
 
     def close(self) -> None:

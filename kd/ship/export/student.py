@@ -129,7 +129,6 @@ def write_timm_folder(weights: Path, folder: Path, config: dict[str, Any]) -> No
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of ``student.safetensors``."""
     with safe_open(path, framework="pt") as opened:
         return dict(opened.metadata() or {})
 
@@ -193,7 +192,6 @@ def _rebuilt(path: Path, meta: dict[str, Any], builder: type | None) -> Callable
 
 
 def tensors_in(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of a file's tensors, by name."""
     with safe_open(path, framework="pt") as opened:
         return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
 

@@ -31,9 +31,6 @@ def answer(numbers: np.ndarray, manifest: Manifest, top: int) -> dict[str, Any]:
 
     A mask is a PNG of class ids in base64, of 16 bits where there are more than 256 classes. The model gives numbers of
     shape ``(C,)``, ``(C, H, W)`` or ``(D,)``.
-
-    Raises:
-        ValueError: a number is NaN or infinite.
     """
     if not np.isfinite(numbers).all():
         raise ValueError("the model's answer is NaN or infinite")

@@ -39,14 +39,7 @@ T = TypeVar("T")
 
 
 class Server:
-    """One student, and its teacher beside it where asked.
-
-    Args:
-        manifest: of the student.
-        models: ``student`` and, maybe, ``teacher``: both take what the manifest says.
-        limits: what is taken.
-        hosts: names by which requests reach it, beside this machine's addresses and ``localhost``.
-    """
+    """One student, and its teacher beside it where asked."""
 
     def __init__(
         self, manifest: Manifest, models: dict[str, Runtime], limits: Limits, hosts: Collection[str] = ()
@@ -62,7 +55,6 @@ class Server:
 
     @asynccontextmanager
     async def life(self, app: Starlette) -> AsyncIterator[None]:
-        """Is ready; at the end finishes what waits."""
         for batcher in self.batchers.values():
             batcher.start()
         self.ready = True
@@ -74,7 +66,6 @@ class Server:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     async def predict(self, request: Request) -> Response:
-        """Answers or refuses; counts either."""
         start = time.perf_counter()
         response = await self._answered(request)
         self.metrics.requests.labels(response.status_code).inc()
@@ -139,7 +130,6 @@ class Server:
         _ = future.cancelled() or future.exception()  # looked at: its request may have gone
 
     async def page(self, request: Request) -> Response:
-        """A page to drop a picture on."""
         about = {
             "arch": self.manifest.arch, "task": self.manifest.task, "classes": len(self.manifest.classes),
             "models": list(self.models),

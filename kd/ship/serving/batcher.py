@@ -30,7 +30,6 @@ class Batcher:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins; called in the event loop."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
@@ -41,11 +40,6 @@ class Batcher:
             self._task.cancel()
 
     def submit(self, picture: np.ndarray) -> asyncio.Future[np.ndarray]:
-        """The answer to come, of one picture.
-
-        Raises:
-            Busy: the queue is full.
-        """
         future: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
         try:
             self._queue.put_nowait((picture, future))

@@ -21,8 +21,6 @@ Elsewhere = Callable[..., Awaitable[list[Upload]]]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes."""
-
     max_batch: int = 16  # pictures that the model runs at a time
     max_wait_ms: float = 2.0  # so long a batch waits for company
     queue: int = 512  # pictures, and requests, that are answered at a time
@@ -42,12 +40,7 @@ class Refused(Exception):
 
 
 async def read_uploads(request: Request, limits: Limits, share: Share, parse: Elsewhere) -> list[Upload]:
-    """The pictures of a request; never more bytes in memory than the limits, of this request and of all.
-
-    Raises:
-        Refused: too large, too many, or neither multipart nor JSON with pictures.
-        Busy: the bodies of all requests are as large as they may be.
-    """
+    """The pictures of a request; never more bytes in memory than the limits, of this request and of all."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind == "multipart/form-data":
         found = await _multipart(request, limits, share)

@@ -8,8 +8,6 @@ PICTURES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """Prometheus metrics of one server."""
-
     def __init__(self) -> None:
         prometheus = need("prometheus_client", EXTRA, "kd-serve")
         self.registry = prometheus.CollectorRegistry()

@@ -18,14 +18,7 @@ class BadUpload(Exception):
 
 
 def view(data: bytes, manifest: Manifest, max_pixels: int) -> np.ndarray:
-    """What validation would show of a picture: scaled, its centre cut out.
-
-    Returns:
-        uint8, ``manifest.shape``.
-
-    Raises:
-        BadUpload: not a picture, a damaged one, or one of too many pixels.
-    """
+    """What validation would show of a picture: scaled, its centre cut out."""
     try:
         with open_picture(io.BytesIO(data), max_pixels) as opened:
             pixels = np.asarray(_scaled(decoded(opened), manifest, max_pixels))

@@ -21,11 +21,7 @@ class Share:
         self._room, self._mine = room, 0.0
 
     def take(self, amount: float) -> None:
-        """Takes more. Room for as much again must be left, so that large requests are refused before small ones.
-
-        Raises:
-            Busy: it is full.
-        """
+        """Takes more. Room for as much again must be left, so that large requests are refused before small ones."""
         if self._room.held + self._mine + amount > self._room.most:
             raise Busy
         self._room.held += amount

@@ -160,7 +160,6 @@ class _Uvicorn(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
@@ -171,7 +170,6 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def serve(server: Server, listening: socket.socket) -> None:
-    """Blocks until it is stopped."""
     most, at_once = connections(server.limits)
     config = uvicorn.Config(
         server.app(), http=type("_Bounded", (_Connection,), {"most": most}), ws="none",
