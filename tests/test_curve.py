@@ -23,7 +23,7 @@ from kd.run.assemble import assemble
 from kd.run.settings import Augment, TapSpec
 from kd.tasks import Segmentation
 from tests._helpers import ARCH, TINY
-from tests.tasks.test_segmentation import NAMES, draw
+from tests._scenes import NAMES, draw
 
 # One thread in float32 is the same to the last bit on one machine. AVX2, AVX512 and MKL's own choices differ by up to
 # 6e-6 in a loss after 20 steps (measured); without AVX2 uint8 pictures are resized by other rounding, up to 5e-3.

@@ -17,7 +17,7 @@ from kd.models import ModelSpec, TeacherSpec, build_model
 from kd.models.foreign import of_transformers, renamed
 from kd.teachers import build_teacher
 from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit
-from tests.test_train import run
+from tests._runs import run
 
 transformers = pytest.importorskip("transformers")
 NORMALISED = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))

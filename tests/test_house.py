@@ -168,3 +168,10 @@ def test_no_file_imports_itself_through_others() -> None:
 
 def test_no_rooms_without_a_name_of_their_own() -> None:
     assert not [f for f in FILES if re.search(r"(utils?|helpers?|common|misc)", f.stem)]
+
+
+def test_tests_import_helpers_and_no_other_tests() -> None:
+    """What two of them use is in a file whose name begins with ``_``. Callbacks are named by the path of their file."""
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        modules = {n.module for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom)}
+        assert not {m for m in modules if m and ".test_" in m} - {name_of(file)}, file

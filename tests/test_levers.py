@@ -14,7 +14,7 @@ from kd.fit_to_machine.memory import Memory, saved_bytes
 from kd.machine import cores
 from kd.models import StudentSpec, build_model, preprocess_for
 from tests._helpers import run_cli, write_recipe
-from tests.test_train import losses, run
+from tests._runs import losses, run
 
 
 def summary(folder: Path) -> dict:

@@ -14,7 +14,7 @@ from kd.cli import eval_main, train_main
 from kd.models.sharding import repeated_blocks
 from tests._forks import start_ranks, status_of
 from tests._helpers import ARCH, TINY
-from tests.tasks.test_segmentation import draw, recipe_of
+from tests._scenes import draw, recipe_of
 
 FEATURES = [
     'model.distill_losses={"kd": {"class_path": "KDLoss"}, "hint": {"class_path": "HintLoss"}}',

@@ -14,7 +14,7 @@ from kd.cli import cache_main, pack_main, train_main
 from scripts.site.build import guides
 from tests._forks import ForkedRun
 from tests._helpers import ROOT, draw_folder, save_teacher
-from tests.tasks.test_segmentation import draw as draw_scenes
+from tests._scenes import draw as draw_scenes
 
 README = (ROOT / "README.md").read_text()
 GUIDES = [ROOT / "README.md", *sorted(ROOT.glob("kd/**/README.md")), *sorted(ROOT.glob("recipes/*.md"))]

@@ -17,7 +17,7 @@ import pytest
 
 from tests._forks import start, start_ranks, status_of, survivors
 from tests._helpers import ROOT
-from tests.test_survival import assert_good, disturb
+from tests._runs import assert_good, disturb
 
 QUIET = ["trainer.enable_progress_bar=false", "data.batch_size=2", "data.num_workers=2"]
 TWO = ["trainer.devices=2", "trainer.strategy=ddp"]

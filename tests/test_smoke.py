@@ -12,7 +12,7 @@ from kd.cli import train_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sampler import EvalBatches, TrainBatches
 from kd.data.sources import ImageFolder
-from tests.test_train import run_folders
+from tests._runs import run_folders
 
 FOOD = ["recipe=foodtag_vit", "data.source.train_per_class=4", "data.source.val_per_class=8", "data.batch_size=8"]
 SHORT = ["trainer.fast_dev_run=true", "trainer.limit_val_batches=2", "trainer.overfit_batches=2", "config=debug"]

@@ -19,13 +19,9 @@ from torch.multiprocessing.reductions import reduce_storage
 from torch.utils.data import DataLoader
 
 from kd.errors import reason
-from kd.storage.checkpoints import newest_whole
 from tests._forks import start, start_ranks, status_of, survivors
 from tests._helpers import ROOT, write_recipe
-
-
-def disturb(name: str, **arguments: Any) -> str:
-    return f"trainer.callbacks+={json.dumps({'class_path': f'tests._stop.{name}', 'init_args': arguments})}"
+from tests._runs import assert_good, disturb
 
 
 def fails(recipe: Path, *items: str) -> tuple[int, str, Path]:
@@ -35,16 +31,6 @@ def fails(recipe: Path, *items: str) -> tuple[int, str, Path]:
     status = status_of(pid)
     assert survivors(pid) == []
     return status, log.read_text(), recipe.parent / "runs" / "tiny" / "000"
-
-
-def assert_good(folder: Path, *steps: int) -> None:
-    """The newest checkpoint is of this step (or one of these), and of numbers."""
-    file, damaged = newest_whole(folder / "checkpoints")
-    assert file is not None
-    assert not damaged
-    content = torch.load(file, weights_only=True)
-    assert content["global_step"] in steps
-    assert all(math.isfinite(float(v.float().sum())) for v in content["state_dict"].values())
 
 
 def test_a_loss_that_is_no_number_names_step_and_pictures(recipe: Path) -> None:

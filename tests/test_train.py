@@ -1,6 +1,5 @@
 """kd-train end to end on a tiny pair: run folder, resume, seeds, signals, processes."""
 
-import csv
 import json
 import os
 import signal
@@ -21,6 +20,7 @@ from kd.fit_to_machine.precision import choose_precision
 from kd.report.records import read_run
 from tests._forks import run_ranks
 from tests._helpers import ROOT, run_cli, write_recipe
+from tests._runs import assert_same, losses, run, run_folders, student_of
 
 MODEL = "students.student.model."  # the student's part of a checkpoint
 
@@ -36,34 +36,6 @@ RUN_FILES = {
     ".lock",
     "fidelity.json",
 }
-
-
-def run(recipe: Path, *items: str) -> Path:
-    """Trains in this process and returns the run folder."""
-    before = set(run_folders(recipe))
-    assert train_main([f"recipe={recipe}", *items]) == 0
-    (made,) = set(run_folders(recipe)) - before
-    return made
-
-
-def run_folders(recipe: Path) -> list[Path]:
-    return sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))
-
-
-def losses(folder: Path) -> dict[int, float]:
-    """train/loss by step, as stored."""
-    with (folder / "metrics.csv").open() as file:
-        return {int(row["step"]): float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]}
-
-
-def student_of(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "student.safetensors")
-
-
-def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
-    assert a.keys() == b.keys()
-    for key in a:
-        assert torch.equal(a[key], b[key]), key
 
 
 def test_a_run_leaves_a_folder_that_explains_itself(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

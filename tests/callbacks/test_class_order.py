@@ -12,7 +12,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import ImageFolder
 from kd.models import preprocess_for
 from tests._helpers import ARCH, TINY, draw_folder, tiny_vit, write_recipe
-from tests.test_train import run_folders
+from tests._runs import run_folders
 
 
 @pytest.fixture(scope="module")

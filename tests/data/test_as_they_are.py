@@ -14,7 +14,7 @@ from kd.errors import UserError
 from kd.run.paths import LISTS
 from kd.run.request import translate
 from tests._helpers import CLASSES, draw_folder
-from tests.test_train import run
+from tests._runs import run
 
 # -- folders --------
 

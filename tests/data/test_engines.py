@@ -14,7 +14,7 @@ from kd.data import DistillationDataModule
 from kd.data.sources import ImageFolder
 from kd.run.settings import Augment
 from tests._helpers import draw_folder
-from tests.test_train import run
+from tests._runs import run
 
 PLAIN = Augment(scale=0.3)
 ALL = Augment(scale=0.3, color_jitter=0.4, random_erasing=0.5, mixup=0.8, cutmix=1.0)

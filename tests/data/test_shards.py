@@ -20,7 +20,7 @@ from kd.errors import UserError
 from kd.storage.objects import file_system, tried
 from tests._faults import Faults, before
 from tests._helpers import draw_folder
-from tests.test_train import assert_same, losses, run, run_folders, student_of
+from tests._runs import assert_same, losses, run, run_folders, student_of
 
 
 def packed(recipe: Path, out: Any, *items: str) -> list[str]:

@@ -17,7 +17,7 @@ from kd.data.sources import HuggingFace, ImageFolder, Manifest, Pictures, Shards
 from kd.run.settings import Augment
 from kd.tasks import Classification
 from tests._helpers import draw_folder
-from tests.test_train import assert_same, losses, run_folders, student_of
+from tests._runs import assert_same, losses, run_folders, student_of
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ from kd.run.settings import Augment, Probe
 from kd.storage.objects import file_system
 from tests._faults import Faults, before
 from tests._helpers import draw_folder
-from tests.test_train import assert_same, losses, run, run_folders, student_of
+from tests._runs import assert_same, losses, run, run_folders, student_of
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from kd.cli import main
 from kd.data.sources import ImageFolder, WebDataset
 from kd.errors import UserError
 from tests._helpers import CLASSES
-from tests.test_train import assert_same, losses, run, student_of
+from tests._runs import assert_same, losses, run, student_of
 
 Members = dict[str, bytes]
 

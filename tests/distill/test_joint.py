@@ -11,7 +11,7 @@ import yaml
 
 from kd.cli import eval_main, train_main
 from tests._helpers import TINY
-from tests.test_train import assert_same, run_folders, student_of
+from tests._runs import assert_same, run_folders, student_of
 
 STUDENTS: dict[str, dict[str, Any]] = {
     "base": {},

@@ -36,7 +36,7 @@ from kd.run.settings import TapSpec
 from kd.tasks import MultiLabel
 from tests._forks import start_ranks, status_of
 from tests._helpers import ARCH, CLASSES, TINY, write_recipe
-from tests.test_train import assert_same, losses, run_folders, student_of
+from tests._runs import assert_same, losses, run_folders, student_of
 
 LEARNT = "students.student.objective.losses"  # where checkpoints keep the losses' parameters
 INFO = DataInfo(list(CLASSES), 48, 16)

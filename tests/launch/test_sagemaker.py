@@ -14,7 +14,7 @@ from kd.launch.sagemaker import folder_of
 from kd.run.request import merge, translate
 from tests._forks import start, status_of
 from tests._helpers import write_recipe
-from tests.test_survival import disturb
+from tests._runs import disturb
 
 
 def make_container(folder: Path, pictures: Path, settings: dict[str, str], *hosts: str, here: str = "") -> Path:

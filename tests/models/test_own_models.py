@@ -16,7 +16,7 @@ from kd.errors import UserError
 from kd.models import TeacherSpec, build_model
 from kd.teachers import build_teacher
 from tests._helpers import CLASSES
-from tests.test_train import run, run_folders
+from tests._runs import run, run_folders
 
 PICTURES = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 

@@ -17,7 +17,7 @@ from kd.models import ModelSpec, StudentSpec, TeacherSpec, build_model, load_che
 from kd.run.assemble import assemble
 from kd.teachers import build_teacher
 from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit, write_recipe
-from tests.test_train import run
+from tests._runs import run
 
 PICTURES = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 

@@ -1,35 +1,13 @@
 """Runs side by side: what differs, per device and per device-hour, what it costs."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kd.cli import report_main
-from tests.report.test_html import write_run
-
-
-def made(folder: Path, devices: int, hours: float, epochs: int, name: str, **monitor: Any) -> Path:
-    """A run's folder with the figures of a case; its steps fit its hours."""
-    write_run(folder, steps=40 * epochs if epochs < 20 else 400)
-    steps = folder / "records" / "phases.rank0.jsonl"
-    lines = [json.loads(line) for line in steps.read_text().splitlines()]
-    lines[0] |= {"world_size": devices, "processes": min(devices, 8), "device_name": name}
-    lines[0]["batches_per_epoch"] = (lines[-2]["step"] + 1) / epochs
-    steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    summary = json.loads((folder / "summary.json").read_text())
-    (folder / "summary.json").write_text(json.dumps(summary | {"wall_s": 3600 * hours, "world_size": devices}))
-    (folder / "config.yaml").write_text(
-        json.dumps({"recipe": "demo", "monitor": monitor, "trainer": {"devices": devices}})
-    )
-    return folder
-
-
-def sections_of(file: Path) -> list[dict[str, Any]]:
-    data = re.search(r'id="data">(.*?)</script>', file.read_text(), re.S)
-    return json.loads(data.group(1))["sections"]  # type: ignore[union-attr]
+from tests._pages import made, sections_of
 
 
 def titled(sections: list[dict[str, Any]], title: str) -> dict[str, Any]:

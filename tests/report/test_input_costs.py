@@ -11,8 +11,7 @@ from kd.cli import report_main
 from kd.report.explained import Explained
 from kd.report.facts import Facts
 from kd.report.input_costs import cores_wanted, input_costs, ways
-from tests.report.test_comparison import made, sections_of
-from tests.report.test_verdict import run_of
+from tests._pages import made, run_of, sections_of
 
 STEP, REST = 192.0, 86.0
 

@@ -16,7 +16,7 @@ import pytest
 
 from kd.cli import report_main
 from kd.report.live import Live
-from tests.report.test_html import BROWSER, FLAGS, write_run
+from tests._pages import BROWSER, FLAGS, write_run
 
 
 def still_trains(folder: Path) -> Path:

@@ -1,33 +1,14 @@
 """What the report says of a data tier."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kd.report.explained import Explained
 from kd.report.facts import Facts
-from kd.report.records import Run, read_run
+from kd.report.records import read_run
 from kd.report.tier import tier_bound, tier_table
-
-
-def run(busy_s: float, batches: int = 200, may_ask: int = 18, step_ms: float = 500, wait_ms: float = 300) -> Run:
-    """100 s of two ranks with 4 makers each on two machines of 4 cores; a third machine has gone."""
-
-    def machine(node: str, makers: int, done: float, gone: bool = False) -> dict[str, Any]:
-        share = {"batches": round(batches * done), "busy_s": busy_s * done, "mb": 10.0 * batches * done}
-        return {"node": node, "name": node, "cores": 4, "makers": makers, "gone": gone, **share}
-
-    def reading(t: float, done: float) -> dict[str, Any]:
-        machines = [machine("a", 2, done / 2), machine("b", 2, done / 2), machine("c", 0, 0, gone=True)]
-        return {"kind": "tier", "t": t, "ready": 0, "may_ask": may_ask, "made_again": 1, "made_twice": 0,
-                "machines": machines}  # fmt: skip
-
-    steps = {"kind": "total", "steps": 200, "ms": 200 * step_ms, "p": {"data": 200.0 * wait_ms}}
-    steps["p"]["student"] = 200.0 * (step_ms - wait_ms)
-    header = {"of": "steps", "rank": 0, "num_workers": 0, "cores": 8, "threads": 1, "device": "cuda"}
-    readings = [reading(0, 0), reading(100, 1)]
-    return Run(Path("x"), headers={0: header}, totals={0: steps}, tier={0: readings, 1: readings})
+from tests._pages import tier_run as run
 
 
 def test_a_tier_that_works_all_the_time_is_too_small() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kd.cli import report_main
 from kd.report.records import read_run
-from tests.report.test_html import section, write_run
+from tests._pages import section, write_run
 
 
 def write_trace(file: Path, computing: int) -> None:

@@ -12,27 +12,11 @@ from kd.report.explained import Explained
 from kd.report.facts import Facts
 from kd.report.records import Run
 from kd.report.step_facts import step_ms
-
-HEALTHY = {
-    "data": 1.0, "h2d": 0.5, "teacher": 22.0, "student": 25.0, "loss": 2.0, "backward": 45.0, "optimizer": 3.0,
-    "logging": 1.0, "checkpoint": 0.5,
-}  # fmt: skip
+from tests._pages import HEALTHY, run_of
 
 
 def with_(**changes: float) -> dict[str, float]:
     return {**HEALTHY, **changes}
-
-
-def run_of(phases: dict[str, float], device: str = "cpu", **header: Any) -> Run:
-    step = sum(phases.values())
-    run = Run(Path("x"))
-    run.headers[0] = {"device": device, "cores": 8, "threads": 2, "num_workers": 2, "batch_size": 64, **header}
-    run.totals[0] = {
-        "steps": 100, "ms": 100 * step, "max_ms": step, "p": {k: 100 * ms for k, ms in phases.items()},
-        "ready_ms": 0.0, "data_cpu_ms": 100 * phases["data"],
-        "launch_ms": 50 * step, "callbacks": {"Progress.on_train_batch_end": 10.0},
-    }  # fmt: skip
-    return run
 
 
 def given(phases: dict[str, float], **numbers: Any) -> Facts:

@@ -12,8 +12,7 @@ from kd.report.facts import Facts
 from kd.report.records import Run, read_run
 from kd.report.tier_pays import tier_pays
 from kd.report.what_if import lines, what_if
-from tests.report.test_html import write_run
-from tests.report.test_tier import run as tier_run
+from tests._pages import tier_run, write_run
 
 
 def facts(phases: dict[str, float], **header: Any) -> Facts:

@@ -16,7 +16,7 @@ from kd.cli import train_main
 from kd.run.train_first import _with_steps
 from tests._forks import start, status_of, survivors
 from tests._helpers import ARCH, ROOT, TINY, run_cli, tiny_vit, write_recipe
-from tests.test_survival import assert_good
+from tests._runs import assert_good
 
 
 @pytest.fixture()

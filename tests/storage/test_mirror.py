@@ -19,7 +19,7 @@ from kd.storage.objects import file_system
 from kd.storage.run_urls import Copies, fetched_run, on_disk, state_of
 from tests._faults import Faults, before
 from tests._forks import free_port, run_ranks, start, status_of
-from tests.test_train import losses
+from tests._runs import losses
 
 STOP = json.dumps({"class_path": "tests._stop.StopAfterEpoch", "init_args": {"epoch": 0}})
 

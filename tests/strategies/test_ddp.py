@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from kd.errors import UserError
 from kd.strategies.ddp import DDP
-from tests._forks import start_ranks, status_of
+from tests._ranks import losses, train
 
 ELSEWHERE = """
 import torch.distributed as dist
@@ -19,23 +19,6 @@ def create(options, group):  # the extended form, which other libraries use
 
 dist.Backend.register_backend("elsewhere", create, extended_api=True, devices=["cpu"])
 """
-
-
-def train(recipe: Path, *items: str, expect: int = 0, resume: Path | None = None) -> Path:
-    """Two ranks over one epoch; the run folder."""
-    runs = recipe.parent / "runs" / "tiny"
-    number = len(list(runs.glob("[0-9]*")))
-    log = recipe.parent / f"log{number}.txt"
-    source = [f"resume={resume}"] if resume else [f"recipe={recipe}", "config=audit"]
-    shared = [*source, "trainer.devices=2", "data.batch_size=4", "trainer.max_epochs=1",
-              "trainer.precision=32-true"]  # fmt: skip
-    pids = start_ranks([*shared, *items], log)
-    assert {status_of(pid) for pid in pids} == {expect}, log.with_suffix(".0").read_text()
-    return resume or runs / f"{number:03d}"
-
-
-def losses(folder: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (folder / "records" / "samples.rank0.jsonl").read_text().splitlines()]
 
 
 def test_a_missing_module_is_one_clear_line() -> None:

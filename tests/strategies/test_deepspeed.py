@@ -8,9 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests._forks import start_ranks, status_of
-from tests.strategies.test_ddp import losses, train
-from tests.strategies.test_fsdp import HINT, said
-from tests.test_survival import assert_good, disturb
+from tests._ranks import HINT, losses, said, train
+from tests._runs import assert_good, disturb
 
 
 @pytest.fixture(autouse=True)

@@ -8,13 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from tests._forks import start_ranks, status_of
-from tests.strategies.test_ddp import losses, train
+from tests._ranks import HINT, losses, said, train
 
 SHARDED, PLAIN = "config=fsdp", "trainer.strategy=ddp"
-HINT = [
-    'model.distill_losses={"kd": {"class_path": "KDLoss"}, "hint": {"class_path": "HintLoss"}}',
-    'model.taps={"hint": {"student": "norm", "teacher": "norm"}}',
-]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +58,3 @@ def test_ranks_whose_last_validation_batch_is_padding_alone(recipe: Path) -> Non
     assert {status_of(pid) for pid in pids} == {0}, (recipe.parent / "log.0").read_text()
     summary = json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
     assert (summary["status"], summary["strategy"], summary["precision"]) == ("done", "FSDP", "bf16-mixed")
-
-
-def said(recipe: Path) -> str:
-    return max(recipe.parent.glob("log*.0")).read_text()

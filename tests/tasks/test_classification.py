@@ -12,7 +12,7 @@ from kd.cli import train_main
 from kd.errors import UserError
 from kd.tasks import Classification, Segmentation
 from tests._helpers import ARCH, TINY, draw_folder, write_recipe
-from tests.test_train import losses, run, run_folders
+from tests._runs import losses, run, run_folders
 
 
 @pytest.mark.parametrize("counts", [[4, 4], [9, 1], [90, 10], [50, 48, 2]])

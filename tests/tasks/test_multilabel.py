@@ -12,7 +12,7 @@ from kd.cli import eval_main, train_main
 from kd.data.sources import Manifest
 from kd.tasks import MultiLabel
 from tests._helpers import ARCH, TINY, write_recipe
-from tests.test_train import run_folders
+from tests._runs import run_folders
 
 LABELS = ("blue", "green", "red")
 

@@ -36,7 +36,7 @@ from kd.teachers.answer_store import AnswerStore
 from kd.teachers.cached import Kept
 from tests._forks import run_ranks
 from tests._helpers import ROOT, draw_folder, save_teacher, write_recipe
-from tests.test_train import assert_same, losses, run, run_folders, student_of
+from tests._runs import assert_same, losses, run, run_folders, student_of
 
 MIX = ["data.augment.mixup=0.8", "data.augment.cutmix=1"]
 

@@ -18,7 +18,7 @@ from kd.run.settings import TapSpec
 from kd.teachers import build_teacher, shared_teachers
 from kd.teachers.answer import ALL
 from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit, write_recipe
-from tests.test_train import run_folders
+from tests._runs import run_folders
 
 INFO = DataInfo(list(CLASSES), 48, 16)
 PICTURES = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

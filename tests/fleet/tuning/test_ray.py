@@ -15,8 +15,8 @@ pytest.importorskip("optuna")
 
 from kd.cli import main
 from tests._helpers import ROOT
-from tests.fleet.tuning.test_tune import of, trial_processes, trials
-from tests.test_survival import disturb
+from tests._runs import disturb
+from tests._searches import of, trial_processes, trials
 
 
 def test_without_ray_one_line_names_the_extra(

@@ -13,10 +13,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -29,10 +27,11 @@ from kd.fleet.tuning.plan import _objective
 from kd.fleet.tuning.results import Confirmation
 from kd.fleet.tuning.space import SearchSpace, parse
 from kd.fleet.tuning.study import Study
-from tests._forks import ForkedRun, processes, start, status_of
+from tests._forks import ForkedRun, start, status_of
 from tests._helpers import ROOT, run_cli, write_recipe
-from tests.report.test_html import BROWSER, FLAGS, section
-from tests.test_survival import disturb
+from tests._pages import BROWSER, FLAGS, section
+from tests._runs import disturb
+from tests._searches import of, trial_processes, trials
 
 LOSS = "search.model.distill_losses.kd"
 QUIET = ["trainer.precision=32-true", "trainer.max_epochs=2"]
@@ -42,26 +41,6 @@ QUIET = ["trainer.precision=32-true", "trainer.max_epochs=2"]
 def _forked_trials(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if "slow" not in request.keywords:
         monkeypatch.setattr("kd.fleet.tuning.places.start_kd_train", ForkedRun)
-
-
-def trials(folder: Path) -> list[Any]:
-    return Study(folder, ["maximize"], "tpe", "none", 1, 0).trials()
-
-
-def of(recipe: Path, name: str = "search") -> Path:
-    return recipe.parent / "runs" / "tiny" / "tune" / name
-
-
-def trial_processes(folder: Path) -> set[int]:
-    """Processes that hold a trial's lock: the search and its runs."""
-    owners = {str(file.resolve()) for name in ("owner", "runner") for file in folder.glob(f"trials/*/{name}")}
-    found = set()
-    for pid, _, state in processes():
-        for handle in Path(f"/proc/{pid}/fd").glob("*") if state != "Z" else ():
-            with suppress(OSError):
-                if str(handle.readlink()) in owners:
-                    found.add(pid)
-    return found
 
 
 def wait_until(true: Callable[[], bool], timeout_s: float = 60) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 from kd.cli import main
 from kd.ship.export import load_student
 from tests._helpers import draw_folder, save_teacher, write_recipe
-from tests.tasks.test_segmentation import draw, recipe_of
+from tests._scenes import draw, recipe_of
 
 
 @pytest.fixture(scope="module")

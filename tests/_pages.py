@@ -1,0 +1,146 @@
+"""Records of runs that were never made, and what their pages hold."""
+
+import json
+import random
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from kd.report.records import PHASES, SCHEMA, Run
+
+BROWSER = next((b for b in ("chromium", "chromium-browser", "google-chrome") if shutil.which(b)), None)
+
+
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+         "--disable-background-networking", "--disable-component-update"]  # fmt: skip
+
+
+def write_run(
+    folder: Path, steps: int = 400, samples: int = 300, cores: int = 4, gpus: int = 2, slow: float = 1
+) -> Path:
+    """A run's folder with all kinds of records, as long as asked for."""
+    rng, records = random.Random(0), folder / "records"
+    records.mkdir(parents=True)
+
+    def save(name: str, lines: list[dict[str, Any]]) -> None:
+        (records / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    mean = dict(zip(PHASES, (10 * slow, 1, 90, 20, 3, 40, 5, 6, 2, 1), strict=True))
+    rows = [
+        {"kind": "step", "step": n, "epoch": n // 100, "t": 1e9 + n, "p": (p := {k: v * rng.uniform(0.8, 1.3)
+         for k, v in mean.items()}), "ms": sum(p.values())} for n in range(steps)
+    ]  # fmt: skip
+    sums = {k: sum(r["p"][k] for r in rows) for k in mean}
+    head = {"kind": "header", "schema": SCHEMA}
+    save("phases.rank0.jsonl", [
+        {**head, "of": "steps", "rank": 0, "world_size": 1, "batch_size": 64, "num_workers": 2, "device": "cuda",
+         "cores": cores, "threads": 1, "batches_per_epoch": 100, "max_epochs": steps // 100 + 1},
+        {"kind": "event", "name": "startup", "s": 12.0, "parts": {"imports": 5.0, "first step": 7.0}},
+        *rows,
+        {"kind": "total", "steps": steps, "ms": sum(sums.values()), "max_ms": 200.0, "p": sums, "own_ms": 9.0},
+    ])  # fmt: skip
+    save("system.0-host.jsonl", [
+        {**head, "of": "system", "node": "0-host", "gpus": ["GPU"] * gpus},
+        *({"kind": "sample", "t": 1e9 + n / 2, "cpu": [rng.randint(0, 100) for _ in range(cores)],
+           "iowait": 1.0, "mem": 40.0, "swap_mb": 0, "main": 99.0, "workers": [50.0, 51.0], "rss_mb": 900.0,
+           "disk_r": 1.5, "disk_w": 0.1, "net_r": 0.0, "net_w": 0.0,
+           "gpu": [{"util": rng.randint(60, 100), "mem": 55.0, "w": 300} for _ in range(gpus)]}
+          for n in range(samples)),
+    ])  # fmt: skip
+    save("health.rank0.jsonl", [
+        {**head, "of": "health", "counts": {"train": [10, 10], "val": [5, 5]}},
+        *({"kind": "health", "step": n, "grad_norm": 1.0 + n / 100, "update_ratio": 1e-3, "agreement": 0.8,
+           "teacher_entropy": 0.5, "loss_shares": {"kd": 0.6, "task": 0.4}} for n in range(0, steps, 50)),
+    ])  # fmt: skip
+    save("confusion.jsonl", [
+        {**head, "of": "confusion", "classes": ["bibimbap", "bread"]},
+        {"kind": "confusion", "epoch": 0, "right": [0.0, 0.0], "counts": [5, 5], "pairs": [[0, 1, 5], [1, 0, 5]]},
+        {"kind": "confusion", "epoch": 1, "right": [1.0, 0.6], "counts": [5, 5], "pairs": [[1, 0, 2]]},
+    ])  # fmt: skip
+    save("kernels.rank0.jsonl", [
+        {**head, "of": "kernels"},
+        {"kind": "kernels", "first": 10, "last": 14, "busy": 0.9, "top": [
+            {"name": f"aten::op{i}", "range": "teacher", "ms": 30.0 / (i + 1), "share": 0.3 / (i + 1), "calls": 9}
+            for i in range(8)]},
+    ])  # fmt: skip
+    metrics = ["epoch,step,train/loss,train/kd_loss,val/acc1,val/agreement"]
+    metrics += [f"{n // 100},{n},{2 - n / steps},{1 - n / steps / 2},," for n in range(0, steps, 10)]
+    metrics += [f"{e},{e * 100 + 99},,,{0.5 + e / steps},0.8" for e in range(steps // 100)]
+    (folder / "metrics.csv").write_text("\n".join(metrics) + "\n")
+    (folder / "config.yaml").write_text("recipe: demo\nmonitor: {price_per_hour: 4.0}\ntrainer: {max_epochs: 5}\n")
+    (folder / "export").mkdir()
+    (folder / "export" / "latency.json").write_text(json.dumps({"rows": [
+        {"model": model, "runtime": "torch", "threads": 1, "batch": 1, "median_ms": ms}
+        for model, ms in (("teacher", 80.0), ("student", 9.5))]}))  # fmt: skip
+    summary = {"status": "done", "recipe": "demo", "epochs": steps // 100, "wall_s": 3600.0, "kd_version": "0",
+               "teacher": {"arch": "vit_large_patch16_224", "params": 300_000_000, "val": {"acc1": 0.9}},
+               "student": {"arch": "vit_small_patch16_224", "params": 22_000_000, "val": {"acc1": 0.8}},
+               "data": {"train": 6400, "val": 10, "classes": 2}}  # fmt: skip
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def section(folder: Path, kind: str, page: str = "report.html") -> list[dict[str, Any]]:
+    """The sections of a kind on a run's page."""
+    text = (folder / page).read_text()
+    data = re.search(r'id="data">(.*?)</script>', text, re.S).group(1)  # type: ignore[union-attr]
+    return [found for found in json.loads(data)["sections"] if found["kind"] == kind]
+
+
+def made(folder: Path, devices: int, hours: float, epochs: int, name: str, **monitor: Any) -> Path:
+    """A run's folder with the figures of a case; its steps fit its hours."""
+    write_run(folder, steps=40 * epochs if epochs < 20 else 400)
+    steps = folder / "records" / "phases.rank0.jsonl"
+    lines = [json.loads(line) for line in steps.read_text().splitlines()]
+    lines[0] |= {"world_size": devices, "processes": min(devices, 8), "device_name": name}
+    lines[0]["batches_per_epoch"] = (lines[-2]["step"] + 1) / epochs
+    steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"wall_s": 3600 * hours, "world_size": devices}))
+    (folder / "config.yaml").write_text(
+        json.dumps({"recipe": "demo", "monitor": monitor, "trainer": {"devices": devices}})
+    )
+    return folder
+
+
+def sections_of(file: Path) -> list[dict[str, Any]]:
+    data = re.search(r'id="data">(.*?)</script>', file.read_text(), re.S)
+    return json.loads(data.group(1))["sections"]  # type: ignore[union-attr]
+
+
+HEALTHY = {
+    "data": 1.0, "h2d": 0.5, "teacher": 22.0, "student": 25.0, "loss": 2.0, "backward": 45.0, "optimizer": 3.0,
+    "logging": 1.0, "checkpoint": 0.5,
+}  # fmt: skip
+
+
+def run_of(phases: dict[str, float], device: str = "cpu", **header: Any) -> Run:
+    step = sum(phases.values())
+    run = Run(Path("x"))
+    run.headers[0] = {"device": device, "cores": 8, "threads": 2, "num_workers": 2, "batch_size": 64, **header}
+    run.totals[0] = {
+        "steps": 100, "ms": 100 * step, "max_ms": step, "p": {k: 100 * ms for k, ms in phases.items()},
+        "ready_ms": 0.0, "data_cpu_ms": 100 * phases["data"],
+        "launch_ms": 50 * step, "callbacks": {"Progress.on_train_batch_end": 10.0},
+    }  # fmt: skip
+    return run
+
+
+def tier_run(busy_s: float, batches: int = 200, may_ask: int = 18, step_ms: float = 500, wait_ms: float = 300) -> Run:
+    """100 s of two ranks with 4 makers each on two machines of 4 cores; a third machine has gone."""
+
+    def machine(node: str, makers: int, done: float, gone: bool = False) -> dict[str, Any]:
+        share = {"batches": round(batches * done), "busy_s": busy_s * done, "mb": 10.0 * batches * done}
+        return {"node": node, "name": node, "cores": 4, "makers": makers, "gone": gone, **share}
+
+    def reading(t: float, done: float) -> dict[str, Any]:
+        machines = [machine("a", 2, done / 2), machine("b", 2, done / 2), machine("c", 0, 0, gone=True)]
+        return {"kind": "tier", "t": t, "ready": 0, "may_ask": may_ask, "made_again": 1, "made_twice": 0,
+                "machines": machines}  # fmt: skip
+
+    steps = {"kind": "total", "steps": 200, "ms": 200 * step_ms, "p": {"data": 200.0 * wait_ms}}
+    steps["p"]["student"] = 200.0 * (step_ms - wait_ms)
+    header = {"of": "steps", "rank": 0, "num_workers": 0, "cores": 8, "threads": 1, "device": "cuda"}
+    readings = [reading(0, 0), reading(100, 1)]
+    return Run(Path("x"), headers={0: header}, totals={0: steps}, tier={0: readings, 1: readings})

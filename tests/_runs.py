@@ -1,0 +1,55 @@
+"""Runs of the tiny pair in this process, and what they leave."""
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from kd.cli import train_main
+from kd.storage.checkpoints import newest_whole
+
+
+def run(recipe: Path, *items: str) -> Path:
+    """Trains in this process and returns the run folder."""
+    before = set(run_folders(recipe))
+    assert train_main([f"recipe={recipe}", *items]) == 0
+    (made,) = set(run_folders(recipe)) - before
+    return made
+
+
+def run_folders(recipe: Path) -> list[Path]:
+    return sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """train/loss by step, as stored."""
+    with (folder / "metrics.csv").open() as file:
+        return {int(row["step"]): float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]}
+
+
+def student_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "student.safetensors")
+
+
+def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for key in a:
+        assert torch.equal(a[key], b[key]), key
+
+
+def disturb(name: str, **arguments: Any) -> str:
+    return f"trainer.callbacks+={json.dumps({'class_path': f'tests._stop.{name}', 'init_args': arguments})}"
+
+
+def assert_good(folder: Path, *steps: int) -> None:
+    """The newest checkpoint is of this step (or one of these), and of numbers."""
+    file, damaged = newest_whole(folder / "checkpoints")
+    assert file is not None
+    assert not damaged
+    content = torch.load(file, weights_only=True)
+    assert content["global_step"] in steps
+    assert all(math.isfinite(float(v.float().sum())) for v in content["state_dict"].values())
