@@ -1,5 +1,6 @@
 """``kd-card``: a model card of a finished run. Needs no torch."""
 
+import sys
 from pathlib import Path
 
 from kd.errors import UserError
@@ -10,13 +11,16 @@ from kd.storage.run_urls import run_at
 HELP = """\
 kd-card: a model card: data, teacher, losses, accuracy by class, fidelity, speed, exports, limits, how to load.
 
-  kd-card RUN_FOLDER [license=NAME] [out=FILE]
+  kd-card RUN_FOLDER [license=NAME] [teacher_license=NAME] [data_license=NAME] [out=FILE]
 
-  license=   of the weights, as the Hugging Face hub names it (apache-2.0)
-  out=       default: RUN_FOLDER/README.md, and README.md beside RUN_FOLDER/export/hub where that is
+  license=           of the student's weights, as the Hugging Face hub names it (apache-2.0)
+  teacher_license=   of the teacher's weights
+  data_license=      of the training pictures
+  out=               default: RUN_FOLDER/README.md, and README.md beside RUN_FOLDER/export/hub where that is
 
-What is not there is left out: kd-eval, kd-latency and kd-export fill it.
+The card leaves out what the run does not have: kd-eval, kd-latency and kd-export add it.
 """
+LICENSES = ("license", "teacher_license", "data_license")
 
 
 def run(request: Request) -> int:
@@ -27,9 +31,10 @@ def run(request: Request) -> int:
     from kd.report.records import read_run
 
     own = dict(item.split("=", 1) for item in request.overrides)
-    foreign = [key for key in own if key not in ("license", "out")]
+    taken = (*LICENSES, "out")
+    foreign = [key for key in own if key not in taken]
     if foreign:
-        raise UserError(f"no key '{foreign[0]}' (it takes license=, out=)")
+        raise UserError(f"no key '{foreign[0]}' (it takes {', '.join(f'{key}=' for key in taken)})")
     folder = run_at(request.rest[0])
     if not (folder / "summary.json").is_file() or not (folder / "student.safetensors").is_file():
         raise UserError(f"{folder} is no finished run: it has no summary.json and student.safetensors")
@@ -39,7 +44,10 @@ def run(request: Request) -> int:
     )
     if not files[0].resolve().parent.is_dir():
         raise UserError(f"out: there is no folder {files[0].resolve().parent}")
-    text = card(read_run(folder), own.get("license"))
+    missing = [f"{key}=" for key in LICENSES if not own.get(key)]
+    if missing:
+        print(f"kd-card: {', '.join(missing)} not given: the card says that the licence is not stated", file=sys.stderr)
+    text = card(read_run(folder), *(own.get(key) for key in LICENSES))
     for file in files:
         write_whole(file, lambda opened: opened.write(text.encode()))
         print(f"written to {file}")

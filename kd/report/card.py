@@ -25,12 +25,14 @@ TEMPLATE = Path(__file__).parent / "card.md.j2"
 LOST = 10  # classes in the list of those that lost most
 
 
-def card(run: Run, license_name: str | None = None) -> str:
+def card(
+    run: Run, license_name: str | None = None, teacher_license: str | None = None, data_license: str | None = None
+) -> str:
     """The card of a finished run: ``card.md.j2``, filled in.
 
     Args:
         run: read from its folder.
-        license_name: of the weights, as the hub names it (``apache-2.0``); left out where it is not known.
+        license_name, teacher_license, data_license: names as the hub has them (``apache-2.0``); None: not stated.
     """
     fidelity, latency = _read(run.folder / "fidelity.json"), _read(run.folder / "export" / "latency.json")
     summary, student = run.summary, run.summary.get("student") or {}
@@ -53,6 +55,12 @@ def card(run: Run, license_name: str | None = None) -> str:
         classes=[(r["name"], r["count"], _percent(r.get("teacher")), _percent(r["student"])) for r in rows],
         latency=latency, speed=_speed(latency), exports=_exports(_read(run.folder / "export" / "export.json")),
         lost=lost[:LOST], unseen=data.get("classes", len(rows)) - len(rows) if rows else 0,
+        licenses=[
+            (what, name or "not stated")
+            for what, name in (
+                ("student", license_name), ("teacher", teacher_license), ("training pictures", data_license)
+            )
+        ],
         few=sum(r["count"] < 10 for r in rows) if fidelity.get("kind") == "classification" else 0,
     )  # fmt: skip
 
