@@ -12,11 +12,6 @@ class Best(Callback):
     """Compares each validation with the best one before, where it ends; a single student's weights go to ``best.ckpt``.
 
     Must precede the callbacks that read it. :class:`kd.callbacks.summary.Summary` saves and restores its state.
-
-    Attributes:
-        newest: the last validation's metrics, by student.
-        best: those of each student's best validation, with its ``epoch`` (from 1) and ``step``.
-        improved: the students whose last validation is their best.
     """
 
     def __init__(self, folder: RunFolder, monitor: str, mode: str) -> None:

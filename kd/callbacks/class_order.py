@@ -24,19 +24,13 @@ class Confusions(Metric):
         self.counts.index_put_((index.to(target.device) % 2, columns, target.long()), ones, accumulate=True)
 
     def compute(self) -> Tensor:
-        """The counts, ``(2, C, C)``."""
         return self.counts
 
 
 def found_order(counts: Tensor) -> tuple[list[int], float] | None:
-    """The class that each of the teacher's columns stands for, where the pictures show one.
+    """The class of each of the teacher's columns and its accuracy, or None where that is near guessing.
 
-    Columns are matched with classes on one half of the pictures and judged on the other, so that chance is not taken
-    for an order.
-
-    Returns:
-        The class of each column, matched on all pictures, and the accuracy it reached on the half it was not matched
-        on; None where that is not far above guessing.
+    Columns are matched with classes on one half of the pictures and judged on the other.
 
     >>> swapped = torch.tensor([[0, 20], [20, 0]])
     >>> found_order(torch.stack([swapped, swapped]))

@@ -29,12 +29,7 @@ def judged(outputs: STEP_OUTPUT) -> Judged:
 
 @dataclass(frozen=True)
 class RunContext:
-    """One run, typed.
-
-    Attributes:
-        trainer: that runs it.
-        module: its students and teacher.
-    """
+    """Typed access to a run's trainer, module, students, teacher, data and folder."""
 
     trainer: Trainer
     module: DistillationModule
@@ -48,12 +43,10 @@ class RunContext:
 
     @property
     def students(self) -> Students:
-        """That learn."""
         return self.module.students
 
     @property
     def data(self) -> DistillationDataModule:
-        """The run's data module."""
         assert self.module.data is not None
         return self.module.data
 
@@ -70,5 +63,4 @@ class RunContext:
 
     @property
     def device(self) -> torch.device:
-        """Where the students are."""
         return self.module.device

@@ -18,9 +18,7 @@ from kd.storage.checkpoints import damage, newest_whole
 
 @dataclass
 class Export(Callback):
-    """Writes the student of the best epoch. Must stand before the callbacks that report: a report that fails must not
-    cost the student.
-    """
+    """Writes the student of the best epoch. Must precede the callbacks that report."""
 
     folder: RunFolder  # of the run
     best: Best  # which validation is the best
@@ -56,10 +54,7 @@ class Export(Callback):
                 self.save(module, file, self._best(trainer) if not name else None)
 
     def _best(self, trainer: Trainer) -> Path | None:
-        """The best epoch's checkpoint; the last one where that is damaged; None without validation.
-
-        A student in shards is whole in checkpoints alone.
-        """
+        """The best epoch's checkpoint, or the last one where it is damaged; it alone holds a sharded student whole."""
         path = self.best.file
         if "" not in self.best.best:
             sharded = isinstance(trainer.strategy, Sharding) and trainer.strategy.shards_weights

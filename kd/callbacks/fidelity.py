@@ -30,11 +30,7 @@ SIDE = 112  # pixels of a thumbnail's longer side: two dozen of them take some 1
 
 
 class FidelityRecord(Callback):
-    """Compares student and teacher in the validation passes that a run makes anyway.
-
-    The teacher's logits are the preflight's. Written at each validation that is the best one so far: the file describes
-    the student that is exported.
-    """
+    """Writes how faithful the student is at each best validation, from passes that the run makes anyway."""
 
     def __init__(self, folder: RunFolder, preflight: Preflight, best: Best) -> None:
         self.folder, self.preflight, self.best = folder, preflight, best

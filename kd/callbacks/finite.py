@@ -18,11 +18,10 @@ SHOWN = 16  # indices that the message names
 
 
 class Finite(Callback):
-    """Stops at a NaN or infinite loss and names the step and the batch; never lets such weights into a checkpoint.
+    """Stops at a NaN or infinite loss, names step and batch, and keeps such weights out of checkpoints.
 
-    Each loss is copied to the host beside the training and read at the first later step that finds the copy done, so
-    no step waits for the device. Before a checkpoint, and at the end of an epoch, all losses are waited for; before a
-    checkpoint all weights are looked at too.
+    A loss is copied to the host and read once the copy is done: no step waits. Checkpoints and epochs' ends wait for
+    all.
     """
 
     def __init__(self) -> None:

@@ -15,13 +15,7 @@ from kd.storage.checkpoints import LAST
 
 
 class LastCheckpoint(Checkpoint):
-    """Saves the whole state of training at each epoch's end and, where asked, in between.
-
-    Args:
-        dirpath: the folder; set later where it is not known yet.
-        every_n_steps: save after so many optimizer steps, too.
-        every_n_minutes: save after so many minutes, too (by the first process's clock).
-    """
+    """Saves the whole state of training at each epoch's end and, where asked, in between."""
 
     def __init__(
         self, dirpath: str | Path | None = None, every_n_steps: int | None = None, every_n_minutes: float | None = None

@@ -25,10 +25,7 @@ class LearningRate(Callback):
 
 
 class LastStep(Callback):
-    """Ends a run that ``max_steps`` cuts short with a validation; logs the last step of each epoch.
-
-    Lightning validates after whole epochs alone, and logs every ``log_every_n_steps`` steps alone.
-    """
+    """Validates at the end of a run that ``max_steps`` cuts short; logs the last step of each epoch."""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
         """A trainer that should stop validates and logs, wherever in the epoch it is."""

@@ -26,11 +26,7 @@ PACKAGES = {
 
 
 def check_packages(spec: dict[str, Any]) -> None:
-    """Refuses a logger whose package is not installed.
-
-    Raises:
-        UserError: names it.
-    """
+    """Refuses a logger whose package is not installed."""
     name = spec["class_path"].rpartition(".")[2]
     needed = PACKAGES.get(name, ())
     if needed and not any(find_spec(package) for package in needed):

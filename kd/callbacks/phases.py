@@ -62,8 +62,6 @@ def phase_of(action: str) -> str | None:
 
 
 class _Timed:
-    """Context of one action."""
-
     def __init__(self, profiler: "PhaseProfiler", action: str, inner: AbstractContextManager | None) -> None:
         self.profiler, self.action, self.inner = profiler, action, inner
 
@@ -144,12 +142,6 @@ class Phases(Closing):
     A step lasts from the request for its batch to the request for the next one. With DistributedDataParallel,
     ``communication`` is what the step waits for all-reduces after its last gradient is computed (the part that
     backward does not hide); a communication hook of the user's own leaves that inside ``backward``.
-
-    Args:
-        folder: the run's.
-        price_per_hour: of the whole job.
-        nvtx: name the phases as NVTX ranges, for Nsight.
-        input_machines: that could make batches, by name: ``price`` of an hour and ``vcpus``.
     """
 
     _process_is_used = False

@@ -12,11 +12,7 @@ PICTURES = 8
 
 
 class Predictions(Callback):
-    """Writes ``predictions/<number>.png`` for the first validation pictures at the end of training.
-
-    Each holds the picture, the truth, the student's and the teacher's answers side by side, as the task draws them
-    (:meth:`kd.tasks.Task.drawn`).
-    """
+    """Writes ``predictions/<number>.png`` of the first validation pictures: picture, truth, both models' answers."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder

@@ -32,10 +32,6 @@ class Preflight(Callback):
 
     It runs before the student inherits and before the run's folder is made. Where a weak teacher's classes turn out to
     be in another order, the message names the key, and the order found is written down.
-
-    Args:
-        mode: ``stop``, ``warn`` to train with a weak teacher, or ``off`` (False in YAML) to measure nothing.
-        lists: the folder for such an order.
     """
 
     def __init__(self, mode: str | bool = "stop", lists: Path | None = None) -> None:

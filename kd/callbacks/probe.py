@@ -17,10 +17,9 @@ from kd.teachers.answer import ALL
 
 
 class FeatureProbe(Callback):
-    """Measures the teachers once, before the first step, and the students in each validation (``data.probe``).
+    """Measures the teachers once, and the students in each validation (``data.probe``).
 
-    Several teachers are measured each, and together: by the cosine of their unit vectors side by side, which is the
-    mean of their cosines.
+    Several teachers are also measured together: by their unit vectors side by side.
     """
 
     def __init__(self, preflight: Preflight) -> None:

@@ -13,11 +13,7 @@ from kd.progress import CALM, drawn
 
 
 class Progress(Closing):
-    """Shows epoch, images/s, time left, the loss and what limits the run; the validation metrics once an epoch.
-
-    Args:
-        limit: says in a few words what limits the run so far.
-    """
+    """Shows epoch, images/s, time left, the loss, what limits the run, and validation metrics once an epoch."""
 
     def __init__(self, limit: Callable[[], str] | None = None) -> None:
         self._limit = limit or (lambda: "")

@@ -44,7 +44,8 @@ class MetricsCSV(CSVLogger):
 
     def drop_from(self, step: int) -> None:
         """Drops the rows of ``step`` and later: a resumed run makes these steps again. Damaged rows go too; a file
-        without a header is put aside as ``metrics.csv.damaged``."""
+        without a header is put aside as ``metrics.csv.damaged``.
+        """
         aside = self._file.with_name(f"{self._file.name}.part")
         for file in (self._file, aside):
             if file.is_symlink():
@@ -90,19 +91,6 @@ class RunFolder(Callback):
     """Claims the run's folder once the preflight has passed, and sends metrics and checkpoints there.
 
     A resumed run's folder stays as it is until the checkpoint is loaded and training begins.
-
-    Args:
-        runs_dir: folder of all runs.
-        recipe: the recipe's name.
-        config: the resolved configuration, YAML.
-        resume: the folder of the run to resume.
-        marker: a file to write the folder's name into.
-        name: of the folder, in place of the next free number.
-
-    Attributes:
-        path: the folder, once it is known.
-        begun: whether it is this run's to write to.
-        mirror: follows the folder with a copy in an object store.
     """
 
     def __init__(
@@ -123,11 +111,7 @@ class RunFolder(Callback):
         self._lock: RunLock | None = None
 
     def lock(self) -> None:
-        """Keeps other runs out of the folder until :meth:`release`, or until this process ends in whatever way.
-
-        Raises:
-            UserError: another process trains in it.
-        """
+        """Keeps other runs out of the folder until :meth:`release`, or until this process ends in whatever way."""
         folder = self.resume or self.path
         assert folder is not None
         self._lock = RunLock(folder)
@@ -168,10 +152,7 @@ class RunFolder(Callback):
         return self.path / "students" / name if name else self.path
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """The folder may have moved since, or come from elsewhere: a checkpoint names its files, never where they lie.
-
-        Lightning removes what a state names once a better epoch comes.
-        """
+        """Keeps the names of a checkpoint's files, in this run's folder: Lightning removes what a state names."""
         states = checkpoint.get("callbacks", {})
         for own in trainer.checkpoint_callbacks:
             if isinstance(own, ModelCheckpoint) and own.state_key in states and own.dirpath is not None:

@@ -182,8 +182,7 @@ class DistillationDataModule(LightningDataModule):
     def fill_dataloader(
         self, view: int, present: Present, rank: int, world_size: int, answering: Answering | None = None
     ) -> DataLoader:
-        """Training batches of one view without those whose samples are all ``present(view, index)``; ``answering``
-        changes what is made of samples: their teachers' answers, in a data tier."""
+        """Batches of one view without those all ``present(view, index)``; ``answering`` wraps the collate function."""
         split = self.split("train")
         order = self._batches(0, 1).order(view) if self.augment.mixes else np.arange(len(split.targets))
         batches = ViewBatches(order, self.batch_size, view, rank, world_size)

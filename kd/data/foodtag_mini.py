@@ -76,13 +76,7 @@ def box(x0: float, y0: float, x1: float, y1: float) -> list[Point]:
 
 
 class Pen:
-    """Draws in a frame of its own, in which the dish is the unit disc, on a picture it shares with other pens.
-
-    Args:
-        image: the canvas.
-        rng: the only source of chance.
-        matrix: (a, b, c, d, e, f): the point (x, y) of the frame is the pixel (ax + by + c, dx + ey + f).
-    """
+    """Draws in a frame of its own, in which the dish is the unit disc, on a picture it shares with other pens."""
 
     def __init__(self, image: Image.Image, rng: random.Random, matrix: Sequence[float]) -> None:
         self.image, self.rng, self.matrix = image, rng, matrix
@@ -658,12 +652,7 @@ def _photograph(image: Image.Image, rng: random.Random, chance: np.random.Random
 
 
 def draw(label: int, seed: int) -> Image.Image:
-    """One photograph of a food.
-
-    Args:
-        label: index into ``CLASSES``.
-        seed: any number; the same (label, seed) gives the same pixels, whoever else draws random numbers.
-    """
+    """One photograph of a food."""
     rng = random.Random(f"{VERSION}/{label}/{seed}")
     chance = np.random.RandomState(rng.getrandbits(32))
     image, size = _table(rng, chance), _CANVAS * (0.42 + 0.12 * _SPREAD * rng.uniform(-1, 0.5))
@@ -759,9 +748,6 @@ def build(cache_dir: Path, train_per_class: int = 300, val_per_class: int = 50) 
 
     It is drawn once, into a temporary folder that is renamed when complete; a later call checks every file
     against the set's ``SHA256SUMS`` and draws a damaged set again. Of processes that start at once one draws.
-
-    Returns:
-        A folder with ``train/<class>/*.jpg`` and ``val/<class>/*.jpg``.
     """
     for name, value in (("train_per_class", train_per_class), ("val_per_class", val_per_class)):
         if not 1 <= value <= _VAL_SEED:

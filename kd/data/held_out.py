@@ -7,18 +7,9 @@ import numpy as np
 
 
 def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
-    """Which training pictures are held out.
+    """Numbers of the held-out training pictures, ascending: ``fraction`` of each class, at least one of two or more.
 
-    Of each class ``fraction`` of the pictures, rounded; at least one where a class has two or more, never its last.
     Pictures of several labels, with masks or without labels are drawn from all of them alike.
-
-    Args:
-        targets: of the training pictures.
-        fraction: the share that is held out.
-        seed: the draw's; the same for every number of processes.
-
-    Returns:
-        Their numbers, ascending.
 
     >>> held_out([0] * 10 + [1] * 10, 0.1, seed=0).shape
     (2,)

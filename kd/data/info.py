@@ -19,21 +19,7 @@ def info_of(
     balance_classes: bool,
     probed: bool = False,
 ) -> DataInfo:
-    """Classes and sizes. See :class:`kd.data.datamodule.DistillationDataModule` for the settings.
-
-    Args:
-        source: has been listed.
-        sizes: of ``train`` and ``val``, and how many of train's pictures are ``unlabeled``.
-        targets: of the training pictures from the source.
-        augment: the training views.
-        crop_ratio: of validation.
-        unlabeled_ratio: of unlabelled pictures in an epoch.
-        balance_classes: whether classes are seen equally often.
-        probed: whether there are labelled pictures to measure features on.
-
-    Raises:
-        UserError: settings that are not defined for these data.
-    """
+    """Classes and sizes. See :class:`kd.data.datamodule.DistillationDataModule` for the settings."""
     for name in source.kind.undefined:
         if getattr(augment, name):
             raise UserError(f"data.augment.{name}: is not defined for {source.kind.name}, set it to 0")

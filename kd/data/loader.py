@@ -24,8 +24,7 @@ Made = TypeVar("Made")  # A batch
 class Loader(DataLoader):
     """A ``DataLoader`` whose workers ignore SIGTERM, SIGINT and SIGHUP from anyone but the training process.
 
-    ``torchrun``, SLURM, systemd, a terminal's Ctrl-C and its end reach the whole process group: workers that die of it
-    take the run down before it has saved. To be made by :meth:`of`.
+    These reach the whole process group: workers that die of one would end the run before it has saved.
     """
 
     @classmethod
@@ -61,11 +60,7 @@ class Loader(DataLoader):
 
 
 class Shared(Generic[Made]):
-    """Collates in a worker, into shared memory.
-
-    The worker's queue would move the batch there as well, but in a thread of its own: where no memory is left the
-    batch would be lost there, and the training process would wait for it for ever.
-    """
+    """Collates in a worker, into shared memory: the queue's own thread would lose the batch where memory is full."""
 
     def __init__(self, collate: Callable[[Sequence[Any]], Made]) -> None:
         self.collate = collate

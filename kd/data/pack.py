@@ -32,17 +32,10 @@ def pack(
     shard_mb: int = 256,
     source: Source | None = None,
 ) -> int:
-    """Writes a split as tar shards and their index; masks as PNG files beside their pictures.
+    """Writes a split as tar shards and their index, masks as PNG files beside the pictures; returns the bytes written.
 
-    Args:
-        short_side: pictures whose shorter side is larger are resized to it, in pixels; all others are kept as they are.
-        shard_mb: a new shard is begun behind this many megabytes.
-
-    Returns:
-        Bytes written.
-
-    Raises:
-        UserError: a picture can't be decoded, a kind of target that no pack holds, or ``out`` can't be written.
+    Pictures whose shorter side is above ``short_side`` pixels are resized to it. Shards end after ``shard_mb``
+    megabytes.
     """
     kind = source.kind if source is not None else Targets()
     if type(kind) not in (Targets, Masks):

@@ -27,12 +27,7 @@ ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
 
 
 def open_regular(path: str) -> IO[bytes]:
-    """Opens a picture file for reading.
-
-    Raises:
-        OSError: it can't be opened, or is a pipe, a device, or larger than any picture.
-        ValueError: the name is none that the file system takes.
-    """
+    """Opens a picture file; an OSError for a pipe, a device or a file larger than any picture."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer would be waited for
     try:
         found = os.fstat(descriptor)
@@ -47,25 +42,15 @@ def open_regular(path: str) -> IO[bytes]:
 
 
 def check_header(stream: IO[bytes], max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """Reads a picture's header alone.
-
-    Returns:
-        Width and height in pixels, as stored.
-
-    Raises:
-        RuntimeError: not a picture, or too large; the message is one line.
-    """
+    """Width and height in pixels as stored; a RuntimeError of one line for no picture or one too large."""
     with open_picture(stream, max_pixels) as image:
         return image.size
 
 
 def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
-    """Encoded picture -> uint8 ``(3, H, W)``, upright by its EXIF orientation.
+    """Encoded picture -> uint8 ``(3, H, W)``, upright by its EXIF orientation, or a RuntimeError of one line.
 
     Of an animation this is the first frame; samples of 16 bits keep their upper eight; transparency is dropped.
-
-    Raises:
-        RuntimeError: not a picture, a damaged or truncated one, or too large; the message is one line.
     """
     with open_picture(BytesIO(data), max_pixels) as image:
         if data.startswith(JPEG):
@@ -77,11 +62,7 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
 
 
 def plain_jpeg(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[int, int] | None:
-    """Height and width of an upright JPEG in grey or RGB; None for any other picture.
-
-    Raises:
-        RuntimeError: not a picture, or too large.
-    """
+    """Height and width of an upright JPEG in grey or RGB; None for any other picture."""
     with open_picture(BytesIO(data), max_pixels) as image:
         upright = image.getexif().get(ORIENTATION, 1) == 1
         return (image.height, image.width) if image.format == "JPEG" and image.mode in "RGBL" and upright else None
@@ -105,11 +86,7 @@ def encode_grey(mask: Tensor) -> bytes:
 
 
 def decode_grey(data: bytes) -> Tensor:
-    """What :func:`encode_grey` has made -> uint8 ``(1, H, W)``.
-
-    Raises:
-        RuntimeError: it is none; the message is one line.
-    """
+    """What :func:`encode_grey` has made -> uint8 ``(1, H, W)``."""
     with open_picture(BytesIO(data)) as image:
         if image.mode != "L":
             raise RuntimeError("its mask must hold one byte a pixel")

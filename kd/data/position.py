@@ -11,11 +11,7 @@ from kd.lightning_internals import make_loader_again
 
 
 class Position:
-    """A place in the order of the training samples.
-
-    Attributes:
-        at: epoch and samples of it after which a resumed run starts; None for a new one.
-    """
+    """A place in the order of the training samples; ``at``: epoch and samples after which a resumed run starts."""
 
     def __init__(self) -> None:
         self.at: tuple[int, int] | None = None
@@ -45,15 +41,7 @@ class Position:
 
 
 def check_same_samples(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuses to resume with other samples, labels or order than a checkpoint's run had.
-
-    Args:
-        before: what :meth:`DistillationDataModule.samples_identity` gave in that run; what is missing is not compared.
-        now: of this run.
-
-    Raises:
-        UserError: names the key.
-    """
+    """Refuses to resume with other samples, labels or order than the checkpoint's run had."""
     for name in ("seed", "unlabeled_ratio", "balance_classes"):
         if before.get(name, now[name]) != now[name]:
             key = "seed" if name == "seed" else f"data.{name}"

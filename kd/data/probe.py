@@ -10,15 +10,7 @@ KEY = "data.probe.root"
 
 
 def load(probe: Probe, cache_bytes: int | None = None) -> list[Split]:
-    """The pictures of ``train`` and those of ``val``.
-
-    Args:
-        probe: where they are.
-        cache_bytes: most bytes of their copies, where they are in a store.
-
-    Raises:
-        UserError: one of the folders is missing or empty, or there is one class alone.
-    """
+    """The pictures of ``train`` and those of ``val``."""
     source = ImageFolder(probe.root or "")
     source.key, source.cache_bytes = KEY, cache_bytes
     train = source.load("train")

@@ -75,10 +75,7 @@ class TrainBatches(Sampler[list[Key]]):
         self.epoch = epoch
 
     def skip(self, epoch: int, samples: int) -> None:
-        """Makes the iteration of ``epoch`` begin after ``samples`` samples (of all processes): a resumed run.
-
-        Loader workers ask for the first batches before the trainer names the epoch, so the epoch is set here too.
-        """
+        """Makes ``epoch`` begin after ``samples`` samples (of all processes); read before the trainer sets it."""
         self.resume_at = (epoch, samples)
         self.epoch = epoch
 
@@ -188,15 +185,7 @@ def _turns(order: np.ndarray) -> np.ndarray:
 
 
 class ViewBatches(Sampler[list[Key]]):
-    """The samples of one view once, dealt to the ranks in turn, a batch each.
-
-    Args:
-        order: the samples, ``(length,)``, neighbours that are mixed beside each other.
-        batch_size: samples a batch of one process.
-        view: which.
-        rank: of this process.
-        world_size: number of processes.
-    """
+    """The samples of one view once, dealt to the ranks in turn, a batch each."""
 
     def __init__(self, order: np.ndarray, batch_size: int, view: int, rank: int = 0, world_size: int = 1) -> None:
         batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
@@ -217,22 +206,9 @@ class ViewBatches(Sampler[list[Key]]):
 class EvalBatches(Sampler[list[Key]]):
     """Every sample once, in order, dealt to the ranks in turn.
 
-    All ranks give the same number of batches of the same sizes (a collective in one waits for the others); what is
-    missing at the end is padded with samples whose epoch is -1, which the data set marks with the index -1.
-
-    Where only the first batches are used, the order is interleaved: any first samples are spread evenly over the whole
-    set, which is often sorted by class.
-
-    Args:
-        length: samples in the set.
-        batch_size: samples a batch of one process.
-        rank: of this process.
-        world_size: number of processes.
-        limit: how many batches are used, as Lightning's ``limit_val_batches``: a number, or a share of all.
-        seed: where in the set an interleaved order begins.
-
-    Attributes:
-        used: how many batches are used.
+    All ranks give as many batches of the same sizes: what is missing is padded with samples whose epoch is -1, which
+    the data set marks with the index -1. With a ``limit`` (as Lightning's ``limit_val_batches``) the order is
+    interleaved from ``seed`` on, so that the first samples are spread evenly over a set that is sorted by class.
     """
 
     def __init__(

@@ -49,10 +49,7 @@ class Scan(NamedTuple):
 
 
 def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_PIXELS) -> Scan:
-    """Decodes every picture of a split once and stores the result in the user's cache folder.
-
-    Of several processes on a machine one looks, and the others wait for it.
-    """
+    """Decodes every picture of a split once, by one process a machine, and caches the result."""
     if check == "off":
         return Scan({}, [])
     memory = cache_dir() / "scans" / f"{fingerprint(split)}-{check}-{max_pixels}.json"

@@ -17,15 +17,7 @@ from kd.run.settings import DataSettings, Probe
 
 
 class Splits:
-    """Lists the splits of a source once, and checks their pictures once. See :class:`DistillationDataModule`.
-
-    Args:
-        probe: labelled pictures to measure features on, the split ``probe``.
-
-    Attributes:
-        holds_out: whether validation is a part of the training pictures; known once a split has been listed.
-        skipped: damaged pictures that were left out, each with the reason.
-    """
+    """Lists the splits of a source once, and checks their pictures once. See :class:`DistillationDataModule`."""
 
     def __init__(self, source: Source, given: DataSettings, probe: Probe | None = None) -> None:
         self.source, self.unlabeled, self.probe = source, given.unlabeled, probe
@@ -42,11 +34,7 @@ class Splits:
         return ["train", "val", *(["probe"] if self.probe else [])]
 
     def is_probed(self) -> bool:
-        """Whether there are labelled pictures to measure features on; lists them.
-
-        Raises:
-            UserError: a folder without them.
-        """
+        """Whether there are labelled pictures to measure features on; lists them."""
         return self.probe is not None and bool(self.listed("probe"))
 
     def check_fraction(self) -> None:
@@ -140,11 +128,7 @@ class Splits:
         return [(val_split.name(i), train_split.name(j)) for i, j in pairs]
 
     def prepare(self) -> None:
-        """Checks the pictures of all splits.
-
-        Raises:
-            UserError: damaged pictures, or all validation pictures of a source that has its own are training pictures.
-        """
+        """Checks the pictures of all splits."""
         for name in self.names:
             self.split(name)
         shared = [] if self.holds_out else self.shared

@@ -116,8 +116,7 @@ class Masks(Targets):
 
     @staticmethod
     def _whole(target: Target, size: Sequence[int], ignore_index: int | None) -> Tensor:
-        """A picture's mask. One without labels gets no class, so that the task skips it, and not ``ignore_index``, so
-        that distillation does not."""
+        """A picture's mask; without labels -1, which the task skips, not ``ignore_index``, which distillation skips."""
         if isinstance(target, Tensor):
             return target
         value = 254 if ignore_index == 255 else 255

@@ -24,10 +24,7 @@ def height_width(img_size: int | Sequence[int]) -> tuple[int, int]:
 
 @contextmanager
 def seeded(*numbers: int) -> Iterator[None]:
-    """Runs a block under torch's CPU generator seeded by ``numbers``, and puts the generator back afterwards.
-
-    The generator is seeded directly: ``torch.manual_seed`` would touch the GPU's too, from within a loader worker.
-    """
+    """Runs a block under torch's CPU generator seeded by ``numbers``, and restores it; GPUs' are not touched."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     generator = torch.default_generator
     state = generator.get_state()
@@ -56,24 +53,14 @@ def train_transform(size: tuple[int, int], augment: Augment) -> v2.Compose:
 
 
 class EvalView(v2.Transform):
-    """uint8 ``(3, H, W)`` -> uint8 ``(3, *size)`` by :func:`kd.storage.decoding.frame`; of a mask beside it the same.
-
-    Args:
-        size: height and width.
-        crop_ratio: share of the scaled picture that the centre crop keeps; None shows the whole picture.
-        max_pixels: of the picture on its way.
-    """
+    """uint8 ``(3, H, W)`` -> uint8 ``(3, *size)`` by :func:`kd.storage.decoding.frame`; likewise a mask."""
 
     def __init__(self, size: tuple[int, int], crop_ratio: float | None, max_pixels: int = MAX_PIXELS) -> None:
         super().__init__()
         self.size, self.crop_ratio, self.max_pixels = size, crop_ratio, max_pixels
 
     def forward(self, *pictures: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """A picture, or a picture and its mask.
-
-        Raises:
-            TooLarge: as :func:`kd.storage.decoding.frame` does.
-        """
+        """A picture, or a picture and its mask."""
         height, width = pictures[0].shape[-2:]
         part, scaled, corner = frame((width, height), self.size, self.crop_ratio, self.max_pixels)
         parts = (tvf.crop(p, part[1], part[0], part[3], part[2]) for p in pictures)
@@ -85,13 +72,8 @@ class EvalView(v2.Transform):
 class MixPairs:
     """Mixup and cutmix of neighbours in a batch, by torchvision's own transforms, on uint8 pictures.
 
-    The samples 2k and 2k+1 of a batch are mixed with each other. Neighbours, and the ratio, follow from
-    (seed, index, epoch) by way of the epoch's order: a worker, its number or a resumed run changes nothing.
-
-    Args:
-        augment: its ``mixup``, ``cutmix`` and ``mix_probability``.
-        num_classes: classes of the data.
-        seed: of the run.
+    The samples 2k and 2k+1 are mixed. Neighbours, and the ratio, follow from (seed, index, epoch): a worker or a
+    resumed run changes nothing.
     """
 
     def __init__(self, augment: Augment, num_classes: int, seed: int) -> None:

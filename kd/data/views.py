@@ -62,7 +62,8 @@ class Views:
 
     def sample(self, split: Split, count: int, labelled: bool) -> Iterator[tuple[Tensor, Target]]:
         """The first ``count`` pictures of a fixed shuffle, or of those with a class id: uint8 ``(3, H, W)``, as
-        validation sees them, with their targets."""
+        validation sees them, with their targets.
+        """
         (pictures, _), targets = self.evaluation(split), split.targets
         order = map(int, TrainBatches(len(targets), 1, self.seed).order(0))
         wanted = (i for i in order if not labelled or _is_class(targets[i]))

@@ -24,18 +24,9 @@ BATCH = 64
 
 @torch.no_grad()
 def fit_new_classifier(student: Student, sample: Sample | None) -> str:
-    """Sets a classifier that came with no weights to a ridge regression of labelled pictures' features.
+    """Sets a new linear classifier to a ridge regression of labelled pictures' features; returns a message or "".
 
-    Nothing happens where the file has a classifier, where it is taken from the teacher (SimKD), is no linear layer over
-    vectors, or where the run learns nothing from labels.
-
-    Args:
-        student: whose weights were loaded.
-        sample: gives so many training pictures, uint8 ``(3, H, W)``, with their class ids; True: none without one.
-            None where the data are not ours.
-
-    Returns:
-        What is to be said of it, or nothing.
+    ``sample`` gives so many training pictures, uint8 ``(3, H, W)``, and class ids; None where the data are not ours.
     """
     found = getattr(student.model, "get_classifier", lambda: None)()
     taken = student.start == "inherited" or not student.objective.task_loss_weight  # SimKD's is 0

@@ -18,11 +18,7 @@ from kd.teachers.answer import Answer
 
 
 class HeadlessStudent(Student):
-    """A model that gives features ``(N, D)``, taught by teachers' features; see :class:`kd.distill.student.Student`.
-
-    Validation measures the weights that count by the losses that train them, on held-out pictures
-    (:class:`kd.tasks.Features`).
-    """
+    """A model that gives features ``(N, D)``, taught by teachers' features and validated by the same losses."""
 
     has_head = False
 
@@ -48,8 +44,7 @@ class HeadlessStudent(Student):
 
     @torch.no_grad()
     def _centre(self, pictures: Tensor) -> None:
-        """Takes the features' mean over a sample out of them: what all pictures share distinguishes none of them, and
-        hides in their cosines what does."""
+        """Subtracts the features' mean over a sample: what all pictures share hides in their cosines what differs."""
         norm = final_norm(self.model)
         bias = getattr(norm, "bias", None)
         if bias is None:

@@ -28,11 +28,7 @@ class Looks:
         return name in self._layers
 
     def complete(self, losses: Mapping[str, DistillLoss]) -> None:
-        """A loss without a tap reads the layers that it names itself.
-
-        Raises:
-            UserError: a loss that names none, or layers for a loss that is not there.
-        """
+        """A loss without a tap reads the layers that it names itself."""
         for name in self._taps:
             if name not in losses:
                 raise UserError(f"model.taps.{name}: there is no feature loss '{name}'{among(losses)}")
@@ -43,11 +39,7 @@ class Looks:
             self._taps.setdefault(name, TapSpec(default or "", default or ""))
 
     def teacher_of(self, name: str, teacher: RunTeacher) -> RunTeacher:
-        """The teacher that a loss reads.
-
-        Raises:
-            UserError: there are several, and none is named.
-        """
+        """The teacher that a loss reads."""
         member = self._teacher_of.get(name, ALL)
         if member not in teacher.members:
             raise UserError(f"model.teacher_of.{name}: a feature loss reads one teacher, name it"
@@ -59,14 +51,7 @@ class Looks:
         self, name: str, loss: DistillLoss, teacher: RunTeacher, student: nn.Module, taps: Taps,
         trial: Callable[[], Any],
     ) -> DistillLoss:  # fmt: skip
-        """Finds the layers, and builds a loss for what they give; see :meth:`kd.distill.objective.Objective.bind`.
-
-        Returns:
-            The loss, or one for each of several layers.
-
-        Raises:
-            UserError: no such layers, or a loss that is not defined for them.
-        """
+        """Finds the layers, and builds a loss for what they give; see :meth:`kd.distill.objective.Objective.bind`."""
         spec, member = self._taps[name], self._teacher_of.get(name, ALL)
         taps.add(spec.student, trial, f"model.taps.{name}.student")
         student_shapes = tap_shapes(student, taps, spec.student, spec.tokens, trial)

@@ -84,11 +84,7 @@ class Objective(nn.Module):
     def bind(
         self, data: DataInfo, teacher: RunTeacher | None, student: nn.Module, taps: Taps, trial: Callable[[], Any]
     ) -> None:
-        """Passes the data's facts to each loss, builds those over features, refuses what is not defined.
-
-        Raises:
-            UserError: losses, models and data that do not fit each other.
-        """
+        """Passes the data's facts to each loss, builds those over features, refuses what is not defined."""
         self._check(data, teacher)
         self.task.weigh(data.classes, data.counts)
         for name, loss in self.losses.items():
@@ -180,16 +176,6 @@ class Objective(nn.Module):
         target: Tensor,
         index: Tensor | None = None,
     ) -> Terms:
-        """The losses of one batch.
-
-        Args:
-            logits: the student's, for the task.
-            distilled: those that distillation reads (the same, but for a student with two heads).
-            features: gives the student's, by layers and form.
-            answer: the teacher's.
-            target: see :class:`kd.data.batch.Batch`.
-            index: the samples' numbers.
-        """
         if self.teacher_drop and self.training:
             return self._with_dropping(features, answer)
         logits, distilled = self.task.fit(logits, target), self.task.fit(distilled, target)
@@ -226,15 +212,7 @@ class Objective(nn.Module):
 
     @torch.no_grad()
     def held_out(self, features: Read, answer: Answer) -> dict[str, Tensor]:
-        """The losses over features of a validation batch, each process by itself.
-
-        Args:
-            features: gives the student's, by layers and form.
-            answer: the teacher's.
-
-        Returns:
-            ``<name>_loss`` of :attr:`measurable`, and ``feature_loss``, their weighted sum.
-        """
+        """The losses over features of a validation batch, each process by itself."""
         found: dict[str, Tensor] = {}
         with alone():
             for name in self.measurable:

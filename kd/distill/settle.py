@@ -21,17 +21,9 @@ from kd.teachers.answer import Answer
 def settle_losses(
     students: Students, teacher: RunTeacher, sample: Callable[[int], Tensor], broadcast: Callable[[Any], Any]
 ) -> None:
-    """Standardises the teachers' features by a sample, so that targets do not move while training.
+    """Standardises the teachers' features by a sample, and fits linear projections of inherited features to it.
 
-    Linear projections of inherited features begin at the ridge regression of the sample, so that drawn ones do not
-    spoil what was inherited.
-
-    Args:
-        students: with their first weights.
-        teacher: where it will answer.
-        sample: gives so many training pictures, uint8 ``(N, 3, H, W)``.
-        broadcast: gives the first process's value to all: their samples are equal, but another machine's eigenvectors
-            may differ in their signs.
+    ``broadcast`` gives the first process's value to all: another machine's eigenvectors may differ in sign.
     """
     for student in students.named().values():
         active = student.objective.active

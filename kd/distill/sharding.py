@@ -7,20 +7,10 @@ from kd.distill.students import Students
 
 @runtime_checkable
 class Sharding(Protocol):
-    """A strategy under which a process holds only a part of what is trained: all of them must run the students
-    equally often. See :mod:`kd.strategies`.
-
-    Attributes:
-        shards_weights: whether weights and gradients lie in shards, or the optimizer's state alone.
-        clips_gradients: whether its step clips them.
-    """
+    """A strategy that shards what is trained: all processes must run the students equally often."""
 
     shards_weights: bool
     clips_gradients: bool
 
     def shard(self, students: Students) -> None:
-        """Cuts the students, before their optimizers are made.
-
-        Raises:
-            UserError: what does not go with it.
-        """
+        """Cuts the students, before their optimizers are made."""

@@ -105,11 +105,7 @@ def objective_of(
     taps: Mapping[str, TapSpec] | None,
     teacher_of: Mapping[str, str] | None,
 ) -> Objective:
-    """What a student learns; see :class:`Distillation` for the arguments.
-
-    Raises:
-        TypeError: an argument of another kind.
-    """
+    """What a student learns; see :class:`Distillation` for the arguments."""
     check_type("task", task, Task, "a task, such as kd.Classification(num_classes=10)")
     check_type("losses", losses, Mapping, 'a dict of losses by name, such as {"kd": kd.KDLoss(temperature=4.0)}')
     for name, loss in (losses or {}).items():
@@ -123,11 +119,7 @@ def objective_of(
 
 
 def check_type(argument: str, given: object, kind: type, allowed: str) -> None:
-    """Refuses what is neither of a kind nor None.
-
-    Raises:
-        TypeError: names the argument, what is allowed, and what was given.
-    """
+    """Refuses what is neither of a kind nor None."""
     if given is not None and not isinstance(given, kind):
         raise TypeError(f"{argument}: must be {allowed}, got {type(given).__name__}")
 
@@ -155,11 +147,7 @@ def own_student(
 def as_teacher(
     teacher: GivenTeacher, prepare: Callable[[Tensor], Tensor] | None = None, name: str = "teacher"
 ) -> RunTeacher | None:
-    """Any model, any callable, several of them by name, or a teacher as it is.
-
-    Raises:
-        TypeError: none of these.
-    """
+    """Any model, any callable, several of them by name, or a teacher as it is."""
     if teacher is None or isinstance(teacher, RunTeacher):
         return teacher
     if isinstance(teacher, Teacher):
@@ -176,11 +164,7 @@ def as_teacher(
 
 
 def info_of(task: Task, model: nn.Module | None = None) -> DataInfo:
-    """What a task, or the last layer of a model, knows of the data.
-
-    Raises:
-        UserError: neither knows the number of classes.
-    """
+    """What a task, or the last layer of a model, knows of the data."""
     if not task.labels:
         return DataInfo([], labels=False)
     count = task.num_classes or (classes_of(model) if model is not None else 0)
@@ -192,11 +176,7 @@ def info_of(task: Task, model: nn.Module | None = None) -> DataInfo:
 
 
 def moving_average(model: nn.Module, decay: float | None) -> ModelEmaV3 | None:
-    """Of the model's weights, frozen; None without a decay.
-
-    Raises:
-        ValueError: a decay outside (0, 1).
-    """
+    """Of the model's weights, frozen; None without a decay."""
     if decay is None:
         return None
     if not 0 < decay < 1:

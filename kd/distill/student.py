@@ -91,11 +91,7 @@ class Student(nn.Module):
         return self
 
     def _prepare_classifier(self, teacher: RunTeacher | None) -> None:
-        """DeiT: a distillation token answers to the logit losses. SimKD: the classifier is the teacher's, not trained.
-
-        Raises:
-            UserError: SimKD beside a loss that trains the classifier, or with a classifier that is no linear layer.
-        """
+        """DeiT: a distillation token learns from logit losses. SimKD: the classifier is the teacher's, not trained."""
         model: Any = self.model
         self.has_two_heads = hasattr(model, "set_distilled_training") and self.objective.trains_logits
         if self.has_two_heads:
@@ -175,18 +171,7 @@ class Student(nn.Module):
     # -- before training ---------------------------------------------------------------------------------------------
 
     def begin(self, teacher: RunTeacher | None, pictures: Callable[[int], Tensor] | None) -> str:
-        """Takes its first weights from the teacher's layers (:mod:`kd.distill.inherit`) where that is asked for.
-
-        Args:
-            teacher: with its weights as loaded.
-            pictures: gives so many pictures to measure by, uint8 ``(N, 3, H, W)``.
-
-        Returns:
-            What is to be said of the start, or nothing.
-
-        Raises:
-            UserError: without pictures, or teacher and student do not fit each other.
-        """
+        """Takes first weights from the teacher's layers where the settings say so; returns a message, or None."""
         if self.start == "inherited":
             assert teacher is not None and self.spec is not None
             if pictures is None:
@@ -210,11 +195,7 @@ class Student(nn.Module):
         return self.spec.inherit_pictures if self.spec is not None else StudentSpec.inherit_pictures
 
     def build_optimizer(self, pace: Pace) -> tuple[Optimizer, LambdaLR]:
-        """Its optimizer (sharded where asked), with warm-up and cosine stepped every optimizer step.
-
-        Raises:
-            UserError: ``optim.lr_batch`` beside loaders whose batch size is not known.
-        """
+        """Its optimizer (sharded where asked), with warm-up and cosine stepped every optimizer step."""
         spec = for_start(self.optim, self.start == "scratch")
         if pace.global_batch is not None:
             spec = scaled_to_batch(spec, pace.global_batch)

@@ -68,8 +68,7 @@ class Students(nn.ModuleDict):
         return optimizer, LambdaLR(optimizer, [factor for _, own in made for factor in own.lr_lambdas])
 
     def learn(self, batch: Batch, answer: Answer, before_each: Callable[[], None]) -> dict[str, Terms]:
-        """What one batch costs each student, given the teacher's answer to it; ``before_each`` is called before each
-        student's turn."""
+        """What one batch costs each student; ``before_each`` is called before each student's turn."""
         found = {}
         for name, student in self.named().items():
             before_each()

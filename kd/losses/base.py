@@ -142,11 +142,6 @@ class EachLayer(LayersLoss):
         self.needs_index, self.needs_labels = loss.needs_index, loss.needs_labels
 
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
-        """Makes the copies and builds each.
-
-        Raises:
-            ValueError: another number of layers on each side, or a pair that does not fit.
-        """
         if len(student_shapes) != len(teacher_shapes):
             raise ValueError(
                 f"layers are compared in pairs, got {len(student_shapes)} of the student and {len(teacher_shapes)} "

@@ -45,11 +45,6 @@ class HintLoss(FeatureLoss):
         self.projection = projection or Projection()
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        """Makes the projection.
-
-        Raises:
-            ValueError: none leads from the one shape to the other.
-        """
         self.projection.build(student_shape, teacher_shape)
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
@@ -189,11 +184,6 @@ class ViTKDLoss(LayersLoss):
         self.mask_ratio, self.generation_weight = mask_ratio, generation_weight
 
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
-        """Makes projections, mask token and generator.
-
-        Raises:
-            ValueError: fewer than two layers, unequal numbers, or features that are no maps.
-        """
         if len(student_shapes) != len(teacher_shapes) or len(student_shapes) < 2:
             raise ValueError(
                 "ViTKDLoss needs as many layers of both models, at least one shallow and a last one, got "
@@ -235,11 +225,6 @@ class ReviewKDLoss(LayersLoss):
         self.width, self.warmup_epochs = width, warmup_epochs
 
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
-        """Makes the fusion blocks, from deep to shallow.
-
-        Raises:
-            ValueError: unequal numbers of layers, or features that are no maps.
-        """
         if len(student_shapes) != len(teacher_shapes):
             raise ValueError(
                 f"ReviewKDLoss needs as many layers of both models, got {len(student_shapes)} of the student and "
@@ -308,11 +293,6 @@ class SimKDLoss(FeatureLoss):
         self.projection = Projection()
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        """Makes the projection.
-
-        Raises:
-            ValueError: the features are no vectors.
-        """
         if len(student_shape) != 2 or len(teacher_shape) != 2:
             raise ValueError(
                 f"SimKDLoss compares the classifiers' inputs, got {student_shape[1:]} and {teacher_shape[1:]} a sample"

@@ -38,11 +38,6 @@ class Regression(FeatureLoss):
         self.projection, self.standardize = projection or Projection(), standardize
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        """Makes the projection, and what standardises the targets.
-
-        Raises:
-            ValueError: no projection leads from the one shape to the other, or PHI-S has no rotation of this width.
-        """
         if len(student_shape) == len(teacher_shape) == 4:
             teacher_shape = (*teacher_shape[:2], *student_shape[2:])
         self.projection.build(student_shape, teacher_shape)

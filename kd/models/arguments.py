@@ -14,16 +14,7 @@ REPEATS = re.compile(r"depth|layers|blocks|stages|repeats")
 
 
 def check_arguments(given: Mapping[str, Any], key: str, holds: Mapping[str, object] | None = None) -> None:
-    """Refuses arguments that fetch weights, or that no machine could build.
-
-    Args:
-        given: arguments of an architecture, or a configuration of transformers.
-        key: what they come from, for the message.
-        holds: the tensors of the file that they come from; a model has no more layers than that.
-
-    Raises:
-        UserError: the first of them.
-    """
+    """Refuses arguments that fetch weights, or that no machine could build."""
     loads = next((name for name in given if name in LOADS), None)
     if loads:
         raise UserError(f"{key}{loads}: can't be an argument of the architecture; a file of weights is a checkpoint")

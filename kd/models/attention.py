@@ -14,10 +14,7 @@ MATRIX_INSTRUCTIONS = bool(_capabilities().get("amx_bf16"))
 
 
 class InFloat32(TorchFunctionMode):
-    """Within it attention's products are in float32; their result has the type that it would have had.
-
-    Without matrix instructions torch's gradient of them takes three times as long in bfloat16, and is less exact.
-    """
+    """Attention's products in float32: without matrix instructions bfloat16's gradient takes three times as long."""
 
     def __torch_function__(
         self, func: Callable[..., object], types: object, args: Sequence[Tensor] = (),
@@ -37,10 +34,7 @@ def _wide(value: object) -> object:
 
 
 def training_attention(model: nn.Module, pictures: Tensor) -> AbstractContextManager[object]:
-    """What a forward with gradients runs within: :class:`InFloat32` where that is faster, otherwise nothing.
-
-    Nothing where the forward is compiled, or may run again in the backward pass, outside of this.
-    """
+    """The context of a forward with gradients: :class:`InFloat32` where faster; none if compiled or checkpointed."""
     narrow = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
     if pictures.device.type != "cpu" or not narrow or torch.compiler.is_compiling() or MATRIX_INSTRUCTIONS:
         return nullcontext()

@@ -26,19 +26,7 @@ Spec = TypeVar("Spec", bound=ModelSpec)
 def build_model(
     spec: ModelSpec, num_classes: int, key: str, classes: Sequence[str] = (), head: bool = False, dense: bool = False
 ) -> nn.Module:
-    """Builds a timm model and loads its weights.
-
-    Args:
-        spec: what to build.
-        num_classes: classes of the data; 0 for a model without a classifier.
-        key: the configuration key of ``spec`` (``model.teacher``), named in errors.
-        classes: names of the model's classes, compared with the checkpoint's where it has them.
-        head: the checkpoint must hold a classifier too (a teacher's must; a student may bring a backbone alone).
-        dense: a classifier for every pixel on top of the timm model (:class:`kd.models.segmenter.DenseModel`).
-
-    Raises:
-        UserError: an unknown architecture, an unusable argument, or a checkpoint that does not fit.
-    """
+    """Builds a timm model and loads its weights."""
     if spec.builder is not None:
         model = _built(spec, spec.builder, num_classes, key, head, dense)
     else:
@@ -153,11 +141,7 @@ def _check_pretrained_classes(spec: ModelSpec, num_classes: int, key: str) -> No
 
 
 def completed(spec: Spec, key: str) -> Spec:
-    """``spec`` with what it leaves open taken from what its checkpoint says of itself.
-
-    A teacher's checkpoint that names another architecture than the settings is believed, in a line: it could not be
-    loaded otherwise. A student stays what the settings say.
-    """
+    """``spec`` completed from its checkpoint, whose architecture overrides a teacher's settings."""
     said = about(spec.checkpoint)
     if spec.builder is not None:
         name = name_of(spec.builder)

@@ -46,11 +46,7 @@ SIZES = {(192, 12, 3): "tiny", (384, 12, 6): "small", (768, 12, 12): "base", (10
 
 
 def renamed(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
-    """A ViT's state under timm's names, whatever stands before its own.
-
-    Returns:
-        The state, and the library that it is from; as it was, and nothing, where it is of neither.
-    """
+    """A ViT's state under timm's names, whatever stands before its own."""
     found = [(key, end) for key in state for end in ANCHORS if key == end or key.endswith(f".{end}")]
     if not found:
         return dict(state), ""

@@ -18,18 +18,7 @@ NEW = "kd_new_classifier"  # an attribute of a model whose classifier has no wei
 
 
 def load_checkpoint(model: nn.Module, path: Path, key: str, classes: Sequence[str] = (), head: bool = False) -> None:
-    """Loads weights into ``model``; position embeddings of another size are resampled.
-
-    Args:
-        model: to load into.
-        path: see :func:`read_weights`.
-        key: the configuration key that named the file.
-        classes: names of the model's classes, compared with the file's where it has them.
-        head: the file must hold the same classes (a teacher's must); else a file of other classes gives its backbone.
-
-    Raises:
-        UserError: no such file, not a checkpoint, or tensors that do not fit (the first ones are named).
-    """
+    """Loads weights into ``model``; position embeddings of another size are resampled."""
     found = read_weights(path, key)
     found.state, library = renamed(found.state)
     if library:
@@ -210,7 +199,8 @@ def grid_shown(positions: Tensor) -> list[int]:
 
 def _with_positions(state: dict[str, Tensor], model: nn.Module, about: About) -> dict[str, Tensor]:
     """Resamples position embeddings from the grid that the file names, or that they show: their number alone can mean
-    several grids."""
+    several grids.
+    """
     new: Any = getattr(getattr(model, "patch_embed", None), "grid_size", None)
     positions, patch = state.get("pos_embed"), state.get("patch_embed.proj.weight")
     if new is None or positions is None or patch is None or positions.ndim != 3:
@@ -231,11 +221,7 @@ def _with_positions(state: dict[str, Tensor], model: nn.Module, about: About) ->
 
 
 def freeze_backbone(model: nn.Module, arch: str) -> tuple[str, ...]:
-    """Leaves a gradient to the classifier alone; gives the paths of its layers.
-
-    Raises:
-        UserError: it has no weights.
-    """
+    """Leaves a gradient to the classifier alone; gives the paths of its layers."""
     trained = tuple(classifier_names(model))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith(tuple(f"{head}." for head in trained)))

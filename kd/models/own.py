@@ -1,8 +1,4 @@
-"""Models of one's own: any module that takes pictures, under the few names by which the rest asks a model.
-
-A builder is named in the configuration by its class path (``model.student.builder``) and makes the module; what its
-forward gives is understood by one rule, :func:`logits_of`.
-"""
+"""Users' own models: any module that takes pictures, under the few names that timm's models have."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -60,8 +56,7 @@ def logits_of(output: object) -> Tensor:
 
 
 def classes_of(model: nn.Module) -> int:
-    """The number of classes of a model: its ``num_classes``, or its last linear or convolutional layer's outputs;
-    0 where that is not known."""
+    """A model's ``num_classes``, or its last linear or convolutional layer's outputs; 0 where unknown."""
     known = getattr(model, "num_classes", None)
     if isinstance(known, int):
         return known
@@ -74,16 +69,7 @@ def classes_of(model: nn.Module) -> int:
 
 
 class OwnModel(nn.Module):
-    """Any module under the names that timm's models have; its layers are below ``model``.
-
-    Args:
-        model: takes pictures ``(N, 3, H, W)``; what it gives, see :func:`logits_of`.
-        num_classes: of its classifier; 0: it gives features.
-        img_size: height and width of its input.
-        mean: what its input is normalised with.
-        std: likewise.
-        made_by: class path and arguments of the builder that makes it again; empty: only its maker knows.
-    """
+    """Any module under the names that timm's models have; its layers are below ``model``."""
 
     def __init__(
         self, model: nn.Module, num_classes: int, img_size: Size, mean: Sequence[float], std: Sequence[float],
@@ -114,11 +100,6 @@ class OwnModel(nn.Module):
         return self.model.get_submodule(self.classifier) if self.classifier else nn.Identity()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """As timm's models have it.
-
-        Raises:
-            UserError: the model can't.
-        """
         switch: Any = getattr(self.model, "set_grad_checkpointing", None)
         if switch is None:
             raise UserError(f"grad_checkpointing: {type(self.model).__name__} has no set_grad_checkpointing")
@@ -146,11 +127,7 @@ def build_own(
     builder: Builder, num_classes: int, img_size: Size | None, mean: Sequence[float] | None,
     std: Sequence[float] | None, key: str,
 ) -> nn.Module:  # fmt: skip
-    """What a builder makes; under timm's names unless it has them.
-
-    Raises:
-        UserError: a builder that fails, or a model whose input nobody describes.
-    """
+    """What a builder makes; under timm's names unless it has them."""
     try:
         model = builder.build(num_classes, img_size)
     except (UserError, ImportError, OSError, ValueError, TypeError, RuntimeError) as error:

@@ -87,27 +87,14 @@ class Prepare(Protocol):
 
 
 class Given:
-    """A function of the user's own, or none: float pictures pass as they are.
-
-    Args:
-        function: uint8 pictures ``(N, 3, H, W)`` -> the model's input.
-        name: whose input it is, named in errors.
-        argument: the argument that gives the function, named in errors.
-
-    Attributes:
-        size: height and width of the last input; before the first one 224 x 224 is assumed.
-    """
+    """A function of the user's own, or none; ``size`` is that of the last input, at first 224 x 224."""
 
     def __init__(self, function: Callable[[Tensor], Tensor] | None, name: str, argument: str = "prepare") -> None:
         self.function, self.name, self.argument = function, name, argument
         self.size: Size = (224, 224)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Runs the function on uint8 pictures.
-
-        Raises:
-            UserError: there is no function.
-        """
+        """Runs the function on uint8 pictures."""
         if images.dtype == torch.uint8:
             if self.function is None:
                 raise UserError(f"{self.name}: how it wants uint8 pictures is not known; give float pictures, or "
@@ -118,11 +105,7 @@ class Given:
 
 
 def trial(model: Callable[[Tensor], Out], prepare: Prepare, count: int) -> Out:
-    """A forward of ``count`` black pictures, to see the shapes that layers give.
-
-    Raises:
-        UserError: a model whose input size is not known, and that does not take the assumed one.
-    """
+    """A forward of ``count`` black pictures, to see the shapes that layers give."""
     unknown = isinstance(prepare, Given) and prepare.function is None
     pictures = torch.zeros(count, 3, *prepare.size, dtype=torch.float32 if unknown else torch.uint8)
     try:
@@ -143,11 +126,7 @@ def input_of(
     prepare: Callable[[Tensor], Tensor] | None = None,
     argument: str = "prepare",
 ) -> Prepare:
-    """What is given, or what timm says of the model; for other models it must be given, or float pictures.
-
-    Raises:
-        TypeError: ``prepare`` is no function.
-    """
+    """What is given, or what timm says of the model; for other models it must be given, or float pictures."""
     if prepare is not None and not callable(prepare):
         raise TypeError(f"{argument}: must be a kd.Preprocess or a function of uint8 pictures, got {prepare!r}")
     if isinstance(prepare, Preprocess):

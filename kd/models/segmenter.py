@@ -17,15 +17,7 @@ class DenseModel(nn.Module):
     Works on any timm model with ``forward_intermediates``: the last four stages of a convolutional or windowed model,
     four evenly spaced blocks of a ViT (its final norm applied). Each level goes through a 1x1 convolution to ``width``
     channels and is resized to a quarter of the picture; their sum through a 3x3 convolution, batch norm and ReLU to the
-    classifier. This is the fusion of a feature pyramid (arXiv 1612.03144) in its simplest form.
-
-    Args:
-        backbone: a timm model built with ``num_classes=0``.
-        num_classes: C.
-        width: channels of the fused map.
-
-    Raises:
-        UserError: a model that gives no intermediate features.
+    classifier: a feature pyramid (arXiv 1612.03144) in its simplest form.
     """
 
     def __init__(self, backbone: nn.Module, num_classes: int, width: int = 96) -> None:

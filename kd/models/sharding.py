@@ -24,13 +24,7 @@ def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, *, frozen: bool = False) -> None:
-    """Shards a model in place over all processes of ``mesh``; every block is moved to its device and cut by itself.
-
-    Args:
-        model: to shard; from now on all processes must call it equally often.
-        mesh: of one dimension.
-        frozen: there is no backward pass: what is outside the blocks is let go after the forward pass as well.
-    """
+    """Shards a model in place over ``mesh``, block by block; ``frozen``: no backward pass follows."""
     for block in repeated_blocks(model):
         fully_shard(block, mesh=mesh)
     own: dict[str, Any] = {"reshard_after_forward": True} if frozen else {}  # else torch decides
@@ -43,10 +37,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def forget_forward(model: nn.Module) -> None:
-    """After a forward pass without a backward pass: lets go of the order of blocks that is noted for the latter.
-
-    Older torch has no such option, and keeps about 50 bytes a block and pass.
-    """
+    """Clears the order of blocks noted for a backward pass that will not come: 50 bytes a block and pass."""
     reset = getattr(model, "reset_iter_state", None)
     if reset is not None:
         reset()

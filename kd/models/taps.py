@@ -30,17 +30,7 @@ class Sized(Protocol):
 
 
 def layer_paths(model: nn.Module, patterns: Sequence[str], key: str, besides: Sequence[str] = ()) -> list[str]:
-    """The layers of a model that patterns name, in the model's order.
-
-    Args:
-        model: the model.
-        patterns: module paths or shell-style patterns, see :class:`TapSpec`.
-        key: the configuration key, named in errors.
-        besides: names that count as layers too.
-
-    Raises:
-        UserError: a pattern that matches nothing.
-    """
+    """The layers that patterns match, in the model's order; ``besides`` are names that count as layers too."""
     names = [*(path for path, _ in model.named_modules() if path), *besides]
     found: list[str] = []
     for pattern in patterns:
@@ -63,18 +53,8 @@ class Taps:
     """Catches the outputs of some layers during a forward: ``with taps as caught: model(x)``.
 
     :meth:`read` brings them into one form: maps ``(N, C, H, W)``, whatever the model's layout, and patch tokens as a
-    map; class tokens and pooled features as vectors ``(N, D)``. Each block fills a dict of its own, so nothing outlives
-    the step that asked. Nothing is caught outside a block, in particular not in the second forward that gradient
-    checkpointing runs during backward.
-
-    Args:
-        model: the model.
-        patterns: module paths or shell-style patterns below it.
-        size: height and width of the model's input in pixels, or the input itself where they are not known yet.
-        key: the configuration key, named in errors.
-
-    Raises:
-        UserError: a pattern that matches nothing.
+    map; class tokens and pooled features as vectors ``(N, D)``. Each block fills a dict of its own. Nothing is caught
+    outside a block, in particular not in the second forward of gradient checkpointing.
     """
 
     def __init__(self, model: nn.Module, patterns: Sequence[str | list[str]], size: Size | Sized, key: str) -> None:
@@ -92,13 +72,7 @@ class Taps:
         return self._input_size if isinstance(self._input_size, tuple) else self._input_size.size
 
     def add(self, patterns: str | list[str], run: Callable[[], Any] | None = None, key: str = "") -> None:
-        """Adds layers to read.
-
-        Args:
-            patterns: see :class:`TapSpec`.
-            run: runs one small forward, which ``maps`` is found by.
-            key: the configuration key, where it is not that of the others.
-        """
+        """Adds layers to read; ``run`` runs one small forward, by which ``maps`` is found."""
         for path in self.paths(patterns, run, key):
             self._keys.setdefault(path, key or self._key)
             if path in self._hooked:
@@ -184,11 +158,7 @@ class Taps:
             self._caught[PRELOGITS] = inputs[0]
 
     def read(self, caught: dict[str, Tensor], patterns: str | list[str], tokens: str) -> list[Tensor]:
-        """What the layers gave in the forward that filled ``caught``, in the form that ``tokens`` asks for.
-
-        Raises:
-            UserError: a layer that gives nothing.
-        """
+        """What the layers gave in the forward that filled ``caught``, in the form that ``tokens`` asks for."""
         paths = self.paths(patterns)
         for path in paths:
             if path not in caught:
@@ -235,11 +205,7 @@ def _matches(path: str, pattern: str) -> bool:
 
 
 def classifier_of(model: nn.Module, key: str) -> nn.Module:
-    """The last layer of a model: timm's ``get_classifier()``, or a module named ``head``, ``fc`` or ``classifier``.
-
-    Raises:
-        UserError: none of these is there.
-    """
+    """The last layer of a model: timm's ``get_classifier()``, or a module named ``head``, ``fc`` or ``classifier``."""
     get = getattr(model, "get_classifier", None)
     named = (getattr(model, name, None) for name in ("head", "fc", "classifier"))
     found = get() if get is not None else next((m for m in named if isinstance(m, nn.Module)), None)
@@ -253,15 +219,7 @@ def classifier_of(model: nn.Module, key: str) -> nn.Module:
 def tap_shapes(
     model: nn.Module, taps: Taps, patterns: str | list[str], tokens: str, run: Callable[[], Any]
 ) -> list[tuple[int, ...]]:
-    """The shapes that layers give, by a forward in eval mode.
-
-    Args:
-        model: the tapped model; left in the mode it was in.
-        taps: its taps.
-        patterns: the layers.
-        tokens: see :class:`TapSpec`.
-        run: runs one small forward.
-    """
+    """The shapes that layers give, by a forward in eval mode; the model keeps its mode."""
     training = model.training
     model.eval()
     with taps as caught:

@@ -61,13 +61,7 @@ def say(line: str) -> None:
 
 
 def read_weights(path: Path, key: str) -> Weights:
-    """Reads a weights file, the student of a run folder, or timm's own folder (``config.json`` and weights).
-
-    Never executes code from the file (safetensors, or ``torch.load(weights_only=True)``).
-
-    Raises:
-        UserError: no such file, or not a readable checkpoint.
-    """
+    """Tensors of a weights file, a run folder's student, or timm's folder; never executes code from the file."""
     file = weights_file(path, key)
     try:
         content = load_file(file) if file.suffix == ".safetensors" else _load_pickle(file)
@@ -81,11 +75,7 @@ def read_weights(path: Path, key: str) -> Weights:
 
 
 def weights_file(path: Path, key: str) -> Path:
-    """The file to read where ``path`` is a file, a run's folder, timm's own, or the URL of a file or of a run.
-
-    Raises:
-        UserError: not found.
-    """
+    """The file to read where ``path`` is a file, a run's folder, timm's own, or the URL of a file or of a run."""
     url = re.match(r"([a-z][a-z0-9+]+):/+(.+)", str(path))  # a Path has one slash of the two
     if url and not path.exists():
         place = f"{url[1]}://{url[2]}" + ("" if path.suffix in FILES else "/student.safetensors")
@@ -102,11 +92,7 @@ def weights_file(path: Path, key: str) -> Path:
 
 
 def describe(file: Path) -> About:
-    """What the file says of its model.
-
-    Raises:
-        Exception: whatever a damaged file makes the readers raise.
-    """
+    """What the file says of its model."""
     config = file.with_name("config.json")
     if file.name in TIMM_FILES and config.is_file():
         content = json_of(text_of(config))
@@ -214,7 +200,8 @@ def _names_in(content: object) -> list[str]:
 
 
 def _name_list(value: object) -> list[str]:
-    """
+    """The names of a mapping from or to numbers, or of a list; otherwise none.
+
     >>> _name_list({"bread": 1, "apple": 0}), _name_list({"1": "bread", "0": "apple"}), _name_list([3, 4])
     (['apple', 'bread'], ['apple', 'bread'], [])
     """
@@ -229,11 +216,7 @@ def _name_list(value: object) -> list[str]:
 
 
 def read_names(file: Path, key: str) -> list[str]:
-    """Class names from a file: a JSON list, or one a line.
-
-    Raises:
-        UserError: no such file, or no names in it.
-    """
+    """Class names from a file: a JSON list, or one a line."""
     try:
         text = file.read_text(encoding="utf-8-sig")
         names = json_of(text) if file.suffix == ".json" else [line.strip() for line in text.splitlines()]

@@ -37,17 +37,7 @@ class Seen:
 
 
 class Look:
-    """Runs batches through a teacher and students, without gradients; padding (index -1) is left out.
-
-    Args:
-        task: what the labels mean; logits are brought to its targets.
-        teacher: is asked where it gives logits.
-        students: pictures -> logits, by name.
-        device: where pictures go; default: they stay.
-        members: whether each of several teachers is looked at by itself too.
-        known: the teacher's decisions by index: it is not asked.
-        in_step: whether all processes must call the students equally often.
-    """
+    """Runs batches through a teacher and students, without gradients; padding (index -1) is left out."""
 
     def __init__(
         self,
@@ -97,11 +87,7 @@ Judged = dict[str, tuple[Tensor, Tensor, Tensor | None]]
 
 
 class Validation:
-    """A run's validation: its students' metrics, batch by batch.
-
-    Attributes:
-        known: the teacher's decisions by index, where they were made before.
-    """
+    """A run's validation: its students' metrics, batch by batch."""
 
     def __init__(self, students: Students, teacher: RunTeacher | None) -> None:
         self.students, self.teacher = students, teacher
@@ -123,11 +109,7 @@ class Validation:
                 student.measure(batch, answer)
 
     def add(self, batch: Batch, in_step: bool) -> Judged:
-        """Adds a batch; ``in_step``: all processes must call the students equally often.
-
-        Returns:
-            By student: logits, targets and indices of what was added.
-        """
+        """Adds a batch; gives logits, targets, indices by student. ``in_step``: all run students equally often."""
         judged = self._judged()
         self._measure(batch)
         if not judged:
@@ -155,13 +137,7 @@ class Validation:
 
 @dataclass
 class Labelled:
-    """What models make of labelled pictures.
-
-    Attributes:
-        features: ``(N, D)`` by model, in the pictures' order, on the models' device.
-        labels: class ids ``(N,)``.
-        bank: so many of them, the first, are what answers are looked up in; the others are asked for.
-    """
+    """What models make of labelled pictures."""
 
     features: dict[str, Tensor]
     labels: Tensor
@@ -186,14 +162,7 @@ def bank_of(data: DistillationDataModule) -> int:
 def look_at(
     models: Mapping[str, Callable[[Tensor], Tensor]], batches: Iterable[Batch], bank: int, device: torch.device
 ) -> Labelled:
-    """Runs models over labelled pictures; of several processes each runs its share, and all get the whole.
-
-    Args:
-        models: pictures -> features ``(N, D)``, by name.
-        batches: this process's, of the split ``probe``.
-        bank: so many pictures are looked up in.
-        device: where the models are.
-    """
+    """Features ``(N, D)`` of labelled pictures by model; each process runs its share, and all get the whole."""
     parts: list[dict[str, Tensor]] = []
     for batch in batches:
         images = batch["image"].to(device)

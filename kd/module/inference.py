@@ -14,12 +14,7 @@ from kd.module.evaluation import Judged, Validation
 
 
 class Inference(LightningModule):
-    """The hooks of :class:`kd.DistillationModule` outside training.
-
-    Attributes:
-        students: the models.
-        validation: their metrics.
-    """
+    """The hooks of :class:`kd.DistillationModule` outside training."""
 
     students: Students
     validation: Validation

@@ -39,7 +39,8 @@ def seed_step(seed: int, device: torch.device) -> None:
 
 def in_its_window(loss: Tensor, module: LightningModule, batch_idx: int) -> Tensor:
     """The loss as the trainer wants it: it divides by ``accumulate_grad_batches``, also where fewer batches are left of
-    an epoch."""
+    an epoch.
+    """
     trainer = trainer_of(module)
     accumulate = trainer.accumulate_grad_batches if trainer is not None else 1  # called by hand
     if trainer is None or accumulate == 1:
@@ -60,11 +61,7 @@ def log_terms(module: LightningModule, terms: Mapping[str, Terms], total: Tensor
 
 
 def logs_now(module: LightningModule) -> bool:
-    """Whether a logger will take this step's values; those of an epoch's or the run's end are kept for people.
-
-    Lightning's ``log`` takes 0.7 ms a value, with or without a logger. A callback that reads ``train/*``
-    between two logged steps (``trainer.log_every_n_steps``) sees the last logged one's.
-    """
+    """Whether a logger takes this step's values: Lightning's ``log`` takes 0.7 ms a value, with or without a logger."""
     trainer: Any = trainer_of(module)
     if trainer is None:  # called by hand
         return True
@@ -78,10 +75,7 @@ def logs_now(module: LightningModule) -> bool:
 
 
 def clip(module: LightningModule, optimizer: Optimizer, value: float | None, algorithm: str | None) -> None:
-    """Clips the gradients of each of the optimizers in one by their own norm (or by value).
-
-    As Lightning does, but also beside a fused optimizer, which Lightning refuses even without a scaler.
-    """
+    """Clips each optimizer's gradients as Lightning does, also beside a fused optimizer."""
     strategy = module.trainer.strategy
     if isinstance(strategy, Sharding) and strategy.clips_gradients:
         return

@@ -37,11 +37,7 @@ class Resume:
         return {**found, "kd_batch_size": data.batch_size, "kd_data": data.samples_identity()}
 
     def check(self, checkpoint: Mapping[str, Any], data: DistillationDataModule | None) -> None:
-        """Compares a checkpoint with this run, and takes over what was measured before it.
-
-        Raises:
-            UserError: another teacher, other data or classes, or an optimizer that its state does not fit.
-        """
+        """Compares a checkpoint with this run, and takes over what was measured before it."""
         before = self.optim_before = checkpoint.get("kd_optim", {})
         for name, student in self.students.named().items():
             student.optim.check_resumed(before.get(name, {}))

@@ -26,9 +26,6 @@ class CloudWatch(Outlet):
     Names are those of :data:`kd.monitor.numbers.GAUGES`; of the cores their mean is sent: every metric is paid for.
     An alarm on ``rule_fired`` is a rule's. Region and credentials are found as by any AWS tool. A thread of the first
     process of each node sends; what it can't send is reported once.
-
-    Raises:
-        UserError: boto3 is not installed, or knows no region.
     """
 
     def __init__(self, folder: RunFolder, numbers: Numbers, namespace: str, every_s: float = 60.0) -> None:

@@ -36,9 +36,6 @@ class Wishes:
 def parse(text: str) -> Wishes:
     """The words of the file, with spaces or lines between them.
 
-    Raises:
-        ValueError: a word that is not one of :data:`WORDS`.
-
     >>> parse("off health=10")
     Wishes(on=False, interval_s=None, health=10, kernels=None, nvtx=None)
     """

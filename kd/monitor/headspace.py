@@ -61,9 +61,6 @@ class Headspace(Callback):
 
     The difference is what a perfect input, and a free teacher, would give. Writes ``records/headspace.jsonl`` and
     prints the result. Made for ``config=headspace``; the student of such a run is of no use.
-
-    Raises:
-        UserError: not exactly three epochs of at least ten batches, or a cache of the teacher's answers.
     """
 
     def __init__(self) -> None:

@@ -42,18 +42,6 @@ class Health(Closing):
     is read.
 
     Every rank takes part in a reading: gradients and weights may be in shards.
-
-    Args:
-        folder: the run's.
-        every: batches between two readings; 0: none for now (it may be changed at any batch, on all ranks at once).
-        activations: module paths or patterns below the student (:class:`kd.models.taps.TapSpec`) of the layers that
-            ``spread`` and ``dead`` read; default: linear layers, convolutions and ReLUs, spread evenly.
-
-    Attributes:
-        newest: record of each student.
-
-    Raises:
-        UserError: a pattern that matches no layer.
     """
 
     def __init__(self, folder: RunFolder, every: int = 50, activations: Sequence[str] | None = None) -> None:

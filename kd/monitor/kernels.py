@@ -32,13 +32,6 @@ class Kernels(Closing):
     Writes the top operations to ``records/kernels.rank<r>.jsonl`` and a trace for ``chrome://tracing`` or Perfetto to
     ``records/trace.rank<r>.json``; with ``memory``, also a snapshot of the GPU's allocations
     (``records/memory.rank<r>.pickle``, for pytorch.org/memory_viz).
-
-    Args:
-        folder: the run's.
-        at: the first batch of the window, counted from the start of the run (at least 1); ``None``: until
-            :meth:`begin` says one.
-        steps: its length.
-        memory: record allocations too.
     """
 
     def __init__(self, folder: RunFolder, at: int | None, steps: int = 5, memory: bool = False) -> None:
@@ -101,18 +94,9 @@ class Kernels(Closing):
 
 
 def summarize(events: Iterable[Any], steps: int, cuda: bool) -> dict[str, Any]:
-    """The profiler's events -> top operations, group shares, and the share of the time that the GPU computes.
+    """``top`` operations (ms and calls a step), ``groups``, and the share ``busy`` of the GPU (``None`` on a CPU).
 
-    An operation belongs to the innermost named range (:class:`kd.annotate`, or a phase) that was open when it was
-    launched; autograd's threads run inside ``backward``.
-
-    Args:
-        events: of ``torch.profiler.profile.events()``.
-        steps: batches in the window.
-        cuda: count device time; else CPU time.
-
-    Returns:
-        ``top`` (``name``, ``range``, ``ms`` and ``calls`` a step, ``share``), ``groups``, ``busy`` (``None`` on a CPU).
+    An operation belongs to the innermost named range that was open when it was launched.
     """
     events = list(events)
     user = [e for e in events if e.is_user_annotation and e.device_type == torch.autograd.DeviceType.CPU]

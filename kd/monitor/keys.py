@@ -45,7 +45,6 @@ class MonitorSpec(MonitorSettings):
         self._check_rules()
 
     def price_table(self) -> dict[str, dict[str, float]]:
-        """What ``prices`` holds; empty without."""
         return read_prices(Path(self.prices).expanduser()) if self.prices is not None else {}
 
     def _check_rules(self) -> None:

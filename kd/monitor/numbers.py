@@ -38,7 +38,6 @@ class Numbers:
         return {(): float(newest[0]["step"] + 1)} if newest else {}
 
     def epoch(self) -> Values:
-        """From 0."""
         newest = list(self.phases.recent)[-1:]
         return {(): float(newest[0]["epoch"])} if newest else {}
 
@@ -95,12 +94,10 @@ class Numbers:
         return {(): factor * sample[key]} if key in sample else {}
 
     def of_directions(self, keys: Mapping[str, str]) -> Values:
-        """Rates, in bytes."""
         sample = self.system.newest
         return {(direction,): MB * sample[key] for key, direction in keys.items() if key in sample}
 
     def of_gpus(self, key: str) -> Values:
-        """One number of each GPU."""
         gpus = enumerate(self.system.newest.get("gpu", []))
         return {(str(number),): float(gpu[key]) for number, gpu in gpus if key in gpu}
 
@@ -157,7 +154,7 @@ class Outlet(Closing, ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Begins."""
+        pass
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.local_rank == 0:

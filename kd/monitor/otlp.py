@@ -22,15 +22,6 @@ class Otlp(Outlet):
 
     A collector that refuses them is reported once. Headers, for a token, are taken from
     ``OTEL_EXPORTER_OTLP_HEADERS``, as everywhere.
-
-    Args:
-        folder: the run's; its name and the recipe's are attributes.
-        numbers: to send.
-        endpoint: http(s) address of a collector, ``http://host:4318``; without a path ``/v1/metrics`` follows.
-        every_s: between two sendings.
-
-    Raises:
-        UserError: OpenTelemetry's SDK is not installed.
     """
 
     def __init__(self, folder: RunFolder, numbers: Numbers, endpoint: str, every_s: float = 60.0) -> None:

@@ -10,18 +10,7 @@ from kd.monitor.numbers import GAUGES, Numbers, Outlet
 
 
 class Prometheus(Outlet):
-    """An HTTP endpoint on the first process of each node. Values are read when Prometheus asks: a step pays nothing.
-
-    Names: ``kd_`` before those of :data:`kd.monitor.numbers.GAUGES`.
-
-    Args:
-        numbers: to serve.
-        port: to listen on.
-        address: of the interface; the loopback one is not seen from outside.
-
-    Raises:
-        UserError: prometheus-client is not installed, or the port is taken.
-    """
+    """An HTTP endpoint on the first process of each node, of :data:`kd.monitor.numbers.GAUGES` below ``kd_``."""
 
     def __init__(self, numbers: Numbers, port: int, address: str = "127.0.0.1") -> None:
         super().__init__(numbers)

@@ -70,22 +70,14 @@ class Gpus:
 
 
 class Delays:
-    """How long the threads of processes stood ready to run but got no core, by the kernel's account (Linux).
-
-    All threads count: what starves a GPU is often autograd's thread, while the main thread sleeps.
-    """
+    """% of the time that threads wait for a core (Linux); all threads count, for autograd's often starves a GPU."""
 
     def __init__(self) -> None:
         self._before: dict[tuple[int, int], int] = {}
         self._at = time.monotonic()
 
     def read(self, ranks: Iterable[int], loaders: Iterable[int]) -> dict[str, Any]:
-        """% of the time since the last reading, of the most delayed thread of each process.
-
-        Returns:
-            ``thread_wait`` by training process, ``thread`` (name of the most delayed one), ``loader_wait`` by loader;
-            nothing where the kernel does not tell.
-        """
+        """Since the last reading: ``thread_wait``, ``thread`` (the most delayed), ``loader_wait``; empty if unknown."""
         now = time.monotonic()
         spent, self._at = now - self._at, now
         read = {pid: _queue_ns(pid) for pid in (*ranks, *loaders)}
@@ -118,11 +110,7 @@ def _queue_ns(pid: int) -> dict[int, int]:
 
 
 class Machine:
-    """Readings of this machine and of a job's processes on it. Rates are since the reading before.
-
-    Args:
-        ranks: process ids of the training processes on this machine; their other children are loader workers.
-    """
+    """Readings of this machine and of a job's processes on it. Rates are since the reading before."""
 
     def __init__(self, ranks: Sequence[int] = ()) -> None:
         self.gpus = Gpus()

@@ -33,18 +33,6 @@ class Watch(Closing):
     A rule that fires is written to ``records/watch.jsonl`` once; its action, where it has one, follows: ``log`` prints
     it, ``webhook`` posts it as JSON, ``stop`` saves a checkpoint and ends the run with the status ``stopped: <rule>``.
     A step waits for none of it.
-
-    Args:
-        folder: the run's.
-        every_s: between two looks; 0: none, only time and budget are kept.
-        actions: by rule.
-        webhook: address to post to.
-        hours: the run stops after so many, those before a resume counted.
-        budget: and when it has cost so much.
-        price_per_hour: of the whole job.
-
-    Attributes:
-        newest: ``verdict`` and ``findings`` of the newest look; empty before it.
     """
 
     def __init__(
@@ -138,10 +126,7 @@ class Watch(Closing):
 
 
 def ask_rules(folder: Path) -> dict[str, Any]:
-    """``verdict`` and ``findings`` (the rules that fire) of the records so far; nothing where they can't be asked.
-
-    They are asked in another process: reading the records of hours would hold the training process's interpreter up.
-    """
+    """``verdict`` and ``findings`` so far, computed in another process; empty where that fails."""
     command = [sys.executable, "-m", "kd.report", str(folder)]
     root = str(Path(__file__).parents[2])
     paths = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
@@ -153,11 +138,7 @@ def ask_rules(folder: Path) -> dict[str, Any]:
 
 
 def post(address: str, content: dict[str, Any]) -> None:
-    """Posts JSON, up to :data:`TRIES` times.
-
-    Raises:
-        OSError: the last try failed, in whatever way: an answer need not be HTTP.
-    """
+    """Posts JSON, up to :data:`TRIES` times."""
     body = json.dumps(content).encode()
     for attempt in range(TRIES):
         try:

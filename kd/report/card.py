@@ -28,12 +28,7 @@ LOST = 10  # classes in the list of those that lost most
 def card(
     run: Run, license_name: str | None = None, teacher_license: str | None = None, data_license: str | None = None
 ) -> str:
-    """The card of a finished run: ``card.md.j2``, filled in.
-
-    Args:
-        run: read from its folder.
-        license_name, teacher_license, data_license: names as the hub has them (``apache-2.0``); None: not stated.
-    """
+    """The card of a finished run: ``card.md.j2``, filled in."""
     fidelity, latency = _read(run.folder / "fidelity.json"), _read(run.folder / "export" / "latency.json")
     summary, student = run.summary, run.summary.get("student") or {}
     model, data = run.config.get("model") or {}, summary.get("data") or {}

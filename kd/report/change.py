@@ -41,11 +41,7 @@ class Change:
 
 
 def read_change(items: list[str]) -> Change:
-    """``["cache=on", "gpus=8"]`` -> what is to be different.
-
-    Raises:
-        UserError: another key, a value that it does not take, or keys that contradict each other.
-    """
+    """``["cache=on", "gpus=8"]`` -> what is to be different."""
     found: dict[str, Any] = {}
     for item in items:
         key, _, value = item.partition("=")

@@ -120,7 +120,6 @@ class Facts(MachineFacts):
 
     @cached_property
     def hours_per_epoch(self) -> float | None:
-        """With start-up and validation."""
         return self.hours / self.epochs_done if self.epochs_done and self.hours else None
 
     # -- the teacher ---------------------------------------------------------------------------------------------------

@@ -82,12 +82,7 @@ def all_zero(zeros: Mapping[str, float], share: float = 1.0) -> Finding | None:
 
 
 def unchanged_tensor(unchanged: Sequence[Sequence[str]], times: int = 3) -> Finding | None:
-    """The same weights did not change in ``times`` readings one after another.
-
-    Args:
-        unchanged: names of the weights that a step left as they were, a list a reading.
-        times: readings.
-    """
+    """The same weights did not change in ``times`` readings one after another."""
     if len(unchanged) < times:
         return None
     names = set.intersection(*(set(names) for names in unchanged[-int(times) :]))
@@ -112,11 +107,8 @@ def check_input_images(
 ) -> Finding | None:
     """Training pictures of a single colour, the same picture several times in a batch, or values of a wrong range.
 
-    Args:
-        inputs: of each reading ``constant`` and ``duplicated`` (shares of the batch), ``low`` and ``high`` (the
-            smallest and the largest value), ``bytes`` (whether pictures come as uint8).
-        constant: fires above this share.
-        duplicated: fires above this share.
+    A reading has the shares ``constant`` and ``duplicated`` of a batch, its ``low``est and ``high``est value, and
+    ``bytes`` (whether pictures are uint8).
     """
     if not inputs:
         return None

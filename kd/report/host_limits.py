@@ -38,13 +38,11 @@ def swing(facts: Facts, at: float = SWINGS) -> Swing | None:
 
 
 def starved(facts: Facts, at: float = 0.2) -> Limit | None:
-    """The training processes are ready to run but get no core: too many processes of their own, or other jobs.
+    """Training and loader processes wait for a core for a share ``at`` of the step: too many processes, or other jobs.
 
-    The evidence is time on the kernel's run queue; where that was not recorded of all threads, a computing phase whose
-    time swings although its shapes stay, beside more processes than cores. Fewer loader processes do not make their
-    work smaller: the step still takes the CPU time of both over the cores. Where that leaves no gain, the pictures
-    themselves cost too much. Where a few cores are full while the others have time, it is not the work that is missing
-    cores, but too many processes that press onto them. Fires where a share ``at`` of the step is lost.
+    The evidence is the kernel's run queue. Where that is not recorded, it is a computing phase that varies while more
+    processes run than cores. Fewer loader processes do not shrink their work: a step takes at least the CPU time of
+    both over the cores.
     """
     step, workers, cores, threads, processes = facts.step_ms, facts.workers, facts.cores, facts.threads, facts.processes
     queued = facts.queued if workers else 0.0  # without loader processes it is the training's own delay
@@ -92,11 +90,7 @@ def _count(count: int, what: str) -> str:
 
 
 def launch_bound(facts: Facts, at: float = 0.9, busy_below: float = 0.8) -> Limit | None:
-    """The GPU idles between kernels because the host launches them too slowly.
-
-    Fires where the host works a share ``at`` of the step or more, outside the data wait, and the GPU computes for less
-    than ``busy_below`` of the time.
-    """
+    """The host launches kernels for a share ``at`` of the step, and the GPU computes less than ``busy_below``."""
     step, launch_ms, gpu_busy, larger = facts.step_ms, facts.per_step("launch_ms"), facts.gpu_busy, facts.larger_batch
     if gpu_busy is None or not step or launch_ms / step < at or gpu_busy >= busy_below:
         return None

@@ -1,8 +1,7 @@
-"""What can limit a run: each a pure function of its numbers (:class:`kd.report.facts.Facts`).
+"""What can limit a run: pure functions of its facts.
 
-A gain is the step's time now over its time
-without the limit: with a share ``p`` removed, ``1 / (1 - p)`` (Amdahl, "Validity of the single processor approach",
-AFIPS 1967).
+A gain is the step's time over its time without the limit: ``1 / (1 - p)`` for a share ``p`` (Amdahl, "Validity of the
+single processor approach", AFIPS 1967).
 """
 
 import math
@@ -38,14 +37,11 @@ class Finding:
 
 
 def data_bound(facts: Facts, at: float = 0.1) -> Limit | None:
-    """The step stands still for its batch. Primary signal: the exposed wait, not a low GPU utilisation.
-
-    Of the wait counts what the makers need themselves. What training loses on the run queue is no part of it.
+    """The step waits for its batch in at least a share ``at`` of its time, without the training's own wait for a core.
 
     A batch costs one process ``wait`` ms (no workers) or about ``workers * step`` (workers that can't keep up).
     With ``k`` workers a step takes the longest of: the rest of the step; ``cost / k``; and the CPU time of both over
     the cores, ``(busy * cost + threads * rest) / cores``. The first batch of an epoch is waited for in any case.
-    Fires from a share ``at`` of the step.
     """
     step, wait = facts.step_ms, facts.phases.get("data", 0.0) - facts.queued
     if not step or wait / step < at:
@@ -79,20 +75,13 @@ def cores_needed(facts: Facts) -> int:
 
 
 def fewer_workers(facts: Facts, needed: float = math.inf) -> int:
-    """Loader processes of each training process that leave the training a core: at least one fewer than now.
-
-    ``needed`` are the cores that loading takes, of each training process.
-    """
+    """Loader processes that leave a training process a core, at least one fewer than now; ``needed``: for loading."""
     most = math.ceil(needed) if math.isfinite(needed) else facts.workers
     return min(facts.workers - 1, max(1, min(facts.cores // facts.processes - facts.threads, most)))
 
 
 def teacher_bound(facts: Facts, at: float = 0.3) -> Limit | None:
-    """The frozen teacher's forward pass dominates; its answers can be computed once and kept.
-
-    A cache first computes each view once: its gain is that of the run's own epochs, and there is no gain where no view
-    comes again. Fires from a share ``at`` of the step.
-    """
+    """The teacher's forward pass takes a share ``at`` of the step. A cache still computes each view once."""
     step, share, epochs, views = facts.step_ms, part(facts.phases, "teacher"), facts.epochs, facts.views
     if share < at:
         return None

@@ -41,10 +41,7 @@ def present(facts: Facts) -> DataMachines | None:
 
 
 def _paid(facts: Facts) -> float | None:
-    """An hour of the run's data machines: as ``kd-launch`` knew it, or by the names in ``monitor.instances``.
-
-    Machines that train as well cost nothing more.
-    """
+    """Price of an hour of the run's data machines, by its job or ``monitor.instances``; 0 where they also train."""
     hosts = {header.get("host") for header in facts.run.headers.values()}
     if facts.tier and all(machine["name"] in hosts for machine in facts.tier.present):
         return 0.0
@@ -60,11 +57,7 @@ def _paid(facts: Facts) -> float | None:
 
 
 def wanted(facts: Facts, change: Change) -> DataMachines | None:
-    """The tier of the changed run; ``None``: without one. What is not said of it stays as it is.
-
-    Raises:
-        UserError: the number of the machines, or their cores, are not known.
-    """
+    """The tier of the changed run, or ``None``. What ``change`` does not name stays as it is."""
     now = present(facts)
     if change.of_the_tier and facts.run.tier and now is None:
         raise UserError(f"{facts.run.folder}: too few records of its data tier to predict from")
@@ -117,12 +110,10 @@ def batch_ms(facts: Facts) -> float:
 
 
 def maker_ms(facts: Facts) -> float:
-    """Ms that one process of a data tier takes for a batch, on a core of its own.
+    """Ms that one process of a data tier takes for a batch, on its own core.
 
-    Of a run with a tier as its records say, with all that comes on top (the call, sending it, taking it) where the step
-    waits for makers that work all the time: that overhead is the difference to the time they say. Of a run without one
-    it is a loader process's time less its wait for a core; a tier's overhead is not known then. Where loaders keep up
-    it is their computing alone.
+    With a tier: as recorded, with the overhead of sending where the step waits for busy makers. Without one: a loader
+    process's time less its wait for a core.
     """
     tier, now = facts.tier, present(facts)
     if tier is None or now is None:
@@ -144,11 +135,7 @@ def _held_up(facts: Facts) -> bool:
 
 
 def _makers(facts: Facts, machines: DataMachines, processes: int, workers: int | None) -> float:
-    """Makers, each with a core, that a training process has.
-
-    One on each core, shared out evenly: the step waits for who has one fewer. ``data.num_workers`` gives each process
-    as many as it says, and no more cores than there are.
-    """
+    """Makers of a training process: one on each core, shared evenly, or ``data.num_workers`` up to the cores."""
     cores = machines.count * machines.cores
     fixed = (facts.run.config.get("data") or {}).get("num_workers") if facts.tier is not None else None
     if workers is None and isinstance(fixed, int):
@@ -159,13 +146,11 @@ def _makers(facts: Facts, machines: DataMachines, processes: int, workers: int |
 def tier_step(
     facts: Facts, phases: Mapping[str, float], machines: DataMachines, processes: int, workers: int | None = None
 ) -> float:
-    """Length of a step whose batches a data tier makes: the longest of three, for they go on at the same time.
+    """Ms of a step with a data tier: the longest of what runs at the same time.
 
-    1. The step without its wait for data (of a run that hardly waits, with it).
-    2. What the makers take for a batch of each process. The training machines make none (``data.engine=ray``).
-    3. What the way to the training processes takes, where the run has shown it; that is not known without a tier.
-
-    What training gains where loader processes leave its cores is not counted.
+    1. The step without its wait for data (with it, where the run hardly waits).
+    2. The makers' time for a batch of each process.
+    3. The transfer to the training processes, where the run has measured it.
     """
     rest = sum(ms for name, ms in phases.items() if name != "data")
     rest += 0.0 if waits(facts) else phases.get("data", 0.0)
@@ -174,10 +159,9 @@ def tier_step(
 
 
 def local_step(facts: Facts, phases: Mapping[str, float], workers: int | None) -> float:
-    """Length of a step whose batches loader processes of the training machines make.
+    """Ms of a step with loader processes on the training machines, at least the CPU time over the cores.
 
-    A step waits for the slower of both; on a full machine for its cores. A run that had a tier gets as many loader
-    processes as its training leaves cores, unless ``workers`` says it.
+    A run that had a tier gets as many loader processes as its training leaves cores, unless ``workers`` is given.
     """
     rest = sum(ms for name, ms in phases.items() if name != "data")
     if workers is None and facts.workers == 0 and facts.tier is None:

@@ -41,7 +41,6 @@ class MachineFacts(StepFacts):
 
     @cached_property
     def samples(self) -> list[dict[str, Any]]:
-        """Readings of all machines."""
         return [s for samples in self.run.samples.values() for s in samples]
 
     @cached_property
@@ -83,10 +82,7 @@ class MachineFacts(StepFacts):
 
     @cached_property
     def thread_wait(self) -> float | None:
-        """Share of the time that a training process's most delayed thread stood ready without a core.
-
-        Of several processes the most delayed one's in each reading: the others wait for it. ``None``: not recorded.
-        """
+        """Share of the time that the training's most delayed thread waits for a core; ``None``: not recorded."""
         read = [max(s["thread_wait"]) / 100 for s in self.samples if s.get("thread_wait")]
         return mean(read) if read else None
 
@@ -129,10 +125,7 @@ class MachineFacts(StepFacts):
 
     @cached_property
     def ready_ms(self) -> float:
-        """Ms a step that training stood ready without a core: of the main thread, or of a more delayed one.
-
-        On a CPU with one compute thread the main thread does the work, and its delay is exact.
-        """
+        """Ms a step that training waits for a core: its main thread, or a more delayed one."""
         if self.hidden:
             return 0.0
         if self.cpu and self.threads == 1:
@@ -177,15 +170,7 @@ class MachineFacts(StepFacts):
 def hot(
     cores: Sequence[Sequence[float]], full: float = 95, low: float = 60, most: float = 0.25, skip: int = 20
 ) -> tuple[int, int, float] | None:
-    """How many cores are full, of how many, and their mean use, where a few are full and the others have time.
-
-    Args:
-        cores: % of each core, a row a sample.
-        full: a core counts from here.
-        low: the mean of all is below this.
-        most: share of the cores that is still a few.
-        skip: samples of the start.
-    """
+    """Full cores (``full`` %), all cores, and their mean use in %; None unless few are full and the mean is low."""
     rows = [row for row in cores[skip:] if row]
     counts = sorted(sum(use >= full for use in row) for row in rows if mean(row) <= low)
     if len(counts) <= len(rows) / 2:

@@ -35,10 +35,7 @@ def io_bottleneck(
     share: float = 0.5,
     skip: int = 1000,
 ) -> Finding | None:
-    """I/O wait above ``high`` % while GPUs are below ``low`` %, for more than ``share`` of the samples.
-
-    Without a GPU its share counts as 0.
-    """
+    """I/O wait above ``high`` % and GPUs (none: 0 %) below ``low`` %, in more than ``share`` of the samples."""
     used = gpu or [0.0] * len(io_wait)
     pairs = list(zip(io_wait, used, strict=False))[skip:]
     hits = sum(w > high and g < low for w, g in pairs)
@@ -93,11 +90,7 @@ def gpu_memory_increase(
 def memory_leak(
     rss_mb: Sequence[float], increase: float = 0.1, least_mb: float = 100, skip: int = 20
 ) -> Finding | None:
-    """Memory of the training process and its children keeps growing.
-
-    The samples after the first third in ten blocks: nearly each is above the one before, and together they grow by
-    ``increase`` and ``least_mb``. Caches that fill up level off and don't fire.
-    """
+    """Memory of the training process and its children grows in nearly all tenths after the first third of the run."""
     rest = rss_mb[skip:]
     return _growth("MemoryLeak", "memory", " MB", rest[len(rest) // 3 :], increase, least_mb)
 
@@ -164,17 +157,7 @@ def dataloader(
     processes: int = 1,
     others: float = 0.0,
 ) -> Finding | None:
-    """More loader processes and threads than cores; or waits of ``low`` with cores to spare.
-
-    Args:
-        data_share: of the step, that waits for data.
-        num_workers: loader processes of each training process.
-        threads: compute threads of each training process.
-        cores: of the machine.
-        low: fires from this share.
-        processes: training processes on the machine.
-        others: of the cores, what processes other than the run's use.
-    """
+    """More loader processes and threads than cores; or waits above ``low`` of the step with cores to spare."""
     taken = processes * (num_workers + threads)
     idle = round(cores - taken - others)
     if processes * num_workers > max(1, cores) or (num_workers > 1 and taken > cores + 1):
@@ -189,13 +172,7 @@ def dataloader(
 
 
 def hot_cores(cores: Sequence[Sequence[float]], gpu: Sequence[float] = (), busy: float = 70) -> Finding | None:
-    """A few cores are full while the others have time (:func:`kd.report.machine_facts.hot`), and the GPUs are not busy.
-
-    Args:
-        cores: % of each core, a row a sample.
-        gpu: mean utilisation in %.
-        busy: GPUs above it have enough to do.
-    """
+    """A few cores are full while the others have time, and the GPUs are below ``busy`` %."""
     found = hot(cores)
     if found is None or (gpu and mean(gpu) >= busy):
         return None
@@ -214,14 +191,7 @@ def phase_variation(swing: Swing | None) -> Finding | None:
 
 
 def scheduler_delay(training: float | None, loading: float | None, thread: str = "", at: float = 0.2) -> Finding | None:
-    """Threads stand ready without a core for ``at`` of the time.
-
-    Args:
-        training: share of the time, of the training processes' most delayed thread.
-        loading: of the loader processes.
-        thread: name of that thread.
-        at: fires from here.
-    """
+    """Threads wait for a core for ``at`` of the time; ``thread`` is the training's most delayed one."""
     busy = {f"training{f' ({thread})' if thread else ''}": training, "a loader process": loading}
     late = {who: share for who, share in busy.items() if share is not None and share >= at}
     if not late:

@@ -14,9 +14,6 @@ def read_prices(file: Path) -> dict[str, dict[str, float]]:
     """A table of ``instance: 3.06`` or ``instance: {on_demand: 3.06, spot: 1.1}``, of an hour of one machine.
 
     ``vcpus: 72`` beside the prices says that the machine could make batches for others.
-
-    Raises:
-        UserError: no such file, or a value that is no price.
     """
     try:
         found = yaml_of(text_of(file))
@@ -38,9 +35,6 @@ def _kinds(file: Path, name: str, value: object) -> dict[str, float]:
 
 def price_of(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]) -> float:
     """An hour of all ``instances``, each as ``[COUNT*]NAME[:spot]``.
-
-    Raises:
-        UserError: an instance that has no such price.
 
     >>> price_of(["p4d.24xlarge", "2*c5.18xlarge:spot"],
     ...          {"p4d.24xlarge": {"on_demand": 37.688}, "c5.18xlarge": {"on_demand": 3.672, "spot": 1.5}})

@@ -132,10 +132,7 @@ def _rounded(value: float | None) -> str:
 
 
 def _cost_by_group(facts: Facts) -> dict[str, Any] | None:
-    """A table of the groups, their machines, prices and costs; None for a run that was not sent by ``kd-launch``.
-
-    The hours are those that the place has counted (start-up and waiting for data too), else the run's own.
-    """
+    """Machines, price and cost of each group of ``kd-launch``'s job, by the hours of the place, else the run's."""
     job = facts.run.job
     groups = [group for group in job.get("groups") or [] if isinstance(group, dict) and "machines" in group]
     if not groups:

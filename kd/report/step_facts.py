@@ -37,7 +37,6 @@ class StepFacts:
 
     @cached_property
     def compute_ms(self) -> dict[int, float]:
-        """Each rank's step without communication."""
         return {r: step_ms(p) - p.get("communication", 0.0) for r, p in self.phases_by_rank.items()}
 
     @cached_property
@@ -58,7 +57,6 @@ class StepFacts:
 
     @cached_property
     def header(self) -> dict[str, Any]:
-        """Of the typical rank's steps."""
         return self.run.headers.get(self.rank, {})
 
     @cached_property
@@ -68,7 +66,6 @@ class StepFacts:
 
     @cached_property
     def steps(self) -> list[dict[str, Any]]:
-        """The typical rank's recorded steps."""
         return self.run.steps.get(self.rank, [])
 
     @cached_property
@@ -78,7 +75,6 @@ class StepFacts:
 
     @cached_property
     def steps_ms(self) -> list[float]:
-        """Length of each usual step."""
         return [s["ms"] for s in self.usual_steps]
 
     @cached_property

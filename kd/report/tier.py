@@ -10,11 +10,7 @@ from kd.report.tier_facts import AT, BUSY
 
 
 def tier_bound(facts: Facts) -> Limit | None:
-    """The step stands still for a batch that the tier makes too slowly.
-
-    Makers that work all the time are too few; where they don't, the way to the training process holds batches up: the
-    network, or a queue that takes fewer batches than there are makers.
-    """
+    """The step waits for a data tier: for too few makers, or for the network or the queue where makers are idle."""
     step, wait, tier = facts.step_ms, facts.phases.get("data", 0.0), facts.tier
     if tier is None or not tier.makers or part(facts.phases, "data") < AT:
         return None

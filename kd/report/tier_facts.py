@@ -23,7 +23,6 @@ class TierFacts:
 
     @property
     def makers(self) -> int:
-        """At work at the end."""
         return sum(machine["makers"] for machine in self.present)
 
     @property
@@ -33,7 +32,6 @@ class TierFacts:
 
     @property
     def cores(self) -> int:
-        """Of these."""
         return sum(machine["cores"] for machine in self.present)
 
     @property

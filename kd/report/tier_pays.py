@@ -15,11 +15,7 @@ NOTHING = 1.02  # a step this much faster is no gain
 
 
 def tier_pays(facts: Facts, change: Change) -> list[str]:
-    """Sentences over the tier that ``change`` asks about, beside the same run without that part of the change.
-
-    Raises:
-        UserError: see :func:`kd.report.what_if.what_if`.
-    """
+    """Sentences over the tier that ``change`` asks about, beside the same run without that part of the change."""
     if not change.of_the_tier:
         return []
     before = replace(change, data_machines=None, data_cores=None, data_instance=None, price=None)

@@ -13,11 +13,7 @@ COLUMNS = ["rank", "computing", "communication, copies", "idle", "communication 
 
 
 def write_rank_shares(run: Run) -> None:
-    """Analyses ``records/trace.rank<r>.json`` and appends the result to ``records/traces.jsonl``.
-
-    Raises:
-        UserError: the extra is not installed, or there are no traces of GPUs.
-    """
+    """Analyses ``records/trace.rank<r>.json`` and appends the result to ``records/traces.jsonl``."""
     place = run.folder / "records"
     files = {int(re.findall(r"\d+", file.name)[0]): str(file) for file in sorted(place.glob("trace.rank*.json"))}
     if not files:
@@ -31,15 +27,7 @@ def write_rank_shares(run: Run) -> None:
 
 
 def rank_shares(files: dict[int, str]) -> list[dict[str, float]]:
-    """What each rank's GPU did of the window, in %, from profiler traces by rank.
-
-    Returns:
-        For each rank ``rank``, ``computing``, ``other`` (communication and copies that no computing hides), ``idle``,
-        and ``overlap``: the part of the communication that computing hides (NaN without communication).
-
-    Raises:
-        UserError: the extra is not installed, or a trace is torn.
-    """
+    """Each rank's GPU in %: ``computing``, ``other`` (communication, copies), ``idle``, ``overlap``."""
     try:
         from hta.trace_analysis import TraceAnalysis
     except ImportError as error:

@@ -55,15 +55,7 @@ def student_ignores_teacher(
     patience: int = 3,
     below: float = 0.8,
 ) -> Finding | None:
-    """Over ``patience`` epochs agreement stayed within ``flat``, below ``below``, and no distillation loss has fallen.
-
-    Args:
-        agreement: by epoch.
-        losses: each distillation loss by epoch, by name.
-        flat: changes that count as none: of agreement, and of a loss in proportion.
-        patience: epochs.
-        below: a student that agrees more is fine.
-    """
+    """Over ``patience`` epochs agreement stays below ``below`` and within ``flat``, and no distillation loss falls."""
     known = {name: loss for name, loss in losses.items() if len(loss) > patience}
     if len(agreement) <= patience or not known:
         return None
@@ -79,13 +71,7 @@ def student_ignores_teacher(
 
 
 def temperature(entropy: Sequence[float], high: float = 0.98, low: float = 0.02) -> Finding | None:
-    """The softened teacher is near uniform, or near one-hot.
-
-    Args:
-        entropy: of the teacher's answers at the loss's temperature, over its maximum ``log(C)``: 0 to 1.
-        high: fires above.
-        low: fires below.
-    """
+    """The softened teacher is near uniform, or near one-hot; ``entropy`` is over its maximum ``log(C)``: 0 to 1."""
     if not entropy:
         return None
     level = mean(entropy)
@@ -112,10 +98,7 @@ def loss_term_dominates(shares: Mapping[str, float], share: float = 0.95) -> Fin
 def overtraining(
     val: Sequence[float], patience: int = 10, delta: float = 0.001, metric: str = "val/acc1"
 ) -> Finding | None:
-    """The validation metric has not been better by ``delta`` for ``patience`` epochs: training on brings nothing.
-
-    ``monitor.actions.Overtraining=stop`` is early stopping.
-    """
+    """The validation metric has not improved by ``delta`` for ``patience`` epochs."""
     if len(val) <= patience:
         return None
     before, since = max(val[: -int(patience)]), max(val[-int(patience) :])
@@ -135,18 +118,7 @@ def student_under_trained(
     below: float = 0.8,
     least: int = 5,
 ) -> Finding | None:
-    """The run has ended while the validation metric still rose, and the student does not yet agree with its teacher.
-
-    Args:
-        val: the metric by epoch.
-        agreement: with the teacher, by epoch; empty without one.
-        start: where the student's first weights came from (``scratch``, ``inherited``, ``pre-trained``).
-        metric: its name.
-        gain: of the best epoch in the last part of the run over the best one before.
-        part: how much of the run that is, two epochs at least.
-        below: a student that agrees more is fine.
-        least: epochs of a run that is judged.
-    """
+    """The metric rose by ``gain`` in the last ``part`` of the run, and agreement is below ``below``."""
     epochs = max(2, round(part * len(val)))
     if len(val) < max(least, epochs + 1) or not agreement or agreement[-1] >= below:
         return None
@@ -171,17 +143,7 @@ def stalled_training(silent_s: float, limit_s: float = 1800) -> Finding | None:
 
 
 def features_collapse(rank: Sequence[float], pictures: int, below: float = 10, least: int = 100) -> Finding | None:
-    """The features of at least ``least`` pictures vary in fewer than ``below`` directions, by RankMe.
-
-    A student that learns from scratch, from few pictures, finds a handful of directions that lower its losses and no
-    more; neighbours and probes then find nothing in it.
-
-    Args:
-        rank: RankMe on the validation pictures, by epoch.
-        pictures: there.
-        below: fewer tell too few things apart.
-        least: fewer pictures have no more directions themselves.
-    """
+    """The features of at least ``least`` pictures vary in fewer than ``below`` directions, by RankMe."""
     if not rank or pictures < least or rank[-1] >= below:
         return None
     text = f"the student's features use {rank[-1]:.1f} directions (val/rankme of {pictures} pictures)"
@@ -203,14 +165,7 @@ def similar_across_runs(
 def confusion(
     pairs: Sequence[tuple[str, str, int]], counts: Mapping[str, int], share: float = 0.3, least: int = 10
 ) -> Finding | None:
-    """A class that is taken for one other in more than ``share`` of its pictures.
-
-    Args:
-        pairs: class, the class it is taken for, and how often.
-        counts: validation pictures by class.
-        share: fires above.
-        least: pictures of a class: fewer say little.
-    """
+    """More than ``share`` of a class's pictures (at least ``least``) are taken for one other class."""
     found = [(n / counts[true], true, given, n) for true, given, n in pairs if counts.get(true, 0) >= least]
     large = [pair for pair in found if pair[0] > share]
     if not large:

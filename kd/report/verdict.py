@@ -29,12 +29,7 @@ AHEAD = 1.1  # and gives way to another from this multiple of its gain
 
 
 def limits_of(facts: Facts, shown: str = "") -> list[Limit]:
-    """The headline, then everything else that limits a run, largest gain first.
-
-    Args:
-        facts: of the run.
-        shown: the bound that a display shows now; it stays unless another is clearly ahead.
-    """
+    """All limits of a run, largest gain first; ``shown`` stays the first unless another is clearly larger."""
     if not facts.phases:
         return []
     found = [limit for limit in _candidates(facts) if limit is not None and (limit.gain or 0) >= WORTH / 1.05]

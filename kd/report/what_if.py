@@ -31,9 +31,6 @@ def what_if(facts: Facts, change: Change) -> Outlook:
     tier makes all batches in the loaders' place (:func:`kd.report.loading.tier_step`). More processes share an epoch's
     batches; the part of an all-reduce that is not hidden grows as a ring's, ``(n - 1) / n``; every process brings as
     many cores as now, and a data tier stays as it is.
-
-    Raises:
-        UserError: a run without enough records.
     """
     epochs = change.epochs or facts.length
     if not facts.step_ms or not epochs or not math.isfinite(facts.batches_per_epoch):
@@ -81,10 +78,10 @@ def _step(facts: Facts, phases: dict[str, float], change: Change) -> float:
 
 
 def _price(facts: Facts, change: Change) -> float | None:
-    """Of an hour of the whole job: training machines as many times as there are processes, data machines by number.
+    """Price of an hour of the changed job: training machines by processes, data machines by number.
 
-    ``monitor.price_per_hour`` is of the whole job, a tier's machines too. What these cost is known from the job, from
-    ``monitor.instances``, or from a ``data_instance`` with as many cores as they have, which then counts for them.
+    ``monitor.price_per_hour`` includes the tier. Its part is known from the job, ``monitor.instances``, or a
+    ``data_instance`` with as many cores.
     """
     if change.price is not None or facts.price is None:
         return change.price

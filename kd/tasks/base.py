@@ -59,11 +59,7 @@ class Task(nn.Module):
         raise NotImplementedError
 
     def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
-        """Receives the classes' names, and how many training pictures each has if known.
-
-        Raises:
-            UserError: weights that are not these classes'.
-        """
+        """Receives the classes' names, and how many training pictures each has if known."""
 
     @property
     def monitored(self) -> str:
@@ -162,12 +158,7 @@ def _updated_anywhere(metric: Metric) -> bool:
 
 
 class TargetCounts(Metric):
-    """How often each class is the target, over all batches and processes.
-
-    Args:
-        num_classes: C.
-        ignore_index: the id that is left out.
-    """
+    """How often each class is the target, over all batches and processes."""
 
     counts: Tensor
     total: Tensor

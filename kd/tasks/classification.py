@@ -51,18 +51,11 @@ class Classification(Task):
         return ["acc1", "acc5", *(["agreement"] if teacher else [])]
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Cross-entropy over the pictures that have a label.
+        """Cross-entropy: ``(N, C)``, ids ``(N,)`` (-1: no label) or probabilities ``(N, C)`` (all 0) -> a scalar.
 
-        Args:
-            logits: ``(N, C)``.
-            target: class ids ``(N,)``, -1 for a picture without a label; or probabilities ``(N, C)`` (mixup, cutmix),
-                all 0 for one without.
-
-        Returns:
-            A scalar: the mean over the labelled pictures, each picture's smoothed loss times its class's weight (not
-            divided by the weights, so that two processes with half the batch average to one with the whole; torch
-            weighs the smoothed classes instead, so that a class of weight 0 still trains); 0, with a gradient of 0,
-            where there are none.
+        The mean over labelled pictures of each one's smoothed loss times its class's weight, not divided by the
+        weights: two processes with half the batch average to one with the whole, and a class of weight 0 does not
+        train. 0 without labels.
         """
         known = target.sum(1) > 0 if target.is_floating_point() else target >= 0
         safe = target if target.is_floating_point() else target.clamp_min(0)
@@ -99,11 +92,7 @@ class Classification(Task):
             self.agreement.update(logits, teacher_answer)
 
     def chance(self, counts: Tensor, total: int) -> float:
-        """Just below the least number of right answers that guessing the most frequent class reaches with p < 0.00135.
-
-        That is three standard errors of a large set; the test is exact (binomial), so that it holds for small sets too.
-        A model that is right on all is never below.
-        """
+        """Just below the share right that guessing the most frequent class reaches with p < 0.00135 (binomial)."""
         share = (counts.max() / counts.sum()).item()
         if share == 1:
             return 1 - 0.5 / total

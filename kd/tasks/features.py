@@ -20,21 +20,8 @@ def knn_accuracy(
     """Top-1 accuracy of the ``k`` nearest neighbours by cosine, each with a vote of ``exp(cosine / temperature)``.
 
     Source: Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discrimination, arXiv 1805.01978,
-    section 3.4; with 20 neighbours as DINO (arXiv 2104.14294) has it.
-
-    Args:
-        bank: ``(M, D)``.
-        bank_labels: ``(M,)``.
-        features: ``(N, D)``.
-        labels: ``(N,)``.
-        k: neighbours, > 0; all of a smaller bank.
-        temperature: > 0.
-
-    Returns:
-        In 0..1.
-
-    Raises:
-        ValueError: sizes that do not fit each other, an empty bank, or nothing to ask.
+    section 3.4; with 20 neighbours as DINO (arXiv 2104.14294) has it. ``bank`` is ``(M, D)``, ``features`` ``(N, D)``;
+    in 0..1. Sizes that do not fit raise a ValueError.
 
     >>> bank, names = torch.tensor([[1.0, 0], [2, 0.1], [0, 1]]), torch.tensor([0, 0, 1])
     >>> knn_accuracy(bank, names, torch.tensor([[5.0, 1], [1, 5]]), torch.tensor([0, 1]), k=2)
@@ -58,18 +45,10 @@ def knn_accuracy(
 def ridge_classifier(
     bank: Tensor, bank_labels: Tensor, strengths: tuple[float, ...] = STRENGTHS
 ) -> tuple[Tensor, Tensor]:
-    """A linear classifier by ridge regression of the one-hot labels, in closed form.
+    """A linear classifier by ridge regression of one-hot labels: weight ``(C, D)`` and bias ``(C,)``, float64.
 
-    Features count with mean 0 and variance 1; the strength is the one whose leave-one-out accuracy on the bank is the
-    highest (of equals the strongest), found without refitting. The intercept is not penalised.
-
-    Args:
-        bank: ``(M, D)``.
-        bank_labels: ``(M,)``.
-        strengths: of the penalty, relative to M; each > 0.
-
-    Returns:
-        Weight ``(C, D)`` and bias ``(C,)`` for the features as they are, float64.
+    Features count with mean 0 and variance 1. Of ``strengths`` (of the penalty, relative to M) the one with the highest
+    leave-one-out accuracy on the bank is taken, of equals the strongest. The intercept is not penalised.
 
     >>> weight, bias = ridge_classifier(torch.tensor([[0.0], [1], [4], [5]]), torch.tensor([0, 0, 1, 1]))
     >>> (torch.tensor([[1.5], [3.0]]).double() @ weight.T + bias).argmax(1)
@@ -80,18 +59,10 @@ def ridge_classifier(
 
 
 def starting_classifier(bank: Tensor, bank_labels: Tensor, classes: int) -> tuple[Tensor, Tensor, float]:
-    """:func:`ridge_classifier` as the first weights of a classifier that is trained on with cross-entropy.
+    """:func:`ridge_classifier` as the first weights of a classifier, and its leave-one-out accuracy in 0..1.
 
-    Regression of 0 and 1 names the right class with hardly more than the others; the logits are scaled by the power of
-    two with which the bank's pictures, each left out of the fit, have the least cross-entropy.
-
-    Args:
-        bank: ``(M, D)``.
-        bank_labels: ``(M,)``.
-        classes: C, some of which the bank may lack.
-
-    Returns:
-        Weight ``(C, D)``, bias ``(C,)``, float64, and the accuracy on pictures left out one by one, in 0..1.
+    The logits are scaled by the power of two with the least leave-one-out cross-entropy: regression of 0 and 1 names
+    the right class with hardly more than the others.
     """
     weight, bias, without = _ridge(bank, bank_labels, classes, STRENGTHS)
     labels = bank_labels.long()
@@ -129,20 +100,7 @@ def _ridge(
 def ridge_accuracy(
     bank: Tensor, bank_labels: Tensor, features: Tensor, labels: Tensor, strengths: tuple[float, ...] = STRENGTHS
 ) -> float:
-    """Top-1 accuracy of :func:`ridge_classifier` fitted to the bank.
-
-    Args:
-        bank: ``(M, D)``.
-        bank_labels: ``(M,)``.
-        features: ``(N, D)``.
-        labels: ``(N,)``.
-        strengths: see :func:`ridge_classifier`.
-
-    Returns:
-        In 0..1.
-
-    Raises:
-        ValueError: sizes that do not fit each other, an empty bank, or nothing to ask.
+    """Top-1 accuracy, in 0..1, of :func:`ridge_classifier` fitted to the bank.
 
     >>> bank, names = torch.tensor([[0.0], [1], [4], [5]]), torch.tensor([0, 0, 1, 1])
     >>> ridge_accuracy(bank, names, torch.tensor([[1.5], [3.0]]), torch.tensor([0, 1]))
@@ -155,17 +113,10 @@ def ridge_accuracy(
 
 
 def rank_me(features: Tensor) -> float:
-    """RankMe: how many directions the features use, as the exponential of the entropy of their singular values.
+    """RankMe: how many directions features ``(N, D)`` use, from 1 (one line) to D (all alike); 0 where all are 0.
 
-    ``exp(-sum p log p)`` with ``p = s / sum(s) + 1e-7``: from 1 (all on one line) to D (all directions alike). It shows
-    collapsed features without labels. Source: Garrido et al., RankMe, arXiv 2210.02885, equation 1 (it advises 25,600
-    pictures).
-
-    Args:
-        features: ``(N, D)``, as they are: neither centred nor normalised.
-
-    Returns:
-        The effective rank; 0 where all features are 0.
+    ``exp(-sum p log p)`` with ``p = s / sum(s) + 1e-7`` of the singular values ``s``. It shows collapsed features
+    without labels. Source: Garrido et al., RankMe, arXiv 2210.02885, equation 1 (it advises 25,600 pictures).
 
     >>> round(rank_me(torch.eye(8)), 3), round(rank_me(torch.ones(8, 4)), 3)
     (8.0, 1.0)

@@ -25,10 +25,6 @@ class Fidelity:
     """Adds up batches; what is counted are pictures, or of ``multilabel`` labels, or of ``segmentation`` pixels.
 
     Only counts, sums and a few pictures' answers are kept, so its size does not grow with the data.
-
-    Attributes:
-        kind: what the logits are.
-        num_classes: C.
     """
 
     kind: Kind
@@ -45,14 +41,7 @@ class Fidelity:
 
     @torch.no_grad()
     def update(self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor) -> None:
-        """Adds a batch.
-
-        Args:
-            student: logits ``(N, C)``, dense ``(N, C, H, W)`` at the target's size.
-            teacher: likewise; None for a student alone.
-            target: ids ``(N,)`` or ``(N, H, W)`` (others than 0..C-1 count as unknown), labels ``(N, C)``.
-            index: of the pictures in their split, ``(N,)``.
-        """
+        """Adds a batch: logits ``(N, C, ...)``, ids (unknown beyond 0..C-1) or labels, pictures' numbers ``(N,)``."""
         self.pictures += len(index)
         logits = {"student": student} | ({} if teacher is None else {"teacher": teacher})
         p = {name: self._probabilities(x) for name, x in logits.items()}
@@ -187,17 +176,12 @@ class Fidelity:
                 self._push(kind, score, -place, entry)
 
     def result(self, classes: Sequence[str]) -> dict[str, Any]:
-        """The numbers as plain values, the pictures aside.
+        """The numbers as plain values.
 
-        Args:
-            classes: names by class id.
-
-        Returns:
-            ``kind``, ``pictures``; ``agreement`` in 0..1, ``kl`` in nats (mean KL(teacher || student) at T = 1),
-            ``outcomes`` (``both_right``, ...) in 0..1, where there is a teacher; ``ece`` and ``reliability`` (mean
-            confidence, share right, count of each of 15 bins) by model; ``score`` and ``per_class``: each class's
-            ``accuracy`` (of its pictures), ``iou`` (and the student's ``recall``), or ``f1``; ``confusions``: the
-            student's, largest first.
+        ``kind``, ``pictures``; with a teacher ``agreement`` in 0..1, ``kl`` in nats (mean KL(teacher || student) at T =
+        1) and ``outcomes`` in 0..1; by model ``ece`` and ``reliability`` (mean confidence, share right, count of each
+        of 15 bins); ``score`` and ``per_class``: ``accuracy``, ``iou`` (and the student's ``recall``) or ``f1``; the
+        student's ``confusions``, largest first.
         """
         found: dict[str, Any] = {"kind": self.kind, "pictures": self.pictures, "score": SCORES[self.kind]}
         if self.compared:
@@ -242,11 +226,7 @@ CONFUSIONS = 200
 
 
 def ece(sums: Tensor) -> float:
-    """Expected calibration error (arXiv 1706.04599): the bins' mean gap between confidence and accuracy, by count.
-
-    Args:
-        sums: of each bin the count, the sum of confidences, the number right: ``(3, BINS)``.
-    """
+    """Expected calibration error (arXiv 1706.04599) of bins ``(3, BINS)``: count, sum of confidences, number right."""
     count, confidence, right = sums
     return float((confidence - right).abs().sum() / count.sum().clamp_min(1))
 
@@ -257,14 +237,7 @@ def _curve(sums: Tensor) -> list[list[float]]:
 
 
 class KeptLogits:
-    """Logits by a picture's number, in float16, as long as they fit ``limit`` bytes; then none at all.
-
-    Args:
-        limit: bytes.
-
-    Attributes:
-        rows: by the picture's number.
-    """
+    """Logits by a picture's number, in float16, as long as they fit ``limit`` bytes; then none at all."""
 
     def __init__(self, limit: int = 2**29) -> None:
         self.limit = limit

@@ -15,10 +15,6 @@ from kd.tasks.features import rank_of_gram
 def label_free_metrics(losses: Iterable[str], probed: bool) -> list[str]:
     """What is measured of a student that is its features, the main metric first.
 
-    Args:
-        losses: names of the distillation losses.
-        probed: whether labelled pictures measure the features.
-
     >>> label_free_metrics(["dino"], True)
     ['feature_loss', 'dino_loss', 'rankme', 'knn1', 'probe1']
     """
@@ -26,12 +22,7 @@ def label_free_metrics(losses: Iterable[str], probed: bool) -> list[str]:
 
 
 class HeldOut(Metric):
-    """What held-out pictures cost, and how many directions their features use, over all batches and processes.
-
-    Args:
-        names: of the losses.
-        width: of the features.
-    """
+    """What held-out pictures cost, and how many directions their features use, over all batches and processes."""
 
     sums: Tensor
     gram: Tensor
@@ -82,13 +73,7 @@ class Features(Task):
         """Nothing: what it measures depends on the losses, see :meth:`measure`."""
 
     def measure(self, losses: Sequence[str], width: int, probed: bool) -> None:
-        """Makes the metrics.
-
-        Args:
-            losses: their names, ``feature_loss`` among them.
-            width: of the features.
-            probed: whether there are labelled pictures, by which others measure (:func:`kd.module.evaluation.look_at`).
-        """
+        """Makes the metrics of the ``losses`` (with ``feature_loss``); ``probed``: a probe measures too."""
         self.held_out, self.probed = HeldOut(losses, width), probed
         if probed:
             self.primary = PROBE[0]

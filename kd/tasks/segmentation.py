@@ -107,10 +107,7 @@ class Segmentation(Task):
             self.agreement.update(prediction[valid], teacher_answer.long()[valid])
 
     def compute(self) -> dict[str, Tensor]:
-        """``miou``, ``pixel_acc``, ``agreement``, and ``iou_<class id>`` for the classes that occur.
-
-        ``miou_of_targets`` too, where it differs.
-        """
+        """``miou``, ``pixel_acc``, ``agreement``, ``iou_<class id>``; ``miou_of_targets`` where it differs."""
         found = super().compute()
         per_class, in_targets = (
             found.pop("iou"),

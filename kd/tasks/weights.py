@@ -27,14 +27,7 @@ def check(given: ClassWeights) -> None:
 def weights_of(given: ClassWeights, classes: Sequence[str], counts: Sequence[int] | None) -> Tensor | None:
     """The weight of each class, float32 ``(C,)``; None where all count alike.
 
-    Args:
-        given: by class id, or by name (the others weigh 1); ``auto``: N / (C n) for a class of n of the N training
-            pictures, so that all classes have the same say and the mean over the pictures is 1.
-        classes: names by class id.
-        counts: training pictures of each class, where that is known.
-
-    Raises:
-        UserError: too many or too few of them, an unknown class, or ``auto`` without counts.
+    By class id or by name (the others weigh 1); ``auto``: N / (C n) for a class of n of the N training pictures.
 
     >>> weights_of("auto", ["a", "b"], [30, 10])
     tensor([0.6667, 2.0000])

@@ -30,9 +30,6 @@ class DenseCodec:
 
     The error of a logit ``z`` is at most ``(max - z) / 2048``: none for the largest, more where the probability is
     vanishing.
-
-    Args:
-        num_classes: C.
     """
 
     def __init__(self, num_classes: int) -> None:
@@ -55,13 +52,7 @@ class DenseCodec:
 
 
 class TopKCodec:
-    """The k largest logits in float16, relative to the largest, and the logsumexp of all others at each temperature.
-
-    Args:
-        num_classes: C.
-        k: how many, < C.
-        temperatures: at which the answers will be wanted.
-    """
+    """The k largest logits in float16, relative to the largest, and the logsumexp of all others at each temperature."""
 
     def __init__(self, num_classes: int, k: int, temperatures: tuple[float, ...]) -> None:
         self.num_classes, self.k, self.temperatures = num_classes, k, temperatures
@@ -97,13 +88,7 @@ PRECISIONS: dict[str, type[HalfFeature] | type[Int8Feature]] = {"half": HalfFeat
 
 
 class AnswerCodec:
-    """A whole answer: the logits by a codec of their own, and behind them features.
-
-    Args:
-        logits: None where no loss wants them.
-        features: the shape of each, of one picture.
-        precision: of the features: ``half`` or ``int8``.
-    """
+    """A whole answer: the logits by a codec of their own, and behind them features."""
 
     def __init__(
         self, logits: Codec | None, features: Mapping[Feature, tuple[int, ...]] | None = None, precision: str = "half"
@@ -122,16 +107,7 @@ class AnswerCodec:
         return found if self.precision == "half" else {**found, "precision": self.precision, "outliers": OUTLIERS}
 
     def measure(self, logits: Tensor, features: Mapping[Feature, Tensor]) -> dict[str, Any]:
-        """What is written once, when a cache is begun: units of int8, and how far answers are off after rounding.
-
-        Args:
-            logits: of some pictures, ``(N, C)``.
-            features: likewise ``(N, ...)``.
-
-        Returns:
-            ``units`` by feature, of the first :data:`UNITS_OF` pictures; of the others (of all, where there are no
-            more) the relative ``error`` of each kind of answer, and ``worst``, that of the worst of them.
-        """
+        """Measured when a cache is begun: int8's ``units`` by feature, relative ``error`` by kind, the ``worst``."""
         given = {"logits": logits} | {":".join(name): x for name, x in features.items()}
         units = {name: codec.measure(given[name][:UNITS_OF]) for name, codec in self._named().items()
                  if isinstance(codec, Int8Feature)}  # fmt: skip
@@ -147,11 +123,7 @@ class AnswerCodec:
         return {**noted, "units": units} if units else noted
 
     def as_measured(self, measured: dict[str, Any]) -> None:
-        """Takes what :meth:`measure` has found when the cache was begun.
-
-        Raises:
-            ValueError: it is not there, or damaged.
-        """
+        """Takes what :meth:`measure` has found when the cache was begun."""
         as_measured(self._named(), measured)
 
     def _named(self) -> dict[str, FeatureCodec]:
@@ -167,10 +139,7 @@ class AnswerCodec:
         return torch.nn.functional.pad(body, (0, self.record_bytes - body.shape[1]))
 
     def usable(self, records: np.ndarray) -> np.ndarray:
-        """Which records ``(N, record_bytes)`` hold an answer that can be learnt from: bool ``(N,)``.
-
-        A checksum says that a record is whole, not that whoever wrote it meant well.
-        """
+        """Which records ``(N, record_bytes)`` hold finite answers, bool ``(N,)``: a checksum does not show that."""
         logits, features = self.decode(torch.from_numpy(records))
         values: list[Tensor] = list(features.values())
         known = torch.ones(len(records), dtype=torch.bool)

@@ -14,11 +14,7 @@ def half(values: Tensor) -> Tensor:
 
 
 class HalfFeature:
-    """A feature in float16: off by at most 1 / 2048 of itself.
-
-    Args:
-        shape: of one picture's.
-    """
+    """A feature in float16: off by at most 1 / 2048 of itself."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -45,13 +41,9 @@ BESIDE = 6
 class Int8Feature:
     """A feature in int8: each channel in units of its own, and of those each token's second largest value is 127.
 
-    Channels of a vision transformer differ by orders of magnitude, so one scale for all would leave the small ones
-    nothing. The channels' units are measured once (:meth:`measure`). Beside its values each token has a scale, and its
-    largest value in half precision with its channel's number: 6 bytes. Nothing is ever cut off. A value is off by at
-    most 1 / 254 of its token's second largest (or 2^-15), in its channel's unit.
-
-    Args:
-        shape: of one picture's: a vector ``(D,)``, tokens ``(T, D)`` or a map ``(D, H, W)``.
+    The channels' units are measured once (:meth:`measure`), as channels of a vision transformer differ by orders of
+    magnitude. Each token also has a scale, and its largest value in half precision with its channel's number: 6 bytes.
+    A value is off by at most 1 / 254 of its token's second largest (or 2^-15), in its channel's unit.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -63,10 +55,7 @@ class Int8Feature:
         self.units: Tensor | None = None
 
     def measure(self, x: Tensor) -> list[float]:
-        """The channels' units, as the root mean square of each in ``(N, *shape)``; used from now on.
-
-        None is less than :data:`FLOOR` of the median of those that are not silent.
-        """
+        """The channels' units: root mean squares over ``(N, *shape)``, at least :data:`FLOOR` of their median."""
         rms = self._rows(x).double().square().mean((0, 1)).sqrt()
         heard = rms[rms > 0]
         floor = FLOOR * heard.median().item() if len(heard) else 1.0
@@ -75,11 +64,7 @@ class Int8Feature:
         return units
 
     def use(self, units: list[float]) -> None:
-        """Takes units that were measured before.
-
-        Raises:
-            ValueError: other channels, or units that are no positive numbers.
-        """
+        """Takes units that were measured before."""
         found = torch.tensor(units, dtype=torch.float32)
         if found.shape != (self.shape[self.channel],) or not (found.isfinite() & (found > 0)).all():
             raise ValueError(f"{self.shape[self.channel]} units, each > 0")
@@ -141,11 +126,7 @@ def worst_error(there: Tensor, exact: Tensor) -> float:
 
 
 def as_measured(features: dict[str, FeatureCodec], measured: dict[str, Any]) -> None:
-    """Gives codecs the units that a cache was begun with.
-
-    Raises:
-        ValueError: they are not there, or damaged.
-    """
+    """Gives codecs the units that a cache was begun with."""
     for name, codec in features.items():
         if isinstance(codec, Int8Feature):
             try:

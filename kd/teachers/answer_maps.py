@@ -10,15 +10,10 @@ from kd.teachers.answer_features import OUTLIERS, HalfFeature, Int8Feature, half
 
 
 class MapCodec:
-    """A map of logits, at the teacher's own resolution: all of them, or at each pixel the k largest.
+    """A map of logits ``(C, h, w)``: all, or at each pixel the ``topk`` largest and the mass of the others.
 
-    Of the others, where k are kept, the mass is: they come back as equal logits with that mass together.
-
-    Args:
-        shape: of one picture's, ``(C, h, w)``.
-        topk: how many at each pixel, < C; None: all.
-        precision: of all: ``half``, or ``int8`` with a unit for each class and a scale for each pixel.
-        head: bytes before the answer (the checksum's).
+    ``precision`` of all: ``half``, or ``int8`` with a unit a class and a scale a pixel. ``head``: bytes of the
+    checksum.
     """
 
     def __init__(self, shape: tuple[int, int, int], topk: int | None, precision: str, head: int) -> None:

@@ -25,13 +25,7 @@ FINGERPRINT = "fingerprint.json"
 
 
 class WholeRecords:
-    """Which records are whole; the checksum of one that was found so is not computed again.
-
-    Args:
-        samples: pictures.
-        views: views a picture.
-        usable: which whole records ``(N, record_bytes)`` hold an answer; default: all.
-    """
+    """Which records are whole; the checksum of one that was found so is not computed again."""
 
     def __init__(self, samples: int, views: int, usable: Callable[[np.ndarray], np.ndarray] | None = None) -> None:
         self._usable = usable or (lambda records: np.ones(len(records), dtype=bool))
@@ -53,26 +47,9 @@ class WholeRecords:
 class AnswerStore:
     """Records of one teacher's answers to ``samples`` pictures in ``views`` views each.
 
-    Any number of processes may read and write it at once: a whole record is never overwritten, and whoever writes holds
-    the folder's lock. Files are read by ``pread``, never mapped: one that another process cuts short loses records, and
-    ends no run. Links and whatever else is not a plain file of the cache are refused, never followed.
-
-    Args:
-        folder: made where it is missing.
-        fingerprint: what the answers depend on, by part (``teacher``, ``transform``, ``data``, ``answers``).
-        samples: pictures in the training set.
-        views: views a picture.
-        record_bytes: size of a record.
-        usable: which whole records ``(N, record_bytes)`` hold an answer; default: all.
-        measure: what is noted beside the fingerprint when the cache is begun, as ``measured``.
-        key: the teacher's configuration key, named in errors.
-
-    Attributes:
-        measured: what was noted then; nothing in a cache from before there were such notes.
-
-    Raises:
-        UserError: the folder's answers depend on something else (the first difference is named), it can't be written,
-            or the disk has no room for all records.
+    Any number of processes may read and write it at once: a whole record is never overwritten, and a writer holds the
+    folder's lock. Files are read by ``pread``, never mapped, so a file cut short loses records and ends no run. Only
+    plain files of the cache are opened. ``measured`` holds what ``measure`` gave when the cache was begun.
     """
 
     def __init__(
@@ -133,10 +110,7 @@ class AnswerStore:
         self._grow(view)
 
     def _grow(self, view: int) -> None:
-        """Reserves the whole file, so that a full disk raises here.
-
-        Where it was cut within a record, the rest of that record would come back as zeros: its checksum is taken away.
-        """
+        """Reserves the whole file, so that a full disk raises here; a record that was cut loses its checksum."""
         file, whole = self._write[view], self.samples * self.record_bytes
         size = os.fstat(file).st_size
         if size >= whole:
@@ -155,11 +129,7 @@ class AnswerStore:
         self._write = {}
 
     def read(self, view: int, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The records of the samples ``index`` as they are now, and which of them are whole.
-
-        Returns:
-            uint8 ``(N, record_bytes)`` and bool ``(N,)``.
-        """
+        """Records of the samples ``index``, uint8 ``(N, record_bytes)``, and which are whole, bool ``(N,)``."""
         records = np.zeros((len(index), self.record_bytes), dtype=np.uint8)
         for row, i in zip(records, index, strict=True):
             if os.preadv(self._write[view], [row.data], int(i) * self.record_bytes) < self.record_bytes:
@@ -175,11 +145,7 @@ class AnswerStore:
         return self.read(view, index)[0]
 
     def put(self, view: int, index: np.ndarray, records: np.ndarray) -> None:
-        """Stores records that are not stored yet.
-
-        Raises:
-            OSError: they can't be written.
-        """
+        """Stores records that are not stored yet."""
         with self._lock:
             self._grow(view)
             missing = ~self.present(view, index)
@@ -212,11 +178,7 @@ def check_room(sizes: Mapping[Path, int], what: str, key: str) -> None:
 
 
 def _plain_file(path: Path, flags: int) -> int:
-    """Opens a file of the cache.
-
-    Raises:
-        OSError: it is a link, a second name of another file, or no file at all; whatever it leads to is left alone.
-    """
+    """Opens a file of the cache."""
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
@@ -234,17 +196,7 @@ NAMED = {"transform": "transforms", "answers": "kinds of answers"}
 
 
 def compare(text: str, fingerprint: dict[str, dict[str, Any]], folder: str, key: str) -> dict[str, Any]:
-    """The content of a cache's fingerprint file.
-
-    Args:
-        text: what the file says.
-        fingerprint: what it must say.
-        folder: where it is, named in errors.
-        key: the teacher's configuration key, likewise.
-
-    Raises:
-        UserError: it is damaged, or the cache's answers depend on something else: the first difference is named.
-    """
+    """The content of a cache's fingerprint file."""
     try:
         found = json_of(text)
         parts = {name: dict(found[name]) for name in fingerprint}

@@ -28,10 +28,9 @@ class Teacher(Protocol):
 
 
 class RunTeacher:
-    """A teacher as a run holds it: a model, a cache before one, several, or one's own.
+    """A teacher as a run holds it: a model, a cache before one, several, or a user's own.
 
-    Deliberately no ``nn.Module``: a LightningModule that holds one keeps it out of its checkpoints, its optimizer,
-    DDP's broadcasts and ``train()`` without further care. It moves by :meth:`to` alone.
+    Not an ``nn.Module``, so a LightningModule keeps it out of checkpoints, optimizer, DDP's broadcasts and ``train()``.
     """
 
     arch: str  # its name, for people
@@ -59,7 +58,6 @@ class RunTeacher:
         raise NotImplementedError
 
     def follow(self, device: torch.device) -> None:
-        """Moves what is not there."""
         for member in self.members.values():
             if member.device != device:
                 member.to(device, member.dtype)
@@ -80,11 +78,7 @@ class RunTeacher:
         raise NotImplementedError
 
     def listen(self, patterns: str | list[str], tokens: str, key: str = "") -> tuple[list[str], list[tuple[int, ...]]]:
-        """From now on :meth:`look` can give these layers: their paths, and the shapes that they give for two pictures.
-
-        Raises:
-            UserError: no such layer, or a teacher without any.
-        """
+        """Makes these layers readable by :meth:`look`; gives their paths, and their shapes for two pictures."""
         raise UserError(f"{self.key}: {self.arch} {self.closed}: a feature loss needs a module")
 
     def names_of_its_columns(self, names: Sequence[str]) -> list[str] | None:
@@ -130,11 +124,6 @@ class OwnTeacher(RunTeacher):
 
     @torch.no_grad()
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
-        """The logits, under its name.
-
-        Raises:
-            UserError: it gave something else.
-        """
         given = self.given.answer(batch, Wanted(wanted.of(name).logits))
         logits = given.logits.get(ALL) if isinstance(given, Answer) else None
         if not isinstance(logits, Tensor) or len(logits) != len(batch["image"]):

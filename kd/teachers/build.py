@@ -18,20 +18,10 @@ from kd.teachers.frozen import FrozenTeacher
 def build_teacher(
     spec: TeacherSpec, num_classes: int, classes: Sequence[str] = (), key: str = "model.teacher", dense: bool = False
 ) -> RunTeacher:
-    """A teacher from its settings. Building it leaves torch's random numbers as they were, so that the losses'
-    parameters, drawn next, do not depend on whether several students share a teacher.
+    """A teacher from its settings, its logits in the order of the data's classes.
 
-    Where it names other classes than the data (more, or in another order), its logits are brought into their order.
-
-    Args:
-        spec: architecture, weights and classes.
-        num_classes: classes of the data.
-        classes: their names, compared with the teacher's where it has them.
-        key: the configuration key of ``spec``, named in errors.
-        dense: a model for dense prediction (:mod:`kd.models.segmenter`).
-
-    Raises:
-        UserError: an unknown architecture, a checkpoint that does not fit, or classes that the teacher lacks.
+    Leaves torch's random numbers as they were: the losses' parameters do not depend on whether students share a
+    teacher.
     """
     if isinstance(spec.builder, Teacher):
         size: Any = spec.img_size
@@ -50,11 +40,7 @@ def build_teacher(
 def build_teachers(
     one: TeacherSpec | None, several: Mapping[str, TeacherSpec], classes: Sequence[str], dense: bool
 ) -> RunTeacher | None:
-    """The teacher of ``model.teacher``, the ensemble of ``model.teachers``, or none.
-
-    Raises:
-        UserError: both are given, or a teacher that can't be built.
-    """
+    """The teacher of ``model.teacher``, the ensemble of ``model.teachers``, or none."""
     if one and several:
         raise UserError("model.teachers: give model.teacher or model.teachers, not both (model.teacher=null)")
     if not several:

@@ -1,9 +1,8 @@
 """What a teacher's answers depend on, and where each kind of them is kept.
 
-A cache is a folder named after what all its answers depend on: teacher, pictures and their views. In it each kind of
-answer (logits, or one layer's features in one precision) has a folder of its own, with its fingerprint beside it. So a
-recipe finds what others with the same teacher, data and views have left, and adds what it alone reads; what it does
-with the answers, its student and losses, plays no part.
+A cache is a folder named after its teacher, pictures and views, with a folder and fingerprint for each kind of answer
+(logits, or one layer's features in one precision). Recipes with the same teacher, data and views share it; students
+and losses play no part.
 """
 
 import hashlib
@@ -50,11 +49,7 @@ class Kind:
 
 
 class Layout:
-    """Where the answers to some training pictures are.
-
-    Args:
-        data: the pictures, and how they are augmented.
-    """
+    """Where the answers to some training pictures are."""
 
     def __init__(self, data: DistillationDataModule) -> None:
         self.data = data
@@ -69,15 +64,7 @@ class Layout:
         self.pictures = {"pictures": self.samples, "content": content(self.split)}
 
     def kinds(self, teacher: RunTeacher, wanted: Wanted) -> list[Kind]:
-        """What a cache keeps of a teacher.
-
-        Args:
-            teacher: on its device, in its precision.
-            wanted: of this teacher.
-
-        Raises:
-            UserError: the folder is one of something else.
-        """
+        """What a cache keeps of a teacher."""
         beside = self.beside(teacher)
         whole = None if beside else self._in_one(teacher, wanted)
         if whole is not None:

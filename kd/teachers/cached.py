@@ -36,11 +36,6 @@ class CachedTeacher(RunTeacher):
 
     What it computes goes through the stores' rounding before it is used, so a run that fills its cache and one that
     reads it learn from the same numbers. A batch that names no view (validation) is answered live.
-
-    Args:
-        live: the model behind it.
-        kept: the answers, each kind in a store of its own; all of equally many pictures and views.
-        only: never run the model in training; a missing answer is an error.
     """
 
     def __init__(self, live: RunTeacher, kept: Sequence[Kept], only: bool = False) -> None:
@@ -121,11 +116,7 @@ class CachedTeacher(RunTeacher):
         return {**batch, "records": {**batch.get("records", {}), **records}}
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
-        """What the records say, or what the model says now.
-
-        Raises:
-            UserError: an answer is missing that must be there (``cache=only``), or is not finite.
-        """
+        """What the records say, or what the model says now."""
         if "view" not in batch:
             return self.live.answer(batch, wanted, name)
         answer = Answer()
@@ -201,20 +192,7 @@ def caches_of(teacher: RunTeacher | None) -> dict[str, CachedTeacher]:
 
 
 def records_of(live: RunTeacher, codecs: Sequence[AnswerCodec], images: Images, numbers: np.ndarray) -> list[Tensor]:
-    """A model's answers to pictures as records.
-
-    Args:
-        live: the model.
-        codecs: of each kind of answer.
-        images: as the model takes them, ``(N, 3, H, W)``.
-        numbers: of the pictures, ``(N,)``, named in errors.
-
-    Returns:
-        uint8 ``(N, record_bytes)`` of each kind.
-
-    Raises:
-        UserError: an answer that is not finite, or not one a picture.
-    """
+    """A model's answers as records, uint8 ``(N, record_bytes)`` of each kind; errors name the pictures' ``numbers``."""
     logits, found = live.look(images, [(ALL, *key) for codec in codecs for key in codec.features])
     if logits.ndim != 2 and any(codec.logits and not isinstance(codec.logits, MapCodec) for codec in codecs):
         raise UserError(f"{live.key}.cache: holds one answer a picture, the teacher gives {tuple(logits.shape)}")
@@ -226,12 +204,7 @@ def records_of(live: RunTeacher, codecs: Sequence[AnswerCodec], images: Images, 
 
 
 class AnsweringCollate:
-    """Samples -> their numbers and the teachers' records: what a data tier makes where it fills caches.
-
-    Args:
-        collate: samples -> a batch of pictures.
-        caches: to be filled, by teacher.
-    """
+    """Samples -> their numbers and the teachers' records: what a data tier makes where it fills caches."""
 
     def __init__(self, collate: Callable[..., Batch], caches: Mapping[str, CachedTeacher]) -> None:
         self.collate = collate

@@ -16,9 +16,6 @@ class Ensemble(RunTeacher):
     """Several teachers: each answers with its own input size and normalisation, all together with the weighted mean.
 
     The mean is of the logits: ``sum(weight_i * logits_i) / sum(weight_i)``. It exists where each has a classifier.
-
-    Args:
-        members: the teachers by name, each itself or behind a cache.
     """
 
     def __init__(self, members: Mapping[str, RunTeacher]) -> None:
@@ -52,9 +49,9 @@ class Ensemble(RunTeacher):
         return batch
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
-        """The logits of each teacher by name and of all together, and what is wanted of their layers.
+        """The logits of each teacher, their mean, and the layers that are wanted.
 
-        Dense answers are brought to the size of the first teacher's. A teacher of which nothing is wanted is not asked.
+        Dense logits are resized to the first teacher's. A teacher of which nothing is wanted does not run.
         """
         found = Answer()
         for member, teacher in self.members.items():

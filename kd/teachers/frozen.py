@@ -24,14 +24,7 @@ from kd.teachers.base import RunTeacher
 class FrozenTeacher(RunTeacher):
     """A frozen model that answers for pictures: always in eval mode, never with a gradient.
 
-    Args:
-        model: any model, or any callable, that gives logits (:func:`kd.models.own.logits_of`).
-        prepare: uint8 pictures -> the model's input; float pictures pass as they are.
-        spec: the settings it was built by; where it is placed and cached stands there.
-        columns: where the data's classes are among the model's, if they are others or in another order: its logits are
-            brought into the data's order, and what it alone knows is left out.
-        key: its configuration key, named in errors.
-        classes: how many it knows, where that is known.
+    ``columns`` says where the data's classes are among the model's, if they are others or in another order.
     """
 
     def __init__(
@@ -63,11 +56,8 @@ class FrozenTeacher(RunTeacher):
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "FrozenTeacher":
         """Puts the weights where ``placement`` says, seen from the student's ``device``; a later call moves them again.
 
-        With bfloat16 they are stored so: autocast would cast frozen weights anew each step. What was rounded stays so.
-        The first call with ``keep`` keeps a copy as loaded for :meth:`original`. A teacher in shards stays where it is.
-
-        Raises:
-            UserError: there is no such device, or nothing to share the weights with.
+        With bfloat16 they are stored so, as autocast would cast frozen weights each step. The first call with ``keep``
+        keeps a copy for :meth:`original`. A teacher in shards stays where it is.
         """
         if self.spec.placement not in ("same", "shard"):
             device = torch.device(self.spec.placement)
@@ -125,11 +115,7 @@ class FrozenTeacher(RunTeacher):
         }
 
     def listen(self, patterns: str | list[str], tokens: str, key: str = "") -> tuple[list[str], list[tuple[int, ...]]]:
-        """From now on :meth:`look` can give these layers: their paths, and the shapes that they give for two pictures.
-
-        Raises:
-            UserError: no such layer, or one that is not called.
-        """
+        """Makes these layers readable by :meth:`look`; gives their paths, and their shapes for two pictures."""
         if self.closed:
             raise UserError(f"{self.key}: {self.closed}: a feature loss needs a module")
         self.taps.add(patterns, self._trial, key)
@@ -143,11 +129,7 @@ class FrozenTeacher(RunTeacher):
     @annotate("teacher")
     @torch.no_grad()
     def __call__(self, images: Images) -> Tensor:
-        """Pictures ``(N, 3, H, W)`` -> float32 logits ``(N, C)`` (dense: ``(N, C, H', W')``), in the data's classes.
-
-        A teacher without a head gives its features, ``(N, D)``. The answer is on the pictures' device, wherever the
-        teacher is.
-        """
+        """Pictures -> float32 logits ``(N, C)`` (dense: ``(N, C, h, w)``) in the data's classes, or features."""
         if any(module.training for module in self.model.modules()):  # whatever was called on it in between: its
             self.model.eval()  # dropout and BatchNorm never wake
         with torch.autocast(self.device.type, enabled=False):
@@ -163,13 +145,7 @@ class FrozenTeacher(RunTeacher):
         return get is not None and isinstance(get(), nn.Module)
 
     def classifier(self) -> tuple[Tensor, Tensor]:
-        """Weight ``(C, D)`` and bias ``(C,)`` of the last layer, float32, in the data's classes.
-
-        As loaded: not rounded to what the teacher computes in, wherever it is.
-
-        Raises:
-            UserError: the model has no last layer, or two.
-        """
+        """Weight ``(C, D)`` and bias ``(C,)`` of the last layer as loaded, float32, in the data's classes."""
         if self._classifier is not None:
             return self._classifier
         layer: Any = classifier_of(self.model, self.key)

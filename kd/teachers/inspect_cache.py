@@ -64,11 +64,7 @@ class Held:
 
 
 def held_in(place: str) -> list[Held]:
-    """All answers in a folder or URL, or below it.
-
-    Raises:
-        UserError: there are none.
-    """
+    """All answers in a folder or URL, or below it."""
     found = [one for one in starmap(_held, _fingerprints(place)) if one is not None]
     if not found:
         raise UserError(f"describe: {place} holds no answers of a teacher (there is no {FINGERPRINT} in it)")
@@ -125,14 +121,7 @@ def describe(found: Iterable[Held]) -> str:
 
 
 def fit(found: list[Held], teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted) -> tuple[bool, str]:
-    """Whether a recipe finds all its answers there, and a line for each kind that it wants.
-
-    Args:
-        found: what there is.
-        teacher: the recipe's, in its precision.
-        data: its pictures.
-        wanted: what its losses read.
-    """
+    """Whether a recipe finds all its answers there, and a line for each kind that it wants."""
     layout, lines, fits = Layout(data), [], True
     for name, member in teacher.members.items():
         for kind in layout.kinds(member, wanted.of(name)) if wanted.of(name) else []:

@@ -27,17 +27,9 @@ WORST = 0.1  # of one picture's answer, that int8 may be off by
 def open_cache(
     teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted, announce: bool = False, filling: bool = False
 ) -> RunTeacher:
-    """The teacher behind a cache; of several each that asks for one behind one of its own.
+    """The teacher, or each of several, behind the cache that its settings name.
 
-    Args:
-        teacher: on its device, in its precision; ``spec`` says which cache.
-        data: the training pictures and how they are augmented.
-        wanted: what the losses read.
-        announce: say, before anything is written, what it will take.
-        filling: ``kd-cache`` asks: each teacher has a cache, and runs where answers are missing.
-
-    Raises:
-        UserError: losses or data that a cache can't serve, a cache of something else, no room on the disk.
+    ``announce``: log the size before anything is written; ``filling`` (``kd-cache``): compute answers that are missing.
     """
     check_cacheable(teacher, data, wanted, filling)
     layout = Layout(data)
@@ -108,11 +100,7 @@ def _store(teacher: RunTeacher, kind: Kind, layout: Layout, filling: bool) -> St
 
 
 def _measured(teacher: RunTeacher, kind: Kind, data: DistillationDataModule) -> dict[str, Any]:
-    """What is noted when a cache is begun: units of int8, and the error that rounding makes.
-
-    Raises:
-        UserError: int8 is off by more than :data:`WORST` of a picture's answer.
-    """
+    """Units of int8 and the error of rounding; refuses int8 where that is above :data:`WORST` of a picture's answer."""
     layers = [(ALL, *key) for key in kind.codec.features]
     given = [teacher.look(part, layers) for part in data.sample_pictures(MEASURED_ON).split(UNITS_OF)]
     features = {layer[1:]: torch.cat([found[layer] for _, found in given]) for layer in layers}
@@ -183,11 +171,7 @@ def _check_teacher(teacher: RunTeacher, data: DistillationDataModule, wanted: Wa
 
 
 def cached_share(teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted) -> tuple[float, int]:
-    """What is in the caches already, 0 to 1, and the size in bytes of all of it; makes nothing.
-
-    Raises:
-        UserError: a folder holds a cache of something else.
-    """
+    """The share (0 to 1) of answers that the caches hold, and the bytes of all; makes nothing."""
     layout, size, filled = Layout(data), 0, 0.0
     for name, member in _asking(teacher, wanted).items():
         for kind in layout.kinds(member, wanted.of(name)):

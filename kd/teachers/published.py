@@ -1,8 +1,7 @@
 """Answers beside a packed data set: written once, read by many machines, from a folder or an object store.
 
-Below ``OUT/answers/<teacher>-<digest>/<kind of answer>/`` each shard of the pack has one file a view,
-``train-00000.view-0003.bin``: the records of its pictures, in its order. ``fingerprint.json``, written last, says what
-they depend on, and how many records each shard has. Nothing is ever written there again.
+``OUT/answers/<teacher>-<digest>/<kind of answer>/`` has a file a view for each shard of the pack,
+``train-00000.view-0003.bin``: the records of its pictures, in its order. ``fingerprint.json`` is written last.
 """
 
 import errno
@@ -28,19 +27,7 @@ PART_BYTES = 256 * 10**6  # where the pictures are in no shards, so much goes in
 
 
 def publish(store: AnswerStore, split: Split, out: str) -> int:
-    """Writes a cache's answers of one kind beside a pack.
-
-    Args:
-        store: complete.
-        split: the pictures.
-        out: the folder or URL of this kind of answer; made where it is missing.
-
-    Returns:
-        Bytes written.
-
-    Raises:
-        UserError: answers are missing, or ``out`` can't be written.
-    """
+    """Writes a cache's answers of one kind beside a pack."""
     shards = _shards(split, store.samples, store.record_bytes)
     files, path = file_system(out, "out")
     written = 0
@@ -89,21 +76,7 @@ def _shards(split: Split, samples: int, record_bytes: int) -> list[tuple[str, in
 
 
 class PublishedStore:
-    """Reads what :func:`publish` has written; as :class:`kd.teachers.answer_store.AnswerStore` otherwise.
-
-    Args:
-        url: folder or URL of one kind of answer.
-        fingerprint: what the answers must depend on.
-        samples: pictures in the training set.
-        views: views a picture that are wanted.
-        record_bytes: size of a record.
-        usable: which whole records ``(N, record_bytes)`` hold an answer.
-        key: the teacher's configuration key, named in errors.
-        limit: most bytes of remote answers that are kept on the local disk.
-
-    Raises:
-        UserError: nothing there, something else, or fewer views.
-    """
+    """Reads what :func:`publish` has written, like :class:`kd.teachers.answer_store.AnswerStore`."""
 
     def __init__(
         self,
@@ -130,7 +103,6 @@ class PublishedStore:
         self._whole = WholeRecords(samples, views, usable)
 
     def read(self, view: int, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As :meth:`kd.teachers.answer_store.AnswerStore.read`."""
         records = np.zeros((len(index), self.record_bytes), dtype=np.uint8)
         for row, i in zip(records, index, strict=True):
             row[:] = np.frombuffer(self._record(view, int(i)), np.uint8)

@@ -68,16 +68,7 @@ def _blank(height: int, width: int) -> Tensor:
 
 
 class CutSet(torch.utils.data.Dataset[tuple[Any, Recipe, Any, Key]]):
-    """One split, decoded and cut, with the rest of each view as a plan.
-
-    Args:
-        split: the pictures.
-        size: height and width of a view in pixels.
-        augment: the views.
-        seed: of the run.
-        max_pixels: a picture that claims more is not decoded.
-        source: of the split, whose kind of target may be cut as the pictures are.
-    """
+    """One split, decoded and cut, with the rest of each view as a plan."""
 
     def __init__(
         self,
@@ -141,14 +132,7 @@ def pack(stack: Callable[..., Tensor], samples: Sequence[tuple[Tensor, Recipe, A
 
 
 class DeviceViews:
-    """Makes the views of a packed batch, on the device that the batch is on.
-
-    Args:
-        size: height and width of a view in pixels.
-        augment: the views.
-        mix: pairs of them.
-        kind: of the targets.
-    """
+    """Makes the views of a packed batch, on the device that the batch is on."""
 
     def __init__(self, size: tuple[int, int], augment: Augment, mix: MixPairs, kind: Targets | None = None) -> None:
         self.size, self.mix, self.kind = size, mix, kind or Targets()

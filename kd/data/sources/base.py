@@ -79,7 +79,6 @@ class Subset:
         self.label = getattr(split, "label", "")
 
     def read(self, i: int) -> bytes:
-        """The encoded picture ``i``."""
         return self.split.read(self.keep[i])
 
     def name(self, i: int) -> str:
@@ -87,7 +86,6 @@ class Subset:
         return self.split.name(self.keep[i])
 
     def target(self, i: int) -> Target:
-        """Its target."""
         return self.split.target(self.keep[i])
 
     def stamp(self, i: int) -> str:
@@ -95,7 +93,6 @@ class Subset:
         return stamp_of(self.split, self.keep[i])
 
     def changed(self) -> float:
-        """As of the whole split."""
         return changed(self.split)
 
     def key(self, i: int) -> str:
@@ -106,16 +103,11 @@ class Subset:
         fetch(self.split, [self.keep[i] for i in numbers])
 
     def size(self, i: int) -> int:
-        """Its size in bytes."""
         return size_of(self.split, self.keep[i])
 
 
 def bytes_of(cache_gb: float | None) -> int | None:
-    """What ``cache_gb`` allows, in bytes.
-
-    Raises:
-        ValueError: nothing.
-    """
+    """What ``cache_gb`` allows, in bytes."""
     if cache_gb is not None and not cache_gb > 0:
         raise ValueError(f"cache_gb must be > 0, got {cache_gb}")
     return None if cache_gb is None else int(cache_gb * 1e9)
@@ -166,12 +158,7 @@ def changed(split: Split) -> float:
 
 
 def fingerprint(split: Split, stamps: bool = True) -> str:
-    """A hash of a split's names, labels and stamps (for files: sizes and times of change).
-
-    Args:
-        split: the pictures.
-        stamps: without them, all but :class:`FileSplit` hash as in older caches, which had none.
-    """
+    """A hash of a split's names, labels and stamps; without ``stamps`` as in older caches, but for files."""
     digest = hashlib.sha256()
     for i, target in enumerate(split.targets):
         digest.update(f"{split.name(i)}\0{target}\0".encode("utf-8", "backslashreplace"))

@@ -13,14 +13,7 @@ UNLABELLED = -1  # the target of a picture without a label
 
 
 class FileSplit:
-    """A split of picture files.
-
-    Args:
-        paths: of the pictures.
-        targets: one each.
-        left_out: how many files beside them are no pictures that can be read, by the ending of their names.
-        place: where those are that are named by URLs; all others are on the disk.
-    """
+    """A split of picture files; ``place``: where those named by URLs are; ``left_out``: other files by ending."""
 
     def __init__(
         self,
@@ -64,7 +57,6 @@ class FileSplit:
         return "".join(self.at(file).stamp(file) for file in self.files(i))
 
     def size(self, i: int) -> int:
-        """Bytes of the picture's file."""
         return self.at(self.paths[i]).size(self.paths[i])
 
     def changed(self) -> float:

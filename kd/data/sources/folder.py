@@ -88,11 +88,7 @@ def class_folders(path: str, key: str, place: Place = DISK) -> list[str]:
 
 
 def labelled_folder(path: str, classes: Sequence[str], key: str, place: Place = DISK) -> FileSplit:
-    """The pictures below ``path/<class>``, at any depth, with ids from ``classes``, of which ``path`` may lack some.
-
-    Raises:
-        UserError: no pictures, or a folder that is not one of the classes.
-    """
+    """The pictures below ``path/<class>``, at any depth, with ids from ``classes``, of which ``path`` may lack some."""
     ids = {name: i for i, name in enumerate(classes)}
     paths: list[PathLike] = []
     targets: list[int] = []

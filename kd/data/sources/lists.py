@@ -28,21 +28,9 @@ class Row(NamedTuple):
 def read_list(
     content: bytes, suffix: str, path: Column, label: Column, delimiter: str | None
 ) -> tuple[list[Row], bool]:
-    """Pictures and labels.
+    """The rows of a list, and whether it has labels; :class:`Unfit` for columns that are missing.
 
-    Args:
-        content: the list's, UTF-8 or with a byte-order mark.
-        suffix: of its file, in lower case; what is not among :data:`TABLES` is JSON.
-        path: the column of the paths, by its name, or by its number from 0 where a table has no header.
-        label: the column of the labels, likewise.
-        delimiter: between a table's columns; None: whichever the first line has.
-
-    Returns:
-        The rows, and whether there are labels at all.
-
-    Raises:
-        Unfit: columns that are not there.
-        ValueError, TypeError, KeyError, AttributeError, csv.Error: it is no such list.
+    A table (:data:`TABLES`) has its columns by name, or by number without a header; other suffixes are JSON.
     """
     utf_16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     text = content.decode("utf-16" if utf_16 else "utf-8-sig")

@@ -94,11 +94,7 @@ def _stat(file: str) -> os.stat_result | None:
 class Store:
     """Files in an object store, listed once; each is read whole by one request and kept on the local disk.
 
-    Pickled with what it has listed: a loader's process lists nothing.
-
-    Args:
-        root: what its copies go by.
-        limit: most bytes of copies, of all processes of the machine; None: all that were read.
+    Pickled with what it has listed: a loader's process lists nothing. ``root`` names its copies, ``limit`` their bytes.
     """
 
     def __init__(self, root: str, limit: int | None = None) -> None:
@@ -108,11 +104,7 @@ class Store:
 
     @classmethod
     def of(cls, root: str, key: str, limit: int | None = None) -> "Store":
-        """All files below ``root``.
-
-        Raises:
-            UserError: they can't be listed; the message names ``key``.
-        """
+        """All files below ``root``."""
         _check_plain(root, key)
         place = cls(joined(root), limit)
         place._states = {f"{place.root}/{name}": state for name, state in listed(place.root, key).items()}
@@ -122,11 +114,7 @@ class Store:
 
     @classmethod
     def holding(cls, root: str, files: Iterable[str], key: str, limit: int | None = None) -> "Store":
-        """These files alone: their folders are listed, without what is below those.
-
-        Raises:
-            UserError: a folder can't be listed; the message names ``key``.
-        """
+        """These files alone: their folders are listed, without what is below those."""
         place, wanted = cls(root, limit), set(files)
         folders = sorted({file.rpartition("/")[0] for file in wanted})
         for folder in folders:
@@ -199,7 +187,6 @@ class Store:
         return size_in(self._states[file]) if file in self._states else 0
 
     def changed(self, file: str) -> float:
-        """Nobody knows by whose clock."""
         return inf
 
 
@@ -223,11 +210,7 @@ DISK = Disk()
 
 
 def place_of(root: str, key: str, limit: int | None = None) -> Place:
-    """Where the files below a folder or URL are; a URL is listed at once.
-
-    Raises:
-        UserError: it can't be listed.
-    """
+    """Where the files below a folder or URL are; a URL is listed at once."""
     return Store.of(root, key, limit) if is_url(root) else DISK
 
 
@@ -247,11 +230,7 @@ def joined(root: str, *names: str) -> str:
 
 
 def list_at(file: str, key: str) -> bytes:
-    """What is in a file that names others.
-
-    Raises:
-        UserError: it is not there, or can't be read.
-    """
+    """What is in a file that names others."""
     if is_url(file):
         return content_of(file, key)
     if not Path(file).is_file():
@@ -260,12 +239,7 @@ def list_at(file: str, key: str) -> bytes:
 
 
 def pictures_below(folder: str, place: Place = DISK) -> tuple[list[str], dict[str, int]]:
-    """All pictures below a folder at any depth, sorted by path, and what else is there.
-
-    Returns:
-        Paths of the files with one of :data:`IMAGE_SUFFIXES`, and how many others there are by the ending of their
-        names. Hidden files and folders are passed over.
-    """
+    """Paths of all pictures below a folder, sorted, and how many other files there are by ending, none hidden."""
     found: list[str] = []
     others: Counter[str] = Counter()
     for file in place.below(folder):

@@ -35,11 +35,7 @@ class MaskSplit(FileSplit):
         return [self.paths[i], self.masks[i]]
 
     def target(self, i: int) -> tv_tensors.Mask:
-        """The mask, uint8 ``(1, H, W)``.
-
-        Raises:
-            RuntimeError: no mask of class ids of the picture's size; the message names its path.
-        """
+        """The mask, uint8 ``(1, H, W)``, or a RuntimeError that names its path."""
         try:
             with self.at(self.masks[i]).open(self.masks[i]) as file, open_picture(file) as opened:
                 mask = np.array(upright(opened if opened.mode in ("L", "P", "1") else opened.convert("L")))
@@ -99,11 +95,6 @@ class SegmentationFolder(Source):
         return place_of(self.root, "data.source.root", self.cache_bytes)
 
     def load(self, split: str) -> MaskSplit:
-        """See :meth:`Source.load`.
-
-        Raises:
-            UserError: missing folders, no pictures, or a picture without a mask.
-        """
         images, masks = (joined(self.root, folder, split) for folder in self.folders)
         for folder in (images, masks):
             if not self.place.is_folder(folder):

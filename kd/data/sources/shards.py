@@ -95,11 +95,7 @@ class Shards(Source):
 
 
 def check_index(index: object) -> None:
-    """Refuses an index that is not as ``kd-pack`` writes it: it may come from anywhere, and names files.
-
-    Raises:
-        ValueError: the first thing that is wrong, in one line.
-    """
+    """Refuses an index that is not as ``kd-pack`` writes it: it may come from anywhere, and names files."""
     if not isinstance(index, dict) or not all(isinstance(index.get(k), list) for k in INDEX_LISTS):
         raise ValueError(f"it must hold the lists {', '.join(INDEX_LISTS)}")
     classes, shards, samples, targets = (index[name] for name in INDEX_LISTS)
@@ -136,12 +132,7 @@ def _is_place(given: object) -> bool:
 
 
 class ShardSplit:
-    """One split of a pack.
-
-    Attributes:
-        check: how the pictures are looked at before training. ``kd-pack`` has decoded them; what lies in an object
-            store would have to be fetched.
-    """
+    """One split of a pack. ``kd-pack`` has decoded its pictures: ``check`` reads headers, and nothing by URL."""
 
     def __init__(self, root: str, index: dict[str, Any], digest: str, cache_bytes: int | None = None) -> None:
         self.root, self.digest = root, digest
@@ -156,7 +147,6 @@ class ShardSplit:
         self._remote = Ranged(root, kept, sum(self.ends().values()), cache_bytes) if is_url(root) else None
 
     def read(self, i: int) -> bytes:
-        """The encoded picture ``i``."""
         return self._read(*self.samples[i])
 
     def _read(self, shard: int, offset: int, size: int) -> bytes:

@@ -46,11 +46,7 @@ class Pictures(Source):
 
 
 def unlabelled_folder(root: str, key: str = "data.unlabeled", cache_bytes: int | None = None) -> FileSplit:
-    """All pictures below ``root``, a folder or URL, at any depth, sorted by path; their target is -1.
-
-    Raises:
-        UserError: no such folder, or no pictures in it; ``key`` is named.
-    """
+    """All pictures below ``root``, a folder or URL, sorted by path; their target is -1. Errors name ``key``."""
     place = place_of(root, key, cache_bytes)
     folder = root.rstrip("/") if is_url(root) else root
     if not place.is_folder(folder):
@@ -73,7 +69,6 @@ class Joined:
         return (self.parts[0], i) if i < self.border else (self.parts[1], i - self.border)
 
     def read(self, i: int) -> bytes:
-        """The encoded picture ``i``."""
         split, j = self.part(i)
         return split.read(j)
 

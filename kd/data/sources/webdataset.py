@@ -153,11 +153,7 @@ def _left_out(shards: dict[str, Shard]) -> dict[str, int]:
 
 
 def shards_of(places: str | Sequence[str], key: str) -> list[str]:
-    """The tar files that folders, patterns and lists name, in order.
-
-    Raises:
-        UserError: one that names none, or a missing file.
-    """
+    """The tar files that folders, patterns and lists name, in order."""
     found: list[str] = []
     for place in [places] if isinstance(places, str) else places:
         if "://" in place or place.startswith("pipe:"):
@@ -193,9 +189,6 @@ def _matching(name: str) -> list[str]:
 def braces(pattern: str, key: str = "") -> list[str]:
     """A pattern's names, as a shell writes them.
 
-    Raises:
-        UserError: an empty range, or too many names.
-
     >>> braces("a-{08..10}.tar")
     ['a-08.tar', 'a-09.tar', 'a-10.tar']
     >>> braces("{a,b}/{0..1}")
@@ -228,11 +221,7 @@ def _opened(name: str, key: str) -> list[tuple[str, str, str]]:
 
 
 def index(shard: str, label: str, key: str) -> Shard:
-    """What a shard holds; from the cache where the shard has not changed.
-
-    Raises:
-        UserError: not a tar file, a compressed or a truncated one, or a label that can't be read.
-    """
+    """What a shard holds; from the cache where the shard has not changed."""
     stat = Path(shard).stat()
     facts = f"{Path(shard).resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{label}"
     file = cache_dir() / "webdataset" / f"{hashlib.sha256(facts.encode()).hexdigest()[:32]}.json"

@@ -1,9 +1,4 @@
-"""The cluster behind the engine ``ray`` (extra ``ray``): its machines, and processes on them that make batches.
-
-The one file of the data that imports Ray. Ray is asked for little: which machines carry a label, a process on one of
-them, a call to it, and what became of that call. Who makes which batch, and what happens when one fails, is decided in
-``tier.py``.
-"""
+"""The cluster of the engine ``ray`` (extra ``ray``). The one file of the data that imports Ray."""
 
 import os
 import shutil
@@ -91,11 +86,7 @@ class BatchMaker:
 
 
 class GpuMaker(BatchMaker):
-    """A maker that was given a GPU: others, on the cores of its machine, read and decode for it.
-
-    Two batches are in its hands: while one is on the GPU the samples of the next are made. It ends with any of those
-    others, and they with it.
-    """
+    """A maker with a GPU: others, on its machine's cores, read and decode for it, one batch ahead. All end together."""
 
     def __init__(self, decoders: int, options: dict[str, object]) -> None:
         self.works = {}
@@ -145,11 +136,7 @@ class GpuMaker(BatchMaker):
 
 
 class RayCluster:
-    """The cluster, joined by this process or started for it.
-
-    Raises:
-        UserError: Ray is not installed.
-    """
+    """The cluster, joined by this process or started for it."""
 
     def __init__(self, spec: TierSpec) -> None:
         self.ray, self.spec = _ray(), spec
@@ -160,11 +147,7 @@ class RayCluster:
         self._cores_a_gpu: dict[str, float] = {}
 
     def join(self) -> None:
-        """Joins the cluster, or starts one on this machine. Call it from the main thread: Ray ends with its thread.
-
-        Raises:
-            UserError: there is no cluster, or none of its machines carries the label.
-        """
+        """Joins the cluster, or starts one on this machine. Call it from the main thread: Ray ends with its thread."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         address = self.spec.address or os.environ.get("RAY_ADDRESS")
         self._mine = not self.ray.is_initialized()
@@ -223,11 +206,7 @@ class RayCluster:
             self._folder = None
 
     def machines(self, gpus: bool = False) -> dict[str, tuple[str, int]]:
-        """Name and cores of the machines that carry the label, by id.
-
-        Raises:
-            RunError: this machine is no longer part of the cluster.
-        """
+        """Name and cores of the machines that carry the label, by id."""
         nodes = [node for node in self.ray.nodes() if node["Alive"]]
         here = self.ray.get_runtime_context().get_node_id()
         if here not in (node["NodeID"] for node in nodes):
@@ -242,13 +221,7 @@ class RayCluster:
         return found
 
     def start(self, node: str, share: float, gpu: bool = False) -> Any:
-        """Starts a maker on a machine.
-
-        Args:
-            node: its id.
-            share: of a core, or of a GPU.
-            gpu: with a GPU, and its part of the machine's cores to decode for it.
-        """
+        """Starts a maker on a machine."""
         where = {"label_selector": {**self.spec.selector, "ray.io/node-id": node}, "max_restarts": 0}
         if not gpu:
             return self.ray.remote(BatchMaker).options(num_cpus=share, **where).remote()
@@ -273,12 +246,7 @@ class RayCluster:
         return self.ray.wait(list(calls), num_returns=1, timeout=timeout)[0]
 
     def result(self, call: object) -> Any:
-        """What a call gives.
-
-        Raises:
-            MakerEnded: its maker is gone, or what it had made.
-            UserError: it can't do what it is asked.
-        """
+        """What a call gives."""
         failed = self.ray.exceptions
         try:
             return self.ray.get(call)

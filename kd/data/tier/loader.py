@@ -1,8 +1,4 @@
-"""The data tier in a training process: a loader whose batches other machines make, in the order of the sampler.
-
-The views are those of the engine ``torch``, to the last bit: the same samples by the same code with the same seeds, in
-another place.
-"""
+"""The data tier in a training process: a loader of batches that other machines make, the same views to the last bit."""
 
 import atexit
 import sys
@@ -62,16 +58,7 @@ class Call:
 
 
 class Tier:
-    """The tier, as one training process sees it.
-
-    Args:
-        spec: where it is.
-        makers: of this process; default: its share of all cores of the tier.
-        rank: number and count of the training processes, once they are known.
-
-    Raises:
-        UserError: Ray is not installed.
-    """
+    """The tier, as one training process sees it."""
 
     def __init__(self, spec: TierSpec, makers: int | None, rank: Callable[[], tuple[int, int]]) -> None:
         self.spec, self.count, self.rank = spec, makers, rank
@@ -137,11 +124,7 @@ class Tier:
         return stream
 
     def next(self, stream: Stream) -> Batch | None:
-        """Its next batch, once it is there; None at its end.
-
-        Raises:
-            RunError: the tier can make no more batches; a picture can't be read.
-        """
+        """Its next batch, once it is there; None at its end."""
         start = time.monotonic()
         with self._lock:
             while self._crew is not None:

@@ -124,14 +124,7 @@ class Stream:
 
 
 class Crew:
-    """Who makes what. Every method is to be called with the same lock held.
-
-    Args:
-        rank: of this training process.
-        world_size: training processes that share the tier.
-        makers: of this process; default: its share of all cores of the tier.
-        one_each: never more makers than cores, whatever ``makers`` says (unless there are more processes than cores).
-    """
+    """Who makes what. Every method is to be called with the same lock held."""
 
     def __init__(self, rank: int = 0, world_size: int = 1, makers: int | None = None, one_each: bool = False) -> None:
         self.rank, self.world_size, self.count, self.one_each = rank, world_size, makers, one_each
@@ -145,11 +138,7 @@ class Crew:
     # -- machines ----------------------------------------------------------------------------------------------------
 
     def present(self, found: dict[str, tuple[str, int]]) -> list[Machine]:
-        """Takes note of the tier's machines: name and cores by id.
-
-        Returns:
-            Those that have gone.
-        """
+        """Takes note of the tier's machines: name and cores by id."""
         left = [m for m in self.machines.values() if not m.gone and m.node not in found]
         for machine in left:
             machine.gone = True
@@ -249,11 +238,7 @@ class Crew:
         machine.megabytes += made.size / MB
 
     def lost(self, maker: Maker, memory: bool = False) -> Job | None:
-        """A maker has ended: its batches are made by others, first of all.
-
-        Returns:
-            A batch over which too many have ended.
-        """
+        """A maker has ended: its batches are made by others, first of all."""
         if maker not in self.makers:
             return None
         self.makers.remove(maker)

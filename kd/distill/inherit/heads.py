@@ -23,12 +23,9 @@ class HeadMap:
 def head_map(qkv: Tensor, out: Tensor, write: Tensor, heads: tuple[int, int], sizes: tuple[int, int]) -> HeadMap:
     """Maps the teacher's heads onto the student's.
 
-    Args:
-        qkv: the teacher's queries, keys and values, ``(N, L, 3 * heads * size)``.
-        out: its heads' outputs, ``(N, L, heads * size)``.
-        write: what it multiplies them with, in the student's stream, ``(D_student, heads * size)``.
-        heads: the student's number of heads, and the teacher's.
-        sizes: the student's head size, and the teacher's.
+    ``qkv`` is the teacher's ``(N, L, 3 * heads * size)``, ``out`` its heads' outputs ``(N, L, heads * size)``,
+    ``write`` what multiplies them in the student's stream, ``(D_student, heads * size)``; ``heads`` and ``sizes`` of
+    student and teacher.
     """
     (heads_student, heads_teacher), (size, own) = heads, sizes
     queries, keys, _ = (part.reshape(-1, heads_teacher, own).double() for part in qkv.chunk(3, -1))

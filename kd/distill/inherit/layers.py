@@ -47,14 +47,9 @@ def inherit_block(
     block: Any, teacher: Any, stream: Tensor, before: Tensor, after: Tensor, projection: Tensor, kept: Tensor,
     shares: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Fits one block; returns the student's stream behind it.
+    """Fits a block to the teacher's stream ``before`` and ``after`` it (N, L, D_teacher); returns the student's stream.
 
-    Args:
-        stream: the student's stream before it, (N, L, D_student).
-        before: what the teacher's norms see of the stream before its block, (N, L, D_teacher).
-        after: what they see of the stream that the student's should equal afterwards.
-        kept: the teacher's tokens that the student has too.
-        shares: how much each of these counts in the fits, (L,); all the same if None.
+    ``kept``: the teacher's tokens that the student has too; ``shares``: how much each of these counts, (L,).
     """
     first = FIRST_LAYERS[type(teacher.mlp)]
     layers = [getattr(teacher.mlp, name) for name, _ in first]
@@ -151,7 +146,8 @@ def fit(
     ridge: float = RIDGE,
 ) -> None:  # fmt: skip
     """Sets ``linear`` to the ridge regression of ``outputs`` (..., D_out) on ``inputs`` (..., D_in), drawn towards
-    ``start``: ``ridge`` is in units of the mean squared input, ``shares`` how much each token (..., L, D) counts."""
+    ``start``: ``ridge`` is in units of the mean squared input, ``shares`` how much each token (..., L, D) counts.
+    """
     x, mean_x, share = _centred(inputs, shares, linear.bias is not None)
     y, mean_y, _ = _centred(outputs, shares, linear.bias is not None)
     weighted = x if shares is None else share * x
@@ -167,7 +163,8 @@ def fit(
 
 def fit_projection(projection: Projection, inputs: Tensor, outputs: Tensor) -> None:
     """Sets a linear layer, or a 1x1 convolution, to a ridge regression, and an orthogonal one to the nearest rotation;
-    of other kinds nothing changes."""
+    of other kinds nothing changes.
+    """
     layer = projection.layers
     if isinstance(projection, OrthogonalProjection):
         projection.fit(inputs, outputs)

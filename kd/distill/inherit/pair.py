@@ -18,11 +18,7 @@ EXACT = 0.9  # correlation below which a copy at full size was none; what is und
 
 
 def check_pair(student: ViT, teacher: ViT) -> None:
-    """Whether the student can start from the teacher; what the fit does not understand is refused.
-
-    Raises:
-        ValueError: the pair does not fit; one line says what differs.
-    """
+    """Whether the student can start from the teacher; what the fit does not understand is refused."""
     if isinstance(student, DenseModel):
         return check_pair(student.backbone, teacher.backbone)
     for role, model in (("student", student), ("teacher", teacher)):
@@ -140,10 +136,7 @@ def copy_is_possible(student: ViT, teacher: ViT) -> bool:
 
 
 def check_copy(copy: Tensor, original: Tensor) -> None:
-    """
-    Raises:
-        ValueError: answers that should be equal are not: something in these models is not understood.
-    """
+    """Refuses a copy at full size whose answers differ from the teacher's."""
     copy, original = copy - copy.mean(0), original - original.mean(0)
     size = float(copy.norm() * original.norm())
     correlation = float((copy * original).sum()) / size if size else 1.0

@@ -12,23 +12,10 @@ from kd.models.segmenter import DenseModel
 
 @torch.no_grad()
 def inherit(student: ViT, teacher: ViT, pictures: Images, student_input: Preprocess, teacher_input: Preprocess) -> None:
-    """Overwrites the student's weights with what the teacher's layers become at the student's size.
+    """Overwrites the student's weights with the teacher's layers, fitted to the student's size; deterministic.
 
-    Deterministic. The classifier is taken over where both name the same number of classes; neither needs one. Heads of
-    another size and missing register tokens are made good by the fit, as far as it goes.
-
-    Of models with a classifier for every pixel: the backbone, then each level's 1x1 convolution, fitted; the rest of
-    the head is copied.
-
-    Args:
-        student: a timm ``VisionTransformer``, or a :class:`DenseModel` over one; changed in place.
-        teacher: likewise, at least as wide and deep.
-        pictures: a sample, uint8 (N, 3, H, W); some hundreds.
-        student_input: the student's preprocessing.
-        teacher_input: the teacher's preprocessing.
-
-    Raises:
-        ValueError: the pair does not fit (one line says what differs), or a copy at full size is none.
+    The classifier is copied where both have as many classes. Of dense models: the backbone, then each level's 1x1
+    convolution, fitted; the rest of the head is copied.
     """
     if isinstance(student, DenseModel):
         return _inherit_dense(student, teacher, pictures, student_input, teacher_input)

@@ -1,7 +1,7 @@
 """Losses over maps, for dense prediction: pixels whose target is ``ignore_index`` take no part.
 
-All cast to float32 (float64 stays) and detach the teacher's side. Where every pixel is ignored the loss is 0, with a
-gradient of 0.
+All cast to float32 (float64 stays), detach the teacher's side and give a scalar. Where every pixel is ignored the loss
+is 0, with a gradient of 0.
 """
 
 import torch
@@ -32,14 +32,10 @@ def pixel_kd_loss(
     temperature of arXiv 1503.02531.
 
     Args:
-        student_logits: ``(N, C, H, W)``.
-        teacher_logits: the same shape.
+        student_logits, teacher_logits: ``(N, C, H, W)``.
         target: class ids ``(N, H, W)``, read for ``ignore_index`` alone.
         temperature: ``T`` > 0.
         ignore_index: the id of pixels that take no part.
-
-    Returns:
-        A scalar: the mean over valid pixels.
 
     >>> pixel_kd_loss(torch.zeros(1, 2, 1, 2), torch.zeros(1, 2, 1, 2), torch.tensor([[[0, 9]]]), ignore_index=9)
     tensor(0.)
@@ -63,8 +59,7 @@ def cwd_loss(
     Source: Shu et al., Channel-wise Knowledge Distillation for Dense Prediction, arXiv 2011.13256, equations 2 and 3.
 
     Args:
-        student_logits: ``(N, C, H, W)``: logits, or features of one width.
-        teacher_logits: the same shape.
+        student_logits, teacher_logits: ``(N, C, H, W)``: logits, or features of one width.
         target: class ids ``(N, H, W)``, read for ``ignore_index`` alone.
         temperature: ``T`` > 0.
         ignore_index: the id of pixels that take no part in the softmax.
@@ -97,9 +92,6 @@ def pairwise_loss(student_features: Tensor, teacher_features: Tensor, grid: int 
         student_features: ``(N, C, H, W)``.
         teacher_features: ``(N, any C, any H, any W)``.
         grid: positions a side, > 0; the matrices have ``grid^4`` entries a picture.
-
-    Returns:
-        A scalar: the mean over pictures and pairs of positions.
 
     >>> x = torch.randn(1, 3, 4, 4)
     >>> bool(pairwise_loss(2 * x, x) < 1e-6)

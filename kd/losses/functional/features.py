@@ -1,6 +1,7 @@
 """Losses over one feature tensor of each model: maps ``(N, C, H, W)``, tokens ``(N, L, D)`` or vectors ``(N, D)``.
 
-All cast to float32 (float64 stays) and detach the teacher's side.
+All cast to float32 (float64 stays), detach the teacher's side and give a scalar mean unless they say otherwise. Shapes
+that do not fit raise a ValueError.
 """
 
 import torch.nn.functional as F
@@ -15,14 +16,7 @@ def hint_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     Source: Romero et al., FitNets, arXiv 1412.6550, equation 3 (here the mean, not half the sum).
 
     Args:
-        student_features: any shape, already projected to the teacher's width.
-        teacher_features: the same shape.
-
-    Returns:
-        A scalar: the mean over all elements.
-
-    Raises:
-        ValueError: the shapes differ.
+        student_features, teacher_features: any shape, already projected to the teacher's width.
 
     >>> import torch
     >>> hint_loss(torch.zeros(2, 3), torch.full((2, 3), 2.0))
@@ -42,12 +36,6 @@ def at_loss(student_features: Tensor, teacher_features: Tensor, p: float = 2.0) 
         student_features: ``(N, C, H, W)``.
         teacher_features: ``(N, any C, H, W)``.
         p: power, > 0.
-
-    Returns:
-        A scalar: the mean over pictures and positions.
-
-    Raises:
-        ValueError: another height or width.
 
     >>> import torch
     >>> at_loss(torch.ones(1, 8, 2, 2), 3 * torch.ones(1, 4, 2, 2))
@@ -72,11 +60,7 @@ def hcl_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     Distilling Knowledge via Knowledge Review, arXiv 2104.09044, and its code.
 
     Args:
-        student_features: ``(N, C, H, W)``.
-        teacher_features: the same shape.
-
-    Returns:
-        A scalar: the weighted mean over the levels.
+        student_features, teacher_features: ``(N, C, H, W)``.
 
     >>> import torch
     >>> hcl_loss(torch.zeros(1, 2, 8, 8), torch.ones(1, 2, 8, 8))
@@ -101,8 +85,7 @@ def pkd_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     General Distillation Framework for Object Detectors via Pearson Correlation Coefficient, arXiv 2207.02039.
 
     Args:
-        student_features: ``(N, C, H, W)``.
-        teacher_features: the same shape.
+        student_features, teacher_features: ``(N, C, H, W)``.
 
     Returns:
         A scalar. It depends on the batch as a whole.
@@ -129,8 +112,7 @@ def masked_hint_loss(student_features: Tensor, teacher_features: Tensor, masked:
     Source: Yang et al., ViTKD, arXiv 2209.02432, equation 4 (there the sum over features; here their mean).
 
     Args:
-        student_features: generated, ``(N, C, H, W)``.
-        teacher_features: the same shape.
+        student_features, teacher_features: generated, ``(N, C, H, W)``.
         masked: True where the student's features were hidden, ``(N, 1, H, W)``.
 
     Returns:
@@ -151,8 +133,7 @@ def cosine_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     Source: the summary term of AM-RADIO, Ranzinger et al., arXiv 2312.06709.
 
     Args:
-        student_features: maps, tokens or vectors, already projected to the teacher's width.
-        teacher_features: the same shape.
+        student_features, teacher_features: maps, tokens or vectors, already projected to the teacher's width.
 
     Returns:
         ``(N,)``: of each picture the mean over its positions, in [0, 2].
@@ -173,8 +154,7 @@ def smooth_l1_loss(student_features: Tensor, teacher_features: Tensor, beta: flo
     Source: Girshick, Fast R-CNN, arXiv 1504.08083, equation 3; of features: AM-RADIO, arXiv 2312.06709.
 
     Args:
-        student_features: any shape, already projected to the teacher's width.
-        teacher_features: the same shape.
+        student_features, teacher_features: any shape, already projected to the teacher's width.
         beta: > 0, in the features' own unit.
 
     Returns:

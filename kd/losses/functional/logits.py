@@ -1,7 +1,8 @@
 """Losses over logits.
 
-All take ``(student_logits, teacher_logits, target)``, cast to float32 (float64 stays), detach the teacher's side, sum
-over classes and average over all other positions.
+All take ``(student_logits, teacher_logits, target)`` with logits of one shape, cast to float32 (float64 stays), detach
+the teacher's side, sum over classes and average over all other positions: each gives a scalar. A ValueError names the
+argument that is wrong (unequal shapes, too few classes, a temperature <= 0).
 """
 
 from collections.abc import Sequence
@@ -22,16 +23,9 @@ def kd_loss(
     the size of the gradient when ``T`` changes. With two temperatures the factor is their product.
 
     Args:
-        student_logits: ``(N, C)``, or ``(N, C, ...)`` with one distribution a position.
-        teacher_logits: the same shape.
+        student_logits, teacher_logits: ``(N, C)``, or ``(N, C, ...)`` with one distribution a position.
         temperature: ``T`` > 0.
         teacher_temperature: another one for the teacher's side; default: the same.
-
-    Returns:
-        A scalar: the mean over all positions.
-
-    Raises:
-        ValueError: the shapes differ, or a temperature is not positive.
 
     >>> student = torch.tensor([[2.0, 1, 0, -1], [0, 1, 2, 3], [1, -1, 0.5, 0]])
     >>> teacher = torch.tensor([[3.0, 1, -1, 0], [1, 0, 2, 4], [-1, 2, 1, 0]])
@@ -67,9 +61,6 @@ def topk_kd_loss(student_logits: Tensor, values: Tensor, indices: Tensor, tail: 
         tail: ``(N,)``: ``log sum exp(z_c / T)`` over the teacher's other logits, up to the same constant (over T).
         temperature: ``T`` > 0.
 
-    Returns:
-        A scalar: the mean over the batch.
-
     >>> teacher = torch.tensor([[3.0, 1, -1, 0]])
     >>> values, indices = teacher.topk(3)
     >>> topk_kd_loss(torch.zeros(1, 4), values, indices, teacher[:, 2], 1.0)  # one class left over: exact
@@ -100,8 +91,7 @@ def hard_kd_loss(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
     Source: Touvron et al., Training data-efficient image transformers, arXiv 2012.12877, equation 3.
 
     Args:
-        student_logits: ``(N, C)`` or ``(N, C, ...)``.
-        teacher_logits: the same shape.
+        student_logits, teacher_logits: ``(N, C)`` or ``(N, C, ...)``.
 
     Returns:
         A scalar: the mean over all positions. It is not zero where student and teacher agree.
@@ -128,18 +118,11 @@ def dkd_loss(
     masking by a large negative number, as in the released code, overflows on strong logits.
 
     Args:
-        student_logits: ``(N, C)``, C >= 3: with two classes nothing is left among the others.
-        teacher_logits: the same shape.
+        student_logits, teacher_logits: ``(N, C)``, C >= 3: with two classes nothing is left among the others.
         target: class ids ``(N,)``.
         alpha: weight of TCKD.
         beta: weight of NCKD; the paper uses 0.5 to 8.
         temperature: ``T`` > 0.
-
-    Returns:
-        A scalar: the mean over the batch.
-
-    Raises:
-        ValueError: unequal shapes, two classes, probabilities as target, or a temperature that is not positive.
 
     >>> student = torch.tensor([[2.0, 1, 0, -1], [0, 1, 2, 3], [1, -1, 0.5, 0]])
     >>> teacher = torch.tensor([[3.0, 1, -1, 0], [1, 0, 2, 4], [-1, 2, 1, 0]])
@@ -180,8 +163,7 @@ def dist_loss(
     A constant row or column has no correlation and counts as 0.
 
     Args:
-        student_logits: ``(N, C)``.
-        teacher_logits: the same shape.
+        student_logits, teacher_logits: ``(N, C)``.
         beta: weight of the relation between classes.
         gamma: weight of the relation within a class, over the batch.
         temperature: ``T`` > 0.
@@ -217,9 +199,6 @@ def standardize_logits(logits: Tensor) -> Tensor:
     Args:
         logits: ``(N, C)`` or ``(N, C, ...)``, C >= 2.
 
-    Returns:
-        The same shape, float32 at least.
-
     >>> standardize_logits(torch.tensor([[1.0, 2.0, 3.0]])).round(decimals=4)
     tensor([[-1.,  0.,  1.]])
     """
@@ -243,14 +222,10 @@ def nkd_loss(
     the loss is not zero at its optimum.
 
     Args:
-        student_logits: ``(N, C)``, C >= 3.
-        teacher_logits: the same shape.
+        student_logits, teacher_logits: ``(N, C)``, C >= 3.
         target: class ids ``(N,)``.
         gamma: weight of the other classes.
         temperature: ``T`` > 0, of the other classes alone.
-
-    Returns:
-        A scalar: the mean over the batch.
 
     >>> student = torch.tensor([[2.0, 1, 0, -1], [0, 1, 2, 3], [1, -1, 0.5, 0]])
     >>> teacher = torch.tensor([[3.0, 1, -1, 0], [1, 0, 2, 4], [-1, 2, 1, 0]])
@@ -277,13 +252,9 @@ def wsld_loss(student_logits: Tensor, teacher_logits: Tensor, target: Tensor, te
     writes the cross-entropy in place of the divergence; the gradient is the same, and this form is 0 at its optimum.
 
     Args:
-        student_logits: ``(N, C)``.
-        teacher_logits: the same shape.
+        student_logits, teacher_logits: ``(N, C)``.
         target: class ids ``(N,)``, or probabilities ``(N, C)``; each picture needs a label.
         temperature: ``T`` > 0.
-
-    Returns:
-        A scalar: the mean over the batch.
 
     >>> wsld_loss(torch.zeros(1, 3), torch.tensor([[2.0, 0, 0]]), torch.tensor([0])).round(decimals=4)
     tensor(0.4881)
@@ -308,8 +279,7 @@ def mlkd_loss(
     also masks the batch and class terms by the teacher's confidence and compares two augmentations.
 
     Args:
-        student_logits: ``(N, C)``.
-        teacher_logits: the same shape.
+        student_logits, teacher_logits: ``(N, C)``.
         temperatures: each > 0, at least one.
 
     Returns:
@@ -349,12 +319,8 @@ def binary_kd_loss(student_logits: Tensor, teacher_logits: Tensor, temperature: 
     2308.06453, equation 2 (there the mean over labels; here their sum, as for classes everywhere).
 
     Args:
-        student_logits: ``(N, C)``, one logit a label.
-        teacher_logits: the same shape.
+        student_logits, teacher_logits: ``(N, C)``, one logit a label.
         temperature: ``T`` > 0.
-
-    Returns:
-        A scalar: the mean over the batch of the sum over labels.
 
     >>> binary_kd_loss(torch.zeros(1, 2), torch.full((1, 2), 2.0)).round(decimals=4)
     tensor(0.6556)

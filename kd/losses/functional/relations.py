@@ -1,7 +1,7 @@
 """Losses over the relations between the samples of a batch; they depend on the batch as a whole.
 
 All take ``(N, D)`` embeddings (``(N, ...)`` is flattened), whose widths may differ, cast to float32 (float64 stays) and
-detach the teacher's side.
+detach the teacher's side. Each gives a scalar.
 """
 
 import torch
@@ -24,8 +24,7 @@ def rkd_distance_loss(student_features: Tensor, teacher_features: Tensor) -> Ten
     Source: Park et al., Relational Knowledge Distillation, arXiv 1904.05068, equations 5 to 7.
 
     Args:
-        student_features: ``(N, D)``.
-        teacher_features: ``(N, any D)``.
+        student_features, teacher_features: ``(N, D)`` each.
 
     Returns:
         A scalar: the mean over all N^2 pairs; 0 for a batch of one.
@@ -53,8 +52,7 @@ def rkd_angle_loss(
     Source: Park et al., arXiv 1904.05068, equations 8 and 9.
 
     Args:
-        student_features: ``(N, D)``.
-        teacher_features: ``(N, any D)``.
+        student_features, teacher_features: ``(N, D)`` each.
         vertices: only angles at these samples; default: at all.
 
     Returns:
@@ -86,14 +84,10 @@ def rkd_loss(
     Source: Park et al., Relational Knowledge Distillation, arXiv 1904.05068 (25 and 50 as there).
 
     Args:
-        student_features: ``(N, D)``.
-        teacher_features: ``(N, any D)``.
+        student_features, teacher_features: ``(N, D)`` each.
         distance_weight: of :func:`rkd_distance_loss`.
         angle_weight: of :func:`rkd_angle_loss`.
         vertices: the samples whose angles are compared; default: all.
-
-    Returns:
-        A scalar.
 
     >>> x = torch.tensor([[0.0, 0], [3, 4], [6, 1]])
     >>> rkd_loss(2 * x, x)
@@ -109,11 +103,7 @@ def sp_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     Source: Tung and Mori, Similarity-Preserving Knowledge Distillation, arXiv 1907.09682, equation 4.
 
     Args:
-        student_features: ``(N, ...)``.
-        teacher_features: ``(N, ...)``.
-
-    Returns:
-        A scalar.
+        student_features, teacher_features: ``(N, ...)`` each.
 
     >>> sp_loss(torch.eye(2), 3 * torch.eye(2))
     tensor(0.)
@@ -129,8 +119,7 @@ def cka_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     Network Representations Revisited, arXiv 1905.00414, equation 7. Computed from the ``(N, N)`` Gram matrices.
 
     Args:
-        student_features: ``(N, ...)``.
-        teacher_features: ``(N, ...)``.
+        student_features, teacher_features: ``(N, ...)`` each.
 
     Returns:
         A scalar in [0, 1]; 1 where a model gives all pictures the same features, as with a batch of one.
@@ -155,9 +144,6 @@ def crd_loss(scores: Tensor, num_samples: int) -> Tensor:
     Args:
         scores: ``(N, K + 1)``: log of the normalised similarity, the true partner first.
         num_samples: size of the training set.
-
-    Returns:
-        A scalar: the mean over the batch.
 
     >>> crd_loss(torch.tensor([[9.0, -9.0]]), num_samples=10) < crd_loss(torch.tensor([[0.0, 0.0]]), num_samples=10)
     tensor(True)
