@@ -1,5 +1,7 @@
 """``kd-train``: trains a student. Heavy imports wait until there is something to train."""
 
+import gc
+
 from kd.errors import UserError
 from kd.launch import sagemaker
 from kd.launch.cluster import recognise
@@ -70,8 +72,12 @@ def run(request: Request) -> int:
     check_secret(cluster)
     if cluster and cluster.role == "data":
         return prepare_data(cluster)
-    run = Run.to_train(request)
-    from kd.run.fit import fit
+    gc.disable()  # imports leave it nothing, and it would search all modules again and again (1.2 s)
+    try:
+        run = Run.to_train(request)
+        from kd.run.fit import fit
+    finally:
+        gc.enable()
 
     cli = run.cli
     with nodes_of(cli.cluster, run.config["data"]["engine"]):

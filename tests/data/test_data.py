@@ -153,6 +153,28 @@ def test_mixing_is_the_same_on_one_process_and_two(pictures: Path) -> None:
         assert equal(a, {k: torch.cat([b[k], c[k]]) for k in ("image", "target", "index")} | {"view": a["view"]})
 
 
+@pytest.mark.parametrize(("room", "worker", "times"), [(9, None, 3), (2, None, 4), (9, 1, 6)])
+def test_small_sets_are_decoded_once_without_loader_workers(
+    room: int, worker: object, times: int, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept changes no view."""
+    from kd.data import samples
+    from kd.data.transforms import train_transform
+
+    split, read = module(pictures, num_workers=0).split("train"), list[int]()
+    size = decode(split.read(3)).numel()
+    monkeypatch.setattr(samples, "KEPT_BYTES", room * size)
+    monkeypatch.setattr(samples, "get_worker_info", lambda: worker)
+    views = samples.PictureSet(split, train_transform((32, 32), STRONG), 0)
+    keys = [(i, view) for view in range(2) for i in (3, 1, 2)]
+    wanted = [samples.PictureSet(split, views.transform, 0)[key] for key in keys]
+    monkeypatch.setattr(samples, "decode", lambda data, most: (read.append(1), decode(data, most))[1])
+    found = views.__getitems__(keys[:3]) + views.__getitems__(keys[3:])
+    assert len(read) == times
+    for (picture, *label), (other, *own) in zip(found, wanted, strict=True):
+        assert label == own and torch.equal(picture, other)
+
+
 # -- sources --------
 
 
