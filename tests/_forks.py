@@ -49,17 +49,18 @@ def free_port() -> str:
         return str(free.getsockname()[1])
 
 
-def start_ranks(items: list[str], log: Path, world_size: int = 2) -> list[int]:
+def start_ranks(items: list[str], log: Path, world_size: int = 2, program: str = "train") -> list[int]:
     """One run of several processes on this machine, as a launcher would start them; rank ``r`` logs to ``log.r``."""
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(world_size), "NODE_RANK": "0"}
     return [
-        start(items, log.with_suffix(f".{rank}"), LOCAL_RANK=str(rank), **job) for rank in range(world_size)
+        start(items, log.with_suffix(f".{rank}"), program=program, LOCAL_RANK=str(rank), **job)
+        for rank in range(world_size)
     ]  # fmt: skip
 
 
-def run_ranks(items: list[str], log: Path, world_size: int = 2) -> None:
+def run_ranks(items: list[str], log: Path, world_size: int = 2, program: str = "train") -> None:
     """One run of several processes to its end; fails where one fails, with what it said."""
-    pids = start_ranks(items, log, world_size)
+    pids = start_ranks(items, log, world_size, program)
     statuses = [status_of(pid) for pid in pids]
     assert not any(statuses), "".join(log.with_suffix(f".{rank}").read_text() for rank in range(world_size))
 
@@ -102,7 +103,14 @@ def processes() -> list[tuple[int, int, str]]:
 class ForkedRun:
     """``kd.launch.child.start_kd_train`` by a fork: the same run, without importing everything anew."""
 
-    def __init__(self, items: list[str], stdout: Any, env: dict[str, str], pass_fds: tuple[int, ...], **_: Any) -> None:
+    def __init__(
+        self,
+        items: list[str],
+        stdout: Any = None,
+        env: dict[str, str] | None = None,
+        pass_fds: tuple[int, ...] = (),
+        **_: Any,
+    ) -> None:
         self.returncode: int | None = None
         parent, self.pid = os.getpid(), os.fork()
         if self.pid:
@@ -110,12 +118,12 @@ class ForkedRun:
         status = 99
         try:
             os.setsid()
-            for stream in (1, 2):
+            for stream in (1, 2) if stdout else ():
                 os.dup2(stdout.fileno(), stream)
             kept = max(pass_fds, default=3)
             os.closerange(3, kept)  # as exec does: locks of other trials are none of this one's
             os.closerange(kept + 1, 256)
-            os.environ.update(env | {"KD_PARENT": str(parent), "OMP_NUM_THREADS": "1"})
+            os.environ.update((env or {}) | {"KD_PARENT": str(parent), "OMP_NUM_THREADS": "1"})
             import sys
 
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
@@ -138,6 +146,12 @@ class ForkedRun:
             if done:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
+
+    def wait(self) -> int:
+        """As ``Popen.wait``."""
+        while self.poll() is None:
+            time.sleep(0.01)
+        return self.returncode  # type: ignore[return-value]
 
     def send_signal(self, number: int) -> None:
         """As ``Popen.send_signal``."""

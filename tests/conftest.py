@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,31 +69,38 @@ def shared() -> Path:
     return Path(os.environ["KD_SHARED"])
 
 
-@pytest.fixture()
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A bucket on an S3 server of this machine."""
+@pytest.fixture(scope="session")
+def _s3_server() -> Iterator[str]:
+    """The address of an S3 server of this machine; it takes seconds to start, and its buckets go by a request."""
     pytest.importorskip("s3fs")
     pytest.importorskip("moto")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    for name, value in (
-        ("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}"), ("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"),
-        ("AWS_DEFAULT_REGION", "us-east-1"),
-    ):  # fmt: skip
-        monkeypatch.setenv(name, value)
     server = subprocess.Popen([sys.executable, "-m", "moto.server", "-p", str(port)], stderr=subprocess.DEVNULL,
-                              stdout=subprocess.DEVNULL, env=dict(os.environ))  # fmt: skip
-    import s3fs
-
+                              stdout=subprocess.DEVNULL, env={**os.environ, **S3_KEYS})  # fmt: skip
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 break
         time.sleep(0.2)
+    yield f"http://127.0.0.1:{port}"
+    server.kill()
+    server.wait()
+
+
+S3_KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+@pytest.fixture()
+def s3(_s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An empty bucket on an S3 server of this machine."""
+    import s3fs
+
+    for name, value in {"AWS_ENDPOINT_URL": _s3_server, **S3_KEYS}.items():
+        monkeypatch.setenv(name, value)
     s3fs.S3FileSystem.clear_instance_cache()  # of the server of another test
     s3fs.S3FileSystem().mkdir("food")
     yield "s3://food"
-    server.kill()
-    server.wait()
+    urllib.request.urlopen(urllib.request.Request(f"{_s3_server}/moto-api/reset", method="POST"), timeout=60).close()

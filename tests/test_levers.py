@@ -13,7 +13,8 @@ from kd.fit_to_machine.measure import tried_size
 from kd.fit_to_machine.memory import Memory, saved_bytes
 from kd.machine import cores
 from kd.models import StudentSpec, build_model, preprocess_for
-from tests._helpers import run_cli, write_recipe
+from tests._forks import run_ranks
+from tests._helpers import write_recipe
 from tests._runs import losses, run
 
 
@@ -117,9 +118,9 @@ def test_batch_size_auto_counts_what_sharding_saves(pictures: Path, tmp_path: Pa
     items = ["data.batch_size=auto", "optim.lr_batch=8", "config=ddp_2cpu"]
     free = {}
     for zero in ([], ["config=zero"]):
-        done = run_cli(f"recipe={recipe}", *items, *zero)
-        assert done.returncode == 0, done.stderr
-        free[bool(zero)] = done.stdout
+        log = tmp_path / ("zero.txt" if zero else "plain.txt")
+        run_ranks([f"recipe={recipe}", *items, *zero], log)
+        free[bool(zero)] = log.with_suffix(".0").read_text()
     assert "more fit as 2 processes share the state" in free[True]
     assert "more fit" not in free[False]
     taken = [float(re.search(r"a process takes ([\d,.]+) MB", text)[1].replace(",", "")) for text in free.values()]  # type: ignore[index]
@@ -145,9 +146,10 @@ def test_num_workers_auto_tries_on_all_processes_at_once(pictures: Path, tmp_pat
     """Pictures that wait for their disk: a loader process is worth it, and both ranks take as many."""
     slow = {"class_path": "scripts.bench.plants.SlowFolder", "init_args": {"root": str(pictures), "sleep_s": 0.02}}
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, None, data__batch_size=4, trainer__max_epochs=1)
-    done = run_cli(f"recipe={recipe}", "config=ddp_2cpu", "data.num_workers=auto", f"data.source={json.dumps(slow)}")
-    assert done.returncode == 0, done.stderr
-    assert "ms with 1, 2 processes at once; at most 1 fit the cores" in done.stdout or cores() > 2
+    log = tmp_path / "log.txt"
+    run_ranks([f"recipe={recipe}", "config=ddp_2cpu", "data.num_workers=auto", f"data.source={json.dumps(slow)}"], log)
+    said = log.with_suffix(".0").read_text()
+    assert "ms with 1, 2 processes at once; at most 1 fit the cores" in said or cores() > 2
     folder = tmp_path / "runs" / "tiny" / "000"
     assert summary(folder)["num_workers"] in (0, 1)  # which is faster is the machine's affair
     headers = [json.loads(f.read_text().splitlines()[0]) for f in sorted((folder / "records").glob("phases.*"))]

@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from kd.cli import eval_main, train_main
 from kd.fit_to_machine.precision import choose_precision
 from kd.report.records import read_run
-from tests._forks import run_ranks
+from tests._forks import run_ranks, start, start_ranks, status_of
 from tests._helpers import ROOT, run_cli, write_recipe
-from tests._runs import assert_same, losses, run, run_folders, student_of
+from tests._runs import assert_same, disturb, losses, run, run_folders, student_of
 
 MODEL = "students.student.model."  # the student's part of a checkpoint
 
@@ -257,23 +257,25 @@ def test_a_failed_run_says_why(recipe: Path, capsys: pytest.CaptureFixture[str])
     assert str(folder / "error.txt") in capsys.readouterr().err
 
 
+def wait_for(file: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not file.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_leaves_a_checkpoint_to_go_on_from(recipe: Path, number: int, status: int) -> None:
     whole = run(recipe, "trainer.max_epochs=3") if number == signal.SIGTERM else None
-    slow = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.3}})
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kd.cli", f"recipe={recipe}", "trainer.max_epochs=3", f"trainer.callbacks+={slow}"],
-        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    log = recipe.parent / "log"
+    pid = start([f"recipe={recipe}", "trainer.max_epochs=3", disturb("Slow", seconds=0.2)], log)
     folder = recipe.parent / "runs" / "tiny" / ("001" if whole else "000")
-    deadline = time.monotonic() + 120
-    while not (folder / "checkpoints" / "last.ckpt").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(0.7)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == status, err
-    assert f"kd-train resume={folder}" in out.splitlines()[-1]
+    wait_for(folder / "checkpoints" / "last.ckpt")
+    time.sleep(0.3)
+    os.kill(pid, number)
+    assert status_of(pid) == status, log.read_text()
+    said = [line for line in log.read_text().splitlines() if not line.startswith("epoch ")]  # these are of stderr
+    assert f"kd-train resume={folder}" in said[-1]
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
     assert train_main([f"resume={folder}", "trainer.callbacks=null"]) == 0
     assert json.loads((folder / "summary.json").read_text())["status"] == "done"
@@ -284,6 +286,7 @@ def test_a_signal_leaves_a_checkpoint_to_go_on_from(recipe: Path, number: int, s
 def test_two_processes_and_a_sharded_optimizer(recipe: Path) -> None:
     """ZeRO over two gloo processes learns what AdamW over two learns, and its checkpoint resumes on one."""
     items = [f"recipe={recipe}", "config=ddp_2cpu", "data.batch_size=4", "trainer.precision=32-true"]
+    items += ["trainer.max_epochs=1"]
     run_ranks(items, recipe.parent / "log")
     plain = run_folders(recipe)[-1]
     watch = json.dumps({"class_path": "tests._sockets.Listening"})
@@ -297,9 +300,9 @@ def test_two_processes_and_a_sharded_optimizer(recipe: Path) -> None:
     assert losses(plain) == losses(sharded)
     assert_same(student_of(plain), student_of(sharded))
     assert train_main([
-        f"resume={sharded}", "trainer.max_epochs=3", "optim.zero=false", "trainer.devices=1", "trainer.strategy=auto",
+        f"resume={sharded}", "trainer.max_epochs=2", "optim.zero=false", "trainer.devices=1", "trainer.strategy=auto",
     ]) == 0  # fmt: skip
-    assert json.loads((sharded / "summary.json").read_text())["epochs"] == 3
+    assert json.loads((sharded / "summary.json").read_text())["epochs"] == 2
 
 
 def test_two_processes_see_what_one_sees(recipe: Path) -> None:
@@ -343,26 +346,21 @@ def test_the_student_starts_from_the_teachers_layers(recipe: Path, teacher: Path
 
 
 def test_a_signal_to_one_of_two_processes_stops_both_with_a_checkpoint(recipe: Path) -> None:
-    slow = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.2}})
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kd.cli", f"recipe={recipe}", "config=ddp_2cpu", "data.batch_size=2",
-         "trainer.max_epochs=3", f"trainer.callbacks+={slow}"],
-        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    items = ["config=ddp_2cpu", "data.batch_size=2", "trainer.max_epochs=3", disturb("Slow", seconds=0.1)]
+    log = recipe.parent / "log.txt"
+    pids = start_ranks([f"recipe={recipe}", *items], log)
     folder = recipe.parent / "runs" / "tiny" / "000"
-    deadline = time.monotonic() + 120
-    while not (folder / "checkpoints" / "last.ckpt").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(0.5)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 143, err
-    assert f"kd-train resume={folder}" in out
+    wait_for(folder / "checkpoints" / "last.ckpt")
+    time.sleep(0.3)
+    os.kill(pids[0], signal.SIGTERM)
+    assert [status_of(pid) for pid in pids] == [143, 0], log.with_suffix(".0").read_text()  # 0: see _status_of_stop
+    assert f"kd-train resume={folder}" in log.with_suffix(".0").read_text()
     assert train_main([
         f"resume={folder}", "trainer.callbacks=null", "trainer.devices=1", "trainer.strategy=auto", "data.batch_size=4"
     ]) == 0  # fmt: skip
 
 
+@pytest.mark.slow  # ranks with a launcher's environment: test_zero_resumes_to_the_end; torchrun: test_signals.py
 def test_under_torchrun(recipe: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "kd.cli", f"recipe={recipe}",

@@ -1,8 +1,8 @@
 """The store of answers: rounding, torn records, several writers, foreign folders, a full disk."""
 
+import multiprocessing
 import os
-import subprocess
-import sys
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from kd.losses.functional import kd_loss, topk_kd_loss
 from kd.losses.topk import TopKLogits
 from kd.teachers.answer_codec import AnswerCodec, DenseCodec, TopKCodec
 from kd.teachers.answer_store import AnswerStore
-from tests._helpers import ROOT
 
 PARTS: dict[str, dict[str, Any]] = {
     "teacher": {"arch": "a", "weights": "1"},
@@ -226,35 +225,30 @@ def test_a_whole_record_is_never_overwritten(tmp_path: Path) -> None:
     assert torch.equal(read(store(tmp_path / "c", codec), codec, 0, [0]), before)
 
 
-WRITER = """
-import sys, numpy as np, torch
-from pathlib import Path
-from tests.data.test_cache import store, DenseCodec
-codec = DenseCodec(50)
-s = store(Path(sys.argv[1]), codec, samples=400)
-rng = np.random.default_rng(int(sys.argv[2]))
-print("ready", flush=True)
-for _ in range(int(sys.argv[3])):
-    index = rng.choice(400, 8, replace=False)
-    s.put(0, index, codec.encode(torch.from_numpy(index)[:, None] * torch.arange(50.0)).numpy())
-"""
+def write(folder: Path, seed: int, rounds: int, ready: Event) -> None:
+    codec = DenseCodec(50)
+    s = store(folder, codec, samples=400)
+    rng = np.random.default_rng(seed)
+    ready.set()
+    for _ in range(rounds):
+        index = rng.choice(400, 8, replace=False)
+        s.put(0, index, codec.encode(torch.from_numpy(index)[:, None] * torch.arange(50.0)).numpy())
 
 
 def test_several_processes_write_and_one_is_killed(tmp_path: Path) -> None:
     """Whatever is there afterwards is whole and is its own sample's answer."""
     folder, codec = tmp_path / "c", DenseCodec(50)
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(folder), str(seed), str(rounds)], cwd=ROOT, env=env,
-                         stdout=subprocess.PIPE)
-        for seed, rounds in ((0, 10**6), (1, 60), (2, 60))
-    ]  # fmt: skip
-    for writer in writers:
-        assert writer.stdout is not None
-        writer.stdout.readline()
-    assert writers[1].wait(60) == writers[2].wait(60) == 0
+    forks = multiprocessing.get_context("fork")
+    writers = []
+    for seed, rounds in ((0, 10**6), (1, 60), (2, 60)):
+        writers.append(forks.Process(target=write, args=(folder, seed, rounds, ready := forks.Event())))
+        writers[-1].start()
+        assert ready.wait(60)
+    for writer in writers[1:]:
+        writer.join(60)
+        assert writer.exitcode == 0
     writers[0].kill()
-    writers[0].wait(60)
+    writers[0].join(60)
     s = store(folder, codec, samples=400)
     there = np.flatnonzero(s.present(0, np.arange(400)))
     assert len(there) > 200

@@ -48,14 +48,23 @@ ASYNCHRONOUS = "checkpoint.asynchronous=true"
 @pytest.mark.parametrize(
     ("workers", "kills", "epochs", "more"),
     [
-        (0, 5, 4, []),
+        (0, 2, 2, []),
+        pytest.param(0, 5, 4, [], marks=pytest.mark.slow),
         pytest.param(0, 20, 12, [], marks=pytest.mark.slow),
         (2, 1, 1, []),
         pytest.param(2, 5, 4, [], marks=pytest.mark.slow),
         pytest.param(2, 20, 12, [], marks=pytest.mark.slow),
         pytest.param(0, 4, 4, [ASYNCHRONOUS], marks=pytest.mark.slow),
     ],
-    ids=["five", "twenty", "one, loader workers", "five, loader workers", "twenty, loader workers", "asynchronous"],
+    ids=[
+        "two",
+        "five",
+        "twenty",
+        "one, loader workers",
+        "five, loader workers",
+        "twenty, loader workers",
+        "asynchronous",
+    ],
 )
 def test_kills_in_a_row(
     workers: int,
@@ -295,8 +304,10 @@ def test_zero_resumes_to_the_end(recipe: Path, tmp_path: Path) -> None:
     for log, first, epochs in (("one", f"recipe={recipe}", 1), ("two", f"resume={tmp_path}/runs/tiny/000", 2)):
         for pid in start_ranks([first, *items, f"trainer.max_epochs={epochs}"], tmp_path / f"{log}.log"):
             assert status_of(pid) == 0, (tmp_path / f"{log}.0").read_text()
+        said = [(tmp_path / f"{log}.{rank}").read_text() for rank in (0, 1)]
+        assert [text.count("run folder:") for text in said] == [1, 0]
     folder = tmp_path / "runs" / "tiny" / "000"
     summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["status"], summary["epochs"]) == ("done", 2)
+    assert (summary["status"], summary["epochs"], summary["world_size"]) == ("done", 2, 2)
     assert summary["memory_mb"]["optimizer"] > 0
     assert (folder / "student.safetensors").is_file()

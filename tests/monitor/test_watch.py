@@ -14,7 +14,8 @@ from kd.cli import train_main
 from kd.monitor.watch import ask_rules
 from kd.report.facts import Facts
 from kd.report.records import Run, Writer, read_run
-from tests._helpers import run_cli, write_recipe
+from tests._forks import run_ranks
+from tests._helpers import write_recipe
 
 SLOW = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.1}})
 LONG = ["trainer.max_epochs=300", f"trainer.callbacks+={SLOW}", "monitor.rules_every_s=0.3"]
@@ -49,8 +50,7 @@ def test_a_rule_stops_the_run_with_a_checkpoint_and_the_best_student(
 def test_two_ranks_stop_at_the_same_step_when_time_is_up(pictures: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, None, data__batch_size=4, trainer__max_epochs=300)
     items = ["monitor.max_hours=0.0005", "monitor.rules_every_s=0", f"trainer.callbacks+={SLOW}"]
-    done = run_cli(f"recipe={recipe}", "config=ddp_2cpu", *items)
-    assert done.returncode == 0, done.stderr
+    run_ranks([f"recipe={recipe}", "config=ddp_2cpu", *items], tmp_path / "log.txt")
     run = newest(recipe)
     assert run.summary["status"] == "stopped: MaxHours"
     assert [steps[-1]["step"] for steps in run.steps.values()] == [run.summary["steps"] - 1] * 2

@@ -13,8 +13,9 @@ import yaml
 from safetensors.torch import save_file
 
 from kd.cli import train_main
+from kd.run import train_first
 from kd.run.train_first import _with_steps
-from tests._forks import start, status_of, survivors
+from tests._forks import ForkedRun, start, status_of, survivors
 from tests._helpers import ARCH, ROOT, TINY, run_cli, tiny_vit, write_recipe
 from tests._runs import assert_good
 
@@ -31,16 +32,17 @@ def student(tmp_path: Path, pictures: Path, teacher: Path) -> Path:
     return recipe
 
 
-def begin(student: Path, log: Path) -> int:
+def begin(student: Path, log: Path, forked: bool) -> int:
     """From the recipes' own folder: files from elsewhere may not name the tests' classes."""
+
+    def from_there() -> None:
+        os.chdir(student.parent)
+        if forked:
+            train_first.start_kd_train = ForkedRun
+
     env = {"KD_CACHE": str(student.parent / "kd"), "PYTHONPATH": str(ROOT)}
-    return start(
-        [f"recipe={student}", "trainer.enable_progress_bar=false", "data.batch_size=8"],
-        log,
-        os.chdir,
-        student.parent,
-        **env,
-    )
+    items = [f"recipe={student}", "trainer.enable_progress_bar=false", "data.batch_size=8"]
+    return start(items, log, from_there, **env)
 
 
 def rows(student: Path) -> list[str]:
@@ -71,14 +73,15 @@ def part(student: Path) -> Path:
 def test_its_training_goes_on_where_it_was_stopped(student: Path, number: int) -> None:
     """SIGTERM to both processes, or SIGKILL to the parent alone; nothing is left over, no step is made again."""
     log = student.parent / "log"
-    pid = begin(student, log)
+    forked = number == signal.SIGTERM
+    pid = begin(student, log, forked)
     wait_for_rows(student, 2, pid)
     os.killpg(pid, number) if number == signal.SIGTERM else os.kill(pid, number)
     assert status_of(pid) == (143 if number == signal.SIGTERM else -9), log.read_text()
     assert survivors(pid) == []
     known = len(rows(student))
     assert_good(part(student), known)
-    assert status_of(begin(student, log)) == 0, log.read_text()
+    assert status_of(begin(student, log, forked)) == 0, log.read_text()
     text = log.read_text()
     assert text.count("teacher: no checkpoint given") == 1
     assert text.count("teacher: resuming the training that was stopped") == 1
@@ -94,7 +97,7 @@ def test_a_training_that_fails_is_told(student: Path) -> None:
         own.read_text().replace("tests._stop.Slow", "tests._stop.FailAtStep").replace("seconds: 0.05", "step: 2")
     )
     log = student.parent / "log"
-    assert status_of(begin(student, log)) == 2
+    assert status_of(begin(student, log, forked=False)) == 2
     assert "kd-train: model.teacher.recipe: training own failed (exit 1), see above" in log.read_text()
 
 
@@ -127,6 +130,7 @@ def test_photos_fine_tunes_a_backbone_and_distils_it(
 ) -> None:
     """One command; the pictures that it is validated on are held out of both trainings."""
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "kd"))
+    monkeypatch.setattr(train_first, "start_kd_train", ForkedRun)
     save_file(tiny_vit(0).state_dict(), tmp_path / "backbone.safetensors")
     items = [
         "recipe=photos", f"data.source.root={pictures / 'train'}", "data.val_fraction=0.25", "seed=3",

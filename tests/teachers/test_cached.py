@@ -34,8 +34,8 @@ from kd.teachers.answer import ALL, Wanted
 from kd.teachers.answer_codec import AnswerCodec, DenseCodec
 from kd.teachers.answer_store import AnswerStore
 from kd.teachers.cached import Kept
-from tests._forks import run_ranks
-from tests._helpers import ROOT, draw_folder, save_teacher, write_recipe
+from tests._forks import run_ranks, start, status_of
+from tests._helpers import draw_folder, save_teacher, write_recipe
 from tests._runs import assert_same, losses, run, run_folders, student_of
 
 MIX = ["data.augment.mixup=0.8", "data.augment.cutmix=1"]
@@ -315,18 +315,15 @@ def test_one_teachers_cache_serves_recipes_that_look_at_other_layers(
 def test_a_fill_that_is_killed_goes_on(recipe: Path, cache: list[str], tmp_path: Path) -> None:
     """kill -9 in the middle of the first epoch; what was stored is used, the result is the undisturbed run's."""
     slow = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.2}})
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kd.cli", f"recipe={recipe}", *cache, f"trainer.callbacks+={slow}"],
-        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    pid = start([f"recipe={recipe}", *cache, f"trainer.callbacks+={slow}"], tmp_path / "log")
     deadline = time.monotonic() + 120
     while (
         not any(any(file.read_bytes()) for file in (tmp_path / "answers").glob("*/view-0000.bin"))
         and time.monotonic() < deadline
     ):
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    os.kill(pid, signal.SIGKILL)
+    assert status_of(pid) == -signal.SIGKILL
     after = run(recipe, *cache)
     assert report(after)["answers_computed"] < 96
     whole = run(recipe, *cache[:1], f"model.teacher.cache_dir={tmp_path / 'fresh'}", cache[2])
@@ -370,13 +367,10 @@ def test_two_processes_fill_what_one_reads(recipe: Path, cache: list[str]) -> No
 
 
 def test_kd_cache_over_two_processes(recipe: Path, cache: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "kd.cli", "cache",
-         f"recipe={recipe}", "config=ddp_2cpu", "data.batch_size=10", *cache],
-        cwd=ROOT, text=True, capture_output=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("cache: 96 answers computed") == 1
+    log = recipe.parent / "log.txt"
+    run_ranks([f"recipe={recipe}", "config=ddp_2cpu", "data.batch_size=10", *cache], log, program="cache")
+    said = [log.with_suffix(f".{rank}").read_text() for rank in (0, 1)]
+    assert "".join(said).count("cache: 96 answers computed") == 1
     assert report(run(recipe, *cache, "model.teacher.cache=only"))["answers_read"] == 96
 
 
