@@ -200,7 +200,8 @@ class Phases(Closing):
             "batches_per_epoch": trainer.num_training_batches, "max_epochs": trainer.max_epochs,
             "max_steps": trainer.max_steps, "python": platform.python_version(), "platform": platform.platform(),
             "primary": run.module.task.primary, "cacheable": features is not None, "feature_bytes": features or 0,
-            "cached": bool(run.module.caches), "torch": torch.__version__, "val": run.students.data_info.val,
+            "cached": bool(run.module.caches), "pixels": any(c.pixels for c in run.module.caches.values()),
+            "torch": torch.__version__, "val": run.students.data_info.val,
             "device_name": torch.cuda.get_device_name() if self._cuda else processor(),
             "precision": str(trainer.precision),
         }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 
 Present: TypeAlias = Callable[[int, np.ndarray], np.ndarray]
 Answering: TypeAlias = Callable[[Callable[..., Batch]], Callable[..., Batch]]
+
+
+class Reading(Protocol):
+    """Caches that the loader's processes read (:class:`kd.teachers.reading.Reading`)."""
+
+    def of(self, pictures: Dataset[Any], collate: Callable[..., Batch]) -> tuple[Dataset[Any], Callable[..., Batch]]:
+        """What a loader gets in place of pictures and what makes a batch of them."""
 
 
 class DistillationDataModule(LightningDataModule):
@@ -78,6 +85,7 @@ class DistillationDataModule(LightningDataModule):
         self._finish: Finish | None = None  # what is left to the device
         self._filling: tuple[Dataset[Any], Callable[..., Any]] | None = None
         self.views: int | None = None  # set where a teacher's answers are cached: view = epoch % views
+        self.reading: Reading | None = None  # likewise: what loaders read of the caches
         self._identity: dict[str, Any] | None = None
 
     def prepare_data(self) -> None:
@@ -171,9 +179,14 @@ class DistillationDataModule(LightningDataModule):
             self.source, self.size, self.crop_ratio, self.augment, self.engine, self.seed, self.splits.max_pixels
         )
 
-    def _train_loader(self, split: Split, batches: Iterable[list[Key]]) -> DataLoader:
+    def _training(self, split: Split) -> tuple[Dataset[Any], Callable[..., Any]]:
         pictures, collate, self._finish = self._views().training(split)
-        return self._loader(pictures, batches, collate)
+        if self.reading is None or self.tier is not None:  # a tier's machines don't have the caches
+            return pictures, collate
+        return self.reading.of(pictures, collate)
+
+    def _train_loader(self, split: Split, batches: Iterable[list[Key]]) -> DataLoader:
+        return self._loader(*self._training(split), batches)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Makes the views of a batch that came without them (``engine=device`` or ``dali``)."""
@@ -188,9 +201,9 @@ class DistillationDataModule(LightningDataModule):
         batches = ViewBatches(order, self.batch_size, view, rank, world_size)
         batches.leave_out(lambda index: bool(present(view, index).all()))
         if self._filling is None:  # for all views: a data tier learns it once
-            pictures, collate, self._finish = self._views().training(split)
+            pictures, collate = self._training(split)
             self._filling = pictures, answering(collate) if answering else collate
-        return self._loader(self._filling[0], batches, self._filling[1])
+        return self._loader(*self._filling, batches)
 
     def val_dataloader(self) -> DataLoader:
         """Validation batches of this process, in order; interleaved where the trainer uses only some of them."""
@@ -204,9 +217,9 @@ class DistillationDataModule(LightningDataModule):
     def eval_dataloader(self, split: str) -> DataLoader:
         """Centre crops of any split, in order. ``probe``: the two parts of its folder, one behind the other."""
         data, collate = self._views().evaluation(self.split(split), split != "probe")
-        return self._loader(data, self.eval_batches(split), collate)
+        return self._loader(data, collate, self.eval_batches(split))
 
-    def _loader(self, data: Dataset[Any], batches: Iterable[list[Key]], collate: Callable[..., Any]) -> DataLoader:
+    def _loader(self, data: Dataset[Any], collate: Callable[..., Any], batches: Iterable[list[Key]]) -> DataLoader:
         if self.tier is not None:
             return self.tier.loader(data, batches, collate)
         return Loader.of(data, batches, collate, self.num_workers)

@@ -30,8 +30,10 @@ class PictureSet(Dataset[Sample]):
         seed: int,
         source: Source | None = None,
         max_pixels: int = MAX_PIXELS,
+        size: tuple[int, int] = (0, 0),
     ) -> None:
         self.split, self.transform, self.seed, self.max_pixels = split, transform, seed, max_pixels
+        self.size = size  # of a view
         self.kind = source.kind if source else Targets()
         self.ignore_index = source.ignore_index if source else None
         self._kept: dict[int, Tensor] = {}

@@ -70,7 +70,7 @@ class Views:
         return ((pictures[i, 0][0], targets[i]) for i in islice(wanted, count))
 
     def _pictures(self, split: Split, transform: v2.Transform) -> PictureSet:
-        return PictureSet(split, transform, self.seed, self.source, self.max_pixels)
+        return PictureSet(split, transform, self.seed, self.source, self.max_pixels, self.size)
 
 
 def _is_class(target: Target) -> bool:

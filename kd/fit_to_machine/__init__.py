@@ -3,10 +3,10 @@
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.fitting import check_batch
 from kd.errors import UserError
-from kd.fit_to_machine.measure import cache_pays, fastest_num_workers, largest_batch_size
+from kd.fit_to_machine.measure import cache_pays, fastest_num_workers, largest_batch_size, pixels_pay
 from kd.fit_to_machine.memory import Memory
 from kd.fit_to_machine.run import Run
-from kd.teachers import RunTeacher, caches_of, open_cache
+from kd.teachers import RunTeacher, caches_of, open_cache, reading_of
 
 __all__ = ["Memory", "reopened", "settled"]
 
@@ -22,6 +22,7 @@ def settled(run: Run, data: DistillationDataModule) -> RunTeacher | None:
 def _in_view(asked: RunTeacher | None, data: DistillationDataModule) -> RunTeacher | None:
     """Only a cache wants to see the same views again."""
     data.views = next((cache.views for cache in caches_of(asked).values()), None)
+    data.reading = reading_of(asked)
     return asked
 
 
@@ -76,4 +77,10 @@ def reopened(run: Run, asked: RunTeacher | None, data: DistillationDataModule, b
 
 
 def _cache(run: Run, teacher: RunTeacher, data: DistillationDataModule, announce: bool = False) -> RunTeacher:
-    return open_cache(teacher, data, run.students.wanted, announce=announce)
+    pixels = False
+    if "auto" in {member.spec.cache_pixels for member in teacher.members.values()}:
+        answer = pixels_pay(run, teacher, data) if run.trainer.is_global_zero else (False, "")
+        pixels, why = run.trainer.strategy.broadcast(answer)
+        if run.trainer.is_global_zero:
+            print(f"cache: pixels {why}", flush=True)
+    return open_cache(teacher, data, run.students.wanted, announce=announce, auto_pixels=pixels)

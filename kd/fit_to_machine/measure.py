@@ -2,11 +2,10 @@
 
 import copy
 import math
-import shutil
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,14 @@ from kd.fit_to_machine.memory import HEAD_ROOM, Memory, available_bytes
 from kd.fit_to_machine.run import Run
 from kd.machine import cores
 from kd.teachers import RunTeacher
-from kd.teachers.open_cache import cached_share, check_cacheable
+from kd.teachers.answer_store import free_bytes
+from kd.teachers.cache_layout import Layout
+from kd.teachers.open_cache import DISK_SHARE, KEPT, cached_share, check_cacheable, pixels_fit
 
 WORTH = 1.1  # a predicted gain below this is within what the prediction can be wrong by
 NEAR = 1.05  # fewer loader processes are taken where a step is within this of the fastest
 TRIAL_S = 1.0  # measured for each number of loader processes, at least 4 steps
 TRIED_ROOM = 0.1  # of the memory, where a batch was tried: for fragmentation, and pictures that differ
-DISK_SHARE = 0.5  # of the free disk, at most
 
 
 def median_ms(call: Callable[[], Any], device: torch.device, repeats: int = 3) -> float:
@@ -226,8 +226,7 @@ def cache_pays(run: Run, teacher: RunTeacher, data: DistillationDataModule) -> t
     share, size = cached_share(teacher, data, wanted)
     if epochs <= views and share < WORTH - 1:
         return False, f"off: {epochs} epoch(s) of {views} views (model.teacher.cache_views): no view comes again"
-    folder = Path(first.spec.cache_dir).expanduser() if first.spec.cache_dir else cache_dir()
-    free = shutil.disk_usage(next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())).free
+    free = free_bytes(Path(first.spec.cache_dir).expanduser() if first.spec.cache_dir else cache_dir())
     disk = f"{size / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free disk"
     if size * (1 - share) > DISK_SHARE * free:
         return False, f"off: it would take {disk}"
@@ -236,6 +235,22 @@ def cache_pays(run: Run, teacher: RunTeacher, data: DistillationDataModule) -> t
     found = f"teacher {times.teacher_ms:.0f}, student {times.student_ms:.0f}, loading {times.loading_ms:.0f} ms a step"
     said = f"{epochs} epochs of {views} views, {share:.0%} cached already, would be {gain:.2f} times as fast; {disk}"
     return gain >= WORTH, f"{'on' if gain >= WORTH else 'off'}: {found}; {said}"
+
+
+def pixels_pay(run: Run, teacher: RunTeacher, data: DistillationDataModule) -> tuple[bool, str]:
+    """Whether pixels of views are worth their disk beside cached answers, and why, in one line."""
+    asking = next(member for member in teacher.members.values() if member.spec.cache_pixels == "auto")
+    fits, room = pixels_fit(asking, Layout(data))
+    if not fits or room == KEPT:
+        return fits, f"{'on' if fits else 'off'}: {room}"
+    epochs, views = _epochs(run.trainer, data), asking.spec.cache_views
+    if epochs <= views:
+        return False, f"off: {epochs} epoch(s) of {views} views (model.teacher.cache_views): no view comes again"
+    times = step_times(run, data)
+    workers = 0 if run.trainer.strategy.root_device.type == "cpu" else times.num_workers  # which share its cores
+    gain = replace(times, num_workers=workers).step_ms(teacher=False) / times.student_ms
+    found = f"student {times.student_ms:.0f}, loading {times.loading_ms:.0f} ms a step with {data.num_workers} workers"
+    return gain >= WORTH, f"{'on' if gain >= WORTH else 'off'}: {found}; {room}"
 
 
 def _epochs(trainer: Trainer, data: DistillationDataModule) -> int:

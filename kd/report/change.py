@@ -7,7 +7,7 @@ from typing import Any
 from kd.errors import UserError
 
 KEYS = (
-    "cache=on|off, workers=N, gpus=N, epochs=N, price=PER_HOUR, "
+    "cache=on|off, pixels=on|off, workers=N, gpus=N, epochs=N, price=PER_HOUR, "
     "data_machines=N, data_cores=N, data_instance=NAME[:spot]"
 )
 LEAST = {"workers": 0, "data_machines": 0, "gpus": 1, "epochs": 1, "data_cores": 1}
@@ -18,6 +18,7 @@ class Change:
     """What is to be different; ``None`` stays as it was."""
 
     cache: bool | None = None  # the teacher's answers are kept (True) or computed each time
+    pixels: bool | None = None  # the pixels of cached views are kept too, or made each time
     workers: int | None = None  # loader processes of each training process; with a data tier its processes
     gpus: int | None = None  # training processes
     epochs: int | None = None  # of the run
@@ -47,9 +48,9 @@ def read_change(items: list[str]) -> Change:
         key, _, value = item.partition("=")
         if key in found:
             raise UserError(f"{key}: given twice")
-        if key == "cache":
+        if key in ("cache", "pixels"):
             if value not in ("on", "off"):
-                raise UserError(f"cache: must be on or off, got '{value}'")
+                raise UserError(f"{key}: must be on or off, got '{value}'")
             found[key] = value == "on"
         elif key == "data_instance":
             found[key] = value.removesuffix(":on_demand")

@@ -135,6 +135,11 @@ class Facts(MachineFacts):
         return self.header.get("cached", setting)
 
     @cached_property
+    def has_pixels(self) -> bool:
+        """Whether the run keeps the pixels of its views."""
+        return bool(self.header.get("pixels"))
+
+    @cached_property
     def views(self) -> int:
         """Views of each picture that a cache keeps."""
         return self._teacher.get("cache_views") or CACHE_VIEWS

@@ -59,6 +59,9 @@ def data_bound(facts: Facts, at: float = 0.1) -> Limit | None:
         text += f"; {cores_needed(facts)} cores a GPU would keep up, {cores / processes:g} are there"
     if wanted > workers and gain >= (LEADS if step / rest >= LEADS else WORTH):
         return Limit("data", text, f"data.num_workers={wanted} instead of {workers}", gain)
+    if facts.cached and not facts.has_pixels and math.isfinite(facts.epochs) and facts.epochs > facts.views:
+        lever = f"model.teacher.cache_pixels=true decodes nothing after {facts.views} epochs: at most"
+        return Limit("data", text, lever, facts.epochs / (facts.views + (facts.epochs - facts.views) * rest / step))
     lever = "" if facts.cpu else "data.engine=device (or dali), "
     lever += "cheaper pictures (resized once, ahead of training: kd-pack short_side=) or more cores: at most"
     if workers > 1 and processes * (workers + threads) > cores:

@@ -26,11 +26,12 @@ class Outlook:
 def what_if(facts: Facts, change: Change) -> Outlook:
     """Time and cost of the run with ``change``; with none, of the run as it is.
 
-    A step is the sum of its phases. A cache computes each of its views once; all other steps go without the teacher
-    (Amdahl). Loaders: a batch costs a process what it takes to make it; a step waits for the slower of both. A data
-    tier makes all batches in the loaders' place (:func:`kd.report.loading.tier_step`). More processes share an epoch's
-    batches; the part of an all-reduce that is not hidden grows as a ring's, ``(n - 1) / n``; every process brings as
-    many cores as now, and a data tier stays as it is.
+    A step is the sum of its phases. A cache computes each of its views once; all other steps go without the teacher,
+    and with kept pixels without a wait for data (Amdahl). Loaders: a batch costs a process what it takes to make
+    it; a step waits for the slower of both. A data tier makes all batches in the loaders' place
+    (:func:`kd.report.loading.tier_step`). More processes share an epoch's batches; the part of an all-reduce that
+    is not hidden grows as a ring's, ``(n - 1) / n``; every process brings as many cores as now, and a data tier
+    stays as it is.
     """
     epochs = change.epochs or facts.length
     if not facts.step_ms or not epochs or not math.isfinite(facts.batches_per_epoch):
@@ -59,7 +60,13 @@ def _mean_step(facts: Facts, change: Change, epochs: float, processes: int) -> f
         raise UserError(f"{facts.run.folder}: its cache was full, no step shows what the teacher takes")
     live = _step(facts, {**phases, "teacher": facts.teacher_ms or 0.0}, change)
     read = _step(facts, {**phases, "teacher": 0.0}, change)
-    return (computed * live + (epochs - computed) * read) / epochs
+    if change.pixels and not cached:
+        raise UserError("pixels: are kept beside a cache's answers; cache=on pixels=on")
+    if facts.has_pixels and change.pixels is False:
+        raise UserError(f"{facts.run.folder}: its views' pixels were kept, no step shows what making them takes")
+    made = min(facts.views, epochs) if change.pixels and not facts.has_pixels else epochs  # decoded and augmented
+    ready = sum(ms for name, ms in phases.items() if name not in ("teacher", "data"))
+    return (computed * live + (made - computed) * read + (epochs - made) * ready) / epochs
 
 
 def _ring(processes: int) -> float:

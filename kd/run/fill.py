@@ -14,10 +14,11 @@ from kd.errors import UserError
 from kd.launch.loopback import meet_on_loopback
 from kd.module.distillation import DistillationModule
 from kd.progress import bar
-from kd.teachers import AnsweringCollate, CachedTeacher, RunTeacher, caches_of, dtype_for, open_cache
+from kd.teachers import AnsweringCollate, CachedTeacher, RunTeacher, caches_of, dtype_for, open_cache, reading_of
 from kd.teachers.answer import Wanted
 from kd.teachers.answer_store import AnswerStore
 from kd.teachers.cache_layout import PUBLISHED, Layout
+from kd.teachers.open_cache import pixels_fit
 from kd.teachers.published import publish
 
 
@@ -42,7 +43,10 @@ class Fill(LightningModule):
         device = torch.device("cpu") if self._by_tier else self.trainer.strategy.root_device
         self.teacher.to(device, dtype_for(str(self.trainer.precision)))
         announce = self.trainer.is_global_zero
-        self.asked = open_cache(self.teacher, self.pictures, self.wanted, announce, filling=True)
+        asking = [m for m in self.teacher.members.values() if m.spec.cache_pixels == "auto"]
+        fits = bool(asking) and pixels_fit(asking[0], Layout(self.pictures))[0]
+        self.asked = open_cache(self.teacher, self.pictures, self.wanted, announce, filling=True, auto_pixels=fits)
+        self.pictures.reading = reading_of(self.asked)
 
     def val_dataloader(self) -> DataLoader:
         loader = self.pictures.fill_dataloader(
@@ -69,7 +73,8 @@ class Fill(LightningModule):
         return AnsweringCollate(collate, self.caches)
 
     def _present(self, view: int, index: np.ndarray) -> np.ndarray:
-        return np.logical_and.reduce([cache.present(view, index) for cache in self.caches.values()])
+        pixels = [cache.pixels for cache in self.caches.values() if cache.pixels]
+        return np.logical_and.reduce([kept.present(view, index) for kept in (*self.caches.values(), *pixels)])
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         batch = self.pictures.on_after_batch_transfer(batch, 0)
@@ -129,6 +134,8 @@ def _say(name: str, cache: CachedTeacher, computed: int, seconds: float) -> None
         f"{cache.disk_bytes / 1e6:,.1f} MB in {cache.place}"
     )
     worst = cache.error("worst")
+    if cache.pixels:
+        print(f"       {cache.pixels.disk_bytes / 1e6:,.1f} MB of them are the views' pixels in {cache.pixels.folder}")
     errors = ", ".join(f"{kind} {error:.3%} (at worst {worst.get(kind, error):.3%})"
                        for kind, error in cache.error().items())  # fmt: skip
     if errors:

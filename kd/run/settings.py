@@ -154,6 +154,9 @@ class TeacherSettings(ModelSettings):
         cache_topk: keep only so many logits and the mass of the rest; default: all.
         cache_precision: of features in the cache: ``half``, or ``int8`` with a scale for each channel. What it costs
             is measured when a cache is begun, and said.
+        cache_pixels: keep each cached view's uint8 pixels beside its answers, so that no picture is decoded and
+            augmented twice; ``auto``: where half of the free disk has room and loading limits the run.
+        cache_gb: most disk that the cache may take, in GB; default: as much as is free.
         placement: ``same``: each process has it on the student's device; a device (``cpu``, ``cuda:1``); ``shard``: in
             shards over all processes (FSDP2), for one that fits no single device.
     """
@@ -169,6 +172,8 @@ class TeacherSettings(ModelSettings):
     cache_views: Annotated[int, Range(">= 1 and <= 10000")] = 4
     cache_topk: Count | None = None
     cache_precision: Literal["half", "int8"] = "half"
+    cache_pixels: bool | Literal["auto"] = False
+    cache_gb: Positive | None = None
     placement: Annotated[str, Like(DEVICE, "must be same, shard or a device (cpu, cuda:1)")] = "same"
 
     def __post_init__(self) -> None:
@@ -518,6 +523,7 @@ class Settings:
         name: Name of the run's folder in place of the next free number.
         resume: A run folder to resume.
         preflight: What a teacher near chance does; off does not measure it.
+        matmul_precision: How a GPU multiplies float32 matrices; highest is slower (torch.set_float32_matmul_precision).
         students: Several students in one run: name -> the settings in which it differs (model.student.arch: ...).
     """
 
@@ -528,6 +534,7 @@ class Settings:
     name: Annotated[str, NAME] | None = None
     resume: str | None = None
     preflight: Literal["stop", "warn", "off", False] = "stop"
+    matmul_precision: Literal["highest", "high", "medium"] = "high"
     students: dict[str, dict] | None = None
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     data: DataSettings = field(default_factory=DataSettings)

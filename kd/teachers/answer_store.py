@@ -28,7 +28,7 @@ class WholeRecords:
     """Which records are whole; the checksum of one that was found so is not computed again."""
 
     def __init__(self, samples: int, views: int, usable: Callable[[np.ndarray], np.ndarray] | None = None) -> None:
-        self._usable = usable or (lambda records: np.ones(len(records), dtype=bool))
+        self._usable = usable
         self._sums = np.zeros((views, samples), dtype="<u4")  # of records that were found whole; 0: not yet
 
     def among(self, view: int, index: np.ndarray, records: np.ndarray) -> np.ndarray:
@@ -37,7 +37,7 @@ class WholeRecords:
         there = (sums != 0) & (sums == self._sums[view, index])
         unknown = np.flatnonzero(~there & (sums != 0))
         whole = unknown[[checksum(records[i]) == sums[i] for i in unknown]] if len(unknown) else unknown
-        if len(whole):
+        if len(whole) and self._usable is not None:
             whole = whole[self._usable(records[whole])]
         self._sums[view, index[whole]] = sums[whole]
         there[whole] = True
@@ -123,6 +123,16 @@ class AnswerStore:
         else:  # macOS
             os.truncate(file, whole)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For loader processes that are started anew: files and lock are opened there."""
+        return {**self.__dict__, "_write": {}, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = FileLock(self.folder / ".lock")
+        for view in range(self.views):
+            self._open(view)
+
     def close(self) -> None:
         for descriptor in self._write.values():
             os.close(descriptor)
@@ -130,7 +140,7 @@ class AnswerStore:
 
     def read(self, view: int, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Records of the samples ``index``, uint8 ``(N, record_bytes)``, and which are whole, bool ``(N,)``."""
-        records = np.zeros((len(index), self.record_bytes), dtype=np.uint8)
+        records = np.empty((len(index), self.record_bytes), dtype=np.uint8)
         for row, i in zip(records, index, strict=True):
             if os.preadv(self._write[view], [row.data], int(i) * self.record_bytes) < self.record_bytes:
                 row[:] = 0  # the file was cut
@@ -164,17 +174,23 @@ class AnswerStore:
         return begun / (self.views * self.samples)
 
 
-def check_room(sizes: Mapping[Path, int], what: str, key: str) -> None:
+def check_room(sizes: Mapping[Path, int], what: str, key: str, pixels: bool = False) -> None:
     """Raises a UserError where the disk has no room for files of those sizes in those folders, as far as they lack."""
     there = sum(f.lstat().st_blocks * 512 for folder in sizes for f in folder.glob("view-*.bin"))
     first = next(iter(sizes)).absolute()
-    free = shutil.disk_usage(next(p for p in (first, *first.parents) if p.exists())).free
-    needed = sum(sizes.values()) - there
+    free, needed = free_bytes(first), sum(sizes.values()) - there
     if needed > free:
+        less = "or cache_pixels=false" if pixels else "cache_topk, or cache_precision=int8"
         raise UserError(
             f"{key}.cache_dir: {first} needs {needed / 1e6:,.1f} MB more for {what}, the disk has {free / 1e6:,.1f} MB "
-            "(fewer cache_views, cache_topk, or cache_precision=int8)"
+            f"(fewer cache_views, {less})"
         )
+
+
+def free_bytes(folder: Path) -> int:
+    """Free disk where a folder is, or will be."""
+    folder = folder.absolute()
+    return shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.exists())).free
 
 
 def _plain_file(path: Path, flags: int) -> int:
@@ -219,7 +235,7 @@ def difference(there: dict[str, Any], here: dict[str, Any]) -> str:
 
 def checksum(record: np.ndarray) -> int:
     """Of a record, behind the place where it is kept."""
-    return zlib.crc32(record[CRC_BYTES:].tobytes()) or 1  # 0 marks a record that was never written
+    return zlib.crc32(np.ascontiguousarray(record[CRC_BYTES:])) or 1  # 0 marks a record that was never written
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:

@@ -31,6 +31,9 @@ from kd.teachers.base import RunTeacher
 PUBLISHED = "answers"
 """The folder of answers beside a pack's shards."""
 
+PIXELS = "pixels"
+"""In the name of the folder of views' pixels, and the format that its fingerprint names."""
+
 Parts = dict[str, dict[str, Any]]
 
 
@@ -61,6 +64,7 @@ class Layout:
             **asdict(data.augment), **_pairs(data), "torch": torch.__version__.split("+")[0],
             "torchvision": torchvision.__version__.split("+")[0],
         }  # fmt: skip
+        self.masks = data.source.kind.cut_with_picture
         self.pictures = {"pictures": self.samples, "content": content(self.split)}
 
     def kinds(self, teacher: RunTeacher, wanted: Wanted) -> list[Kind]:
@@ -101,6 +105,19 @@ class Layout:
         """Its name, from all that the answers depend on."""
         shared = {"teacher": teacher.fingerprint(), "transform": self.views, "data": self.pictures}
         return f"{teacher.spec.arch.replace('/', '_')}-{_digest(shared)}"
+
+    def pixels(self, teacher: RunTeacher) -> tuple[Path, Parts]:
+        """Where the pixels of these views are kept, the same for all teachers, and what they depend on."""
+        form = {"format": PIXELS, "masks": self.masks}
+        parts: Parts = {"teacher": {}, "transform": self.views, "data": self.pictures, "answers": form}
+        if teacher.spec.cache_dir and not self.beside(teacher):
+            return self.base(teacher) / f"{PIXELS}-{_digest(parts)[:8]}", parts
+        return cache_dir() / "answers" / PIXELS / _digest(parts), parts
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Size of a view's record: a checksum, uint8 ``(3, H, W)``, and its mask ``(1, H, W)`` where it has one."""
+        return CRC_BYTES + (3 + self.masks) * self.data.size[0] * self.data.size[1]
 
     def _codecs(self, teacher: RunTeacher, wanted: Wanted) -> list[tuple[str, AnswerCodec]]:
         precision = teacher.spec.cache_precision

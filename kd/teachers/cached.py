@@ -18,9 +18,7 @@ from kd.teachers.answer_codec import AnswerCodec, described
 from kd.teachers.answer_maps import MapCodec
 from kd.teachers.answer_store import AnswerStore
 from kd.teachers.base import RunTeacher
-from kd.teachers.published import PublishedStore
-
-Store = AnswerStore | PublishedStore
+from kd.teachers.reading import Reading, Store, read_records
 
 
 @dataclass
@@ -41,6 +39,7 @@ class CachedTeacher(RunTeacher):
     def __init__(self, live: RunTeacher, kept: Sequence[Kept], only: bool = False) -> None:
         self.live, self.kept, self.only = live, list(kept), only
         self.arch, self.model, self.has_head, self.weight = live.arch, live.model, live.has_head, live.weight
+        self.pixels: AnswerStore | None = None  # of the views that it answers
         self.read = self.computed = 0
         self._full = False
 
@@ -89,7 +88,7 @@ class CachedTeacher(RunTeacher):
     @property
     def disk_bytes(self) -> int:
         """Size on disk when all is filled."""
-        return self.record_bytes * self.views * self.samples
+        return self.record_bytes * self.views * self.samples + (self.pixels.disk_bytes if self.pixels else 0)
 
     def describe(self) -> dict[str, Any]:
         """What is kept of an answer: ``format`` of the logits, ``features`` with their shapes, ``precision``."""
@@ -106,14 +105,11 @@ class CachedTeacher(RunTeacher):
     # -- answering ---------------------------------------------------------------------------------------------------
 
     def fetch(self, batch: Batch, name: str = ALL) -> Batch:
-        """On the host, where a look-up does not stop the device: adds the records, where all are there."""
-        if "view" not in batch:
+        """On the host: adds the records, where all are there and the loader has not read them."""
+        known = batch.get("records", {})
+        if "view" not in batch or name in known:
             return batch
-        found = [kept.store.read(batch["view"], batch["index"].numpy()) for kept in self.kept]
-        if not all(there.all() for _, there in found):
-            return batch
-        records = {_entry(name, i): torch.from_numpy(rows) for i, (rows, _) in enumerate(found)}
-        return {**batch, "records": {**batch.get("records", {}), **records}}
+        return {**batch, "records": {**known, name: read_records([kept.store for kept in self.kept], batch)}}
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
         """What the records say, or what the model says now."""
@@ -128,12 +124,12 @@ class CachedTeacher(RunTeacher):
         return answer
 
     def _records(self, batch: Batch, name: str) -> list[Tensor]:
-        if _entry(name, 0) in batch.get("records", {}):
+        if found := batch.get("records", {}).get(name):
             self.read += len(batch["index"])
-            return [batch["records"][_entry(name, i)] for i in range(len(self.kept))]
+            return found
         view, numbers, device = batch["view"], batch["index"].cpu().numpy(), batch["index"].device
-        found = [kept.store.read(view, numbers) for kept in self.kept]
-        missing = ~np.logical_and.reduce([there for _, there in found])
+        stored = [kept.store.read(view, numbers) for kept in self.kept]
+        missing = ~np.logical_and.reduce([there for _, there in stored])
         if self.only:
             raise UserError(
                 f"{self.live.key}.cache: only, but {missing.sum()} of {len(numbers)} answers of a batch are missing in "
@@ -147,7 +143,7 @@ class CachedTeacher(RunTeacher):
         else:
             images = batch["image"]
             encoded = self.ask(images if missing.all() else images[places], numbers[missing])
-        whole = [torch.from_numpy(stored).to(device) for stored, _ in found]
+        whole = [torch.from_numpy(rows).to(device) for rows, _ in stored]
         for kept, records, fresh in zip(self.kept, whole, encoded, strict=True):
             records[places] = self._kept(kept.store, view, numbers[missing], fresh)
         return whole
@@ -176,6 +172,7 @@ class CachedTeacher(RunTeacher):
             **self.describe(),
             "views": self.views,
             "disk_mb": round(self.disk_bytes / 1e6, 1),
+            "pixels": str(self.pixels.folder) if self.pixels else None,
             "error": {name: round(error, 6) for name, error in self.error().items()},
             "worst_error": {name: round(error, 6) for name, error in self.error("worst").items()},
             "answers_read": self.read,
@@ -189,6 +186,14 @@ def caches_of(teacher: RunTeacher | None) -> dict[str, CachedTeacher]:
         return {ALL: teacher}
     members = teacher.members if teacher is not None else {}
     return {name: member for name, member in members.items() if isinstance(member, CachedTeacher)}
+
+
+def reading_of(teacher: RunTeacher | None) -> Reading | None:
+    """How loaders read the caches among the teachers that are asked; None without any."""
+    caches = caches_of(teacher)
+    stores = {name: [kept.store for kept in cache.kept] for name, cache in caches.items()}
+    pixels = next((cache.pixels for cache in caches.values() if cache.pixels is not None), None)
+    return Reading(stores, pixels) if caches else None
 
 
 def records_of(live: RunTeacher, codecs: Sequence[AnswerCodec], images: Images, numbers: np.ndarray) -> list[Tensor]:

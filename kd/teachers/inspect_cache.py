@@ -18,7 +18,7 @@ from kd.teachers.answer import Wanted
 from kd.teachers.answer_codec import CRC_BYTES, FEATURES_ALONE
 from kd.teachers.answer_store import FINGERPRINT, difference
 from kd.teachers.base import RunTeacher
-from kd.teachers.cache_layout import Kind, Layout
+from kd.teachers.cache_layout import PIXELS, Layout, Parts
 
 DEPTH = 4  # below the folder that is asked about: a pack, all caches, one of them, a kind of answer in it
 PARTS = ("teacher", "transform", "data", "answers")
@@ -44,14 +44,18 @@ class Held:
         who, views = self.parts["teacher"], self.parts["transform"]
         known = ("img_size", "seed", "engine", "torch", "torchvision")
         augment = ", ".join(f"{key} {value}" for key, value in views.items() if key not in known and value)
-        return (
-            f"{who.get('arch')} (weights {who.get('weights')}, {_size(who)}, {who.get('dtype')}); {self.pictures} "
-            f"pictures of {_size(views)}, seed {views.get('seed')}, engine {views.get('engine')}; {augment or 'plain'}"
-        )
+        of = "any teacher"  # of the pixels of views
+        if who:
+            of = f"{who.get('arch')} (weights {who.get('weights')}, {_size(who)}, {who.get('dtype')})"
+        made = f"seed {views.get('seed')}, engine {views.get('engine')}; {augment or 'plain'}"
+        return f"{of}; {self.pictures} pictures of {_size(views)}, {made}"
 
     def answers(self) -> str:
         """Which answers, how many, how large and how far off."""
         kept = self.parts["answers"]
+        if kept["format"] == PIXELS:
+            with_masks = " and masks" if kept.get("masks") else ""
+            return f"pixels{with_masks}: {self.views} view(s), {self.filled:.0%} filled, {self.size / 1e6:,.1f} MB"
         logits = kept["format"] != FEATURES_ALONE
         what = [f"logits ({kept['format']}, {kept['classes']} classes)"] if logits else []
         for name, shape in kept.get("features", {}).items():
@@ -124,20 +128,24 @@ def fit(found: list[Held], teacher: RunTeacher, data: DistillationDataModule, wa
     """Whether a recipe finds all its answers there, and a line for each kind that it wants."""
     layout, lines, fits = Layout(data), [], True
     for name, member in teacher.members.items():
-        for kind in layout.kinds(member, wanted.of(name)) if wanted.of(name) else []:
-            differing = [_differences(one, kind, member.key) for one in found]
-            nearest = min(differing, key=lambda said: (len(said), said))
+        if not wanted.of(name):
+            continue
+        kinds = {", ".join(kind.codec.describe().get("features", {"logits": None})): kind.parts
+                 for kind in layout.kinds(member, wanted.of(name))}  # fmt: skip
+        if member.spec.cache_pixels:
+            kinds[PIXELS] = layout.pixels(member)[1]
+        for what, parts in kinds.items():
+            nearest = min((_differences(one, parts, member.key) for one in found), key=lambda said: (len(said), said))
             fits &= not nearest
-            what = ", ".join(kind.codec.describe().get("features", {"logits": None}))
             lines.append(f"{member.key}: {what}: {'fits' if not nearest else 'does not fit: ' + '; '.join(nearest)}")
     return fits, "\n".join(lines)
 
 
-def _differences(one: Held, kind: Kind, key: str) -> list[str]:
+def _differences(one: Held, parts: Parts, key: str) -> list[str]:
     """What differs, each with the key that sets it; other kinds of answers last."""
     found = []
     for part in PARTS:
-        there, here = one.parts[part], json_of(json.dumps(kind.parts[part]))
+        there, here = one.parts[part], json_of(json.dumps(parts[part]))
         for name in [*here, *(k for k in there if k not in here)]:
             said = difference({name: there.get(name)}, {name: here.get(name)})
             if said:
@@ -155,7 +163,12 @@ def _key(part: str, name: str, teacher: str) -> str:
         return known.get(name, f"data.{name}" if name in plain else f"data.augment.{name}")
     if part == "data":
         return "data.source"
-    keys = {"precision": "cache_precision", "format": "cache_topk", "temperatures": "cache_topk"}
+    keys = {
+        "precision": "cache_precision",
+        "format": "cache_topk",
+        "temperatures": "cache_topk",
+        "masks": "cache_pixels",
+    }
     return f"{teacher}.{keys[name]}" if name in keys else "model.taps" if name == "features" else "data.source"
 
 

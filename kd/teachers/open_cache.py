@@ -13,33 +13,42 @@ from kd.models.taps import TRIAL
 from kd.teachers.answer import ALL, Wanted
 from kd.teachers.answer_codec import UNITS_OF, described
 from kd.teachers.answer_features import BESIDE
-from kd.teachers.answer_store import FINGERPRINT, AnswerStore, check_room, compare
+from kd.teachers.answer_store import FINGERPRINT, AnswerStore, check_room, compare, free_bytes
 from kd.teachers.base import RunTeacher
 from kd.teachers.cache_layout import Kind, Layout, looking, topk_temperature
-from kd.teachers.cached import CachedTeacher, Kept, Store
+from kd.teachers.cached import CachedTeacher, Kept
 from kd.teachers.ensemble import Ensemble
 from kd.teachers.published import PublishedStore
+from kd.teachers.reading import Store
 
 MEASURED_ON = 256  # pictures, for the units of int8 and the error that a cache states
+DISK_SHARE = 0.5  # of the free disk, at most, where nobody has said how much
+KEPT = "they are kept already"
 WORST = 0.1  # of one picture's answer, that int8 may be off by
 
 
 def open_cache(
-    teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted, announce: bool = False, filling: bool = False
-) -> RunTeacher:
+    teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted, announce: bool = False, filling: bool = False,
+    auto_pixels: bool = False,
+) -> RunTeacher:  # fmt: skip
     """The teacher, or each of several, behind the cache that its settings name.
 
-    ``announce``: log the size before anything is written; ``filling`` (``kd-cache``): compute answers that are missing.
+    ``announce``: log the size before anything is written; ``filling`` (``kd-cache``): compute answers that are missing;
+    ``auto_pixels``: what ``cache_pixels=auto`` means here.
     """
     check_cacheable(teacher, data, wanted, filling)
     layout = Layout(data)
     kinds = {name: layout.kinds(m, wanted.of(name)) for name, m in _asking(teacher, wanted, filling).items()}
+    asked = {name: teacher.members[name].spec.cache_pixels for name in kinds}
+    shows = next((n for n, value in asked.items() if value is True or (value == "auto" and auto_pixels)), None)
     for name, found in kinds.items():
-        _check(teacher.members[name], found, layout)
+        _check(teacher.members[name], found, layout, name == shows)
     for name, found in kinds.items():
         if announce:
-            _announce(teacher.members[name], name, found, layout)
+            _announce(teacher.members[name], name, found, layout, name == shows)
     opened = {name: _open(teacher.members[name], found, layout, filling) for name, found in kinds.items()}
+    if shows is not None:
+        opened[shows].pixels = _pixels(teacher.members[shows], layout)
     if ALL in teacher.members:
         return opened.get(ALL, teacher)
     return Ensemble({name: opened.get(name, member) for name, member in teacher.members.items()})
@@ -51,25 +60,57 @@ def _asking(teacher: RunTeacher, wanted: Wanted, filling: bool = False) -> dict[
     return {name: member for name, member in cached.items() if wanted.of(name)}
 
 
-def _check(teacher: RunTeacher, kinds: list[Kind], layout: Layout) -> None:
+def _check(teacher: RunTeacher, kinds: list[Kind], layout: Layout, pixels: bool) -> None:
     """All kinds before the first is made."""
-    if any(kind.url for kind in kinds):
-        return
-    for kind in kinds:
-        if (kind.folder / FINGERPRINT).is_file():
-            compare((kind.folder / FINGERPRINT).read_text(), kind.parts, str(kind.folder), teacher.key)
+    count = layout.samples * teacher.spec.cache_views
+    own = [] if any(kind.url for kind in kinds) else kinds
+    found = {kind.folder: (kind.parts, kind.codec.record_bytes * count) for kind in own}
+    if pixels:
+        folder, parts = layout.pixels(teacher)
+        found[folder] = (parts, layout.pixel_bytes * count)
+    for folder, (parts, _) in found.items():
+        if (folder / FINGERPRINT).is_file():
+            compare((folder / FINGERPRINT).read_text(), parts, str(folder), teacher.key)
+    what, needed = f"{teacher.spec.cache_views} view(s) of {layout.samples} pictures", sum(s for _, s in found.values())
+    limit = teacher.spec.cache_gb
+    if limit is not None and needed > limit * 1e9:
+        of = f", {layout.pixel_bytes * count / 1e9:.3g} of them for pixels (cache_pixels)" if pixels else ""
+        raise UserError(f"{teacher.key}.cache_gb: {what} need {needed / 1e9:.3g} GB{of}, got {limit:g}")
+    if found:
+        check_room({folder: size for folder, (_, size) in found.items()}, what, teacher.key, pixels)
+
+
+def _pixels(teacher: RunTeacher, layout: Layout) -> AnswerStore:
+    folder, parts = layout.pixels(teacher)
     views = teacher.spec.cache_views
-    sizes = {kind.folder: kind.codec.record_bytes * layout.samples * views for kind in kinds}
-    check_room(sizes, f"{views} view(s) of {layout.samples} pictures", teacher.key)
+    return AnswerStore(folder, parts, layout.samples, views, layout.pixel_bytes, key=teacher.key)
 
 
-def _announce(teacher: RunTeacher, name: str, kinds: list[Kind], layout: Layout) -> None:
+def pixels_fit(teacher: RunTeacher, layout: Layout) -> tuple[bool, str]:
+    """Whether the pixels of all views may be kept, and what they take: half of the free disk at most."""
+    size, (folder, parts) = layout.pixel_bytes * layout.samples * teacher.spec.cache_views, layout.pixels(teacher)
+    free = free_bytes(folder)
+    text = f"{size / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free disk"
+    if (folder / FINGERPRINT).is_file():
+        compare((folder / FINGERPRINT).read_text(), parts, str(folder), teacher.key)
+        return True, KEPT
+    limit = teacher.spec.cache_gb
+    if limit is not None and size > limit * 1e9:
+        return False, f"they would take {size / 1e9:.3g} GB of cache_gb={limit:g}"
+    return size <= DISK_SHARE * free, f"they {'' if size <= DISK_SHARE * free else 'would '}take {text}"
+
+
+def _announce(teacher: RunTeacher, name: str, kinds: list[Kind], layout: Layout, pixels: bool) -> None:
     views, size = teacher.spec.cache_views, sum(kind.codec.record_bytes for kind in kinds)
     kept = ", ".join(f"{key} {value}" for key, value in described([kind.codec for kind in kinds]).items())
     place = kinds[0].place if len(kinds) == 1 else kinds[0].place.rpartition("/")[0]
     print(f"cache{f' of {name}' if name else ''}: {size:,} bytes an answer ({kept}), "
           f"{size * layout.samples * views / 1e6:,.1f} MB for {views} view(s) of {layout.samples} pictures in {place}",
           flush=True)  # fmt: skip
+    if pixels:
+        print(f"cache: the views' pixels too, {layout.pixel_bytes:,} bytes each, "
+              f"{layout.pixel_bytes * layout.samples * views / 1e6:,.1f} MB in {layout.pixels(teacher)[0]}",
+              flush=True)  # fmt: skip
 
 
 def _open(teacher: RunTeacher, kinds: list[Kind], layout: Layout, filling: bool) -> CachedTeacher:
@@ -137,6 +178,11 @@ def check_cacheable(teacher: RunTeacher, data: DistillationDataModule, wanted: W
         listed = ", ".join(f"{name} {count}" for name, count in views.items())
         raise UserError(f"model.teachers: cache_views must be the same for all that are cached, got {listed}")
     key = next((member.key for member in asking.values()), "model.teacher")
+    pixels = next((member.key for member in asking.values() if member.spec.cache_pixels), "")
+    if pixels and data.engine != "torch":
+        raise UserError(
+            f"{pixels}.cache_pixels: needs data.engine=torch, whose loaders make whole views, got {data.engine}"
+        )
     if data.augment.mixes and data.balance_classes:
         raise UserError(
             f"{key}.cache: keeps one mixture of a picture and view, and data.balance_classes shows a picture in "

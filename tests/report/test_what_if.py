@@ -86,7 +86,7 @@ def test_the_command_says_how_far_it_can_be_wrong(tmp_path: Path, capsys: pytest
         ("data_cores=8 data_instance=cpu", "data_instance: says how many cores a data machine has; leave data_cores"),
         ("data_machines=1 data_instance=cpu", "data_instance: the run knows no prices of machines that make batches"),
         ("data_machines=1 data_cores=8 workers=0", "workers: must be >= 1 with a data tier, got 0"),
-        ("batch=3", "--what-if: no key 'batch'; known: cache=on|off, workers=N"),
+        ("batch=3", "--what-if: no key 'batch'; known: cache=on|off, pixels=on|off, workers=N"),
     ],
 )
 def test_wrong_changes_are_told(tmp_path: Path, item: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,241 @@
+"""Views kept beside their answers (``model.teacher.cache_pixels``): nothing is decoded twice, nothing else changes."""
+
+import pickle
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchvision import tv_tensors
+
+from kd.cli import cache_main, train_main
+from kd.data.batch import Batch
+from kd.data.datamodule import DistillationDataModule
+from kd.data.samples import PictureSet
+from kd.data.sources import ImageFolder
+from kd.data.targets import Masks
+from kd.data.transforms import train_transform
+from kd.errors import UserError
+from kd.fit_to_machine import measure
+from kd.fit_to_machine.measure import StepTimes
+from kd.report.change import read_change
+from kd.report.facts import Facts
+from kd.report.limits import data_bound
+from kd.report.records import Run
+from kd.report.what_if import what_if
+from kd.run.settings import Augment
+from kd.teachers.answer_store import AnswerStore
+from kd.teachers.reading import AddRecords, KeptViews, Reading
+from tests._runs import assert_same, losses, run, student_of
+
+SIZE, VIEWS = (32, 32), 2
+JITTER = "data.augment.color_jitter=0.3"
+MIX = ["data.augment.mixup=0.8", "data.augment.cutmix=1"]
+
+
+@pytest.fixture()
+def cache(tmp_path: Path) -> list[str]:
+    return ["model.teacher.cache=on", f"model.teacher.cache_dir={tmp_path / 'answers'}", "model.teacher.cache_views=2"]
+
+
+def views_of(pictures: Path) -> PictureSet:
+    split = DistillationDataModule(ImageFolder(str(pictures)), SIZE, 8).split("train")
+    return PictureSet(split, train_transform(SIZE, Augment(color_jitter=0.3)), seed=3, size=SIZE)
+
+
+def store_in(folder: Path, samples: int, masks: bool = False, **parts: Any) -> AnswerStore:
+    size = 4 + (3 + masks) * SIZE[0] * SIZE[1]
+    return AnswerStore(folder, {"data": parts}, samples, VIEWS, size)
+
+
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by a number for each picture that is decoded from now on."""
+    from kd.data import samples
+
+    found: list[int] = []
+    decode = samples.decode
+    monkeypatch.setattr(samples, "decode", lambda *given: (found.append(1), decode(*given))[1])
+    return found
+
+
+def test_a_kept_view_is_not_decoded_again(tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    views, calls = views_of(pictures), decoded(monkeypatch)
+    kept = KeptViews(views, store_in(tmp_path / "p", len(views)))
+    keys = [(5, 1), (0, 1), (47, 1)]
+    first = kept.__getitems__(keys)
+    assert len(calls) == 3
+    again = kept.__getitems__([(9, 1), *keys])  # one of four is new
+    assert len(calls) == 4
+    for (image, target, key), (same, label, number), (made, _, _) in zip(
+        first, again[1:], views.__getitems__(keys), strict=True
+    ):
+        assert torch.equal(image, same)
+        assert torch.equal(image, made)
+        assert (target, key) == (label, number)
+    assert not torch.equal(kept[5, 0][0], kept[5, 1][0])  # another view
+
+
+def test_other_processes_and_damaged_records(tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader process that is started anew opens the files itself; a view that was cut or changed is made again."""
+    views = views_of(pictures)
+    store = store_in(tmp_path / "p", len(views))
+    keys = [(i, 0) for i in range(8)]
+    before = KeptViews(views, store).__getitems__(keys)
+    other = pickle.loads(pickle.dumps(store))
+    calls = decoded(monkeypatch)
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(before, KeptViews(views, other).__getitems__(keys), strict=True))
+    assert not calls
+    with (tmp_path / "p" / "view-0000.bin").open("r+b") as file:
+        file.seek(2 * store.record_bytes + 100)
+        file.write(b"\0\1\2\3\4\5\6\7")
+        file.truncate(7 * store.record_bytes + 50)
+    found = KeptViews(views, store_in(tmp_path / "p", len(views))).__getitems__(keys)
+    assert len(calls) == 2
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(before, found, strict=True))
+
+
+def test_a_mask_is_kept_with_its_view(tmp_path: Path) -> None:
+    class Scenes:
+        kind, size, split = Masks(), SIZE, None
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
+            made = [torch.randint(256, (4, *SIZE), dtype=torch.uint8) for _ in keys]
+            return [(x[:3], tv_tensors.Mask(x[3:]), key) for x, key in zip(made, keys, strict=True)]
+
+    kept = KeptViews(Scenes(), store_in(tmp_path / "p", 4, masks=True))  # type: ignore[arg-type]
+    image, mask, _ = kept[2, 1]
+    again, same, _ = kept[2, 1]
+    assert torch.equal(image, again)
+    assert torch.equal(mask.as_subclass(torch.Tensor), same)
+
+
+def test_records_come_with_the_batch_where_all_are_there(tmp_path: Path, pictures: Path) -> None:
+    store = AnswerStore(tmp_path, {"data": {}}, 6, 1, 12)
+    store.put(0, np.arange(4), np.ones((4, 12), np.uint8))
+
+    def batch_of(index: list[int]) -> Batch:
+        return {"index": torch.tensor(index), "view": 0}
+
+    add = Reading({"a": [store]}).of(views_of(pictures), batch_of)[1]
+    assert isinstance(add, AddRecords)
+    assert add([1, 3])["records"]["a"][0].shape == (2, 12)
+    assert add([1, 5])["records"]["a"] == []
+
+
+# -- a run -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extra", [[], MIX], ids=["plain", "mixed"])
+def test_training_is_the_same_to_the_last_bit(
+    recipe: Path, cache: list[str], extra: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mixed pairs too: they are mixed from the kept pixels. Only the two views of each picture are ever decoded."""
+    items = [*cache, *extra, JITTER, "trainer.max_epochs=4", "trainer.limit_val_batches=0"]
+    plain = run(recipe, *items)
+    calls = decoded(monkeypatch)
+    pixels = run(recipe, *items, "model.teacher.cache_pixels=true")
+    assert len(calls) == 2 * 48
+    assert losses(plain) == losses(pixels)
+    assert_same(student_of(plain), student_of(pixels))
+    assert len(list((tmp_path / "answers").glob("pixels-*/view-*.bin"))) == 2
+
+
+def test_kd_cache_fills_and_describes_them(
+    recipe: Path, cache: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = [f"recipe={recipe}", *cache, "model.teacher.cache_pixels=auto"]
+    assert cache_main(items) == 0
+    assert "0.3 MB of them are the views' pixels" in capsys.readouterr().out
+    assert cache_main(["--describe", str(tmp_path / "answers"), *items]) == 0
+    said = capsys.readouterr().out
+    assert "any teacher; 48 pictures of 32x32 px" in said
+    assert "pixels: 2 view(s), 100% filled, 0.3 MB" in said
+    assert "model.teacher: pixels: fits" in said
+    calls = decoded(monkeypatch)
+    run(recipe, *cache, "model.teacher.cache=only", "model.teacher.cache_pixels=auto", "trainer.limit_val_batches=0")
+    assert not calls
+
+
+@pytest.mark.parametrize(("items", "message"), [
+    (["model.teacher.cache_pixels=true", "model.teacher.cache_gb=0.0001"],
+     "model.teacher.cache_gb: 2 view(s) of 48 pictures need 0.000297 GB, 0.000295 of them for pixels (cache_pixels), "
+     "got 0.0001"),
+    (["model.teacher.cache_pixels=true", "data.engine=device"],
+     "model.teacher.cache_pixels: needs data.engine=torch, whose loaders make whole views, got device"),
+    (["model.teacher.cache_pixels=perhaps"], "model.teacher.cache_pixels"),
+])  # fmt: skip
+def test_what_can_not_be_kept_is_refused(
+    recipe: Path, cache: list[str], tmp_path: Path, items: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_main([f"recipe={recipe}", *cache, *items]) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert message in said[-1]
+    assert not (tmp_path / "answers").exists()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_pixels_without_a_cache_or_room_are_refused(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train_main([f"recipe={recipe}", "model.teacher.cache_pixels=true"]) == 2
+    assert "model.teacher.cache_pixels: True has no effect with model.teacher.cache" in capsys.readouterr().err
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=100_000))
+    items = ["model.teacher.cache=on", f"model.teacher.cache_dir={tmp_path / 'answers'}"]
+    assert train_main([f"recipe={recipe}", *items, "model.teacher.cache_pixels=true"]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert re.search(r"needs 0\.6 MB more for 4 view\(s\) of 48 pictures, the disk has 0\.1 MB \(fewer cache_views, or "
+                     r"cache_pixels=false\)", said)  # fmt: skip
+    assert not (tmp_path / "answers").exists()
+
+
+def facts(**header: Any) -> Facts:
+    """A cached run of ten epochs and two views that waits 60 of each step's 100 ms for its batch."""
+    told = {"device": "cuda", "cores": 4, "threads": 1, "num_workers": 3, "batch_size": 64, "world_size": 1,
+            "processes": 1, "batches_per_epoch": 100, "max_epochs": 10, "cached": True, **header}  # fmt: skip
+    total = {"steps": 999, "p": {"data": 999 * 60.0, "student": 999 * 40.0}}
+    events = [{"name": "startup", "s": 36.0, "parts": {}}]
+    config = {"model": {"teacher": {"cache": "on", "cache_views": 2}}}
+    return Facts(Run(Path("x"), config=config, headers={0: told}, totals={0: total}, events=events))
+
+
+def test_verdict_and_what_if_name_the_lever() -> None:
+    limit = data_bound(facts())
+    assert limit is not None
+    assert limit.lever == "model.teacher.cache_pixels=true decodes nothing after 2 epochs: at most"
+    assert limit.gain == pytest.approx(10 / (2 + 8 * 0.4))
+    kept = what_if(facts(), read_change(["pixels=on"]))
+    assert kept.step_ms == pytest.approx((2 * 100 + 8 * 40) / 10)
+    later = data_bound(facts(pixels=True))
+    assert later is not None
+    assert "cache_pixels" not in later.lever
+    with pytest.raises(UserError, match="cache=on pixels=on"):
+        what_if(facts(cached=False), read_change(["pixels=on"]))
+
+
+def test_auto_keeps_pixels_where_there_is_room_and_loading_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 ms of loading beside 10 of the student on a CPU; then none; then views that never come again."""
+    times = StepTimes(teacher_ms=5, student_ms=10, loading_ms=40, num_workers=1)
+    member = SimpleNamespace(spec=SimpleNamespace(cache_pixels="auto", cache_views=2))
+    teacher: Any = SimpleNamespace(members={"": member})
+    trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))
+    the_run: Any = SimpleNamespace(trainer=trainer)
+    data: Any = SimpleNamespace(num_workers=1)
+    monkeypatch.setattr(measure, "Layout", lambda data: None)
+    monkeypatch.setattr(measure, "pixels_fit", lambda asking, layout: (True, "they take 1 MB of 9 MB free disk"))
+    monkeypatch.setattr(measure, "_epochs", lambda trainer, data: 4)
+    monkeypatch.setattr(measure, "step_times", lambda run, data: times)
+    said = "on: student 10, loading 40 ms a step with 1 workers; they take 1 MB of 9 MB free disk"
+    assert measure.pixels_pay(the_run, teacher, data) == (True, said)
+    monkeypatch.setattr(measure, "step_times", lambda run, data: replace(times, loading_ms=0.5))
+    assert not measure.pixels_pay(the_run, teacher, data)[0]
+    monkeypatch.setattr(measure, "_epochs", lambda trainer, data: 2)
+    assert "no view comes again" in measure.pixels_pay(the_run, teacher, data)[1]
+    monkeypatch.setattr(measure, "pixels_fit", lambda asking, layout: (False, "they would take 9 MB"))
+    assert measure.pixels_pay(the_run, teacher, data) == (False, "off: they would take 9 MB")

@@ -1,0 +1,37 @@
+"""The first hour on a GPU (scripts/bench/gpu.py), tried on a CPU: every part writes its lines, and fails alone."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.bench.gpu import LIMITS, PARTS, Part
+from tests._helpers import ROOT
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("name", PARTS)
+def test_each_part_writes_what_it_found(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "scripts/bench/gpu.py", "--small", "--only", name]
+    subprocess.run([*command, "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")], cwd=ROOT, check=True)
+    rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert {row["part"] for row in rows} == {name}
+    assert rows[-1]["ended"] == 0
+    assert len(rows) > 1
+    assert not [row for row in rows if "error" in row or row.get("rc", 0) != 0]
+
+
+def test_a_measurement_that_fails_is_a_line(tmp_path: Path) -> None:
+    def fails() -> dict[str, object]:
+        raise MemoryError("no room\nat all")
+
+    part = Part("facts", tmp_path, tmp_path, small=True)
+    part.tried(fails, arm="live")
+    part.tried(lambda: {"ms": 3}, arm="cached")
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert rows == [{"part": "facts", "arm": "live", "error": "MemoryError: no room at all"},
+                    {"part": "facts", "arm": "cached", "ms": 3}]  # fmt: skip
+    assert LIMITS.keys() == PARTS.keys()
