@@ -16,6 +16,8 @@ ROOT = Path(__file__).parent.parent
 TINY = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
 ARCH = "vit_tiny_patch16_224"
 CLASSES = ("apple", "bread", "cake", "dates")
+ACCELERATOR = os.environ.get("KD_TEST_ACCELERATOR", "cpu")
+"""Where runs of the tests train: ``KD_TEST_ACCELERATOR=cuda pytest`` has them on a GPU."""
 
 
 def draw_folder(root: Path, train: int = 12, val: int = 4, classes: tuple[str, ...] = CLASSES, size: int = 40) -> Path:
@@ -61,7 +63,7 @@ def write_recipe(path: Path, data: Path, teacher: Path | None, **changes: object
             if teacher else {},
         },
         "optim": {"lr": 0.001, "warmup_epochs": 0},
-        "trainer": {"max_epochs": 2, "log_every_n_steps": 1, "accelerator": "cpu"},
+        "trainer": {"max_epochs": 2, "log_every_n_steps": 1, "accelerator": ACCELERATOR},
         "runs_dir": str(path.parent / "runs"),
     }  # fmt: skip
     for key, value in changes.items():

@@ -6,7 +6,7 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from tests._helpers import ARCH, TINY
+from tests._helpers import ACCELERATOR, ARCH, TINY
 
 NAMES = ["left", "right", "never"]
 
@@ -44,7 +44,7 @@ def recipe_of(tmp_path: Path, root: Path, **changes: object) -> Path:
             "student": {**model, "kwargs": {**TINY, "depth": 4}},
         },
         "optim": {"lr": 0.005, "warmup_epochs": 0},
-        "trainer": {"max_epochs": 6, "log_every_n_steps": 1, "accelerator": "cpu"},
+        "trainer": {"max_epochs": 6, "log_every_n_steps": 1, "accelerator": ACCELERATOR},
         "runs_dir": str(tmp_path / "runs"),
     }  # fmt: skip
     for key, value in changes.items():

@@ -140,8 +140,9 @@ def test_every_recipe_with_every_overlay(recipe_name: str, overlay: str | None) 
     assert config["recipe"] == recipe_name
 
 
-def test_the_case_studys_setting() -> None:
-    config = resolved("foodtag_vit", "config=nodes_4x8")
+@pytest.mark.parametrize("name", ["foodtag_vit", "food101_vitl_vits"])
+def test_the_case_studys_setting(name: str) -> None:
+    config = resolved(name, "config=nodes_4x8")
     assert config["data.batch_size"] * config["trainer.num_nodes"] * config["trainer.devices"] == 1152
     assert config["optim.zero"] is True
     assert config["trainer.precision"] == "bf16-mixed"

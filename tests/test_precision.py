@@ -1,12 +1,14 @@
 """What a run computes in: by the CPU's instructions, else by the clock, and the same on all processes."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import kd.run.parser
-from kd.fit_to_machine.precision import bfloat16_time, choose_precision, precision_of_cpu
+from kd.fit_to_machine.precision import bfloat16_time, choose_kernels, choose_precision, precision_of_cpu
 from kd.report.records import read_run
 from tests._forks import free_port, start, status_of
 
@@ -56,3 +58,23 @@ def test_all_processes_take_rank_zeros_precision(recipe: Path) -> None:
     run = read_run(recipe.parent / "runs" / "tiny" / "000")
     assert [header["precision"] for header in run.headers.values()] == ["32-true", "32-true"]
     assert run.summary["precision"] == "32-true"
+
+
+@pytest.mark.parametrize(("device", "kind", "left_open", "expected"), [
+    ("cuda", "cnn", True, ("high", True)), ("cuda", "cnn", False, ("high", False)),
+    ("cuda", "vit", True, ("high", False)), ("cpu", "cnn", True, ("highest", False)),
+])  # fmt: skip
+def test_a_gpu_multiplies_in_tf32_and_a_cnn_tries_its_convolutions(
+    device: str, kind: str, left_open: bool, expected: tuple[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    count = 2 if kind == "cnn" else 1
+    model = torch.nn.Sequential(*(torch.nn.Conv2d(3, 3, 3) for _ in range(count)))
+    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device(device)))
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("highest")
+        choose_kernels(trainer, [model], "high", left_open)
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark) == expected
+    finally:
+        torch.set_float32_matmul_precision(before)

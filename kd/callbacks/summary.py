@@ -148,6 +148,8 @@ class Summary(Callback):
             "kd_version": kd.__version__,
             "device": _device_name(run.device),
             "precision": str(trainer.precision),
+            "matmul_precision": torch.get_float32_matmul_precision(),
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "strategy": type(trainer.strategy).__name__,
             "world_size": trainer.world_size,
             "epochs": trainer.current_epoch,

@@ -1,13 +1,13 @@
 """What a run computes in, where nothing is asked for."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 
 import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.plugins.precision import MixedPrecision, Precision
-from torch import Tensor
+from torch import Tensor, nn
 
 from kd.errors import UserError
 
@@ -62,6 +62,15 @@ def _product_s(matrix: Tensor) -> float:
         matrix @ matrix
         times.append(time.perf_counter() - start)
     return min(times[1:])
+
+
+def choose_kernels(trainer: Trainer, models: Iterable[nn.Module], products: str, benchmark: bool) -> None:
+    """On a GPU: how float32 matrices are multiplied, and the fastest convolutions of a CNN (a ViT has only one)."""
+    if trainer.strategy.root_device.type != "cuda":
+        return
+    torch.set_float32_matmul_precision(products)
+    if benchmark and any(sum(isinstance(part, nn.Conv2d) for part in model.modules()) > 1 for model in models):
+        torch.backends.cudnn.benchmark = True
 
 
 def take_the_first(trainer: Trainer, chosen: Sequence[str]) -> None:

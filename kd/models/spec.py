@@ -1,8 +1,11 @@
 """What a recipe says of a model, with a builder of one's own."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from kd.models.own import Builder
 from kd.run.settings import ModelSettings, StudentSettings, TeacherSettings
@@ -17,7 +20,29 @@ class ModelSpec(ModelSettings):
     def compile_in_place(self, model: nn.Module) -> None:
         """Compiles ``model`` where it is asked for; its parameters keep their names."""
         if self.compile:
-            model.compile(mode="default" if self.compile is True else self.compile)
+            model.compile(mode="default" if self.compile is True else self.compile, dynamic=False)
+            model._compiled_call_impl = WholeBatches(model, model._compiled_call_impl)
+
+
+class WholeBatches:
+    """A compiled forward, for batches that come again: one graph for training and one for evaluation.
+
+    The first shape of pictures in each is compiled, others once they come twice running. An epoch's last, smaller batch
+    runs as the model is written: it would take a graph of its own, or make the batch's size a variable of all.
+    """
+
+    def __init__(self, model: nn.Module, compiled: Callable[..., Any]) -> None:
+        self.model, self.compiled = model, compiled
+        self._known: set[object] = set()
+        self._last: object = None
+
+    def __call__(self, images: Tensor, *args: object, **kwargs: object) -> object:
+        mode = self.model.training, torch.is_grad_enabled()
+        batch = mode, images.shape
+        if batch == self._last or mode not in self._known:
+            self._known |= {mode, batch}
+        self._last = batch
+        return (self.compiled if batch in self._known else self.model._call_impl)(images, *args, **kwargs)
 
 
 @dataclass

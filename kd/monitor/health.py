@@ -48,6 +48,7 @@ class Health(Closing):
         self.folder, self.every, self.activations = folder, every, activations
         self._writer: Writer | None = None
         self._readings: list[_Reading] = []
+        self._eager = False  # a compiled student runs as it is written, for the batch that is read
         self.newest: dict[str, dict[str, Any]] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -77,6 +78,9 @@ class Health(Closing):
         run = RunContext.of(trainer)
         if not self.every or trainer.fit_loop.epoch_loop.total_batch_idx % self.every:
             return
+        self._eager = any(s.model._compiled_call_impl is not None for s in run.students.named().values())
+        if self._eager:  # hooks don't run in a compiled graph, or make it another one
+            torch.compiler.set_stance("force_eager")
         self._readings = [
             _Reading(name, student, self._chosen(student.model)) for name, student in run.students.named().items()
         ]
@@ -106,6 +110,9 @@ class Health(Closing):
         self._readings = []
 
     def _stop_listening(self) -> None:
+        if self._eager:
+            torch.compiler.set_stance("default")
+            self._eager = False
         for reading in self._readings:
             reading.stop_listening()
 

@@ -40,7 +40,7 @@ from kd.callbacks.summary import Summary
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.fitting import check_batch
 from kd.errors import UserError, causes
-from kd.fit_to_machine.precision import choose_precision
+from kd.fit_to_machine.precision import choose_kernels, choose_precision
 from kd.launch.cluster import Cluster
 from kd.lightning_internals import runs_in_child_processes
 from kd.module.distillation import DistillationModule
@@ -284,6 +284,10 @@ class KDCLI(LightningCLI):
             raise
         except Exception as error:  # all that Lightning and the packages it looks for have against the settings
             raise UserError(f"trainer: {' '.join(str(error).split())[:300] or type(error).__name__}") from error
+        students = [student.model for student in self.model.named_students().values()]
+        models = [*students, *([self.model.teacher.model] if self.model.teacher else [])]
+        benchmark = config.trainer.benchmark is None and not config.trainer.deterministic
+        choose_kernels(trainer, models, config.matmul_precision, benchmark)
         trainer.callbacks.insert(0, Export(self.folder, best, save_student))  # type: ignore[attr-defined]
         files = CheckpointFiles()
         trainer.strategy.checkpoint_io = AsyncCheckpointIO(files) if config.checkpoint.asynchronous else files

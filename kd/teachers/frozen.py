@@ -110,9 +110,9 @@ class FrozenTeacher(RunTeacher):
             return self(images), {}
         with self.taps as caught:
             logits = self(images)
-        return logits, {
-            layer: self.taps.read(caught, layer[1], layer[2])[0].to(images.device, torch.float32) for layer in layers
-        }
+        found = {layer: self.taps.read(caught, layer[1], layer[2])[0] for layer in layers}
+        again = bool(self.spec.compile)  # CUDA graphs write the next answers into the same memory
+        return logits, {layer: x.to(images.device, torch.float32, copy=again) for layer, x in found.items()}
 
     def listen(self, patterns: str | list[str], tokens: str, key: str = "") -> tuple[list[str], list[tuple[int, ...]]]:
         """Makes these layers readable by :meth:`look`; gives their paths, and their shapes for two pictures."""
