@@ -21,7 +21,7 @@ class ModelSpec(ModelSettings):
         """Compiles ``model`` where it is asked for; its parameters keep their names."""
         if self.compile:
             model.compile(mode="default" if self.compile is True else self.compile, dynamic=False)
-            model._compiled_call_impl = WholeBatches(model, model._compiled_call_impl)
+            model._compiled_call_impl = WholeBatches(model, model._compiled_call_impl)  # type: ignore[arg-type]
 
 
 class WholeBatches:

@@ -73,8 +73,9 @@ class Fill(LightningModule):
         return AnsweringCollate(collate, self.caches)
 
     def _present(self, view: int, index: np.ndarray) -> np.ndarray:
-        pixels = [cache.pixels for cache in self.caches.values() if cache.pixels]
-        return np.logical_and.reduce([kept.present(view, index) for kept in (*self.caches.values(), *pixels)])
+        found = [cache.present(view, index) for cache in self.caches.values()]
+        found += [cache.pixels.present(view, index) for cache in self.caches.values() if cache.pixels]
+        return np.logical_and.reduce(found)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         batch = self.pictures.on_after_batch_transfer(batch, 0)

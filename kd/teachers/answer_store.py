@@ -235,7 +235,7 @@ def difference(there: dict[str, Any], here: dict[str, Any]) -> str:
 
 def checksum(record: np.ndarray) -> int:
     """Of a record, behind the place where it is kept."""
-    return zlib.crc32(np.ascontiguousarray(record[CRC_BYTES:])) or 1  # 0 marks a record that was never written
+    return zlib.crc32(record[CRC_BYTES:].data) or 1  # 0 marks a record that was never written
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:
