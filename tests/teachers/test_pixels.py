@@ -52,29 +52,27 @@ def store_in(folder: Path, samples: int, masks: bool = False, **parts: Any) -> A
     return AnswerStore(folder, {"data": parts}, samples, VIEWS, size)
 
 
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by a number for each picture that is decoded from now on."""
-    from kd.data import samples
-
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by a number for each view that is made from now on."""
     found: list[int] = []
-    decode = samples.decode
-    monkeypatch.setattr(samples, "decode", lambda *given: (found.append(1), decode(*given))[1])
+    make = PictureSet.__getitem__
+    monkeypatch.setattr(PictureSet, "__getitem__", lambda self, key: (found.append(1), make(self, key))[1])
     return found
 
 
-def test_a_kept_view_is_not_decoded_again(tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    views, calls = views_of(pictures), decoded(monkeypatch)
+def test_a_kept_view_is_not_made_again(tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    views, calls = views_of(pictures), made(monkeypatch)
     kept = KeptViews(views, store_in(tmp_path / "p", len(views)))
     keys = [(5, 1), (0, 1), (47, 1)]
     first = kept.__getitems__(keys)
     assert len(calls) == 3
     again = kept.__getitems__([(9, 1), *keys])  # one of four is new
     assert len(calls) == 4
-    for (image, target, key), (same, label, number), (made, _, _) in zip(
+    for (image, target, key), (same, label, number), (anew, _, _) in zip(
         first, again[1:], views.__getitems__(keys), strict=True
     ):
         assert torch.equal(image, same)
-        assert torch.equal(image, made)
+        assert torch.equal(image, anew)
         assert (target, key) == (label, number)
     assert not torch.equal(kept[5, 0][0], kept[5, 1][0])  # another view
 
@@ -86,7 +84,7 @@ def test_other_processes_and_damaged_records(tmp_path: Path, pictures: Path, mon
     keys = [(i, 0) for i in range(8)]
     before = KeptViews(views, store).__getitems__(keys)
     other = pickle.loads(pickle.dumps(store))
-    calls = decoded(monkeypatch)
+    calls = made(monkeypatch)
     assert all(torch.equal(a[0], b[0]) for a, b in zip(before, KeptViews(views, other).__getitems__(keys), strict=True))
     assert not calls
     with (tmp_path / "p" / "view-0000.bin").open("r+b") as file:
@@ -136,10 +134,10 @@ def test_records_come_with_the_batch_where_all_are_there(tmp_path: Path, picture
 def test_training_is_the_same_to_the_last_bit(
     recipe: Path, cache: list[str], extra: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mixed pairs too: they are mixed from the kept pixels. Only the two views of each picture are ever decoded."""
+    """Mixed pairs too: they are mixed from the kept pixels. Only the two views of each picture are ever made."""
     items = [*cache, *extra, JITTER, "trainer.max_epochs=4", "trainer.limit_val_batches=0"]
     plain = run(recipe, *items)
-    calls = decoded(monkeypatch)
+    calls = made(monkeypatch)
     pixels = run(recipe, *items, "model.teacher.cache_pixels=true")
     assert len(calls) == 2 * 48
     assert losses(plain) == losses(pixels)
@@ -158,7 +156,7 @@ def test_kd_cache_fills_and_describes_them(
     assert "any teacher; 48 pictures of 32x32 px" in said
     assert "pixels: 2 view(s), 100% filled, 0.3 MB" in said
     assert "model.teacher: pixels: fits" in said
-    calls = decoded(monkeypatch)
+    calls = made(monkeypatch)
     run(recipe, *cache, "model.teacher.cache=only", "model.teacher.cache_pixels=auto", "trainer.limit_val_batches=0")
     assert not calls
 
