@@ -1,10 +1,12 @@
 """What a cache of the teacher's answers gains: epochs live, from the cache, and without a teacher, in turn in one run.
 
     OMP_NUM_THREADS=1 python scripts/bench/cache.py foodtag_vit --views 2 --rounds 5 --write
-    python scripts/bench/cache.py grocery_vit --set data.source.root=DIR model.teacher.checkpoint=FILE
+    python scripts/bench/cache.py grocery_vit --pixels --set data.source.root=DIR model.teacher.checkpoint=FILE
+    python scripts/bench/cache.py grocery_vit --pixels --set model.student.arch=resnet10t model.student.inherit=false
 
-The ideal is an epoch of the same run without the teacher's forward: what is reached of it is ideal / cached. Accuracy
-with few views is the affair of seeds.py:
+The ideal is an epoch of the same run without the teacher's forward: what is reached of it is ideal / cached. With
+``--pixels`` two arms more: views' pixels kept beside the answers, and one batch that is in memory already, which is the
+ideal then. All arms start their loader anew each epoch. Accuracy with few views is the affair of seeds.py:
 
     python scripts/bench/seeds.py foodtag_vit --set trainer.max_epochs=16 \\
         --arm v1:model.teacher.cache=on,model.teacher.cache_views=1 \\
@@ -20,7 +22,10 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from kd.teachers.reading import Reading
 from scripts.bench.harness import Turns, options, spread, train, write
+
+NO_TEACHER, PIXELS, MEMORY = "no teacher (ideal)", "cached with pixels", "cached, batch in memory"
 
 
 class Modes:
@@ -51,6 +56,42 @@ class Modes:
         self._set(module, cached=False, teacher=False)
 
 
+class OneBatch:
+    """Reads a batch of pictures and answers once, and gives it again and again."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading, self.made = reading, None
+
+    def of(self, pictures: Any, collate: Any) -> tuple[Any, Any]:
+        """Keys in place of pictures; the batch."""
+        self.pictures, self.collate = self.reading.of(pictures, collate)
+        return self, self._batch
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitems__(self, keys: Any) -> Any:
+        """The keys."""
+        return keys
+
+    def _batch(self, keys: Any) -> Any:
+        self.made = self.made or self.collate(self.pictures.__getitems__(keys))
+        return self.made
+
+
+class Feeds(Turns):
+    """Gives each arm's epoch its own way of reading: Lightning asks for loaders before an epoch starts."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Also chooses what the next epoch reads."""
+        super().on_train_epoch_end(trainer, pl_module)
+        data = trainer.datamodule
+        self.whole = getattr(self, "whole", data.reading)
+        ways = {"cached": Reading(self.whole.stores), PIXELS: self.whole, MEMORY: OneBatch(self.whole)}
+        arm = self._arm(trainer.current_epoch + 1)
+        data.reading = self.whole if arm is None else ways.get(arm)
+
+
 def main() -> None:
     """Fills a fresh cache, then measures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -58,6 +99,7 @@ def main() -> None:
     parser.add_argument("--views", type=int, default=2)
     parser.add_argument("--topk", type=int)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pixels", action="store_true", help="keep views' pixels too")
     parser.add_argument("--set", nargs="*", default=[])
     asked = options(parser)
     folder, modes = Path("runs/bench/answers"), Modes()
@@ -65,12 +107,13 @@ def main() -> None:
     items = [
         "model.teacher.cache=on", f"model.teacher.cache_dir={folder}", f"model.teacher.cache_views={asked.views}",
         *([f"model.teacher.cache_topk={asked.topk}"] if asked.topk else []), *asked.set,
-        f"trainer.max_epochs={asked.views + 3 * asked.rounds}",
+        f"model.teacher.cache_pixels={str(asked.pixels).lower()}", "trainer.reload_dataloaders_every_n_epochs=1",
     ]  # fmt: skip
-    turns = Turns(
-        {"live": modes.live, "cached": modes.hit, "no teacher (ideal)": modes.ideal}, after=asked.views,
-        before=modes.hit,
-    )  # fmt: skip
+    arms = {"live": modes.live, "cached": modes.hit, NO_TEACHER: modes.ideal}
+    if asked.pixels:
+        arms |= {PIXELS: modes.hit, MEMORY: modes.hit}
+    items.append(f"trainer.max_epochs={asked.views + len(arms) * asked.rounds}")
+    turns = Feeds(arms, after=asked.views, before=modes.hit)
     cli = train(asked.recipe, items, turns)
     seconds = {"filling": turns.first, **turns.seconds}
     median = {name: statistics.median(values) for name, values in seconds.items()}
@@ -88,7 +131,8 @@ def main() -> None:
             for name, values in seconds.items()
         ),
         "",
-        f"Reached of the ideal: **{median['no teacher (ideal)'] / median['cached']:.1%}**.",
+        f"Reached of an epoch without a teacher: **{median[NO_TEACHER] / median['cached']:.1%}**.",
+        *([f"Pixels, of batches in memory: **{median[MEMORY] / median[PIXELS]:.1%}**."] if asked.pixels else []),
     ]
     write("cache", asked.hardware, asked.date, "Cached answers against a live teacher", lines, asked.write)
 

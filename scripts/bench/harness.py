@@ -38,6 +38,7 @@ def measure(arms: dict[str, Callable[[], Any]], rounds: int, warmup: int = 1) ->
         for name, call in arms.items():
             start = time.perf_counter()
             call()
+            synchronize()
             if number >= warmup:
                 times[name].append(time.perf_counter() - start)
     return times
@@ -68,6 +69,14 @@ def options(parser: Any) -> Any:
     found = parser.parse_args()
     found.date = subprocess.run(["date", "+%F"], capture_output=True, text=True, check=True).stdout.strip()
     return found
+
+
+def synchronize() -> None:
+    """Waits until a GPU has done what it was given: before a clock is stopped."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 class Turns(Callback):
@@ -103,11 +112,13 @@ class Turns(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Stops it; runs what goes between."""
+        synchronize()
         seconds, arm = time.perf_counter() - self._start, self._arm(trainer.current_epoch)
         (self.seconds[arm] if arm else self.first).append(seconds)
         for name, epoch in self.between.items():
             start = time.perf_counter()
             epoch(trainer.current_epoch)
+            synchronize()
             if arm:
                 self.seconds[name].append(time.perf_counter() - start)
 

@@ -1,5 +1,7 @@
 """What kd-train costs beside a hand-written loop that does the same work: epochs of both in turn, in one process.
 
+The loop takes the run's pictures and copies of its models; resizing, normalising, precision, loss and step are its own.
+
 OMP_NUM_THREADS=1 python scripts/bench/overhead.py foodtag_vit --rounds 10 --write
 python scripts/bench/overhead.py grocery_vit --set data.source.root=DIR model.teacher.checkpoint=FILE
 """
@@ -29,7 +31,8 @@ class HandWritten:
         module, trainer = self.cli.model, self.cli.trainer
         self.device = module.device
         self.student = copy.deepcopy(module.student).to(self.device).train()
-        self.teacher = module.teacher.model
+        self.teacher, self.low = module.teacher.model, module.teacher.dtype  # bfloat16 where the run autocasts
+        self.inputs = [self._input(x) for x in (module.teacher.prepare, module.student_of_one.prepare)]
         decay, none = trainer.optimizers[0].param_groups[:2]
         groups = [{"params": [], "weight_decay": g["weight_decay"]} for g in (decay, none)]
         for own, p in zip(self.student.parameters(), module.student.parameters(), strict=True):
@@ -38,19 +41,31 @@ class HandWritten:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 / (1 + step))
         self.loader = self.cli.datamodule.train_dataloader()
 
+    def _input(self, wanted: Any) -> Any:
+        """uint8 pictures -> a model's input, in two operations; its constants are on the device already."""
+        mean, std = (torch.tensor(x, device=self.device).view(1, 3, 1, 1) for x in (wanted.mean, wanted.std))
+        scale, shift, size = 1 / (255 * std), -mean / std, tuple(wanted.size)
+
+        def prepare(images: torch.Tensor) -> torch.Tensor:
+            pictures = images.float()
+            if images.shape[-2:] != size:
+                pictures = F.interpolate(pictures, size, mode="bilinear", antialias=True)
+            return torch.addcmul(shift, pictures, scale)
+
+        return prepare
+
     def epoch(self, number: int) -> None:
         """One pass over the training set."""
         if not hasattr(self, "loader"):
             self.build()
-        module = self.cli.model
-        teacher_input, student_input = module.teacher.prepare, module.student_of_one.prepare
+        teacher_input, student_input = self.inputs
         self.loader.batch_sampler.set_epoch(number)
         for batch in self.loader:
             images = batch["image"].to(self.device, non_blocking=True)
             target = batch["target"].to(self.device, non_blocking=True)
             with torch.no_grad():
-                answers = self.teacher(teacher_input(images).to(module.teacher.dtype)).float()
-            with self.cli.trainer.precision_plugin.forward_context():
+                answers = self.teacher(teacher_input(images).to(self.low)).float()
+            with torch.autocast(self.device.type, self.low, enabled=self.low != torch.float32):
                 logits = self.student(student_input(images))
             t = self.temperature
             logits = logits.float()
