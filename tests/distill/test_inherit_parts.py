@@ -16,7 +16,14 @@ from kd.distill.inherit.pair import (
     kept_tokens,
     stream_norms,
 )
-from kd.distill.inherit.stream import chosen_blocks, embedded_as, projection_of, seen_by_norms, teacher_streams
+from kd.distill.inherit.stream import (
+    chosen_blocks,
+    embedded_as,
+    projection_of,
+    read_by_classifier,
+    seen_by_norms,
+    teacher_streams,
+)
 from kd.errors import UserError
 from kd.models.loading import freeze_backbone
 
@@ -93,6 +100,18 @@ def test_the_projection_is_orthonormal_and_leaves_the_mean_out() -> None:
     assert projection.shape == (16, 32)
     assert torch.allclose(values[-15:], torch.ones(15, dtype=torch.float64), atol=1e-5), "15 directions, unscaled"
     assert projection.sum(0).abs().max() < 1e-5, "a LayerNorm takes the mean out"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_what_the_classifier_reads_is_kept_before_all_else(pool: str) -> None:
+    teacher, student = vit(32, global_pool=pool, fc_norm=False), vit(16, global_pool=pool, fc_norm=False)
+    pictures = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    streams = teacher_streams(teacher, embedded_as(student, teacher, pictures))
+
+    read = read_by_classifier(teacher, streams[-1], 7).float()
+    kept, plain = (projection_of(streams, student, 1, reader) for reader in (teacher, None))
+    assert (read - kept.T @ kept @ read).abs().max() < 1e-2 < (read - plain.T @ plain @ read).abs().max()
 
 
 def test_heads_of_the_same_number_and_size_give_the_same_products() -> None:

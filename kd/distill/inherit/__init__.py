@@ -7,10 +7,10 @@ cut is made good, layer by layer, by least squares against the teacher's own act
 arXiv 1412.6550, but solved instead of trained).
 
 How: ``M``, (student width, teacher width), maps the teacher's centred stream onto the student's. Its rows span the
-stream's leading directions on sample pictures, and leave out the student's all-ones direction, which its LayerNorms
-would subtract. Then, from the first block to the last, each linear layer of the student is fitted so that what it
-computes *from the student's own activations* comes closest to the teacher's. Heads and hidden units that the student
-has no room for are chosen by what they contribute.
+directions that the teacher's classifier reads, then the stream's leading ones on sample pictures, and leave out the
+student's all-ones direction, which its LayerNorms would subtract. Then, from the first block to the last, each linear
+layer of the student is fitted so that what it computes *from the student's own activations* comes closest to the
+teacher's. Heads and hidden units that the student has no room for are chosen by what they contribute.
 """
 
 from kd.distill.inherit.pair import check_pair

@@ -24,7 +24,8 @@ def inherit(student: ViT, teacher: ViT, pictures: Images, student_input: Preproc
     student.eval(), teacher.eval()
     as_student = Preprocess(student_input.size, teacher_input.mean, teacher_input.std)
     streams = teacher_streams(teacher, embedded_as(student, teacher, as_student(pictures)))
-    projection = projection_of(streams, student, int(teacher.cls_token is not None))
+    classifier = teacher if inherits_head(student, teacher) else None
+    projection = projection_of(streams, student, int(teacher.cls_token is not None), classifier)
     kept = kept_tokens(student, teacher, streams[0].shape[1])
     others = len(kept) - 1  # a class token that alone is classified counts as much as all of them together
     of_class = isinstance(student.head, nn.Linear) and student.global_pool == "token"

@@ -8,8 +8,11 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from torch import Tensor, nn
 
-from kd.distill.inherit.pair import ViT, centres, stream_norms
+from kd.distill.inherit.pair import ViT, centres, final_norm, stream_norms
 from kd.progress import bar
+
+CLASSIFIED = 0.95  # of the variance of the logits
+FIRST = 1e4  # more than any direction's share of the streams, which is two for each of them at most
 
 
 def embedding(student: ViT, teacher: ViT) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
@@ -55,11 +58,26 @@ def teacher_streams(teacher: ViT, stream: Tensor) -> list[Tensor]:
     return [seen_by_norms(s, teacher) for s in streams]
 
 
-def projection_of(streams: list[Tensor], student: ViT, classes: int) -> Tensor:
+def read_by_classifier(teacher: ViT, last: Tensor, most: int) -> Tensor:
+    """Orthonormal directions of the last stream, (D_teacher, R <= most), that make :data:`CLASSIFIED` of what
+    distinguishes pictures in the teacher's logits."""
+    norm: Any = final_norm(teacher)
+    reads = teacher.head.weight.double() * (1.0 if norm.weight is None else norm.weight.double())
+    reads = seen_by_norms(reads - reads.mean(0), teacher)
+    tokens = last[:, :1] if teacher.global_pool == "token" else last[:, teacher.num_prefix_tokens :]
+    features = (tokens * tokens.square().mean(-1, keepdim=True).clamp(min=1e-12).rsqrt()).mean(1).double()
+    _, size, right = torch.linalg.svd((features - features.mean(0)) @ reads.T, full_matrices=False)
+    made = size.square().cumsum(0) / size.square().sum()
+    count = min(int((made < CLASSIFIED).sum()) + 1, most)
+    return torch.linalg.qr((right[:count] @ reads).T).Q
+
+
+def projection_of(streams: list[Tensor], student: ViT, classes: int, teacher: ViT | None = None) -> Tensor:
     """``M``, (width, D_teacher): leading directions of the normalised stream over all layers.
 
     Every token counts by its direction alone, as a LayerNorm sees it; the class token as much as all patches
-    together, since it alone is classified. A student with RMSNorm has room for one direction more.
+    together, since it alone is classified. Before all others come those that the classifier of ``teacher`` reads, for
+    at most half of the room. A student with RMSNorm has room for one direction more.
     """
     teacher_width, width = streams[0].shape[-1], student.embed_dim
     room = width - 1 if centres(student.blocks[0].norm1) else width
@@ -69,6 +87,9 @@ def projection_of(streams: list[Tensor], student: ViT, classes: int) -> Tensor:
         for part in (unit[:, :classes], unit[:, classes:]):
             flat = part.reshape(-1, teacher_width)
             moment += flat.T @ flat / max(1, len(flat))
+    if teacher is not None:
+        read = read_by_classifier(teacher, streams[-1], room // 2)
+        moment += FIRST * read @ read.T
     directions = torch.linalg.eigh(moment).eigenvectors.flip(1)[:, :room]  # the teacher's all-ones direction comes last
     directions = directions * directions.sum(0).add(1e-12).sign()  # eigenvectors have no sign of their own
     start = torch.eye(width, dtype=torch.float64)
