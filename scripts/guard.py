@@ -90,13 +90,14 @@ class Runs:
         dense = f"recipe={self.scenes}"
         runs = f"model.teacher.checkpoint={self.folder / 'runs' / 'dense' / '000'}"
         size = "model.teacher.img_size=[24,32]"
+        own = f"model.student.kwargs={json.dumps({**TINY, 'depth': 1})}"  # another family leaves the recipe's
         arch = [f"model.teacher.arch={ARCH}", size, f"model.teacher.kwargs={json.dumps(TINY)}"]
         return {
             "kd_mixup_ema": [[tiny, "data.augment.mixup=0.8", "data.augment.cutmix=1.0", "model.ema_decay=0.9"]],
             "features_crd": [[tiny, *features("hint", "at", "rkd", "crd")]],
             "simkd": [[tiny, "model.task_loss_weight=0", 
                        "model.distill_losses={simkd: {class_path: kd.losses.SimKDLoss}}"]],
-            "deit": [[tiny, "model.student.arch=deit_tiny_distilled_patch16_224"]],
+            "deit": [[tiny, "model.student.arch=deit_tiny_distilled_patch16_224", own]],
             "two_teachers": [[tiny, *two, "model.distill_losses.hard=HardKDLoss", "model.teacher_of.hard=b"]],
             "cache_logits": [[tiny, *fill], [tiny, *only]],
             "cache_topk": [[tiny, *fill, "model.teacher.cache_topk=2"], [tiny, *only, "model.teacher.cache_topk=2"]],
