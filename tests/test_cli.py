@@ -193,9 +193,9 @@ WRONG = [
     ("model.teacher=null", "model.teacher: the distillation losses kd need one"),
     ("recipe=foodtag_vit", "recipe is given twice"),
     ("data.augment=3", "data.augment: has settings of its own"),
-    ("trainer.strategy=foo", "trainer: You selected an invalid strategy name"),
+    ("trainer.strategy=foo", "trainer.strategy: must be auto, ddp or a class path"),
     ("trainer.strategy=kd.strategies.ddp.DPP", "trainer.strategy: no class 'kd.strategies.ddp.DPP'"),
-    ("trainer.devices=none", "trainer: "),
+    ("trainer.devices=none", "trainer.devices: must be auto, -1 (all), a number >= 1"),
     ("data.source=Manifest", "data.source: needs train"),
     ("model.ema_decay=2", "model.ema_decay: must be > 0 and < 1, got 2"),
 ]

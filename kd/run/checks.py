@@ -38,12 +38,8 @@ def check_values(config: dict[str, Any]) -> None:
     for name in config["students"] or {}:
         if not isinstance(name, str):
             raise UserError(f"students: a name is text, got {name!r}")
-    trainer = config["trainer"]
-    for name in ("limit_train_batches", "val_check_interval"):
-        if trainer[name] == 0:
-            raise UserError(f"trainer.{name}: must be > 0, got 0")
-    _check_parts(trainer)
-    _check_graphs(config, trainer["accumulate_grad_batches"])
+    _check_callbacks(config["trainer"])
+    _check_graphs(config, config["trainer"]["accumulate_grad_batches"])
     _check_sizes(config["data"])
 
 
@@ -54,13 +50,7 @@ def _check_graphs(config: dict[str, Any], accumulated: int) -> None:
                             "CUDA graphs write a batch's gradients over those of the batch before")  # fmt: skip
 
 
-def _check_parts(trainer: dict[str, Any]) -> None:
-    """What Lightning lets people leave out or replace, and a run's folder is made of."""
-    if trainer["enable_checkpointing"] is False:
-        raise UserError("trainer.enable_checkpointing: must be true: a run is resumed from its last epoch and exports "
-                        "its best one")  # fmt: skip
-    if trainer["barebones"]:
-        raise UserError("trainer.barebones: must be false: callbacks, checkpoints and log make a run's folder")
+def _check_callbacks(trainer: dict[str, Any]) -> None:
     callbacks = trainer["callbacks"] or []
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
         name = callback["class_path"].rpartition(".")[2]

@@ -1,12 +1,11 @@
 """What jsonargparse and our constructors report, as one line that names the key."""
 
-import difflib
 import re
 
 from kd.run import keys
-from kd.run.suggest import hint
+from kd.run.suggest import hint, near
 from kd.run.trust import refused
-from kd.run.typed import TYPES
+from kd.run.typed import TYPES, no_plain_value
 
 LENGTH = 300
 PROTOCOLS = {
@@ -14,7 +13,6 @@ PROTOCOLS = {
     "these annotations"
 }
 CLASSES = {"source": ("Source",), "losses": ("LogitLoss", "FeatureLoss", "LayersLoss"), "task": ("Task",)}
-SETTINGS = "has settings of its own"  # how a group, or a dataclass, says that it takes no plain value
 
 
 def one_line(message: str, known: list[str]) -> str:
@@ -38,7 +36,7 @@ def one_line(message: str, known: list[str]) -> str:
     if nested:
         key, given = f"{key}.{nested[1]}", nested[2].strip("'\"")
     if re.search(r'Unable to load config "[^"]*"$', text):
-        return _short(_no_plain_value(key, given))
+        return _short(no_plain_value(key, given))
     return _short(_reason(key, given, _reasons(text)))
 
 
@@ -81,7 +79,7 @@ def _reason(key: str, given: str, reasons: list[str]) -> str:
         return f"{key} {refused(denied[1])}"
     option = re.search(r"Option '([\w.]+)' is not accepted|Key '([\w.]+)' is not expected", last)
     if option:
-        return f"{key}: no option '{option[1] or option[2]}'{_near(option[1] or option[2], _argument_names())}"
+        return f"{key}: no option '{option[1] or option[2]}'{near(option[1] or option[2], _argument_names())}"
     protocol = re.search(r"Import path ([\w.]*) ?does not implement protocol (\w+)", last)
     if protocol:
         return (
@@ -108,22 +106,11 @@ def _wrong_class(key: str, given: str) -> str:
     takes_class = any(part in key for part in ("source", "losses", "callbacks", "logger", "strategy", "task"))
     if takes_class:
         return f"{key}: no class '{given}'{_near_class(key, given)}"
-    return _no_plain_value(key, given)
-
-
-def _no_plain_value(key: str, given: str) -> str:
-    if key in ("model.teacher", "model.student"):
-        return f"{key}: {SETTINGS} ({key}.arch=NAME, {key}.checkpoint=FILE), got '{given}'"
-    return f"{key}: {SETTINGS} ({key}.NAME=VALUE), got '{given}'"
+    return no_plain_value(key, given)
 
 
 def _no_key(key: str, known: list[str]) -> str:
     return f"no key '{key}'{hint(key, known)}"
-
-
-def _near(name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, 1, 0.6)
-    return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def _argument_names() -> list[str]:
@@ -135,7 +122,5 @@ def _argument_names() -> list[str]:
 def _near_class(key: str, name: str) -> str:
     part = next((part for part in CLASSES if part in key), "")
     known = sorted(keys.subclasses(*CLASSES[part])) if part else []
-    near = difflib.get_close_matches(name, known, 1, 0.5)
-    if near:
-        return f"; did you mean '{near[0]}'?"
-    return f" (ours: {', '.join(known)}; others by their class path)" if known else " (a class path: package.Class)"
+    ours = f" (ours: {', '.join(known)}; others by their class path)" if known else " (a class path: package.Class)"
+    return near(name, known) or ours

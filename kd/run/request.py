@@ -209,8 +209,6 @@ def _check_says_something(key: str, value: object) -> None:
     """What is merged key by key takes nothing from an empty value, and a folder needs a name."""
     if value == {} and key in GROUPS:
         raise UserError(f"{key}: {{}} sets nothing")
-    if key in ("model.teacher", "model.student") and isinstance(value, str) and not value.endswith((".yaml", ".yml")):
-        raise UserError(f"{key}: has settings of its own ({key}.arch=NAME, {key}.checkpoint=FILE), got '{value}'")
     if key == "runs_dir" and not value:
         raise UserError("runs_dir: must name a folder, got nothing")
 

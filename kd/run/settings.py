@@ -81,6 +81,16 @@ Share: TypeAlias = Annotated[float, Range(">= 0 and <= 1")]
 Positive: TypeAlias = Annotated[float, Range("> 0")]
 Weight: TypeAlias = Annotated[float, Range(">= 0")]
 Count: TypeAlias = Annotated[int, Range(">= 1")]
+Batches: TypeAlias = Annotated[
+    int | float, Like(r"\d+(\.0)?|0?\.\d+|\d(\.\d+)?e-\d+", "must be a share up to 1 or a number of batches")
+]
+SomeBatches: TypeAlias = Annotated[
+    int | float,
+    Like(
+        r"(?!0*(\.0)?$)(\d+(\.0)?|0?\.\d+|\d(\.\d+)?e-\d+|\d+(:\d\d)+)",
+        "must be > 0, a share up to 1 or a number of batches",
+    ),
+]
 Action: TypeAlias = Literal["log", "webhook", "stop"]
 Check: TypeAlias = Literal["all", "headers", "off"]
 DEVICE = r"same|shard|(cpu|cuda|mps|xpu|xla|hpu)(:\d+)?"
@@ -510,6 +520,35 @@ class TrainerSettings:
     gradient_clip_algorithm: Literal["norm", "value"] | None = None
     deterministic: bool | Literal["warn"] | None = None
     num_nodes: Count = 1
+    accelerator: Annotated[
+        str | Class, Like(r"auto|cpu|gpu|cuda|mps|tpu|hpu|xpu|.*\..*", "must be auto, cpu, gpu, cuda, mps or tpu")
+    ] = "auto"
+    strategy: Annotated[
+        str | Class,
+        Like(
+            r"auto|ddp|ddp_find_unused_parameters_(true|false)|ddp_(spawn|fork|notebook)\w*|fsdp\w*|deepspeed\w*|\w*xla\w*|"
+            r".*\..*",
+            "must be auto, ddp or a class path (config=fsdp, config=zero and config=deepspeed set theirs)",
+        ),
+    ] = "auto"
+    devices: Annotated[
+        int | str | list[int],
+        Like(
+            r"auto|(-1|[1-9]\d*)(\.0)?|\d+(, ?\d+)+,?|\d+,", "must be auto, -1 (all), a number >= 1 or a list ([0, 1])"
+        ),
+    ] = "auto"
+    max_epochs: Annotated[int, Range(">= -1")] | None = None
+    max_steps: Annotated[int, Range(">= -1")] = -1
+    min_epochs: Annotated[int, Range(">= 0")] | None = None
+    min_steps: Annotated[int, Range(">= 0")] | None = None
+    fast_dev_run: bool | Annotated[int, Range(">= 0")] = False
+    limit_train_batches: SomeBatches | None = None
+    limit_val_batches: Batches | None = None
+    overfit_batches: Batches = 0.0
+    val_check_interval: SomeBatches | str | dict[str, int] | None = None
+    profiler: Annotated[
+        str | Class, Like(r"simple|advanced|pytorch|xla|.*\..*", "must be simple, advanced, pytorch or a class path")
+    ] | None = None  # fmt: skip
 
 
 @dataclass

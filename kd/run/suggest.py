@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 MOST = 3
 LEARNING_RATE, LOSS = ["optim.lr"], "model.distill_losses.{loss}"
 SYNONYMS: Mapping[str, list[str]] = {  # words of the field -> our keys; {loss}: the recipe's first distillation loss
+    "accum": ["trainer.accumulate_grad_batches"],
     "accumulation": ["trainer.accumulate_grad_batches"],
+    "accumulation_steps": ["trainer.accumulate_grad_batches"],
     "alpha": [f"{LOSS}.weight", "model.task_loss_weight"],
     "amp": ["trainer.precision"],
     "architecture": ["model.student.arch", "model.teacher.arch"],
@@ -27,6 +29,7 @@ SYNONYMS: Mapping[str, list[str]] = {  # words of the field -> our keys; {loss}:
     "nesterov": ["optim.kwargs"],
     "cls_weight": ["model.task_loss_weight"],
     "cpus": ["data.num_workers"],
+    "criterion": ["model.distill_losses"],
     "cutout": ["data.augment.random_erasing"],
     "data_path": ["data.source.root"],
     "dataset": ["data.source"],
@@ -41,13 +44,13 @@ SYNONYMS: Mapping[str, list[str]] = {  # words of the field -> our keys; {loss}:
     "epoch": ["trainer.max_epochs"],
     "epochs": ["trainer.max_epochs"],
     "eta_min": ["optim.min_lr_ratio"],
+    "exp_name": ["name", "recipe"],
     "experiment": ["recipe"],
     "flip": ["data.augment.hflip"],
     "fp16": ["trainer.precision"],
     "gamma": [f"{LOSS}.weight"],
     "gpu": ["trainer.devices", "trainer.accelerator"],
     "gpus": ["trainer.devices", "trainer.num_nodes"],
-    "grad_accum": ["trainer.accumulate_grad_batches"],
     "gradient_checkpointing": ["model.student.grad_checkpointing"],
     "hard_weight": ["model.task_loss_weight"],
     "imgsz": ["data.img_size", "model.student.img_size", "model.teacher.img_size"],
@@ -56,7 +59,9 @@ SYNONYMS: Mapping[str, list[str]] = {  # words of the field -> our keys; {loss}:
     "jitter": ["data.augment.color_jitter"],
     "kd_weight": [f"{LOSS}.weight"],
     "lambda": [f"{LOSS}.weight", "model.task_loss_weight"],
+    "layer": ["model.taps"],
     "layers": ["model.taps"],
+    "load": ["model.teacher.checkpoint", "model.student.checkpoint", "resume"],
     "learning_rate": LEARNING_RATE,
     "log_dir": ["runs_dir"],
     "log_every": ["trainer.log_every_n_steps"],
@@ -66,7 +71,9 @@ SYNONYMS: Mapping[str, list[str]] = {  # words of the field -> our keys; {loss}:
     "losses": ["model.distill_losses"],
     "lr_min": ["optim.min_lr_ratio"],
     "max_grad_norm": ["trainer.gradient_clip_val"],
+    "metric": ["checkpoint.monitor"],
     "min_lr": ["optim.min_lr_ratio"],
+    "mlflow": ["trainer.logger"],
     "name": ["model.student.arch", "model.teacher.arch"],
     "model": ["model.student.arch", "model.teacher.arch"],
     "model_path": ["model.teacher.checkpoint", "model.student.checkpoint"],
@@ -93,6 +100,7 @@ SYNONYMS: Mapping[str, list[str]] = {  # words of the field -> our keys; {loss}:
     "size": ["data.img_size", "model.student.img_size", "model.teacher.img_size"],
     "smoothing": ["model.task.label_smoothing"],
     "soft_weight": [f"{LOSS}.weight"],
+    "step_size": ["optim.warmup_epochs", "optim.min_lr_ratio"],
     "steps": ["trainer.max_steps"],
     "t": [f"{LOSS}.temperature"],
     "tau": [f"{LOSS}.temperature"],
@@ -141,12 +149,13 @@ SYNONYMS: Mapping[str, list[str]] = {  # words of the field -> our keys; {loss}:
 ARCHITECTURE = frozenset(  # timm's arguments of an architecture: they go below .kwargs
     ["act_layer", "attn_drop_rate", "block_size", "class_token", "depth", "depths", "drop_block_rate",
      "drop_path", "drop_path_rate", "drop_rate", "dropout", "embed_dim", "embed_dims", "fc_norm",
-     "features_only", "global_pool", "head_dim", "hidden_dim", "in_chans", "init_values", "layer_norm",
+     "features_only", "global_pool", "head_dim", "heads", "hidden_dim", "in_chans", "init_values", "layer_norm",
      "mlp_ratio", "no_embed_class", "norm_layer", "num_heads", "patch_drop_rate", "patch_size", "pos_drop_rate",
      "pos_embed", "proj_drop_rate", "qk_norm", "qkv_bias", "reg_tokens", "stem_width", "weight_init", "width",
      "window_size"]
 )  # fmt: skip
-MEANT = {"hidden_dim": "embed_dim", "drop_path": "drop_path_rate", "dropout": "drop_rate", "width": "embed_dim"}
+MEANT = {"heads": "num_heads", "hidden_dim": "embed_dim", "drop_path": "drop_path_rate", "dropout": "drop_rate",
+         "width": "embed_dim"}  # fmt: skip
 
 
 def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> list[str]:
@@ -203,7 +212,20 @@ def hint(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> str:
     """
     if key == "data.source.root":
         return ": the data.source of this recipe has none; data.source=ImageFolder data.source.root=DIR reads a folder"
-    found = [f"'{name}'" for name in suggest(key, accepted, losses)]
-    if not found:
-        return " (kd-train --keys)"
-    return f"; did you mean {' or '.join([', '.join(found[:-1]), found[-1]] if found[1:] else found)}?"
+    return did_you_mean(suggest(key, accepted, losses)) or " (kd-train --keys)"
+
+
+def near(given: object, names: Iterable[str], most: int = 1) -> str:
+    return did_you_mean(nearest(given, names, most))
+
+
+def nearest(given: object, names: Iterable[str], most: int = 1) -> list[str]:
+    """The names that begin with what was given, the shortest first, or else those that are spelt like it."""
+    known, text = {name.lower(): name for name in names}, str(given).lower()
+    begin = sorted((name for name in known if text and name.startswith(text)), key=lambda name: (len(name), name))
+    return [known[name] for name in (begin or difflib.get_close_matches(text, known, most, 0.6))[:most]]
+
+
+def did_you_mean(names: Iterable[str]) -> str:
+    found = [f"'{name}'" for name in names]
+    return f"; did you mean {' or '.join([', '.join(found[:-1]), found[-1]] if found[1:] else found)}?" if found else ""

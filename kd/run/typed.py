@@ -1,7 +1,6 @@
 """Values that a setting can't have, by its type as the source says it: reported before torch is imported."""
 
 import ast
-import difflib
 import math
 import re
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 from kd.errors import UserError
 from kd.run.keys import Key, members, plain
 from kd.run.settings import Like, Range
+from kd.run.suggest import near, nearest
 
 TYPES = {
     "int": "a whole number",
@@ -32,7 +32,11 @@ REASONS = {
     "trainer.precision": {
         name: f"{name} has no room for gradients; 16-mixed scales them"
         for name in ("16-true", "transformer-engine-float16")
-    }
+    },
+    "trainer.enable_checkpointing": {
+        "False": "must be true: a run is resumed from its last epoch and exports its best one"
+    },
+    "trainer.barebones": {"True": "must be false: callbacks, checkpoints and log make a run's folder"},
 }
 """Values that Lightning takes and a run can't use."""
 
@@ -45,6 +49,9 @@ def check_values(given: Iterable[tuple[str, Any]], known: Mapping[str, Key], los
         if meant:
             raise UserError(f"{name}: got '{value}'; did you mean '{meant}'?")
         kind = _kind(name, known)
+        group = kind is None and any(key.startswith(f"{name}.") for key in known)
+        if group and not (value is None or isinstance(value, dict) or str(value).endswith((".yaml", ".yml"))):
+            raise UserError(no_plain_value(name, value))
         if kind is None or "${" in str(value):
             continue
         if isinstance(value, float) and not math.isfinite(value):
@@ -56,10 +63,10 @@ def check_values(given: Iterable[tuple[str, Any]], known: Mapping[str, Key], los
             if value is None:
                 raise UserError(f"{name}: can't be null")
             words = list(dict.fromkeys(_words(kind)))
-            raise UserError(f"{name}: must be {' or '.join(words)}, got '{value}'")
+            raise UserError(f"{name}: must be {' or '.join(words)}, got '{value}'{near(value, _allowed(kind))}")
         for limit in _limits(kind):
             if problem := limit.refuses(_number(value)):
-                raise UserError(f"{name}: {problem}, got {_shown(value)}")
+                raise UserError(f"{name}: {problem}, got {_shown(value)}{near(value, _allowed(kind))}")
         if problem := _unknown_to_timm(name, value):
             raise UserError(f"{name}: {problem}")
 
@@ -72,6 +79,12 @@ def _kind(name: str, known: Mapping[str, Key]) -> ast.expr | None:
     parent = known.get(name.rpartition(".")[0])
     inside = [n for n in ast.walk(parent.kind) if isinstance(n, ast.Subscript) and _name(n) == "dict"] if parent else []
     return _inside(inside[0])[-1] if inside else None
+
+
+def no_plain_value(key: str, given: object) -> str:
+    model = key in ("model.teacher", "model.student")
+    own = f"{key}.arch=NAME, {key}.checkpoint=FILE" if model else f"{key}.NAME=VALUE"
+    return f"{key}: has settings of its own ({own}), got '{given}'"
 
 
 def _shown(value: object) -> str:
@@ -87,7 +100,7 @@ def meant_by(key: str, value: object, losses: Iterable[str] = ()) -> str:
     if not isinstance(value, str) or value.endswith((".yaml", ".yml")):
         return ""
     if key == "optim":
-        return f"optim.name={value.lower()}"
+        return f"optim.name={next(iter(nearest(value, timm_names('optim'))), value.lower())}"
     if key in ("data", "monitor"):
         return f"{key}.source={value}" if key == "data" else f"checkpoint.monitor={value}"
     if key == "model.distill_losses":
@@ -166,6 +179,14 @@ def _words(kind: ast.expr) -> list[str]:
     return [TYPES.get(_name(kind), _name(kind))]
 
 
+def _allowed(kind: ast.expr) -> list[str]:
+    """The words that a type takes, for a suggestion: of ``Literal``, and plain ones of ``Like``."""
+    named = [str(ast.literal_eval(word)) for part in ast.walk(kind) if isinstance(part, ast.Subscript)
+             and _name(part) == "Literal" for word in _inside(part)]  # fmt: skip
+    likes = [limit for limit in _limits(kind) if isinstance(limit, Like)]
+    return named + [word for like in likes for word in re.findall(r"\w+", like.text) if word in like.pattern.split("|")]
+
+
 def _limits(kind: ast.expr) -> list[Range | Like]:
     found: list[Range | Like] = []
     for node in ast.walk(kind):
@@ -189,7 +210,8 @@ def timm_names(part: str) -> frozenset[str]:
 def _unknown_to_timm(key: str, value: object) -> str:
     """What is wrong with the name of an optimizer or a model; empty where it may be one."""
     if key == "optim.name" and isinstance(value, str) and timm_names("optim"):
-        return "" if value in timm_names("optim") else f"must be one of timm's optimizers, got '{value}'"
+        there = timm_names("optim")
+        return "" if value in there else f"must be one of timm's optimizers, got '{value}'{near(value, there, 3)}"
     if not (re.fullmatch(r"model\.(student|teacher)\.arch", key) and isinstance(value, str) and value):
         return ""
     name = re.sub(r"^timm/", "", value)
@@ -197,5 +219,4 @@ def _unknown_to_timm(key: str, value: object) -> str:
     timm = sys.modules.get("timm")  # where it is imported, models of one's own may be registered
     if not known or ":" in name or name.partition(".")[0] in known or (timm and timm.is_model(name)):
         return ""
-    near = difflib.get_close_matches(name, known, 1, 0.5)
-    return f"timm has no model '{name}'" + (f"; did you mean '{near[0]}'?" if near else "")
+    return f"timm has no model '{name}'{near(name, known)}"

@@ -136,6 +136,16 @@ GUESSES = {  # what an engineer would type, and what was meant
     "freeze_backbone": "model.student.freeze",
     "hard_label_weight": "model.task_loss_weight",
     "layer_decay": "optim.lr",
+    "criterion": "model.distill_losses",
+    "grad_accum": "trainer.accumulate_grad_batches",
+    "gradient_accumulation": "trainer.accumulate_grad_batches",
+    "mlflow": "trainer.logger",
+    "load_from": "resume",
+    "exp_name": "name",
+    "heads": "model.student.kwargs.num_heads",
+    "hint_layer": "model.taps",
+    "metric": "checkpoint.monitor",
+    "step_size": "optim.warmup_epochs",
 }
 RECIPE = {"data": {"source": "ImageFolder"}, "model": {"distill_losses": {"kd": "KDLoss"}}}
 
@@ -236,6 +246,23 @@ def test_a_wrong_key_is_told_without_torch(item: str, message: str, recipe: Path
         ("data.batch_size=many", "data.batch_size: must be a whole number or one of auto, got 'many'"),
         ("model.teacher.cache=maybe", "must be true or false or one of off, on, auto, only, got 'maybe'"),
         ("data.augment={mixup: much}", "data.augment.mixup: must be a number, got 'much'"),
+        ("trainer.precision=bf61", "got 'bf61'; did you mean 'bf16'?"),
+        ("optim.name=adamv", "optim.name: must be one of timm's optimizers, got 'adamv'; did you mean 'adam', '"),
+        ("optim=adamv", "optim: got 'adamv'; did you mean 'optim.name=adam'?"),
+        ("model.student.arch=vit_tiny", "timm has no model 'vit_tiny'; did you mean 'vit_tiny_patch16_224'?"),
+        ("model=resnet18", "model: has settings of its own (model.NAME=VALUE), got 'resnet18'"),
+        ("data.augment=strong", "data.augment: has settings of its own (data.augment.NAME=VALUE), got 'strong'"),
+        ("trainer.max_epochs=-5", "trainer.max_epochs: must be >= -1, got -5"),
+        ("trainer.max_steps=-5", "trainer.max_steps: must be >= -1, got -5"),
+        ("trainer.strategy=dpp", "trainer.strategy: must be auto, ddp or a class path (config=fsdp, config=zero and"),
+        ("trainer.strategy=dpp", "got 'dpp'; did you mean 'ddp'?"),
+        ("trainer.accelerator=GPU", "must be auto, cpu, gpu, cuda, mps or tpu, got 'GPU'; did you mean 'gpu'?"),
+        ("trainer.devices=-3", "trainer.devices: must be auto, -1 (all), a number >= 1 or a list ([0, 1]), got -3"),
+        ("trainer.limit_val_batches=1.5", "trainer.limit_val_batches: must be a share up to 1 or a number of batches"),
+        ("trainer.overfit_batches=-1", "trainer.overfit_batches: must be a share up to 1 or a number of batches"),
+        ("trainer.val_check_interval=0", "trainer.val_check_interval: must be > 0"),
+        ("trainer.profiler=simpl", "got 'simpl'; did you mean 'simple'?"),
+        ("trainer.enable_checkpointing=false", "trainer.enable_checkpointing: must be true: a run is resumed from"),
         ("model.distill_losses.kd.temperature=hot", "model.distill_losses.kd.temperature: must be a number, got 'hot'"),
     ],
 )
@@ -249,7 +276,10 @@ def test_a_wrong_value_is_reported_before_torch_is_imported(item: str, message: 
     ["optim.lr=1e-3", "trainer.max_epochs=2.0", "data.batch_size=auto", "model.teacher.cache=yes",
      "seed=${oc.env:SEED}",
      "data.img_size=[32, 48]", "model.ema_decay=null", "trainer.logger=WandbLogger", "optim=settings.yaml",
-     "trainer.limit_val_batches=0.5", "optim.kwargs.momentum=0.9", "trainer.devices=0,1"],
+     "trainer.limit_val_batches=0.5", "trainer.limit_train_batches=1.0", "trainer.limit_val_batches=0",
+     "trainer.val_check_interval=0.25", "trainer.devices=[0]", "trainer.devices=-1", "trainer.max_epochs=-1",
+     "trainer.strategy=kd.strategies.ddp.DDP", "trainer.strategy=ddp_find_unused_parameters_true",
+     "trainer.devices=1", "optim.kwargs.momentum=0.9", "trainer.devices=0,1"],
 )  # fmt: skip
 def test_a_value_that_may_be_right_is_left_to_the_parser(item: str, recipe: Path) -> None:
     assert f"--{item}" in translate([f"recipe={recipe}", item]).parser_args()
