@@ -1,4 +1,4 @@
-"""Weights of other libraries: the names of transformers' and torchvision's ViTs as timm has them."""
+"""Weights of other libraries: transformers' and torchvision's ViTs and torchvision's MobileNets under timm's names."""
 
 import re
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kd.storage.elsewhere import json_of, text_of
 
@@ -42,6 +42,7 @@ NAMES = {  # the first that matches
     ),
 }  # fmt: skip
 UNUSED = re.compile(r"pooler\.|embeddings\.mask_token$")
+MOBILENETS = {"features.1.conv.0.0.weight": 1e-5, "features.1.block.0.0.weight": 1e-3}  # V2's, V3's epsilon of norms
 SIZES = {(192, 12, 3): "tiny", (384, 12, 6): "small", (768, 12, 12): "base", (1024, 24, 16): "large"}
 
 
@@ -63,6 +64,33 @@ def renamed(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
         parts = [named.pop(first.replace(".attn.q.", f".attn.{kind}.")) for kind in "qkv"]
         named[first.replace(".attn.q.", ".attn.qkv.")] = torch.cat(parts)
     return named, library
+
+
+def of_mobilenet(state: Mapping[str, Tensor], model: nn.Module) -> tuple[dict[str, Tensor], str]:
+    """:func:`renamed` for torchvision's MobileNets; the variances of V3's norms make up for another epsilon."""
+    end = next((key for key in state for end in MOBILENETS if key == end or key.endswith(f".{end}")), "")
+    ours = list(dict.fromkeys(key.rpartition(".")[0] for key in model.state_dict()))
+    if not end or ours[0] != "conv_stem":
+        return dict(state), ""
+    before, _, name = end.rpartition("features.1.")
+    parts = tuple(f"{before}{part}." for part in ("features", "classifier"))
+    inner = {key.removeprefix(before): value for key, value in state.items() if key.startswith(parts)}
+    theirs = sorted({key.rpartition(".")[0] for key in inner}, key=_in_order)
+    names = dict(zip(theirs, ours, strict=False))
+    eps = MOBILENETS[f"features.1.{name}"] - next(m.eps for m in model.modules() if isinstance(m, nn.BatchNorm2d))
+    named: dict[str, Tensor] = {}
+    for key, value in inner.items():
+        module, _, last = key.rpartition(".")
+        if module in names:
+            value = value[..., None, None] if names[module] == "conv_head" and value.ndim == 2 else value
+            named[f"{names[module]}.{last}"] = value + eps if last == "running_var" else value
+    return named, "torchvision"
+
+
+def _in_order(module: str) -> tuple[bool, list[tuple[int, str]]]:
+    """Sorts the layers of torchvision's MobileNets as pictures pass them."""
+    parts = module.split(".")
+    return parts[0] == "classifier", [(int(part), "") if part.isdigit() else (0, part) for part in parts]
 
 
 def of_transformers(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from kd.errors import UserError
-from kd.models.foreign import renamed
+from kd.models.foreign import of_mobilenet, renamed
 from kd.models.weights import About, Weights, read_weights, say
 
 NEW = "kd_new_classifier"  # an attribute of a model whose classifier has no weights from its file
@@ -21,6 +21,8 @@ def load_checkpoint(model: nn.Module, path: Path, key: str, classes: Sequence[st
     """Loads weights into ``model``; position embeddings of another size are resampled."""
     found = read_weights(path, key)
     found.state, library = renamed(found.state)
+    if not library:
+        found.state, library = of_mobilenet(found.state, model)
     if library:
         say(f"{key}: {found.file}: names of {library} brought into timm's")
     state = _in_the_models_layout(_without_prefix(found, model, key), model, found.about)
