@@ -77,9 +77,7 @@ class Loggers(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert self.folder.path is not None
-        self._made = self.build([placed(spec, self.folder.path.resolve()) for spec in self.specs])
-        trainer.loggers = [*self._made, *trainer.loggers]
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for logger in self._made:
+        made = self.build([placed(spec, self.folder.path.resolve()) for spec in self.specs])
+        for logger in made:  # at once: TensorBoard's writes them to a file only once, before training starts
             logger.log_hyperparams(self.settings)
+        trainer.loggers = [*made, *trainer.loggers]

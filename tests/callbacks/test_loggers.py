@@ -2,6 +2,8 @@
 
 import csv
 import json
+import struct
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -96,3 +98,50 @@ def test_a_missing_package_is_named(recipe: Path, capsys: pytest.CaptureFixture[
     assert train_main([f"recipe={recipe}", f"trainer.logger={missing}"]) == 2
     assert f"trainer.logger: {missing} needs the package" in capsys.readouterr().err
     assert not (recipe.parent / "runs").exists()
+
+
+def test_tensorboard_gets_metrics_and_settings(recipe: Path) -> None:
+    """As TensorBoard itself reads them."""
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    items = ["trainer.logger=TensorBoardLogger", "optim.lr=0.002", "trainer.max_epochs=1"]
+    assert train_main([f"recipe={recipe}", *items]) == 0
+    board = recipe.parent / "runs" / "tiny" / "000" / "tensorboard"
+    found = reading.EventAccumulator(str(board)).Reload()
+    assert [event.step for event in found.Scalars("train/kd_loss")] == list(range(6))
+    assert {"val/acc1", "val/agreement", "train/lr"} <= {*found.Tags()["scalars"]}
+    assert yaml.safe_load((board / "hparams.yaml").read_text())["optim.lr"] == 0.002
+
+
+def test_wandb_offline_gets_metrics_settings_and_a_name(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its own file holds them; ``wandb sync`` sends that later."""
+    wandb = pytest.importorskip("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    items = ["trainer.logger=WandbLogger", "optim.lr=0.002", "trainer.max_epochs=1"]
+    assert train_main([f"recipe={recipe}", *items]) == 0
+    wandb.finish()  # as at a process's end
+    (file,) = (recipe.parent / "runs" / "tiny" / "000" / "wandb").rglob("run-*.wandb")
+    records = [Record.FromString(content) for content in leveldb_records(file.read_bytes())]
+    run = next(record.run for record in records if record.HasField("run"))
+    changed = [item for record in records for item in (*record.run.config.update, *record.config.update)]
+    settings = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in changed}
+    logged = {item.key or "/".join(item.nested_key) for record in records for item in record.history.item}
+    assert (run.project, run.display_name) == ("tiny", "tiny-000")
+    assert settings["optim.lr"] == 0.002
+    assert {"train/kd_loss", "val/acc1", "val/agreement"} <= logged
+
+
+def leveldb_records(content: bytes) -> Iterator[bytes]:
+    """The records of a LevelDB log after its header of 7 bytes: parts of at most a block of 32 kB each."""
+    at, record = 7, b""
+    while at + 7 <= len(content):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        length, kind = struct.unpack("<HB", content[at + 4 : at + 7])  # 1: whole, 2: first, 3: middle, 4: last
+        record += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            yield record
+            record = b""
