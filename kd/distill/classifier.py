@@ -56,7 +56,7 @@ def _features(student: Student, classifier: nn.Linear, sample: Sample, count: in
     model, training = student.model, student.model.training
     model.eval()
     try:
-        with bar(total=count, label="a first classifier", disable=getattr(rank_zero_only, "rank", 0) != 0) as shown:
+        with bar(label="a first classifier", disable=getattr(rank_zero_only, "rank", 0) != 0) as shown:
             while part := list(islice(pictures, BATCH)):
                 model(student.prepare(torch.stack([picture for picture, _ in part])))
                 labels += [target for _, target in part]
