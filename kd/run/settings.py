@@ -528,7 +528,7 @@ class TrainerSettings:
         Like(
             r"auto|ddp|ddp_find_unused_parameters_(true|false)|ddp_(spawn|fork|notebook)\w*|fsdp\w*|deepspeed\w*|\w*xla\w*|"
             r".*\..*",
-            "must be auto, ddp or a class path (config=fsdp, config=zero and config=deepspeed set theirs)",
+            "must be auto, ddp or a class path (config=fsdp, config=zero and config=deepspeed set one)",
         ),
     ] = "auto"
     devices: Annotated[
