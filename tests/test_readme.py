@@ -13,7 +13,7 @@ import kd.cli
 from kd.cli import cache_main, pack_main, train_main
 from scripts.site.build import guides
 from tests._forks import ForkedRun
-from tests._helpers import ROOT, draw_folder, save_teacher
+from tests._helpers import ROOT, StopwatchHere, draw_folder, save_teacher
 from tests._scenes import draw as draw_scenes
 
 README = (ROOT / "README.md").read_text()
@@ -107,6 +107,7 @@ def test_the_command_runs(
         pytest.importorskip("optuna")
         monkeypatch.setattr("kd.fleet.tuning.places.start_kd_train", ForkedRun)
         items += ["trials=1", "jobs=1"]
+    monkeypatch.setattr("kd.ship.latency.Stopwatch", StopwatchHere)
     prepare(command, items, filled)
     name = Path(program).name.removeprefix("kd-")
     small = shrunk(command, items, filled)

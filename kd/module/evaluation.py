@@ -249,10 +249,7 @@ class Answers:
     def only(self, other: "Answers") -> tuple[int, int]:
         """How many pictures this model alone names right, and how many the other alone."""
         right, others = self.right(), other.right()
-        return (
-            sum(right[i] and not others[i] for i in right),
-            sum(others[i] and not right[i] for i in right),
-        )
+        return (sum(right[i] and not others[i] for i in right), sum(others[i] and not right[i] for i in right))
 
 
 def _ids(labels: Tensor) -> list[list[int]]:

@@ -11,6 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from lightning_fabric.plugins.environments import ClusterEnvironment
 from lightning_fabric.utilities.seed import seed_everything
@@ -55,11 +56,12 @@ from kd.run.request import TRUSTED
 from kd.run.settings import CheckpointSpec, Settings, TrainerSettings
 from kd.run.trust import ALL, check_resolved, importable, remember
 from kd.ship.export import save_student
-from kd.storage.elsewhere import yaml_of
 from kd.storage.run_urls import on_disk
 from kd.strategies.checkpoint_files import CheckpointFiles
 from kd.teachers import shared_teachers
 from kd.teachers.open_cache import check_precision
+
+FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # for what was dumped here; never for files from elsewhere
 
 
 class Parser(LightningArgumentParser):
@@ -179,8 +181,9 @@ class KDCLI(LightningCLI):
             self.config = parser.parse_args([*items, f"--trainer.strategy={json.dumps({'class_path': strategy})}"])
             if isinstance(self.config.trainer.strategy, str):
                 raise UserError(f"trainer.strategy: no class '{strategy}'")
-        check_resolved(self.as_dict(), self._trusted)
-        check_values({**self.as_dict(), "name": self.config.name})
+        found = self.as_dict()
+        check_resolved(found, self._trusted)
+        check_values({**found, "name": self.config.name})
 
     def _set_seed(self) -> None:
         """Nothing: settings are parsed without."""
@@ -221,8 +224,8 @@ class KDCLI(LightningCLI):
     def _set_loggers_aside(self) -> None:
         """Loggers by class path are built once the run has a folder (:class:`kd.callbacks.loggers.Loggers`)."""
         self._logger = self.config.trainer.logger
-        asked = self.as_dict()["trainer"]["logger"]
         self._yaml = self.as_yaml()
+        asked = yaml.load(self._yaml, FAST)["trainer"]["logger"]
         self.loggers = [spec for spec in (asked if isinstance(asked, list) else [asked]) if isinstance(spec, dict)]
         for spec in self.loggers:
             check_packages(spec)
@@ -258,7 +261,7 @@ class KDCLI(LightningCLI):
         watching = monitors(MonitorSpec(**config.monitor), self.folder, preemption)
         best = Best(self.folder, monitor, mode)
         self.summary = Summary(self.folder, preflight, preemption, config.recipe, config.seed, best)
-        loggers = Loggers(self.folder, self.loggers, build_loggers, flatten(yaml_of(self._yaml)))
+        loggers = Loggers(self.folder, self.loggers, build_loggers, flatten(yaml.load(self._yaml, FAST)))
         ours: list[Callback] = [
             Nodes(self.cluster.launcher if self.cluster else None),
             preflight,
@@ -325,7 +328,7 @@ class KDCLI(LightningCLI):
         return DistillationModule.together(found)
 
     def as_dict(self) -> dict[str, Any]:
-        return yaml_of(self.as_yaml())
+        return yaml.load(self.as_yaml(), FAST)
 
     def as_yaml(self) -> str:
         """The resolved configuration; ``kd-train FILE`` repeats the run."""

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import yaml
 
 from kd.cli import eval_main, train_main
-from tests._helpers import TINY
+from tests._helpers import TINY, write_recipe
 from tests._runs import assert_same, run_folders, student_of
 
 STUDENTS: dict[str, dict[str, Any]] = {
@@ -26,10 +27,21 @@ def columns(file: Path, name: str) -> list[str]:
         return [row[name] for row in csv.DictReader(opened) if row.get(name)]
 
 
-def test_each_student_comes_out_as_if_trained_alone(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train_main([f"recipe={recipe}", AS]) == 0
-    out = capsys.readouterr().out
-    (joint,) = run_folders(recipe)
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Path) -> Path:
+    return write_recipe(tmp_path_factory.mktemp("joint") / "tiny.yaml", pictures, teacher)
+
+
+@pytest.fixture(scope="module")
+def joint(recipe: Path) -> Path:
+    """A finished run of the three; not to be changed. What it has printed is beside it."""
+    with (recipe.parent / "out").open("w") as out, redirect_stdout(out):
+        assert train_main([f"recipe={recipe}", AS, "name=joint"]) == 0
+    return recipe.parent / "runs" / "tiny" / "joint"
+
+
+def test_each_student_comes_out_as_if_trained_alone(recipe: Path, joint: Path) -> None:
+    out = (recipe.parent / "out").read_text()
     summary = json.loads((joint / "summary.json").read_text())
     assert list(summary["students"]) == list(STUDENTS)
     for name in STUDENTS:
@@ -47,14 +59,13 @@ def test_each_student_comes_out_as_if_trained_alone(recipe: Path, capsys: pytest
     assert eval_main([str(joint)]) == 2  # which one?
 
 
-def test_it_resumes_bit_for_bit(recipe: Path) -> None:
-    assert train_main([f"recipe={recipe}", AS]) == 0
+def test_it_resumes_bit_for_bit(recipe: Path, joint: Path) -> None:
     stop = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 8}})
     assert train_main([f"recipe={recipe}", AS, f"trainer.callbacks+={stop}"]) == 1
-    whole, part = run_folders(recipe)
+    part = run_folders(recipe)[-1]
     assert train_main([f"resume={part}", "trainer.callbacks=null"]) == 0
     for name in STUDENTS:
-        assert_same(student_of(part / "students" / name), student_of(whole / "students" / name))
+        assert_same(student_of(part / "students" / name), student_of(joint / "students" / name))
 
 
 def test_the_teacher_is_asked_once_a_batch(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,22 +94,20 @@ def test_the_teacher_is_asked_once_a_batch(recipe: Path, monkeypatch: pytest.Mon
 def test_mistakes_end_in_one_line(
     students: dict, message: str, recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    before = sorted(recipe.parent.rglob("*"))
     assert train_main([f"recipe={recipe}", f"students={json.dumps(students)}"]) == 2
     assert message in capsys.readouterr().err
-    assert not run_folders(recipe)
+    assert sorted(recipe.parent.rglob("*")) == before
 
 
-def test_the_saved_configuration_holds_the_students(recipe: Path) -> None:
-    assert train_main([f"recipe={recipe}", AS, "trainer.max_epochs=1"]) == 0
-    (joint,) = run_folders(recipe)
+def test_the_saved_configuration_holds_the_students(joint: Path) -> None:
     assert yaml.safe_load((joint / "config.yaml").read_text())["students"] == STUDENTS
     assert torch.load(joint / "checkpoints" / "last.ckpt", weights_only=True)["kd_classes"]
 
 
 def test_a_single_student_may_have_a_name(recipe: Path) -> None:
     assert train_main([f"recipe={recipe}", "students={low: {optim.lr: 1e-4}}", "trainer.max_epochs=1"]) == 0
-    (joint,) = run_folders(recipe)
-    assert (joint / "students" / "low" / "student.safetensors").is_file()
+    assert (run_folders(recipe)[-1] / "students" / "low" / "student.safetensors").is_file()
 
 
 def test_losses_with_parameters_are_drawn_as_alone(recipe: Path) -> None:
@@ -111,7 +120,7 @@ def test_losses_with_parameters_are_drawn_as_alone(recipe: Path) -> None:
     items = [f"recipe={recipe}", *losses, f"model.taps={json.dumps(taps)}", "trainer.max_epochs=1"]
     other = {"model.student.kwargs": {**TINY, "depth": 2}, "optim.lr": 0.003}
     assert train_main([*items, f"students={json.dumps({'as_it_is': {}, 'other': other})}"]) == 0
-    (joint,) = run_folders(recipe)
+    joint = run_folders(recipe)[-1]
     for name in ("as_it_is", "other"):
         own = joint / "students" / name
         assert train_main([str(own / "config.yaml")]) == 0

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from kd.errors import UserError
 from kd.strategies.ddp import DDP
+from tests._helpers import write_recipe
 from tests._ranks import losses, train
 
 ELSEWHERE = """
@@ -19,6 +20,14 @@ def create(options, group):  # the extended form, which other libraries use
 
 dist.Backend.register_backend("elsewhere", create, extended_api=True, devices=["cpu"])
 """
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Path) -> Path:
+    """The run that others are compared with; not to be changed."""
+    return train(
+        write_recipe(tmp_path_factory.mktemp("plain") / "tiny.yaml", pictures, teacher), "trainer.strategy=ddp"
+    )
 
 
 def test_a_missing_module_is_one_clear_line() -> None:
@@ -32,11 +41,10 @@ def test_a_module_without_the_backend_is_named() -> None:
 
 
 def test_a_backend_from_elsewhere_by_name_and_import(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "elsewhere_backend.py").write_text(ELSEWHERE)
     monkeypatch.syspath_prepend(tmp_path)
-    plain = train(recipe, "trainer.strategy=ddp")
     folder = train(
         recipe, "trainer.strategy=kd.strategies.ddp.DDP", "trainer.strategy.backend=elsewhere",
         "trainer.strategy.module=elsewhere_backend",
@@ -54,8 +62,7 @@ def test_a_moving_average_is_not_trained(recipe: Path) -> None:
         torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-5)
 
 
-def test_compressed_gradients_learn_nearly_the_same(recipe: Path) -> None:
-    plain = train(recipe, "trainer.strategy=ddp")
+def test_compressed_gradients_learn_nearly_the_same(recipe: Path, plain: Path) -> None:
     by_bf16 = train(recipe, "config=bf16_gradients")
     by_factors = train(recipe, "config=powersgd", "trainer.strategy.powersgd_start_step=2")
     for folder, tolerance in ((by_bf16, 0.01), (by_factors, 0.1)):
@@ -63,8 +70,7 @@ def test_compressed_gradients_learn_nearly_the_same(recipe: Path) -> None:
         assert losses(folder) == pytest.approx(losses(plain), rel=tolerance)
 
 
-def test_a_static_graph(recipe: Path) -> None:
-    plain = train(recipe, "trainer.strategy=ddp")
+def test_a_static_graph(recipe: Path, plain: Path) -> None:
     static = train(recipe, "trainer.strategy=kd.strategies.ddp.DDP", "trainer.strategy.static_graph=true")
     assert json.loads((static / "summary.json").read_text())["strategy"] == "DDP"
     a, b = (load_file(folder / "student.safetensors") for folder in (plain, static))

@@ -1,14 +1,30 @@
 """kd-latency: every runtime in turns, in a table and as JSON."""
 
 import json
+import operator
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kd.cli import main
+from kd.ship.export.stopwatch import Stopwatch
+from tests._helpers import StopwatchHere
 
 
-def test_student_and_teacher_in_every_runtime(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_is_timed_in_a_process_of_its_own() -> None:
+    """Where nothing of the caller's is in memory; what it loads is pickled."""
+    watch = Stopwatch(partial(operator.methodcaller, "sum"), 1)
+    took, peak_mb = watch.measure(np.zeros((2, 8, 8, 3), np.uint8), 5)
+    watch.close()
+    assert len(took) == 5 and all(ms > 0 for ms in took) and peak_mb > 10
+
+
+def test_student_and_teacher_in_every_runtime(
+    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kd.ship.latency.Stopwatch", StopwatchHere)
     pytest.importorskip("onnxscript")
     assert main("export", [str(finished), "to=onnx", "layout=nchw"]) == 0
     items = ["runtime=torch,onnx", "batch=4,1", "threads=1", "seconds=0.05"]
