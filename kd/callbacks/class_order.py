@@ -21,7 +21,9 @@ class Confusions(Metric):
     def update(self, columns: Tensor, target: Tensor, index: Tensor) -> None:
         """Adds a batch: answers, class ids and sample indices, each ``(N,)``."""
         ones = torch.ones_like(target, dtype=torch.long)
-        self.counts.index_put_((index.to(target.device) % 2, columns, target.long()), ones, accumulate=True)
+        self.counts.index_put_(
+            (index.to(target.device, non_blocking=True) % 2, columns, target.long()), ones, accumulate=True
+        )
 
     def compute(self) -> Tensor:
         return self.counts

@@ -1,19 +1,23 @@
 """What a callback sees of its run."""
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Generic, TypeVar, cast
 
 import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
+from torch import Tensor
 
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.students import StepOutput, Students
 from kd.module.distillation import DistillationModule
 from kd.module.evaluation import Judged
 from kd.teachers import RunTeacher
+
+Tag = TypeVar("Tag")  # What comes with tensors on their way
 
 
 def output_of(outputs: STEP_OUTPUT) -> StepOutput:
@@ -25,6 +29,35 @@ def output_of(outputs: STEP_OUTPUT) -> StepOutput:
 def judged(outputs: STEP_OUTPUT) -> Judged:
     """What our module's validation step gave, of what Lightning hands on."""
     return cast(Judged, outputs or {})
+
+
+class HostCopies(Generic[Tag]):
+    """Tensors on their way to the host, given back in order once they are there: nothing has to wait for a GPU."""
+
+    def __init__(self) -> None:
+        self._pending: deque[tuple[Tag, list[Tensor], torch.cuda.Event | None]] = deque()
+
+    def add(self, tag: Tag, *tensors: Tensor) -> None:
+        """Begins the copies, which are in pinned memory."""
+        done = None
+        if any(x.device.type == "cuda" for x in tensors):
+            tensors, done = tuple(x.to("cpu", non_blocking=True) for x in tensors), torch.cuda.Event()
+            done.record()
+        self._pending.append((tag, list(tensors), done))
+
+    def take(self, wait: bool = False) -> Iterator[tuple[Tag, list[Tensor]]]:
+        """Those that are there; all of them with ``wait``."""
+        while self._pending:
+            tag, tensors, done = self._pending[0]
+            if done is not None:
+                if not wait and not done.query():
+                    return
+                done.synchronize()
+            self._pending.popleft()
+            yield tag, tensors
+
+    def clear(self) -> None:
+        self._pending.clear()
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ import torch.distributed as dist
 from PIL import Image
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
+from torch import Tensor
 
 from kd.callbacks.best import Best
-from kd.callbacks.context import RunContext, judged
+from kd.callbacks.context import HostCopies, RunContext, judged
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
 from kd.data.batch import Batch
@@ -35,9 +36,11 @@ class FidelityRecord(Callback):
     def __init__(self, folder: RunFolder, preflight: Preflight, best: Best) -> None:
         self.folder, self.preflight, self.best = folder, preflight, best
         self._found: dict[str, Fidelity | None] = {}
+        self._seen: HostCopies[Fidelity] = HostCopies()
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._found = {}
+        self._seen.clear()
 
     def on_validation_batch_end(
         self,
@@ -48,21 +51,32 @@ class FidelityRecord(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Takes in the students' logits that the validation step returns, by name."""
+        """Takes in the students' logits that the validation step returns, by name; maps are too large to copy."""
         run = RunContext.of(trainer)
+        self._add(wait=False)
         for name, (logits, target, index) in judged(outputs).items():
             assert index is not None, "our loaders give every picture its number"
-            taught = self.preflight.kept.get(index) if self.preflight.kept else None
             if name not in self._found:
                 self._found[name] = run.module.task.fidelity(len(run.students.data_info.classes))
             found = self._found[name]
-            if found is not None:
-                found.update(logits, None if taught is None else taught.to(logits.device), target, index)
+            if found is not None and logits.ndim == 2:
+                self._seen.add(found, logits, target, index)
+            elif found is not None:
+                self._compare(found, logits, target, index)
+
+    def _add(self, wait: bool) -> None:
+        for found, tensors in self._seen.take(wait):
+            self._compare(found, *tensors)
+
+    def _compare(self, found: Fidelity, logits: Tensor, target: Tensor, index: Tensor) -> None:
+        taught = self.preflight.kept.get(index) if self.preflight.kept else None
+        found.update(logits, None if taught is None else taught.to(logits.device), target, index)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run = RunContext.of(trainer)
         if trainer.sanity_checking:
             return
+        self._add(wait=True)
         for name in run.students.named():
             whole = _of_all_processes(self._found.get(name))
             if whole is not None and name in self.best.improved and trainer.is_global_zero:

@@ -1,7 +1,6 @@
 """Stops the run when the loss is NaN or infinite, before a bad checkpoint is written."""
 
 import math
-from collections import deque
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
-from kd.callbacks.context import RunContext, output_of
+from kd.callbacks.context import HostCopies, RunContext, output_of
 from kd.data.batch import Batch
 from kd.errors import RunError
 from kd.models.sharding import own
@@ -25,18 +24,14 @@ class Finite(Callback):
     """
 
     def __init__(self) -> None:
-        self._pending: deque[tuple[int, Tensor, torch.cuda.Event | None, Tensor]] = deque()
+        self._losses: HostCopies[tuple[int, Tensor]] = HostCopies()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
         self._look(trainer, wait=False)
-        loss = output_of(outputs)["loss"].detach()
-        done = None
-        if loss.device.type == "cuda":
-            loss, done = loss.to("cpu", non_blocking=True), torch.cuda.Event()  # the copy is in pinned memory
-            done.record()
-        self._pending.append((trainer.fit_loop.epoch_loop.total_batch_idx, loss, done, batch["index"]))
+        tag = trainer.fit_loop.epoch_loop.total_batch_idx, batch["index"]
+        self._losses.add(tag, output_of(outputs)["loss"].detach())
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._look(trainer, wait=True)
@@ -53,16 +48,10 @@ class Finite(Callback):
             )
 
     def _look(self, trainer: Trainer, wait: bool) -> None:
-        while self._pending:
-            batch, loss, done, index = self._pending[0]
-            if done is not None:
-                if not wait and not done.query():
-                    return
-                done.synchronize()
-            self._pending.popleft()
+        for (batch, index), [loss] in self._losses.take(wait):
             if math.isfinite(loss):
                 continue
-            self._pending.clear()
+            self._losses.clear()
             named = ", ".join(str(int(i)) for i in index[:SHOWN])
             more = f" and {len(index) - SHOWN} more" if len(index) > SHOWN else ""
             step = batch // trainer.accumulate_grad_batches

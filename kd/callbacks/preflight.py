@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from kd.callbacks.class_order import MOST_CLASSES, Confusions, found_order
-from kd.callbacks.context import RunContext
+from kd.callbacks.context import HostCopies, RunContext
 from kd.callbacks.shared_preflight import Found, SharedPreflight
+from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.module.evaluation import Look
 from kd.progress import bar
@@ -142,7 +144,7 @@ class Preflight(Callback):
         loader, batches = data.val_dataloader(), data.eval_batches("val").used
         total = batches * data.batch_size * trainer.world_size
         shown = bar(label="preflight: teacher on val", total=total, disable=not trainer.is_global_zero)
-        look = Look(task, run.teacher, {}, run.device, members=True)
+        look, copies = Look(task, run.teacher, {}, run.device, members=True), HostCopies[Tensor]()
         for batch, _ in zip(loader, range(batches), strict=False):
             shown.update(len(batch["index"]) * trainer.world_size)
             found = look.at(batch)
@@ -151,14 +153,26 @@ class Preflight(Callback):
             for name, judge in judges.items():
                 judge.update(found.taught[name], found.target, None)
             seen.update(found.target)
-            kept.add(found.index, found.taught[ALL])
+            copies.add(found.index, found.decided, found.taught[ALL].to(torch.float16))
             for name, order in orders.items():
                 order.update(found.taught[name].argmax(1), found.target, found.index)
-            decided = found.decided.cpu()
+            answers = self._keep(copies.take(), data, kept, answers)
+        shown.close()
+        return self._keep(copies.take(wait=True), data, kept, answers)
+
+    @staticmethod
+    def _keep(
+        come: Iterator[tuple[Tensor, list[Tensor]]],
+        data: DistillationDataModule,
+        kept: KeptLogits,
+        answers: Tensor | None,
+    ) -> Tensor | None:
+        """Adds what has come to the host: logits, and decisions by the pictures' numbers."""
+        for index, (decided, logits) in come:
+            kept.add(index, logits)
             if answers is None:
                 answers = torch.zeros(len(data.split("val").targets), *decided.shape[1:], dtype=decided.dtype)
-            answers[found.index] = decided
-        shown.close()
+            answers[index] = decided
         return answers
 
     def _is_weak(self, task: Task, val: dict[str, float], found: Found) -> bool:

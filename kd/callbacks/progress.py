@@ -8,7 +8,7 @@ from pytorch_lightning import LightningModule, Trainer
 from tqdm import tqdm
 
 from kd.callbacks.closing import Closing
-from kd.callbacks.context import RunContext
+from kd.callbacks.context import HostCopies, RunContext
 from kd.progress import CALM, drawn
 
 
@@ -19,6 +19,7 @@ class Progress(Closing):
         self._limit = limit or (lambda: "")
         self._bar: tqdm | None = None
         self._quiet_until = 0.0
+        self._losses: HostCopies[None] = HostCopies()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run = RunContext.of(trainer)
@@ -46,13 +47,15 @@ class Progress(Closing):
             self._bar.set_description_str(f"epoch {trainer.current_epoch + 1}{of}", refresh=False)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
-        """Moves the bar; reads the loss (which waits for the device) only when the bar is about to be drawn."""
+        """Moves the bar; asks for the loss when the bar is about to be drawn, and shows it when it has come."""
         run = RunContext.of(trainer)
         if self._bar is None:
             return
         if time.monotonic() > self._quiet_until and "train/loss" in trainer.callback_metrics:
             self._quiet_until = time.monotonic() + self._bar.mininterval
-            parts = f"loss {trainer.callback_metrics['train/loss']:.3f}", self._limit()
+            self._losses.add(None, trainer.callback_metrics["train/loss"])
+        for _none, [loss] in self._losses.take():
+            parts = f"loss {loss:.3f}", self._limit()
             self._bar.set_postfix_str(", ".join(part for part in parts if part), refresh=False)
         self._bar.update(run.data.batch_size * trainer.world_size)
 

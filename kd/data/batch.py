@@ -30,6 +30,7 @@ class Batch(TypedDict, total=False):
         index: ``(N,)`` the samples' numbers, -1 for padding.
         real: so many pictures are no padding, the first ones, where the loader counts them.
         view: which view of its pictures it shows; views come again where a teacher's answers are cached.
+        decided: the teacher's decisions, where they were made before.
         records: by teacher, what its cache has of the answers, of each kind; an empty list where one is missing.
         made: the teachers' answers as records, where a data tier has computed them.
     """
@@ -39,6 +40,7 @@ class Batch(TypedDict, total=False):
     index: Tensor
     real: int
     view: int
+    decided: Tensor
     records: dict[str, list[Tensor]]
     made: dict[str, Tensor]
 

@@ -218,8 +218,9 @@ class DistillationModule(Inference):
         batch = as_batch(batch)
         self._range.look(batch.get("image"))
         trainer = trainer_of(self)
-        training = trainer is not None and trainer.training
-        return self.asked.fetch(batch) if self.asked is not None and training else batch
+        if trainer is None or not trainer.training:
+            return self.validation.with_known(batch) if trainer is not None and trainer.validating else batch
+        return self.asked.fetch(batch) if self.asked is not None else batch
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         self.students.set_epoch(self.current_epoch, self.planned_epochs)

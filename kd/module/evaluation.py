@@ -46,11 +46,10 @@ class Look:
         students: Mapping[str, Callable[[Tensor], Tensor]],
         device: torch.device | None = None,
         members: bool = False,
-        known: Tensor | None = None,
         in_step: bool = False,
     ) -> None:
         self.task, self.teacher, self.students, self.device = task, teacher, students, device
-        self.members, self.known, self.in_step = members, known, in_step
+        self.members, self.in_step = members, in_step
 
     @torch.no_grad()
     def at(self, batch: Batch) -> Seen | None:
@@ -58,13 +57,13 @@ class Look:
         real, index = real_rows(batch), batch.get("index")
         images, target = batch["image"][real], batch["target"][real]
         if not len(images):
-            self._keep_step_with_others(batch["image"].to(self.device))
+            self._keep_step_with_others(batch)
             return None
         index = None if index is None else index[real]
-        images, target = images.to(self.device), target.to(self.device)
+        images, target = (x.to(self.device, non_blocking=True) for x in (images, target))
         seen = Seen(target, index)
-        if self.known is not None and index is not None:
-            seen.decided = self.known[index.to(self.known.device)].to(images.device)
+        if "decided" in batch:
+            seen.decided = batch["decided"][real].to(images.device)
         elif self.teacher is not None and self.teacher.has_head:
             answers = self.teacher.answer({"image": images}, Wanted()).logits
             asked = answers if self.members else {ALL: answers[ALL]}
@@ -73,12 +72,13 @@ class Look:
         seen.logits = {name: self.task.fit(student(images), target) for name, student in self.students.items()}
         return seen
 
-    def _keep_step_with_others(self, images: Tensor) -> None:
+    def _keep_step_with_others(self, batch: Batch) -> None:
         """Other ranks wait for this one's shards, though it has no pictures left."""
+        images = batch["image"].to(self.device)
         if self.in_step:
             for student in self.students.values():
                 student(images)
-        if self.teacher is not None and self.teacher.is_shared_out and self.known is None:
+        if self.teacher is not None and self.teacher.is_shared_out and "decided" not in batch:
             self.teacher(images)
 
 
@@ -108,6 +108,12 @@ class Validation:
             for student in headless:
                 student.measure(batch, answer)
 
+    def with_known(self, batch: Batch) -> Batch:
+        """Adds what the teacher decided before: on the host, while the batch is there."""
+        if self.known is None or "index" not in batch or "decided" in batch:
+            return batch
+        return {**batch, "decided": self.known[batch["index"].to(self.known.device)]}
+
     def add(self, batch: Batch, in_step: bool) -> Judged:
         """Adds a batch; gives logits, targets, indices by student. ``in_step``: all run students equally often."""
         judged = self._judged()
@@ -116,7 +122,7 @@ class Validation:
             return {}
         models = {name: student.logits for name, student in judged.items()}
         task = self.students.only_or_first.task
-        seen = Look(task, self.teacher, models, known=self.known, in_step=in_step).at(batch)
+        seen = Look(task, self.teacher, models, in_step=in_step).at(self.with_known(batch))
         if seen is None:
             return {}
         for name, student in judged.items():

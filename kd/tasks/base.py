@@ -157,6 +157,12 @@ def _updated_anywhere(metric: Metric) -> bool:
     return bool(flag)
 
 
+def counted(ids: Tensor, known: Tensor, count: int) -> Tensor:
+    """How often each of ``count`` ids is among the ``known`` ones, int64; a GPU is not asked for their number."""
+    numbers = torch.zeros(count, dtype=torch.int64, device=ids.device)
+    return numbers.scatter_add_(0, torch.where(known, ids, 0), known.long())
+
+
 class TargetCounts(Metric):
     """How often each class is the target, over all batches and processes."""
 
@@ -175,9 +181,10 @@ class TargetCounts(Metric):
             self.counts += target.sum(0)
             self.total += len(target)
             return
-        known = target[(target >= 0) & (target < self.num_classes) & (target != self.ignore_index)]
-        self.counts += torch.bincount(known.flatten().long(), minlength=self.num_classes)
-        self.total += known.numel()
+        ids = target.flatten().long()
+        known = (ids >= 0) & (ids < self.num_classes) & (ids != self.ignore_index)
+        self.counts += counted(ids, known, self.num_classes)
+        self.total += known.sum()
 
     def compute(self) -> tuple[Tensor, Tensor]:
         """Counts ``(C,)`` and the number of targets."""

@@ -1,6 +1,5 @@
 """Semantic segmentation: a class for every pixel."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -8,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw
 from torch import Tensor
-from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
+from torchmetrics import Metric
 
 from kd.losses import LogitLoss
-from kd.tasks.base import TargetCounts, Task, relative_entropy
+from kd.tasks.base import Task, counted, relative_entropy
 from kd.tasks.weights import ClassWeights, check, weights_of
 
 GAP = 4
@@ -52,14 +51,7 @@ class Segmentation(Task):
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
         self.num_classes, self.ignore_index = num_classes, ignore_index
-        self.iou = MulticlassJaccardIndex(
-            num_classes, average="none", ignore_index=ignore_index, zero_division=math.nan, validate_args=False
-        )
-        self.pixel_acc = MulticlassAccuracy(
-            num_classes, average="micro", ignore_index=ignore_index, validate_args=False
-        )
-        self.targets = TargetCounts(num_classes, ignore_index)
-        self.agreement = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
+        self.pixels = PixelCounts(num_classes, ignore_index)
 
     def metric_names(self, teacher: bool) -> list[str]:
         return ["miou", "pixel_acc", *(["agreement"] if teacher else [])]
@@ -98,21 +90,16 @@ class Segmentation(Task):
 
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
         """Adds a batch: ``(N, C, H, W)``, ids ``(N, H, W)``, and the teacher's classes ``(N, H, W)``."""
-        prediction, target = logits.argmax(1), target.long()
-        self.iou.update(prediction, target)
-        self.targets.update(target)
-        self.pixel_acc.update(prediction, target)
-        if teacher_answer is not None:
-            valid = target != self.ignore_index
-            self.agreement.update(prediction[valid], teacher_answer.long()[valid])
+        self.pixels.update(logits.argmax(1), target.long(), teacher_answer)
 
     def compute(self) -> dict[str, Tensor]:
         """``miou``, ``pixel_acc``, ``agreement``, ``iou_<class id>``; ``miou_of_targets`` where it differs."""
-        found = super().compute()
-        per_class, in_targets = (
-            found.pop("iou"),
-            found.pop("targets")[0] > 0,
-        )  # NaN where a class occurs neither in targets nor in predictions
+        confusion, alike = super().compute()["pixels"]
+        right, of_class = confusion.diag(), confusion.sum(1)
+        per_class = right / (of_class + confusion.sum(0) - right)  # NaN where a class is neither target nor predicted
+        in_targets, found = of_class > 0, {"pixel_acc": right.sum() / confusion.sum().clamp_min(1)}
+        if alike[1]:
+            found["agreement"] = alike[0] / alike[1]
         if self.ignore_index in range(self.num_classes):  # predicted it may be, but nothing can be right about it
             per_class[self.ignore_index] = torch.nan
         each = {f"iou_{i:02d}": value for i, value in enumerate(per_class) if not value.isnan()}
@@ -124,6 +111,34 @@ class Segmentation(Task):
         """Always naming the most frequent class: its share is its IoU, all others have 0. Below 1 in any case."""
         found = counts.max().item() / total / max(1, int((counts > 0).sum()))
         return min(found, 1 - 1 / total)
+
+
+class PixelCounts(Metric):
+    """Pixels by target and prediction ``(C, C)``, and how many are as the teacher has decided, of how many."""
+
+    confusion: Tensor
+    alike: Tensor
+
+    def __init__(self, num_classes: int, ignore_index: int | None) -> None:
+        super().__init__()
+        self.num_classes, self.ignore_index = num_classes, ignore_index
+        self.add_state("confusion", torch.zeros(num_classes, num_classes, dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("alike", torch.zeros(2, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, prediction: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
+        """Adds a batch, ids ``(N, H, W)``: counted where they are, no GPU is waited for."""
+        taking_part = torch.ones_like(target, dtype=torch.bool)
+        if self.ignore_index is not None:
+            taking_part = target != self.ignore_index
+        known = taking_part & (target >= 0) & (target < self.num_classes)
+        pairs = counted((target * self.num_classes + prediction).flatten(), known.flatten(), self.confusion.numel())
+        self.confusion += pairs.view_as(self.confusion)
+        if teacher_answer is not None:
+            same = taking_part & (prediction == teacher_answer)
+            self.alike += torch.stack([same.sum(), taking_part.sum()])
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        return self.confusion, self.alike
 
 
 def colours(classes: int) -> np.ndarray:

@@ -32,7 +32,5 @@ def test_padding_is_left_out_and_what_is_known_is_not_asked_again() -> None:
     assert without_index is not None and len(without_index.target) == 4
     assert look.at({"image": images, "target": target, "index": torch.full((4,), -1)}) is None
     assert calls == [2, 4, 4]  # sharded students are called all the same: other processes wait for their shards
-    known = Look(task, teacher, {}, known=torch.tensor([2, 1, 0])).at(
-        {"image": images[:1], "target": target[:1], "index": torch.tensor([1])}
-    )
+    known = Look(task, teacher, {}).at({"image": images[:1], "target": target[:1], "decided": torch.tensor([1])})
     assert known is not None and known.decided is not None and (known.decided.tolist(), known.taught) == ([1], {})

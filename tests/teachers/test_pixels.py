@@ -1,5 +1,6 @@
 """Views kept beside their answers (``model.teacher.cache_pixels``): nothing is decoded twice, nothing else changes."""
 
+import json
 import pickle
 import re
 from dataclasses import replace
@@ -143,6 +144,15 @@ def test_training_is_the_same_to_the_last_bit(
     assert losses(plain) == losses(pixels)
     assert_same(student_of(plain), student_of(pixels))
     assert len(list((tmp_path / "answers").glob("pixels-*/view-*.bin"))) == 2
+
+
+def test_the_training_process_reads_no_records(recipe: Path, cache: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loader processes do, which pin them; where a batch lacks some, the training process makes these."""
+    assert cache_main([f"recipe={recipe}", *cache]) == 0
+    monkeypatch.setattr("kd.teachers.cached.read_records", None)
+    items = ["data.num_workers=1", "model.teacher.cache=only", "trainer.limit_val_batches=0"]
+    found = run(recipe, *cache, *items)
+    assert json.loads((found / "summary.json").read_text())["cache"]["answers_read"] == 96
 
 
 def test_kd_cache_fills_and_describes_them(

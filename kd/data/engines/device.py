@@ -162,11 +162,13 @@ class DeviceViews:
         for number, transform in enumerate(self.chain[1:], start=1):
             mine = [(i, dict(r.steps)[number]) for i, r in enumerate(plan.recipes) if number in dict(r.steps)]
             if isinstance(transform, v2.RandomHorizontalFlip):
-                chosen = torch.tensor([i for i, _ in mine], dtype=torch.long).to(images.device)
+                chosen = torch.tensor([i for i, _ in mine], dtype=torch.long).to(images.device, non_blocking=True)
                 images[chosen] = images[chosen].flip(-1)
                 self.kind.flip(target, chosen)
                 continue
             for i, parameters in mine:
+                if parameters.get("v") is not None:  # what fills an erased box
+                    parameters["v"] = parameters["v"].to(images.device, non_blocking=True)
                 images[i] = transform.transform(images[i], parameters)
         images, target = self.mix(images, target, plan.keys)
         return {"image": images, "target": target}
