@@ -1,0 +1,47 @@
+"""Callbacks' single hooks, without a run."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from kd.callbacks import learning_rate
+from kd.callbacks.closing import Closing
+from kd.callbacks.context import judged, output_of
+from kd.callbacks.learning_rate import LastStep
+from kd.callbacks.nodes import _span, own_address
+
+
+def test_what_is_open_is_closed_when_training_ends_well_or_not() -> None:
+    class Open(Closing):
+        closed = 0
+
+        def close(self, trainer: object) -> None:  # type: ignore[override]
+            self.closed += 1
+
+    held = Open()
+    held.on_train_end(None, None)  # type: ignore[arg-type]
+    held.on_exception(None, None, RuntimeError())  # type: ignore[arg-type]
+    assert held.closed == 2
+
+
+def test_the_last_step_of_a_bounded_run_stops_it_and_that_of_an_epoch_is_logged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logged: list[object] = []
+    monkeypatch.setattr(learning_rate, "log_last_step", logged.append)
+    for step, last, stops in ((3, False, False), (4, True, False), (5, True, True)):
+        trainer = SimpleNamespace(global_step=step, max_steps=5, is_last_batch=last, should_stop=False)
+        LastStep().on_train_batch_end(trainer, None)  # type: ignore[arg-type]
+        assert (trainer.should_stop, logged[-1:] == [trainer]) == (stops, last and not stops)
+
+
+def test_ranks_of_a_machine_are_a_span_and_its_address_reaches_the_main_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (_span([3]), _span([4, 5, 6])) == ("3", "4-6")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert own_address().endswith(" (127.0.0.1)")
+    monkeypatch.setenv("MASTER_ADDR", "no such name")
+    assert "(" not in own_address()
+
+
+def test_a_validation_step_may_give_nothing() -> None:
+    assert judged(None) == {} and output_of({"loss": 1}) == {"loss": 1}  # type: ignore[arg-type, comparison-overlap]

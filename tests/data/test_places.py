@@ -1,0 +1,34 @@
+"""Names of places and lists: folders, URLs, patterns of shards."""
+
+from pathlib import Path
+
+import pytest
+
+from kd.data.sources.places import DISK, joined, list_at, pictures_below, place_of
+from kd.data.sources.webdataset import braces
+from kd.errors import UserError
+
+
+def test_a_path_below_another_one_in_its_shortest_form() -> None:
+    assert joined("/data/food", "../train", "a.jpg") == str(Path("/data/food/../train/a.jpg"))
+    assert joined("s3://food/lists", "../train") == "s3://food/train"
+    assert joined("/lists", "s3://food/a.jpg") == "s3://food/a.jpg"
+    assert place_of("/data", "data.source.root") is DISK
+
+
+def test_lists_and_pictures_of_a_disk(tmp_path: Path) -> None:
+    for name in ("b.JPG", "a/c.png", "notes.txt", ".hidden.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    found, others = pictures_below(str(tmp_path))
+    assert sorted(Path(file).name for file in found) == ["b.JPG", "c.png"]
+    assert others == {".txt": 1}
+    assert list_at(str(tmp_path / "notes.txt"), "data.source.train") == b"x"
+    with pytest.raises(UserError, match=r"data.source.train: there is no .*/none.csv"):
+        list_at(str(tmp_path / "none.csv"), "data.source.train")
+
+
+def test_a_pattern_of_too_many_shards_is_refused() -> None:
+    assert braces("{a,b}-{08..10}.tar") == [f"{name}-{n}.tar" for name in "ab" for n in ("08", "09", "10")]
+    with pytest.raises(UserError, match="data.source.train: .* names more than"):
+        braces("{0..999}{0..999}{0..9}", "data.source.train")

@@ -1,0 +1,34 @@
+"""What goes together: losses, batches, teachers."""
+
+import pytest
+
+from kd.data.tier.cluster import differing, versions
+from kd.distill.fitting import among, check_batch, check_dropping
+from kd.errors import UserError
+from kd.losses import CosineLoss, KDLoss, SPLoss
+
+
+def test_a_loss_over_the_batchs_pictures_needs_several() -> None:
+    check_batch({"kd": KDLoss(), "sp": SPLoss()}, 2, 1)
+    check_batch({"sp": SPLoss(gather=True)}, 1, 2)
+    with pytest.raises(UserError, match=r"data.batch_size: SPLoss \(model.distill_losses.sp\) .* at least 2, got 1"):
+        check_batch({"sp": SPLoss(gather=False)}, 1, 2)
+
+
+def test_a_teacher_is_left_out_only_where_several_teach_features() -> None:
+    of = {"a": "x", "b": "y"}
+    check_dropping({"a": CosineLoss(), "b": CosineLoss()}, of, 0)
+    for losses, weight, message in (
+        ({"a": CosineLoss(), "b": CosineLoss()}, 1.0, "model.task_loss_weight=0"),
+        ({"a": CosineLoss()}, 0.0, "needs losses that use several model.teachers"),
+        ({"a": CosineLoss(), "b": KDLoss()}, 0.0, r"KDLoss \(model.distill_losses.b\) has no value for each picture"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_dropping(losses, of, weight)
+    assert (among(["a", "b"]), among([])) == (" (a, b)", "")
+
+
+def test_versions_that_differ_are_named_both() -> None:
+    ours = versions()
+    assert differing(ours) == ""
+    assert differing({**ours, "torch": "0.1"}) == f"torch 0.1 (here {ours['torch']})"

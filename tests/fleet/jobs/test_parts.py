@@ -1,0 +1,49 @@
+"""Small parts of a job: programs, a log's tail, a place that shares this machine's folders."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kd.errors import UserError
+from kd.fleet.jobs.job import Job
+from kd.fleet.jobs.program import Tail, ask, need
+from kd.fleet.jobs.shared_folder import command, fetched, refuse_spot
+from kd.fleet.jobs.target import Outcome
+
+
+def test_a_program_that_fails_is_told_by_its_last_line() -> None:
+    assert ask(["sh", "-c", "cat"], "text\n") == "text"
+    with pytest.raises(UserError, match=r"^sh -c: second$"):
+        ask(["sh", "-c", "echo first >&2; echo second >&2; exit 3"])
+    with pytest.raises(UserError, match="exit status 3"):
+        ask(["sh", "-c", "exit 3"])
+    with pytest.raises(UserError, match=r"no program no-such-program here \(SLURM\)"):
+        need("no-such-program", "SLURM")
+    need("sh", "here")
+
+
+def test_a_log_is_printed_by_whole_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "log"
+    tail = Tail(file)
+    tail.print_new()
+    for text, shown in (("one\ntw", "one\n"), ("o\n", "two\n"), ("", "")):
+        with file.open("a") as opened:
+            opened.write(text)
+        tail.print_new()
+        assert capsys.readouterr().out == shown
+
+
+def test_where_folders_are_shared_files_are_named_where_they_are(tmp_path: Path) -> None:
+    own = tmp_path / "own recipe.yaml"
+    own.write_text("recipe: x\n")
+    job = Job("food-1", "x", {"own recipe.yaml": own}, ["recipe=own recipe.yaml", "optim.lr=1"], None, None, False, 1,
+              None, None, tmp_path / "runs", {}, {})  # type: ignore[arg-type] # fmt: skip
+    assert command(job) == f"'recipe={own}' optim.lr=1 runs_dir={tmp_path}/runs name=food-1"
+    refuse_spot(job, "SLURM's machines")
+    with pytest.raises(UserError, match="spot: SLURM's machines have no price by the hour"):
+        refuse_spot(replace(job, spot=True), "SLURM's machines")
+    with pytest.raises(UserError, match="channel:photos: SLURM's machines see this machine's folders"):
+        refuse_spot(replace(job, items=["data.source.root=channel:photos"]), "SLURM's machines")
+    assert fetched(tmp_path) == tmp_path and fetched(own) is None
+    assert Outcome(True, "done").hours is None

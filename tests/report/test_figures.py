@@ -1,0 +1,64 @@
+"""The numbers below a page's charts and tables, from records written by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from kd.report.charts import heat, metric_lines, phase_chart
+from kd.report.comparison import label
+from kd.report.facts import Facts
+from kd.report.health_rules import dead_relu, vanishing_gradient
+from kd.report.learning import headline
+from kd.report.machine_facts import hot
+from kd.report.machine_rules import load_balancing, straggler, swapping
+from kd.report.records import Run
+from kd.report.sections import flat, notes, status
+from kd.report.tier_facts import tier_of
+from kd.report.training_rules import class_imbalance, loss_not_decreasing, teacher_near_chance
+
+
+def test_no_records_no_chart() -> None:
+    run = Run(Path("runs/food/007"))
+    assert phase_chart(Facts(run)) is heat(run) is tier_of(run) is headline(Facts(run)) is notes(run) is None
+    assert not [chart for chart in metric_lines(run) if chart]
+    assert status(run) == "stopped without a word"
+    assert label(Facts(run)) == "food/007"
+
+
+def test_the_share_of_the_teacher_that_a_student_keeps() -> None:
+    run = Run(Path("x"))
+    run.summary = {"recipe": "food", "status": "done", "primary": "acc1", "teacher": {"val": {"acc1": 0.8}},
+                   "student": {"best_val": {"acc1": 0.6}}}  # fmt: skip
+    assert "The student keeps 75.0% of its teacher's acc1 (60.0% of 80.0%)" in headline(Facts(run))["text"]
+    run.summary["student"]["best_val"]["acc1"] = 0.9
+    assert "is better than its teacher: acc1 90.0% against 80.0%" in headline(Facts(run))["text"]
+    assert (status(run), label(Facts(run))) == ("done", "food/x")
+
+
+def test_settings_are_rows_of_key_and_value() -> None:
+    assert flat({"a": {"b": 1, "c": {}}, "d": None}) == [["a.b", "1"], ["a.c", "{}"], ["d", ""]]
+
+
+def test_few_full_cores_beside_idle_ones_are_hot() -> None:
+    one = [[99.0, 5.0, 5.0, 5.0]] * 60
+    assert hot(one) == (1, 4, pytest.approx(28.5))
+    assert hot([[99.0] * 4] * 60) is None, "a busy machine"
+    assert hot([[10.0] * 4] * 60) is None, "an idle one"
+    assert hot([[99.0, 99.0, 5.0, 5.0]] * 60) is None, "half of them"
+
+
+@pytest.mark.parametrize(
+    ("fires", "silent"),
+    [
+        (loss_not_decreasing([1.0] * 40), loss_not_decreasing([1 / (1 + n) for n in range(40)])),
+        (class_imbalance([10, 200]), class_imbalance([10, 20])),
+        (teacher_near_chance(0.26, 0.25, 100), teacher_near_chance(0.8, 0.25, 100)),
+        (vanishing_gradient([1e-9] * 20), vanishing_gradient([1.0] * 20)),
+        (dead_relu({"layer": 0.9}), dead_relu({"layer": 0.1})),
+        (straggler({0: 100.0, 1: 130.0}), straggler({0: 100.0, 1: 101.0})),
+        (load_balancing([[95.0] * 40, [10.0] * 40]), load_balancing([[95.0] * 40, [94.0] * 40])),
+        (swapping([0.0] * 20 + [500.0] * 20), swapping([5.0] * 40)),
+    ],
+)
+def test_a_rule_fires_on_what_it_is_for_and_on_nothing_else(fires: object, silent: object) -> None:
+    assert fires is not None and silent is None
