@@ -102,19 +102,38 @@ def make_views(asked: argparse.Namespace) -> None:
     targets = torch.tensor(split.targets)
     for view in range(asked.first, asked.first + asked.count):
         start = time.perf_counter()
-        augment = Augment(scale=asked.scale, hflip=0.5, color_jitter=0.2, mixup=asked.mixup, cutmix=asked.cutmix)
+        augment = Augment(scale=asked.scale, hflip=0.5, color_jitter=0.2)
         shown = pictures(split, train_transform(SIZE, augment), view)
-        if asked.mixup or asked.cutmix:  # pairs of one part: the fold is mixed with itself alone
-            mix, fold = MixPairs(augment, len(SOURCE.classes), 0), torch.arange(len(shown)) % FOLD == 0
-            for part in (fold.nonzero()[:, 0], (~fold).nonzero()[:, 0]):
-                with seeded(view):
-                    order = part[torch.randperm(len(part))]
-                keys = [(int(i), view) for i in order]
-                shown[order] = mix(shown[order], targets[order], keys)[0]
         found = answers(teacher, shown)
-        torch.save(found, asked.out / f"{asked.prefix}{view}.pt")
+        torch.save(found, asked.out / f"{view}.pt")
         right = (found["logits"].argmax(1) == targets).float().mean()
-        print(asked.prefix, view, f"{100 * right:.1f} % named, {time.perf_counter() - start:.0f} s", flush=True)
+        print(view, f"{100 * right:.1f} % named, {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def mix_views(asked: argparse.Namespace) -> None:
+    """Pairs of a view that is there, mixed by mixup or cutmix, with the teacher's answers to the mixed pictures."""
+    _, teacher = pair()
+    teacher.model.eval().bfloat16()
+    augment = Augment(mixup=asked.mixup, cutmix=asked.cutmix, mix_probability=1.0)
+    mix = MixPairs(augment, len(SOURCE.classes), 0)
+    targets = torch.tensor(SOURCE.load("train").targets)
+    for view in range(asked.first, asked.first + asked.count):
+        start = time.perf_counter()
+        plain = torch.load(asked.out / f"{view}.pt", mmap=True)
+        names = (torch.arange(len(targets)) % FOLD).nonzero()[:, 0]  # the fold takes no part
+        with seeded(view):
+            names = names[torch.randperm(len(names))]
+        shown, soft = mix(plain["image"][names], targets[names], [(int(i), view) for i in names])
+        found = answers(teacher, shown)
+        empty = {key: torch.zeros(len(targets), *x.shape[1:], dtype=x.dtype) for key, x in found.items()}
+        torch.save({k: x.index_copy(0, names, found[k]) for k, x in empty.items()}, asked.out / f"m{view}.pt")
+        sure = found["logits"].softmax(1).max(1).values.mean()
+        print(
+            f"m{view}",
+            f"mean of the largest probability {sure:.2f}, plain "
+            f"{plain['logits'].softmax(1).max(1).values.mean():.2f}, {time.perf_counter() - start:.0f} s",
+            flush=True,
+        )
 
 
 def make_start(asked: argparse.Namespace) -> None:
@@ -285,10 +304,14 @@ def main() -> None:
     parts = parser.add_subparsers(required=True)
     part = parts.add_parser("views")
     part.set_defaults(call=make_views)
-    part.add_argument("--prefix", default="")
-    for name, kind, value in (("first", int, 0), ("count", int, 8), ("scale", float, 0.35), ("mixup", float, 0.0),
-                              ("cutmix", float, 0.0)):  # fmt: skip
-        part.add_argument(f"--{name}", type=kind, default=value)
+    part.add_argument("--scale", type=float, default=0.35)
+    parts_of_views = [part, parts.add_parser("mix")]
+    parts_of_views[1].set_defaults(call=mix_views)
+    parts_of_views[1].add_argument("--mixup", type=float, default=0.8)
+    parts_of_views[1].add_argument("--cutmix", type=float, default=1.0)
+    for part in parts_of_views:
+        part.add_argument("--first", type=int, default=0)
+        part.add_argument("--count", type=int, default=6)
     part = parts.add_parser("start")
     part.set_defaults(call=make_start)
     part.add_argument("name")
