@@ -123,7 +123,7 @@ def mix_views(asked: argparse.Namespace) -> None:
         names = (torch.arange(len(targets)) % FOLD).nonzero()[:, 0]  # the fold takes no part
         with seeded(view):
             names = names[torch.randperm(len(names))]
-        shown, soft = mix(plain["image"][names], targets[names], [(int(i), view) for i in names])
+        shown, _ = mix(plain["image"][names], targets[names], [(int(i), view) for i in names])
         found = answers(teacher, shown)
         empty = {key: torch.zeros(len(targets), *x.shape[1:], dtype=x.dtype) for key, x in found.items()}
         torch.save({k: x.index_copy(0, names, found[k]) for k, x in empty.items()}, asked.out / f"m{view}.pt")
