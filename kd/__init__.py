@@ -15,6 +15,7 @@ _PUBLIC = {
     "KDLoss": "kd.losses",
     "OptimSpec": "kd.optim",
     "Preprocess": "kd.models",
+    "Regression": "kd.tasks",
     "TapSpec": "kd.run.settings",
     "Teacher": "kd.teachers",
     "load_student": "kd.ship.export",

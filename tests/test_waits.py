@@ -43,7 +43,7 @@ from tests._fake_gpu import CUDA, Waits, backward, gpu
 
 N, SIDE, CLASSES = 4, 32, 12
 NAMES = [str(i) for i in range(CLASSES)]
-BASES = (DistillLoss, LogitLoss, LayersLoss, losses.EachLayer, losses.FeatureLoss, losses.Regression)
+BASES = (DistillLoss, LogitLoss, LayersLoss, losses.EachLayer, losses.FeatureLoss, losses.FeatureRegression)
 LOSSES = [
     name for name in losses.__all__
     if issubclass(kind := getattr(losses, name), DistillLoss) and kind not in BASES

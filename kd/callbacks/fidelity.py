@@ -24,9 +24,11 @@ from kd.data.pictures import decode
 from kd.data.transforms import EvalView
 from kd.storage.checkpoints import write_whole
 from kd.tasks.fidelity import Fidelity
+from kd.tasks.fidelity_numbers import NumbersFidelity
 from kd.tasks.segmentation import colours
 
 FILE = "fidelity.json"
+Compared = Fidelity | NumbersFidelity
 SIDE = 112  # pixels of a thumbnail's longer side: two dozen of them take some 100 kB of the page
 
 
@@ -35,8 +37,8 @@ class FidelityRecord(Callback):
 
     def __init__(self, folder: RunFolder, preflight: Preflight, best: Best) -> None:
         self.folder, self.preflight, self.best = folder, preflight, best
-        self._found: dict[str, Fidelity | None] = {}
-        self._seen: HostCopies[Fidelity] = HostCopies()
+        self._found: dict[str, Compared | None] = {}
+        self._seen: HostCopies[Compared] = HostCopies()
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._found = {}
@@ -68,7 +70,7 @@ class FidelityRecord(Callback):
         for found, tensors in self._seen.take(wait):
             self._compare(found, *tensors)
 
-    def _compare(self, found: Fidelity, logits: Tensor, target: Tensor, index: Tensor) -> None:
+    def _compare(self, found: Compared, logits: Tensor, target: Tensor, index: Tensor) -> None:
         taught = self.preflight.kept.get(index) if self.preflight.kept else None
         found.update(logits, None if taught is None else taught.to(logits.device), target, index)
 
@@ -85,18 +87,18 @@ class FidelityRecord(Callback):
         self._found = {}
 
 
-def _of_all_processes(mine: Fidelity | None) -> Fidelity | None:
+def _of_all_processes(mine: Compared | None) -> Compared | None:
     if not (dist.is_available() and dist.is_initialized()):
         return mine
-    each: list[Fidelity | None] = [None] * dist.get_world_size()
+    each: list[Compared | None] = [None] * dist.get_world_size()
     dist.all_gather_object(each, mine)
     known = [found for found in each if found is not None]
     for other in known[1:]:
-        known[0].add(other)
+        known[0].add(other)  # type: ignore[arg-type]
     return known[0] if known else None
 
 
-def write(folder: Path, found: Fidelity, data: DistillationDataModule, split: str, classes: Sequence[str]) -> None:
+def write(folder: Path, found: Compared, data: DistillationDataModule, split: str, classes: Sequence[str]) -> None:
     """Writes ``fidelity.json``: :meth:`kd.tasks.fidelity.Fidelity.result`, and ``examples`` with thumbnails."""
     content = {**found.result(classes), "examples": examples(found, data, split, classes)}
     if found.kind == "segmentation":
@@ -109,7 +111,7 @@ def write(folder: Path, found: Fidelity, data: DistillationDataModule, split: st
 
 
 def examples(
-    found: Fidelity, data: DistillationDataModule, split: str, classes: Sequence[str]
+    found: Compared, data: DistillationDataModule, split: str, classes: Sequence[str]
 ) -> dict[str, list[dict[str, Any]]]:
     """The kept mistakes, worst first: ``name``, ``image`` (a data URL), and the models' answers by class name."""
     pictures, view = data.split(split), EvalView(data.size, data.crop_ratio)

@@ -58,7 +58,8 @@ class Preflight(Callback):
         teacher.to(run.device, dtype_for(str(trainer.precision)), keep)
         shared = SharedPreflight(run)
         before = shared.read()
-        self.kept = KeptLogits()
+        exact = run.module.task.answers == "numbers"  # which may exceed what float16 holds
+        self.kept = KeptLogits(dtype=torch.float32 if exact else torch.float16)
         if before is None:
             found = self._find(trainer, run, self.kept)
             shared.write(found, self.kept)

@@ -119,6 +119,8 @@ class DataInfo:
         kind: what a picture is labelled with, as :class:`kd.data.targets.Targets` names it.
         ignore_index: the value of a mask's pixels that take no part.
         counts: labelled training pictures of each class, of one label each; None where that is not known.
+        scales: mean and standard deviation of each target, where targets are numbers.
+        facts: numbers that belong to classes (:mod:`kd.data.class_facts`).
         probed: there are labelled pictures to measure features on (``data.probe``).
         crop_ratio: validation uses the centre of a picture whose shorter side is the model's size over this.
     """
@@ -134,3 +136,5 @@ class DataInfo:
     crop_ratio: float = 1.0
     probed: bool = False
     counts: list[int] | None = None
+    scales: list[tuple[float, float]] | None = None
+    facts: dict[str, list[float]] | None = None

@@ -1,6 +1,7 @@
 """The LightningDataModule: a source's pictures as batches ``{"image", "target", "index"}``."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -11,12 +12,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from kd.data.batch import Batch, DataInfo, Target
+from kd.data.class_facts import read_class_facts
 from kd.data.info import info_of
 from kd.data.loader import Loader
 from kd.data.position import Position
 from kd.data.sampler import EvalBatches, Key, TrainBatches, ViewBatches
 from kd.data.sources import FoodTagMini, Source, Split, identity
 from kd.data.splits import Splits
+from kd.data.targets import Targets
 from kd.data.transforms import height_width
 from kd.data.views import Finish, Views
 from kd.errors import UserError
@@ -60,11 +63,12 @@ class DistillationDataModule(LightningDataModule):
         seed: int = DataSettings.seed,
         tier: TierSpec | None = None,
         probe: Probe | None = None,
+        class_facts: str | None = None,
     ) -> None:
         super().__init__()
         given = DataSettings(
             source, img_size, batch_size, num_workers, crop_ratio, augment, engine, on_bad_image, check, max_pixels,
-            val_fraction, balance_classes, unlabeled, unlabeled_ratio, seed, tier, probe,
+            val_fraction, balance_classes, unlabeled, unlabeled_ratio, seed, tier, probe, class_facts,
         )  # fmt: skip  # which refuses what is out of range
         settings = {"batch_size": batch_size, "num_workers": num_workers}
         self.auto = {name for name, value in settings.items() if value == "auto"}  # a run measures, others take these:
@@ -74,6 +78,7 @@ class DistillationDataModule(LightningDataModule):
         self.unlabeled, self.unlabeled_ratio, self.balance_classes = unlabeled, unlabeled_ratio, balance_classes
         self.size, self.crop_ratio, self.augment = height_width(img_size), crop_ratio, augment or Augment()
         self.seed, self.engine = seed, engine
+        self.class_facts = class_facts
         self.probe = probe if probe is not None and probe.root else None
         self.splits = Splits(self.source, given, self.probe)
         self.position = Position()
@@ -113,9 +118,14 @@ class DistillationDataModule(LightningDataModule):
             UserError: missing data.
         """
         parts, ratio = self.splits.parts("train"), self.unlabeled_ratio
-        return info_of(
+        info = info_of(
             self.source, self.splits.sizes(), parts[0].targets, self.augment, self.crop_ratio, ratio,
             self.balance_classes, self.splits.is_probed())  # fmt: skip
+        if self.class_facts is None:
+            return info
+        if info.kind != Targets.name:
+            raise UserError(f"data.class_facts: needs one label a picture, data.source gives {info.kind}")
+        return replace(info, facts=read_class_facts(self.class_facts, info.classes))
 
     @property
     def skipped(self) -> list[str]:

@@ -561,6 +561,31 @@ CLASSES: tuple[str, ...] = (
 )
 
 
+_PORTIONS = (0.55, 1.05)  # sides of portions, of the usual one's
+_KCAL = (
+    280,
+    560,
+    540,
+    410,
+    220,
+    270,
+    620,
+    300,
+    330,
+    190,
+    360,
+    250,
+    380,
+    520,
+    700,
+    550,
+    240,
+    210,
+    400,
+    450,
+)  # a portion
+
+
 def _clouds(chance: np.random.RandomState, cells: int, rows: int = 0) -> np.ndarray:
     """Smooth noise of about ±1 over the canvas; with fewer ``rows`` than cells it is drawn out into bands."""
     coarse = chance.standard_normal((rows or cells, cells)).astype(np.float32)
@@ -651,7 +676,17 @@ def _photograph(image: Image.Image, rng: random.Random, chance: np.random.Random
     return Image.fromarray((np.clip(pixels, 0, 1) * 255).astype(np.uint8))
 
 
-def draw(label: int, seed: int) -> Image.Image:
+def portion_of(label: int, seed: int) -> float:
+    """The side of a portion, of the usual one's, in a set that varies it."""
+    return random.Random(f"{VERSION}/portion/{label}/{seed}").uniform(*_PORTIONS)
+
+
+def calories_of(label: int, seed: int) -> float:
+    """Of such a portion, in kcal: the food's calories times the area that it covers."""
+    return _KCAL[label] * portion_of(label, seed) ** 2
+
+
+def draw(label: int, seed: int, portion: float = 1.0) -> Image.Image:
     """One photograph of a food."""
     rng = random.Random(f"{VERSION}/{label}/{seed}")
     chance = np.random.RandomState(rng.getrandbits(32))
@@ -669,7 +704,7 @@ def draw(label: int, seed: int) -> Image.Image:
     turn, lean, squash = rng.uniform(-0.3, 0.3), rng.uniform(-0.45, 0.45), rng.uniform(0, 0.32)
     view = frame.at(0, 0, 1, _SPREAD * turn, 1 - _SPREAD * squash).at(0, 0, 1, _SPREAD * lean)
     _dish(view)
-    FOODS[label](view)
+    FOODS[label](view if portion == 1.0 else view.at(0, 0, portion))
     if rng.random() < _SPREAD:
         _clutter(frame)
     return _photograph(image, rng, chance)
@@ -681,18 +716,18 @@ def _jobs(train_per_class: int, val_per_class: int) -> list[tuple[str, int, int]
     return [(split, label, seed) for split in seeds for label in range(len(CLASSES)) for seed in seeds[split]]
 
 
-def _draw_share(root: str, train_per_class: str, val_per_class: str, share: str, shares: str) -> None:
+def _draw_share(root: str, train_per_class: str, val_per_class: str, share: str, shares: str, portions: str) -> None:
     """One worker's share of the pictures; prints each one's line for the list of sums."""
     for split, label, seed in _jobs(int(train_per_class), int(val_per_class))[int(share) :: int(shares)]:
         name = f"{split}/{CLASSES[label]}/{seed:07d}.jpg"
-        draw(label, seed).save(Path(root, name), quality=90)
+        draw(label, seed, portion_of(label, seed) if portions else 1.0).save(Path(root, name), quality=90)
         try:
             print(f"{hashlib.sha256(Path(root, name).read_bytes()).hexdigest()}  {name}", flush=True)
         except BrokenPipeError:  # nobody waits for the pictures any more
             os._exit(1)
 
 
-def _fill(root: Path, train_per_class: int, val_per_class: int) -> None:
+def _fill(root: Path, train_per_class: int, val_per_class: int, portions: bool) -> None:
     """Draws every picture below ``root``, over the cores this process may use, and writes the list of sums."""
     total = len(_jobs(train_per_class, val_per_class))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -704,7 +739,8 @@ def _fill(root: Path, train_per_class: int, val_per_class: int) -> None:
     # main module and import torch again in every worker.
     command = [sys.executable, "-P", __file__, str(root), str(train_per_class), str(val_per_class)]
     workers = [
-        subprocess.Popen([*command, str(i), str(shares)], stdout=subprocess.PIPE, text=True) for i in range(shares)
+        subprocess.Popen([*command, str(i), str(shares), "portions" * portions], stdout=subprocess.PIPE, text=True)
+        for i in range(shares)
     ]
 
     def follow(worker: subprocess.Popen[str]) -> None:
@@ -743,7 +779,7 @@ def _first_bad(root: Path) -> str | None:
     return None
 
 
-def build(cache_dir: Path, train_per_class: int = 300, val_per_class: int = 50) -> Path:
+def build(cache_dir: Path, train_per_class: int = 300, val_per_class: int = 50, portions: bool = False) -> Path:
     """Makes sure that the data set lies below ``cache_dir``, intact, and returns its folder.
 
     It is drawn once, into a temporary folder that is renamed when complete; a later call checks every file
@@ -753,7 +789,7 @@ def build(cache_dir: Path, train_per_class: int = 300, val_per_class: int = 50) 
         if not 1 <= value <= _VAL_SEED:
             raise ValueError(f"{name} must be between 1 and {_VAL_SEED}, got {value}")
     cache_dir = Path(cache_dir).absolute()
-    root = cache_dir / f"foodtag-mini-{VERSION}-{train_per_class}x{val_per_class}"
+    root = cache_dir / f"foodtag-mini-{VERSION}-{train_per_class}x{val_per_class}{'-portions' * portions}"
     cache_dir.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{root}.lock"):
         if root.exists():
@@ -766,7 +802,7 @@ def build(cache_dir: Path, train_per_class: int = 300, val_per_class: int = 50) 
             shutil.rmtree(left, ignore_errors=True)
         work = cache_dir / f"{root.name}.tmp-{os.getpid()}"
         try:
-            _fill(work, train_per_class, val_per_class)
+            _fill(work, train_per_class, val_per_class, portions)
             work.rename(root)
         finally:
             shutil.rmtree(work, ignore_errors=True)

@@ -40,4 +40,5 @@ def info_of(
         soft_targets=augment.mixes, kind=source.kind.name,
         ignore_index=source.ignore_index, crop_ratio=crop_ratio,
         probed=probed, counts=None if balance_classes else counts,
+        scales=source.kind.scales(targets, len(source.classes)),
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """What a source labels its pictures with: how a target follows its picture into a view and a batch."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,10 @@ class Targets:
         ids = np.asarray(targets)
         return np.bincount(ids[ids >= 0], minlength=classes).tolist()
 
+    def scales(self, targets: Sequence[Any], classes: int) -> list[tuple[float, float]] | None:
+        """Mean and standard deviation of each number; None where targets are classes."""
+        return None
+
     # -- for engines that make views on the device -------------------------------------------------------------------
 
     def cut(self, target: Target, box: Box, size: tuple[int, int], ignore_index: int | None) -> Target:
@@ -76,6 +81,28 @@ class LabelSets(Targets):
 
     def counts(self, targets: Sequence[Any], classes: int) -> None:
         """None."""
+
+
+class Numbers(Targets):
+    """Some numbers a picture, NaN where one is missing."""
+
+    name = "numbers"
+    undefined = ("mixup", "cutmix")
+    least_classes = 1
+
+    def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
+        """Rows ``(N, C)``; NaN for a picture without a label (-1)."""
+        return torch.tensor([x if isinstance(x, list) else [math.nan] * classes for x in targets], dtype=torch.float32)
+
+    def counts(self, targets: Sequence[Any], classes: int) -> None:
+        """None."""
+
+    def scales(self, targets: Sequence[Any], classes: int) -> list[tuple[float, float]]:
+        known = np.asarray([target for target in targets if isinstance(target, list)], dtype=np.float64)
+        return [
+            (float(mean), float(std) or 1.0)
+            for mean, std in zip(np.nanmean(known, 0), np.nanstd(known, 0), strict=True)
+        ]
 
 
 class Masks(Targets):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from kd.distill.fitting import among
 from kd.errors import UserError
-from kd.losses import DistillLoss, EachLayer, FeatureLoss, LayersLoss, Regression
+from kd.losses import DistillLoss, EachLayer, FeatureLoss, FeatureRegression, LayersLoss
 from kd.models import TapSpec
 from kd.models.taps import Taps, tap_shapes
 from kd.teachers import RunTeacher
@@ -89,10 +89,10 @@ class Looks:
 
     def regressions(
         self, losses: Mapping[str, DistillLoss], features: Read, answer: Answer
-    ) -> Iterator[tuple[Regression, Tensor, Tensor]]:
+    ) -> Iterator[tuple[FeatureRegression, Tensor, Tensor]]:
         """Those of the losses that regress a layer, each with what student and teacher gave there for a batch."""
         for name, loss in losses.items():
             parts = list(loss.losses) if isinstance(loss, EachLayer) else [loss]
-            if isinstance(parts[0], Regression):
+            if isinstance(parts[0], FeatureRegression):
                 student, teacher = self.read(name, features, answer)
                 yield from zip(parts, student, teacher, strict=True)

@@ -87,6 +87,8 @@ class Objective(nn.Module):
         """Passes the data's facts to each loss, builds those over features, refuses what is not defined."""
         self._check(data, teacher)
         self.task.weigh(data.classes, data.counts)
+        if data.scales is not None:
+            self.task.scale(*zip(*data.scales, strict=True))
         for name, loss in self.losses.items():
             self._bind_loss(name, loss, data, teacher)  # type: ignore[arg-type]
         over_features = {n: x for n, x in self.losses.items() if isinstance(x, (FeatureLoss, LayersLoss))}
@@ -249,7 +251,8 @@ class Objective(nn.Module):
             wanted = answer.logits[self._teacher_of.get(name, ALL)]
             if isinstance(wanted, TopKLogits):
                 return loss.forward_topk(logits, wanted, target)  # type: ignore[operator]
-            return loss(logits, self.task.fit(wanted, target) if logits.ndim > 2 else wanted, target, **extra)
+            wanted = self.task.fit(wanted, target) if logits.ndim > 2 else wanted
+            return loss(*(self.task.compared(x) for x in (logits, wanted, target)), **extra)
         student, teacher = self.looks.read(name, features, answer)
         if isinstance(loss, LayersLoss):
             return loss(student, teacher, target, **extra)

@@ -10,7 +10,7 @@ from kd.data.batch import Batch
 from kd.distill.inherit.layers import fit_projection
 from kd.distill.student import Student
 from kd.distill.students import Students
-from kd.losses import Regression
+from kd.losses import FeatureRegression
 from kd.losses.ranks import alone
 from kd.losses.targets import Standardizer
 from kd.teachers import RunTeacher
@@ -30,7 +30,7 @@ def settle_losses(
         parts = [part for loss in active.values() for part in loss.modules()]
         found = [part for part in parts if isinstance(part, Standardizer)]
         fitted = student.start == "inherited"
-        if not found and not (fitted and any(isinstance(part, Regression) for part in parts)):
+        if not found and not (fitted and any(isinstance(part, FeatureRegression) for part in parts)):
             continue
         of_student, of_teacher = _answers(student, teacher, sample(student.sample_size))
         with alone():

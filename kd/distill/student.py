@@ -17,6 +17,7 @@ from kd.errors import UserError
 from kd.models import Prepare, Preprocess, StudentSpec, trial
 from kd.models.attention import training_attention
 from kd.models.loading import freeze_backbone
+from kd.models.output_scale import scale_output, set_in_units
 from kd.models.own import logits_of
 from kd.models.taps import TRIAL, Taps
 from kd.optim import OptimSpec, Pace, for_start, scaled_to_batch
@@ -71,11 +72,21 @@ class Student(nn.Module):
         self.lr = self.optim.lr
         frozen = self.spec is not None and self.spec.freeze
         self._trained = freeze_backbone(model, self.arch) if frozen else ()
+        self._scale_output(loaded=self.spec is not None and self.spec.checkpoint is not None)
         self.train()  # Lightning leaves modes as it finds them
         self.taps = Taps(model, [], prepare, "model.taps")
         objective.bind(data, teacher, model, self.taps, self._trial)
         self._lender: Any = None  # whose classifier SimKD takes over
         self._prepare_classifier(teacher)
+
+    def _scale_output(self, loaded: bool) -> None:
+        if self.data.scales is None:
+            return
+        try:
+            for model in (self.model, *([self.average.module] if self.average is not None else [])):
+                scale_output(model, self.data.scales, loaded)
+        except ValueError as error:
+            raise UserError(f"model.student.arch: {error}") from error
 
     def _trial(self) -> object:
         return trial(self.model, self.prepare, TRIAL)
@@ -253,5 +264,4 @@ class Student(nn.Module):
         weight, bias = loss.fold(*(x.to(device) for x in self._lender.classifier()))
         for model in (self.model, *([self.average.module] if self.average is not None else [])):
             classifier: Any = model.get_classifier()
-            classifier.weight.copy_(weight)
-            classifier.bias.copy_(bias)
+            set_in_units(classifier, weight, bias)

@@ -81,12 +81,13 @@ class LogitLoss(DistillLoss):
     """A loss over the logits of both models: ``forward(student_logits, teacher_logits, target)``.
 
     Attributes:
+        for_numbers: defined for models that answer in numbers, and for nothing else.
         for_maps: defined for logit maps ``(N, C, H, W)`` with ignored pixels, and for nothing else.
         exclusive: compares classes with each other, which several labels a picture do not exclude.
         temperature: that both models' logits are divided by, where there is one.
     """
 
-    for_maps = False
+    for_maps = for_numbers = False
     exclusive = False
     temperature = 1.0
 

@@ -14,7 +14,7 @@ from kd.losses.targets import Standardizer
 STATISTICS = tuple(f"targets.{name}" for name in ("mean", "scatter", "turn", "rows", "batches"))
 
 
-class Regression(FeatureLoss):
+class FeatureRegression(FeatureLoss):
     """The teacher's features from the student's, after a projection to the teacher's width.
 
     Maps are compared on the student's grid, to which the teacher's are resized (bilinear, with averaging where they get
@@ -79,8 +79,8 @@ class Regression(FeatureLoss):
         return self.per_picture(student_features, teacher_features).mean()
 
 
-class CosineLoss(Regression):
-    """The direction of the teacher's features, see :func:`kd.losses.functional.cosine_loss` and :class:`Regression`.
+class CosineLoss(FeatureRegression):
+    """The direction of the teacher's features, see :func:`kd.losses.functional.cosine_loss`.
 
     Args:
         projection: from the student's width to the teacher's; default: linear.
@@ -98,8 +98,8 @@ class CosineLoss(Regression):
         return cosine_loss(student_features, teacher_features)
 
 
-class SmoothL1Loss(Regression):
-    """Smooth L1, see :func:`kd.losses.functional.smooth_l1_loss` and :class:`Regression`.
+class SmoothL1Loss(FeatureRegression):
+    """Smooth L1, see :func:`kd.losses.functional.smooth_l1_loss` and :class:`FeatureRegression`.
 
     Args:
         beta: where it passes from square to absolute, > 0.
@@ -123,8 +123,8 @@ class SmoothL1Loss(Regression):
         return smooth_l1_loss(student_features, teacher_features, self.beta)
 
 
-class MSELoss(Regression):
-    """The mean squared error, see :class:`Regression`: a :class:`HintLoss` on the student's grid.
+class MSELoss(FeatureRegression):
+    """The mean squared error, see :class:`FeatureRegression`: a :class:`HintLoss` on the student's grid.
 
     Args:
         projection: from the student's width to the teacher's; default: linear.
@@ -136,7 +136,7 @@ class MSELoss(Regression):
         return (wide(student_features) - wide(teacher_features)).square().flatten(1).mean(dim=1)
 
 
-class RADIOLoss(Regression):
+class RADIOLoss(FeatureRegression):
     """Cosine and smooth L1 together: the loss of AM-RADIO's patch features (arXiv 2312.06709).
 
     UNIC (arXiv 2408.05088) takes both at 0.5.

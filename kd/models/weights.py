@@ -20,6 +20,7 @@ from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.models.arguments import LOADS
 from kd.models.foreign import of_transformers
+from kd.models.output_scale import unit_output
 from kd.storage.checkpoints import models_in, run_folder
 from kd.storage.elsewhere import json_of, text_of
 from kd.storage.objects import fetched
@@ -183,7 +184,7 @@ def _state_in(content: object) -> dict[str, Tensor]:
     state = clean_state_dict({k: v for k, v in state.items() if isinstance(v, Tensor)})
     if not any(k.startswith(("student.", "students.")) for k in state):
         return state
-    return next(iter(models_in(state).values()))
+    return unit_output(next(iter(models_in(state).values())))
 
 
 def _names_in(content: object) -> list[str]:

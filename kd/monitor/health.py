@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -139,12 +140,13 @@ class _Reading:
         self._before: list[tuple[Tensor, Tensor]] = []
         self._handles = [student.model.register_forward_hook(self._hear_student)]
         for path, layer in layers:
-            self._handles.append(layer.register_forward_hook(lambda m, _i, out, path=path: self._layer(path, m, out)))
+            note = partial(self._layer, path)
+            self._handles.append(layer.register_forward_hook(note, prepend=True))  # before its output is scaled
 
     def _hear_student(self, _module: nn.Module, _inputs: object, out: object) -> None:
         self._student = _logits(out)
 
-    def _layer(self, path: str, layer: nn.Module, out: object) -> None:
+    def _layer(self, path: str, layer: nn.Module, _inputs: object, out: object) -> None:
         out = out[0] if isinstance(out, list | tuple) and out else out
         if isinstance(out, Tensor):
             self._spread[path] = out.detach().float().std()

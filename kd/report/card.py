@@ -20,6 +20,7 @@ METRICS = {
     "f1": "F1",
     "knn1": "k-NN accuracy",
     "probe1": "ridge-probe accuracy",
+    "r2": "R2",
 }
 TEMPLATE = Path(__file__).parent / "card.md.j2"
 LOST = 10  # classes in the list of those that lost most

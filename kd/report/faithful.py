@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from kd.report.metric import short
 from kd.report.records import Run
 from kd.storage.elsewhere import json_of, text_of
 
@@ -29,6 +30,9 @@ def faithful(run: Run) -> list[Section]:
         of = f" of {student}" if student else ""
         try:
             content = json_of(text_of(file))
+            if content["kind"] == "numbers":
+                found += [section for target in content["targets"] for section in _target(content, target, of)]
+                continue
             parts = [make(content, of) for make in (_numbers, _bars, _matrix, _calibration)]
             found += [section for section in (*parts, *_pictures(content, of)) if section]
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -53,6 +57,24 @@ def _numbers(content: dict[str, Any], of: str) -> Section:
     note = f"Of {content['pictures']} validation pictures; shares are of {counted}."
     title = f"How faithful the student{of} is"
     return {"kind": "table", "title": title, "columns": ["", "value"], "rows": rows, "note": note}
+
+
+def _target(content: dict[str, Any], target: dict[str, Any], of: str) -> list[Section]:
+    """Of one number: how close the models are to the targets and to each other, and where on the scale."""
+    name = target["name"]
+    rows = [[f"mean absolute error of the {model}", short(value)] for model, value in target["mae"].items()]
+    if "correlation" in target:
+        rows += [["mean absolute difference of student and teacher", short(target["difference"])],
+                 ["their correlation", f"{target['correlation']:.3f}"]]  # fmt: skip
+    note = f"Of {content['pictures']} validation pictures, in the units of the targets."
+    table = {"kind": "table", "title": f"{name}: student{of} and teacher", "columns": ["", "value"], "rows": rows,
+             "note": note}  # fmt: skip
+    models = [model for model in ("teacher", "student") if model in target["mae"]]
+    series = {model: [part[model] for part in target["deciles"]] for model in models}
+    lines = {"kind": "lines", "title": f"{name}: mean absolute error{of} by the target's size, tenths of the pictures",
+             "x": [(part["from"] + part["to"]) / 2 for part in target["deciles"]], "x_name": name,
+             "series": series}  # fmt: skip
+    return [table, lines] if target["deciles"] else [table]
 
 
 def _bars(content: dict[str, Any], of: str) -> Section | None:

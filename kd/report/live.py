@@ -8,6 +8,7 @@ from urllib.parse import unquote
 
 from kd.report.explained import Explained
 from kd.report.html import finite, page
+from kd.report.metric import format_metric
 from kd.report.records import is_run, read_run
 from kd.report.sections import report, status
 
@@ -46,7 +47,14 @@ class Live(ThreadingHTTPServer):
         for folder in sorted(found, key=lambda f: -f.stat().st_mtime)[:50]:
             one = Explained(read_run(folder))
             name, best = folder.relative_to(self.folder).as_posix(), one.facts.best_val(one.run.students[0])
-            rows.append([name, status(one.run), "" if best is None else f"{best:.1%}", one.verdict["text"]])
+            rows.append(
+                [
+                    name,
+                    status(one.run),
+                    "" if best is None else format_metric(one.run.primary, best),
+                    one.verdict["text"],
+                ]
+            )
         table = {"kind": "table", "title": "Runs", "columns": ["run", "status", "best", "verdict"], "rows": rows,
                  "links": True, "long": True, "empty": "None yet."}  # fmt: skip
         return {"title": str(self.folder), "sections": [table], "every": 5 * EVERY_S}

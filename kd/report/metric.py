@@ -14,15 +14,19 @@ def less_is_better(metric: str) -> bool:
     >>> less_is_better("feature_loss"), less_is_better("acc1"), less_is_better("latency_ms")
     (True, False, True)
     """
-    return metric.endswith("_loss") or metric in COSTS
+    return metric.endswith("_loss") or metric in COSTS or _kind(metric) in ("mae", "rmse")
 
 
 def format_metric(metric: str, value: float) -> str:
-    """A value for people: shares in per cent, losses and ranks as they are.
+    """A value for people: shares in per cent, losses, ranks and errors in units as they are.
 
     >>> format_metric("knn1", 0.341), format_metric("feature_loss", 0.56), format_metric("rankme", 84.21)
     ('34.1%', '0.5600', '84.2')
+    >>> format_metric("mae_calories", 41.234), format_metric("r2", 0.9)
+    ('41.23', '0.900')
     """
+    if _kind(metric) in ("mae", "rmse", "r2"):
+        return f"{value:.3f}" if _kind(metric) == "r2" else f"{value:.4g}"
     if metric == "rankme":
         return f"{value:.1f}"
     return f"{value:.4f}" if metric.endswith("_loss") else f"{value:.1%}"
@@ -54,4 +58,9 @@ def short(value: float | None) -> str:
 
 def in_tables(metric: str) -> bool:
     """Whether it has a column of its own where there is little room: not each class, not each loss."""
-    return metric == "feature_loss" or (not metric.startswith("iou_") and not metric.endswith("_loss"))
+    of_one = metric.startswith(("iou_", "r2_", "mae_", "rmse_"))
+    return metric == "feature_loss" or (not of_one and not metric.endswith("_loss"))
+
+
+def _kind(metric: str) -> str:
+    return metric.partition("_")[0]

@@ -103,7 +103,7 @@ def _table(result: dict[str, Any]) -> tuple[Table, list[str]]:
 
 
 def _cells(row: dict[str, float], shown: Sequence[str]) -> list[str]:
-    return [f"{row['params'] / 1e6:.2f} M", *(f"{row[k]:.1%}" if k in row else "" for k in shown)]
+    return [f"{row['params'] / 1e6:.2f} M", *(format_metric(k, row[k]) if k in row else "" for k in shown)]
 
 
 def _console() -> Console:
@@ -115,6 +115,10 @@ def _faithful(found: dict[str, Any] | None) -> list[str]:
     lines: list[str] = []
     if found is None:
         return lines
+    if found["kind"] == "numbers":
+        of_both = [target for target in found["targets"] if "correlation" in target]
+        return [f"{target['name']}: student and teacher differ by {target['difference']:.4g} on average, correlation "
+                f"{target['correlation']:.3f}" for target in of_both]  # fmt: skip
     if "agreement" in found:
         shares = found["outcomes"]
         lines += [

@@ -101,7 +101,7 @@ def _takes_no_text(key: str) -> bool:
 
 
 CLASSES = {"losses": ("LogitLoss", "FeatureLoss", "LayersLoss"), "sources": ("Source",), "tasks": ("Task",)}
-PARTS = ("EachLayer", "Regression")  # what losses are made of
+PARTS = ("EachLayer", "FeatureRegression")  # what losses are made of
 PACKAGE = Path(__file__).parent.parent
 
 

@@ -414,6 +414,8 @@ class DataSettings(Checked):
         seed: orders and augments; follows the run's ``seed``.
         tier: the machines of ``engine=ray``.
         probe: labelled pictures to measure features on, of a student without a classifier.
+        class_facts: a CSV file with a header, whose first column names a class and whose others are numbers about it
+            (calories, a price): predictions show them.
     """
 
     source: Class | None = None
@@ -433,6 +435,7 @@ class DataSettings(Checked):
     seed: int = 0
     tier: TierSpec | None = None
     probe: Probe | None = None
+    class_facts: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

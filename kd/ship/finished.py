@@ -19,6 +19,7 @@ from kd.ship.export.base import Runtime
 from kd.ship.export.manifest import Layout, Manifest
 from kd.ship.export.prepared import Prepared
 from kd.ship.export.student import read_metadata
+from kd.storage.elsewhere import json_of
 from kd.storage.objects import is_url
 from kd.tasks import Task
 from kd.teachers import RunTeacher, build_teacher, build_teachers
@@ -47,6 +48,11 @@ class FinishedRun:
     @property
     def arch(self) -> str:
         return read_metadata(self.folder / "student.safetensors")["arch"]
+
+    @property
+    def facts(self) -> dict[str, list[float | None]]:
+        """Numbers that belong to classes, by name (:mod:`kd.data.class_facts`)."""
+        return json_of(read_metadata(self.folder / "student.safetensors").get("facts", "{}"))
 
     @property
     def size(self) -> tuple[int, int]:
@@ -93,7 +99,7 @@ class FinishedRun:
     def manifest(self, format_name: str, layout: Layout, int8: bool) -> Manifest:
         return Manifest(
             self.kind, self.arch, self.classes, self.size, self.crop_ratio, layout,
-            list(self.preprocess.mean), list(self.preprocess.std), format_name, int8,
+            list(self.preprocess.mean), list(self.preprocess.std), format_name, int8, self.facts,
         )  # fmt: skip
 
     def calibration(self, layout: Layout, count: int) -> Iterator[np.ndarray]:

@@ -26,6 +26,7 @@ from kd.models import Prepare
 from kd.progress import bar
 from kd.ship.export.manifest import as_lines
 from kd.ship.finished import FinishedRun
+from kd.ship.serving.answers import answer
 from kd.storage.checkpoints import write_whole
 from kd.tasks.segmentation import colours
 
@@ -133,64 +134,64 @@ def write(
         file = out or opened.folder / "predict" / "features.npz"
         _write_features(answers, file)
         return file
-    rows = ((name, labels(logits, opened.classes, top, opened.kind)) for name, logits, _ in answers)
+    manifest = opened.manifest("torch", "nhwc", int8=False)
+    rows = ({"file": name} | answer(logits.numpy(), manifest, top) for name, logits, _ in answers)
     if out is None:
-        _print_rows(rows, opened.kind == "numbers")
+        _print_rows(rows)
         return None
     part = out.with_name(f".{out.name}.part")
     try:
         with part.open("w", encoding="utf-8", newline="") as opened_file:
-            tables = {".csv": _write_csv, ".json": _write_json, ".jsonl": _write_jsonl}
-            tables[out.suffix](opened_file, rows, opened.kind == "numbers")
+            {".csv": _write_csv, ".json": _write_json, ".jsonl": _write_jsonl}[out.suffix](opened_file, rows)
         part.replace(out)
     finally:
         part.unlink(missing_ok=True)
     return out
 
 
-def labels(logits: torch.Tensor, classes: Sequence[str], top: int, kind: str) -> list[tuple[str, float]]:
-    """The likeliest classes of one picture with their probabilities."""
-    if kind == "numbers":
-        return [(name, round(value, 6)) for name, value in zip(classes, logits.tolist(), strict=True)]
-    p = logits.sigmoid() if kind == "multilabel" else logits.softmax(0)
-    values, ids = p.topk(min(top, len(p)))
-    return [(classes[i], round(v, 6)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
+Rows = Iterator[dict[str, Any]]
 
 
-Rows = Iterator[tuple[str, list[tuple[str, float]]]]
+def _columns(row: dict[str, Any]) -> dict[str, object]:
+    """A row of a table.
+
+    >>> _columns({"file": "a.jpg", "labels": [{"label": "pie", "p": 0.9}], "facts": {"kcal": {"of_label": 300.0}}})
+    {'file': 'a.jpg', 'label_1': 'pie', 'p_1': 0.9, 'kcal_of_label': 300.0}
+    """
+    found = {"file": row["file"], **row.get("numbers", {})}
+    for rank, label in enumerate(row.get("labels", []), 1):
+        found |= {f"label_{rank}": label["label"], f"p_{rank}": label["p"]}
+    return found | {f"{fact}_{what}": x for fact, values in row.get("facts", {}).items() for what, x in values.items()}
 
 
-def _write_csv(file: TextIO, rows: Rows, numbers: bool) -> None:
+def _write_csv(file: TextIO, rows: Rows) -> None:
     table = csv.writer(file)
-    for number, (name, found) in enumerate(rows):
+    for number, columns in enumerate(map(_columns, rows)):
         if number == 0:
-            ranks = (f"{word}_{i + 1}" for i in range(len(found)) for word in ("label", "p"))
-            table.writerow(["file", *((name for name, _ in found) if numbers else ranks)])
-        table.writerow([name, *(value for pair in found for value in (pair[1:] if numbers else pair))])
+            table.writerow(columns)
+        table.writerow(columns.values())
 
 
-def _entry(name: str, found: list[tuple[str, float]], numbers: bool) -> str:
-    if numbers:
-        return json.dumps({"file": name, "numbers": dict(found)}, ensure_ascii=False)
-    return json.dumps({"file": name, "labels": [{"label": label, "p": p} for label, p in found]}, ensure_ascii=False)
-
-
-def _write_json(file: TextIO, rows: Rows, numbers: bool) -> None:
+def _write_json(file: TextIO, rows: Rows) -> None:
     file.write("[")
     for number, row in enumerate(rows):
-        file.write(("," if number else "") + "\n" + _entry(*row, numbers))
+        file.write(("," if number else "") + "\n" + json.dumps(row, ensure_ascii=False))
     file.write("\n]\n")
 
 
-def _write_jsonl(file: TextIO, rows: Rows, numbers: bool) -> None:
+def _write_jsonl(file: TextIO, rows: Rows) -> None:
     for row in rows:
-        file.write(_entry(*row, numbers) + "\n")
+        file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def _print_rows(rows: Rows, numbers: bool) -> None:
-    form = ".6g" if numbers else ".1%"
-    for name, found in rows:
-        tqdm.write(f"{name}: " + ", ".join(f"{label} {value:{form}}" for label, value in found), file=sys.stdout)
+def _print_rows(rows: Rows) -> None:
+    for row in rows:
+        parts = [f"{label['label']} {label['p']:.1%}" for label in row.get("labels", [])]
+        parts += [f"{name} {value:.6g}" for name, value in row.get("numbers", {}).items()]
+        facts = row.get("facts", {})
+        parts += [f"{name} {x['of_label']:.6g}" for name, x in facts.items() if x["of_label"] is not None]
+        parts += [f"{name} expected {x['expected']:.6g}" for name, x in facts.items() if x["expected"] is not None]
+        tqdm.write(f"{row['file']}: " + ", ".join(parts), file=sys.stdout)
 
 
 def _write_masks(answers: Iterator[Predicted], root: Path, opened: FinishedRun, folder: Path) -> None:

@@ -13,6 +13,7 @@ from torchmetrics import Metric
 
 from kd.losses import LogitLoss
 from kd.tasks.fidelity import KINDS, Fidelity
+from kd.tasks.fidelity_numbers import NumbersFidelity
 
 
 class Task(nn.Module):
@@ -58,6 +59,9 @@ class Task(nn.Module):
         """Makes the metrics for ``num_classes`` classes."""
         raise NotImplementedError
 
+    def scale(self, means: Sequence[float], deviations: Sequence[float]) -> None:
+        """Receives mean and standard deviation of the training targets, where these are numbers."""
+
     def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
         """Receives the classes' names, and how many training pictures each has if known."""
 
@@ -86,8 +90,14 @@ class Task(nn.Module):
         """Which of two models' answers are the same, bool of any shape."""
         return self.decide(logits) == self.decide(others)
 
+    def compared(self, answer: Tensor) -> Tensor:
+        """Answers, or targets, in the form that losses over logits compare."""
+        return answer
+
     def refuses(self, loss: LogitLoss) -> str:
         """Why a loss over logits is not defined for this task; empty where it is."""
+        if loss.for_numbers:
+            return "is defined for numbers alone (model.task=Regression)"
         return "is defined for masks alone (model.task=Segmentation)" if loss.for_maps else ""
 
     def trial(self, classes: int) -> tuple[tuple[int, ...], Tensor] | None:
@@ -98,7 +108,7 @@ class Task(nn.Module):
         """Mean entropy of ``(N, C, ...)`` logits, over its maximum: 0 one-hot, 1 uniform; None where they have none."""
         return None
 
-    def fidelity(self, classes: int) -> Fidelity | None:
+    def fidelity(self, classes: int) -> Fidelity | NumbersFidelity | None:
         """Compares a student with its teacher, batch by batch; None where that is not defined."""
         return Fidelity(self.answers, classes) if self.answers in KINDS else None  # type: ignore[arg-type]
 
@@ -178,7 +188,7 @@ class TargetCounts(Metric):
     def update(self, target: Tensor) -> None:
         """Ids of any shape (others than 0..C-1 are left out), or labels ``(N, C)`` of 0 and 1."""
         if target.is_floating_point():
-            self.counts += target.sum(0)
+            self.counts += (target.nan_to_num() != 0).sum(0)
             self.total += len(target)
             return
         ids = target.flatten().long()

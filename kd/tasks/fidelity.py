@@ -237,16 +237,16 @@ def _curve(sums: Tensor) -> list[list[float]]:
 
 
 class KeptLogits:
-    """Logits by a picture's number, in float16, as long as they fit ``limit`` bytes; then none at all."""
+    """Logits by a picture's number, in ``dtype``, as long as they fit ``limit`` bytes; then none at all."""
 
-    def __init__(self, limit: int = 2**29) -> None:
-        self.limit = limit
+    def __init__(self, limit: int = 2**29, dtype: torch.dtype = torch.float16) -> None:
+        self.limit, self.dtype = limit, dtype
         self.rows: dict[int, Tensor] = {}
         self._full = False
 
     def add(self, index: Tensor, logits: Tensor) -> None:
         """Keeps a batch: ``(N,)``, ``(N, C, ...)``."""
-        rows = logits.to(torch.float16).cpu()
+        rows = logits.to(self.dtype).cpu()
         size = rows[0].nbytes if len(rows) else 0
         if self._full or (len(self.rows) + len(rows)) * size > self.limit:
             self._full = True

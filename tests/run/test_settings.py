@@ -28,6 +28,7 @@ TEXT = {
     "runs_dir",
     "resume",
     "trainer.default_root_dir",
+    "data.class_facts",
     "data.unlabeled",
     "data.tier.label",
     "data.probe.root",

@@ -20,7 +20,7 @@ from kd.data.sources.base import (
 from kd.data.sources.files import FileSplit, printable, said
 from kd.data.sources.folder import ImageFolder, class_folders, labelled_folder
 from kd.data.sources.food101 import Food101
-from kd.data.sources.foodtag import FoodTagMini
+from kd.data.sources.foodtag import FoodTagCalories, FoodTagMini
 from kd.data.sources.hugging_face import HuggingFace
 from kd.data.sources.manifest import Manifest
 from kd.data.sources.places import IMAGE_SUFFIXES, pictures_below
@@ -33,6 +33,7 @@ __all__ = [
     "IMAGE_SUFFIXES",
     "FileSplit",
     "Food101",
+    "FoodTagCalories",
     "FoodTagMini",
     "HuggingFace",
     "ImageFolder",

@@ -1,9 +1,13 @@
-"""The source ``FoodTagMini``: the embedded food set."""
+"""The sources ``FoodTagMini`` and ``FoodTagCalories``: the embedded food sets."""
+
+from pathlib import Path
 
 from kd.data import foodtag_mini
-from kd.data.sources.base import cache_dir
+from kd.data.sources.base import Source, cache_dir
 from kd.data.sources.files import FileSplit
 from kd.data.sources.folder import ImageFolder
+from kd.data.sources.places import pictures_below
+from kd.data.targets import Numbers
 
 
 class FoodTagMini(ImageFolder):
@@ -33,3 +37,33 @@ class FoodTagMini(ImageFolder):
         return (
             f"FoodTag-mini, drawn food pictures in {self.root} (your own: data.source=ImageFolder data.source.root=DIR)"
         )
+
+
+class FoodTagCalories(Source):
+    """Drawn food in portions of any size; the target is what the portion has in kcal (``model.task=Regression``).
+
+    Args:
+        train_per_class: training pictures of each food.
+        val_per_class: validation pictures of each food.
+    """
+
+    kind = Numbers()
+
+    def __init__(self, train_per_class: int = 300, val_per_class: int = 60) -> None:
+        for name, value in (("train_per_class", train_per_class), ("val_per_class", val_per_class)):
+            if value < 1:
+                raise ValueError(f"{name} must be > 0, got {value}")
+        self.train_per_class, self.val_per_class, self.classes = train_per_class, val_per_class, ["calories"]
+
+    def load(self, split: str) -> FileSplit:
+        root = foodtag_mini.build(cache_dir(), self.train_per_class, self.val_per_class, portions=True)
+        paths = pictures_below(f"{root}/{split}")[0]
+        labels = {name: label for label, name in enumerate(foodtag_mini.CLASSES)}
+        drawn = [(labels[Path(path).parent.name], int(Path(path).stem)) for path in paths]
+        return FileSplit(paths, [[foodtag_mini.calories_of(*one)] for one in drawn])
+
+    def has(self, split: str) -> bool:
+        return split in ("train", "val")
+
+    def describe(self) -> str:
+        return "FoodTag-mini with portions of any size and their calories, drawn"

@@ -11,6 +11,7 @@ from kd.storage.elsewhere import json_of
 TABLES = (".csv", ".tsv", ".txt")
 DELIMITERS = "\t,;| "
 Column = str | int
+Columns = Column | list[str]  # of the labels: one column, or several of numbers
 
 
 class Unfit(ValueError):
@@ -26,7 +27,7 @@ class Row(NamedTuple):
 
 
 def read_list(
-    content: bytes, suffix: str, path: Column, label: Column, delimiter: str | None
+    content: bytes, suffix: str, path: Column, label: Columns, delimiter: str | None
 ) -> tuple[list[Row], bool]:
     """The rows of a list, and whether it has labels; :class:`Unfit` for columns that are missing.
 
@@ -37,15 +38,18 @@ def read_list(
     if suffix in TABLES:
         return _table(text, path, label, delimiter)
     records = _records(text)
-    if isinstance(records, Mapping):
-        return _coco(records)
-    if records and records[0].get("type") == "dataset":
-        return _ultralytics(records)
+    if isinstance(records, Mapping) or (records and records[0].get("type") == "dataset"):
+        if isinstance(label, list):
+            raise Unfit("is a list of classes; data.source.targets=[...] reads a table or JSON lines")
+        return _coco(records) if isinstance(records, Mapping) else _ultralytics(records)
     names = sorted({name for record in records for name in record})
     if names == [path]:
         return [Row(record[path], None) for record in records], False
-    for name, given in ((path, "path_column"), (label, "label_column")):
-        _check_there(name, names, given)
+    _check_there(path, names, "path_column")
+    if isinstance(label, list):
+        _check_all_there(label, sorted({name for record in records for name in record}))
+        return [Row(record[path], [record.get(name) for name in label]) for record in records], True
+    _check_there(label, names, "label_column")
     return [Row(record[path], record[label]) for record in records], True
 
 
@@ -67,7 +71,13 @@ def _check_there(name: Column, names: Sequence[Column], given: str) -> None:
                          "from 0 in a table without a header")  # fmt: skip
 
 
-def _table(text: str, path: Column, label: Column, delimiter: str | None) -> tuple[list[Row], bool]:
+def _check_all_there(targets: list[str], names: Sequence[Column]) -> None:
+    missing = next((name for name in targets if name not in names), None)
+    if missing is not None:
+        raise Unfit(f"has no column {missing} (data.source.targets; it has {', '.join(map(str, names))[:120]})")
+
+
+def _table(text: str, path: Column, label: Columns, delimiter: str | None) -> tuple[list[Row], bool]:
     by_number = isinstance(path, int)
     first = text.lstrip().partition("\n")[0].rstrip("\r")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter or _sniffed(first, path))
@@ -77,15 +87,21 @@ def _table(text: str, path: Column, label: Column, delimiter: str | None) -> tup
         names = [*range(len(lines[0][1]))] if by_number else [name.strip() for name in lines.pop(0)[1]]
     _check_there(path, names, "path_column")
     labelled = len(names) > 1
-    if labelled:
+    if labelled and not isinstance(label, list):
         _check_there(label, names, "label_column")
+    elif isinstance(label, list):
+        _check_all_there(label, names)
     wide = next(((number, row) for number, row in lines if len(row) > len(names)), None)
     if wide:
         raise Unfit(f"has {len(wide[1])} columns in line {wide[0]}, {len(names)} in the first")
-    at, of = names.index(path), names.index(label) if labelled else None
+    at = names.index(path)
     short = next((number for number, row in lines if len(row) <= at), None)
     if short:
         raise Unfit(f"has no path in line {short}")
+    if isinstance(label, list):
+        columns = [names.index(name) for name in label]
+        return [Row(row[at], [row[i] if i < len(row) else "" for i in columns]) for _, row in lines], True
+    of = names.index(label) if labelled else None
     return [Row(row[at], row[of] if of is not None and of < len(row) else None) for _, row in lines], labelled
 
 

@@ -1,6 +1,7 @@
 """The source ``Manifest``: lists of paths and labels."""
 
 import csv
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,9 +9,9 @@ from pathlib import Path
 from kd.data.sources.base import Source, bytes_of
 from kd.data.sources.files import UNLABELLED, FileSplit, printable
 from kd.data.sources.folder import VALIDATION
-from kd.data.sources.lists import TABLES, Column, Row, Unfit, read_list
+from kd.data.sources.lists import TABLES, Column, Columns, Row, Unfit, read_list
 from kd.data.sources.places import DISK, Place, Store, joined, list_at
-from kd.data.targets import LabelSets, Targets
+from kd.data.targets import LabelSets, Numbers, Targets
 from kd.errors import UserError
 from kd.storage.objects import is_url
 
@@ -31,6 +32,7 @@ class Manifest(Source):
         cache_gb: as of :class:`~kd.data.sources.ImageFolder`.
         path_column: name of the paths' column; a number, counted from 0, where a table has no header.
         label_column: likewise of the labels' column.
+        targets: columns of numbers to learn in place of labels (``model.task=Regression``); an empty field is missing.
         delimiter: between a table's columns; default: the tab, comma, semicolon, bar or blank of its first line.
     """
 
@@ -44,19 +46,26 @@ class Manifest(Source):
         path_column: int | str = "path",
         label_column: int | str = "label",
         delimiter: str | None = None,
+        targets: list[str] | None = None,
     ) -> None:
         delimiter = "\t" if delimiter in ("\\t", "tab") else delimiter
         if delimiter is not None and len(delimiter) != 1:
             raise ValueError(f"delimiter must be one character (or tab), got '{delimiter}'")
         if isinstance(path_column, int) != isinstance(label_column, int) and label_column != "label":
             raise ValueError(f"label_column must be a name or a number as path_column is, got {label_column}")
-        self.columns: tuple[Column, Column, str | None] = path_column, label_column, delimiter
+        if targets is not None and (not targets or len(set(targets)) < len(targets) or multi_label):
+            raise ValueError(f"targets must be different columns, without multi_label, got {targets}")
+        self.targets = targets
+        self.columns: tuple[Column, Columns, str | None] = path_column, targets or label_column, delimiter
         self.cache_bytes = bytes_of(cache_gb)
         self.lists = {"train": train, "val": val}
-        self.image_dir, self.kind = image_dir, LabelSets() if multi_label else Targets()
+        self.image_dir = image_dir
+        self.kind = Numbers() if targets else LabelSets() if multi_label else Targets()
         self._several = multi_label
 
     def load(self, split: str) -> FileSplit:
+        if self.targets:
+            return self._load_numbers(split)
         train = self._rows("train")
         self.classes = in_order({label for _, labels in train for label in labels})
         ids = {label: i for i, label in enumerate(self.classes)}
@@ -73,11 +82,35 @@ class Manifest(Source):
         targets = [[ids[label] for label in labels] for _, labels in rows]
         return FileSplit(paths, targets if self._several else [t[0] for t in targets], place=place)
 
+    def _load_numbers(self, split: str) -> FileSplit:
+        self.classes = list(self.targets or [])
+        key, file = f"data.source.{split}", self._file(split)
+        rows = self._rows(split)
+        numbers = [[self._number(x, name, path, file, key) for name, x in zip(self.classes, given, strict=True)]
+                   for path, given in rows]  # fmt: skip
+        for name, column in zip(self.classes, zip(*numbers, strict=True), strict=True):
+            if all(math.isnan(x) for x in column):
+                raise UserError(f"{key}: {file} has no value of {name} (data.source.targets)")
+        paths = [path for path, _ in rows]
+        return FileSplit(paths, numbers, place=self._place(split, paths))
+
+    def _number(self, given: object, name: str, path: str, file: str, key: str) -> float:
+        text = "" if given is None else str(given).strip()
+        try:
+            value = float(text) if text else math.nan
+        except ValueError:
+            value = math.inf
+        if math.isinf(value):
+            raise UserError(f"{key}: {file}: {name} of {printable(path)} is '{text[:40]}', which is not a number")
+        return value
+
     def _place(self, split: str, paths: list[str]) -> Place:
         urls = [path for path in paths if is_url(path)]
         return Store.holding(str(self.lists["train"]), urls, f"data.source.{split}", self.cache_bytes) if urls else DISK
 
     def _labels(self, given: object) -> list[str]:
+        if self.targets:
+            return list(given)  # type: ignore[call-overload]
         parts = given if isinstance(given, list) else str(given).split(";") if self._several else [given]
         parts = ["" if part is None else str(part) for part in parts]
         return [part.strip() if self._several else part for part in parts if part.strip()]
@@ -110,7 +143,8 @@ class Manifest(Source):
             raise UserError(f"{key}: {file} lists no pictures")
         root = self.image_dir or (joined(file, "..") if is_url(file) else str(Path(file).parent))
         found = [(joined(root, row.path), self._labels(row.label) if labelled else []) for row in rows]
-        odd = [row for row in found if len(row[1]) != 1] if labelled and not self._several else []
+        one = labelled and not self._several and not self.targets
+        odd = [row for row in found if len(row[1]) != 1] if one else []
         for path, labels in odd[:1]:
             several = f"{len(labels)} labels ({', '.join(labels[:3])}), which data.source.multi_label=true takes"
             raise UserError(f"{key}: {file}: {printable(path)} has {several if labels else 'no label'}")

@@ -12,6 +12,7 @@ from kd.distill.inherit.heads import head_map
 from kd.distill.inherit.pair import FIRST_LAYERS, ViT, centres, final_norm, kept_prefix
 from kd.distill.inherit.stream import embedding
 from kd.losses import OrthogonalProjection, Projection
+from kd.models.output_scale import set_in_units
 from kd.models.preprocess import Preprocess
 
 RIDGE = 1e-2  # of the mean squared activation: keeps directions that the sample hardly shows near their start
@@ -104,6 +105,7 @@ def inherit_head(student: ViT, teacher: ViT, stream: Tensor, projection: Tensor,
     start = _folded(teacher.head, final_norm(teacher), projection, torch.arange(teacher.num_classes))
     features = student.forward_head(student.norm(stream), pre_logits=True)
     fit(student.head, features, logits, start, ridge=1.0)  # one row a picture: few, so the start weighs more
+    set_in_units(student.head, student.head.weight.clone(), student.head.bias.clone())
 
 
 def _gamma(layer_scale: nn.Module) -> Tensor:

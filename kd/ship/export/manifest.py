@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -47,6 +47,7 @@ class Manifest:
     std: list[float]  # likewise
     format: str  # the export's format
     int8: bool = False  # whether weights and activations are quantised
+    facts: dict[str, list[float | None]] = field(default_factory=dict)  # by name, a number for each class
 
     def __post_init__(self) -> None:
         words = [self.arch, *self.classes] if isinstance(self.classes, list) else [None]
@@ -56,6 +57,7 @@ class Manifest:
             "arch and classes": all(isinstance(word, str) for word in words) and self.arch.isprintable(),
             "classes": bool(self.classes) or self.task == "features",
             "size": all(0 < side <= MOST for side in self.size),
+            "facts": isinstance(self.facts, dict) and all(_fits(x, self.classes) for x in self.facts.values()),
             "crop_ratio": isinstance(self.crop_ratio, int | float) and 1e-6 < self.crop_ratio <= 1,
         }
         if wrong := [name for name, right in checks.items() if not right]:
@@ -71,6 +73,11 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         (folder / FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+
+def _fits(values: object, classes: list[str]) -> bool:
+    right = isinstance(values, list) and len(values) == len(classes)
+    return right and all(isinstance(x, int | float | None) for x in values)  # type: ignore[attr-defined]
 
 
 def from_metadata(metadata: dict[str, str], file: Path) -> Manifest:

@@ -11,13 +11,15 @@ import timm
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
-from torch import Tensor, nn
+from torch import nn
 
+from kd.data.class_facts import plain as plain_facts
 from kd.distill.student import Student
 from kd.errors import UserError, plain
 from kd.models import Preprocess
 from kd.models.arguments import check_arguments
 from kd.models.hugging_face import HuggingFace, HuggingFaceModel
+from kd.models.output_scale import unit_output
 from kd.models.own import OwnModel, build_own
 from kd.models.segmenter import DenseModel
 from kd.module.distillation import DistillationModule
@@ -42,6 +44,8 @@ def student_metadata(student: Student) -> dict[str, str]:
         content["dense"] = True  # a timm backbone below kd.models.segmenter.DenseModel
     if isinstance(made, OwnModel):
         content["builder"] = made.made_by
+    if student.data.facts:
+        content["facts"] = plain_facts(student.data.facts)
     if not student.classifies:
         content["classifies"] = False  # nothing has trained the classifier: what counts are the features below it
     return {"arch": student.arch, **{key: json.dumps(value) for key, value in content.items()}}
@@ -57,10 +61,10 @@ def save_student(module: DistillationModule | Student, path: str | Path, checkpo
     """
     path = Path(path)
     student = module.student_of_one if isinstance(module, DistillationModule) else module
-    state: dict[str, Tensor] = student.final.state_dict()
+    state = unit_output(student.final.state_dict())
     if checkpoint is not None:
         saved = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
-        state = next(iter(models_in(saved).values()))
+        state = unit_output(next(iter(models_in(saved).values())))
     whole = in_order(save({k: v.detach().cpu().contiguous() for k, v in state.items()}, student_metadata(student)))
     write_whole(path, lambda file: file.write(whole))  # save_file would make a file that only its owner can read
     model: Any = student.model

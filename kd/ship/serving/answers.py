@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from kd.data.class_facts import facts_of
 from kd.errors import UserError
 from kd.ship.export.base import Runtime
 from kd.ship.export.manifest import Manifest
@@ -42,7 +43,8 @@ def answer(numbers: np.ndarray, manifest: Manifest, top: int) -> dict[str, Any]:
         return _mask(numbers, manifest.classes)
     p = 1 / (1 + np.exp(-numbers)) if manifest.task == "multilabel" else _softmax(numbers)
     best = np.argsort(-p, kind="stable")[:top]
-    return {"labels": [{"label": manifest.classes[i], "p": round(float(p[i]), 6)} for i in best]}
+    found: dict[str, Any] = {"labels": [{"label": manifest.classes[i], "p": round(float(p[i]), 6)} for i in best]}
+    return found | ({"facts": facts_of(manifest.facts, p)} if manifest.facts else {})
 
 
 def _softmax(numbers: np.ndarray) -> np.ndarray:

@@ -1,0 +1,73 @@
+"""Numbers that belong to classes: calories of a dish, price of an article."""
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from kd.errors import UserError
+from kd.storage.elsewhere import text_of
+
+ClassFacts = dict[str, list[float]]
+"""By the name of a fact its value for each class, in the order of the class ids; NaN where it is not known."""
+
+
+def read_class_facts(file: str, classes: Sequence[str]) -> ClassFacts:
+    """Reads a table whose first column names a class and whose other columns are numbers about it.
+
+    Raises:
+        UserError: no such table, a class that the data does not have, or a value that is not a number.
+    """
+    key = f"data.class_facts: {file}"
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text_of(Path(file)).removeprefix("\ufeff"))) if row]
+    except (OSError, ValueError, csv.Error) as error:
+        raise UserError(f"{key} can't be read as CSV: {error}") from error
+    if len(rows) < 2 or len(rows[0]) < 2:
+        raise UserError(f"{key} needs a header (class, name of a number, ...) and a row for each class")
+    names, ids = [name.strip() for name in rows[0][1:]], {name: i for i, name in enumerate(classes)}
+    facts = {name: [math.nan] * len(classes) for name in names}
+    for row in rows[1:]:
+        if row[0] not in ids:
+            raise UserError(f"{key} names the class '{row[0]}', which the data does not have")
+        for name, text in zip(names, row[1:], strict=False):
+            try:
+                value = float(text) if text.strip() else math.nan
+            except ValueError:
+                value = math.inf
+            if math.isinf(value):
+                raise UserError(f"{key}: {name} of '{row[0]}' is '{text}', which is not a number")
+            facts[name][ids[row[0]]] = value
+    return facts
+
+
+def facts_of(facts: Mapping[str, Sequence[float | None]], p: np.ndarray) -> dict[str, dict[str, float | None]]:
+    """The facts of a picture.
+
+    Args:
+        facts: by name the values by class id; None or NaN where unknown.
+        p: the classes' probabilities ``(C,)``.
+
+    Returns:
+        By name: ``of_label``, that of the likeliest class, and ``expected``, the mean under the probabilities of the
+        classes whose value is known; None where it is not known.
+    """
+    found: dict[str, dict[str, float | None]] = {}
+    for name, given in facts.items():
+        values = np.array([math.nan if value is None else value for value in given], dtype=np.float64)
+        known = ~np.isnan(values)
+        mass = float(p[known].sum())
+        likeliest = float(values[int(p.argmax())])
+        found[name] = {
+            "of_label": None if math.isnan(likeliest) else round(likeliest, 6),
+            "expected": round(float(p[known] @ values[known]) / mass, 6) if mass > 0 else None,
+        }
+    return found
+
+
+def plain(facts: ClassFacts | None) -> dict[str, list[float | None]]:
+    """Facts as JSON has them: None in place of NaN."""
+    return {name: [None if math.isnan(x) else x for x in values] for name, values in (facts or {}).items()}

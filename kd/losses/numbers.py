@@ -1,0 +1,49 @@
+"""Distillation of a model that answers in numbers."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from kd.losses.base import LogitLoss
+
+FORMS = {"smooth_l1": F.smooth_l1_loss, "l1": F.l1_loss, "l2": F.mse_loss}
+
+
+class RegressionKDLoss(LogitLoss):
+    """The student's numbers approach the teacher's, both in standard deviations of the training targets.
+
+    With ``bounded`` they approach the target instead, and only where the student's squared error plus ``margin`` is
+    above the teacher's: the teacher-bounded regression of Chen et al., Learning Efficient Object Detection Models with
+    Knowledge Distillation (NeurIPS 2017), equation 5. Missing targets then do not count.
+
+    Args:
+        form: ``smooth_l1``, ``l1`` or ``l2``; of the unbounded loss.
+        bounded: see above.
+        margin: in squared standard deviations, >= 0.
+        weight: factor in the total loss.
+
+    >>> import torch
+    >>> student, teacher, target = torch.tensor([[3.0]]), torch.tensor([[1.0]]), torch.tensor([[0.0]])
+    >>> RegressionKDLoss("l2")(student, teacher, target), RegressionKDLoss(bounded=True)(teacher, student, target)
+    (tensor(4.), tensor(0.))
+    """
+
+    for_numbers = True
+
+    def __init__(
+        self, form: str = "smooth_l1", bounded: bool = False, margin: float = 0.0, weight: float = 1.0
+    ) -> None:
+        super().__init__(weight)
+        if form not in FORMS:
+            raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form}")
+        if not margin >= 0:
+            raise ValueError(f"margin must be >= 0, got {margin}")
+        self.form, self.bounded, self.margin = form, bounded, margin
+
+    def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
+        """``(N, C)``, ``(N, C)``, ``(N, C)`` with NaN where missing -> scalar: summed over C, averaged over N."""
+        student, teacher = student_logits.float(), teacher_logits.detach().float()
+        if not self.bounded:
+            return FORMS[self.form](student, teacher, reduction="none").sum(1).mean()
+        known = ~target.isnan()
+        error, allowed = ((x - target.nan_to_num()) ** 2 for x in (student, teacher))
+        return (error * (known & (error + self.margin > allowed))).sum(1).mean()

@@ -1,0 +1,142 @@
+"""Regression: numbers as targets, such as calories, weight, age."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from kd.losses import LogitLoss
+from kd.losses.numbers import FORMS
+from kd.tasks.base import Task
+from kd.tasks.fidelity_numbers import NumbersFidelity
+
+
+class Regression(Task):
+    """Numbers a picture, each with a name. A loss on standardised targets; R2, MAE and RMSE.
+
+    Models answer in the targets' units. In training targets and answers are divided by the training targets' standard
+    deviations, so that no target outweighs another. A missing value (NaN) takes no part.
+
+    Args:
+        num_classes: how many numbers; default: as the data says.
+        loss: ``smooth_l1``, ``l1`` or ``l2``.
+    """
+
+    kind = "numbers"
+    primary = "r2"
+    in_rows = True
+    no_class_id = "has numbers in place of classes"
+    means: Tensor
+    deviations: Tensor
+
+    def __init__(self, num_classes: int | None = None, loss: str = "smooth_l1") -> None:
+        super().__init__(num_classes)
+        if loss not in FORMS:
+            raise ValueError(f"loss must be one of {', '.join(FORMS)}, got {loss}")
+        self.form, self.names = loss, [""]
+
+    def build(self, num_classes: int, ignore_index: int | None = None) -> None:
+        self.errors = NumberErrors(num_classes)
+        self.names = [""] if num_classes == 1 else [str(i) for i in range(num_classes)]
+        self.register_buffer("means", torch.zeros(num_classes), persistent=False)
+        self.register_buffer("deviations", torch.ones(num_classes), persistent=False)
+
+    def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
+        self.names = [""] if len(classes) == 1 else list(classes)
+
+    def scale(self, means: Sequence[float], deviations: Sequence[float]) -> None:
+        self.means.copy_(torch.tensor(means))
+        self.deviations.copy_(torch.tensor(deviations))
+
+    def metric_names(self, teacher: bool) -> list[str]:
+        return [
+            "r2",
+            *(_metric(kind, name) for kind in ("r2", "mae", "rmse") for name in self.names if kind != "r2" or name),
+        ]
+
+    def compared(self, answer: Tensor) -> Tensor:
+        return (answer - self.means) / self.deviations
+
+    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Answers and targets in units, ``(N, C)``, NaN where missing -> the mean over the known targets."""
+        known = ~target.isnan()
+        losses = FORMS[self.form](self.compared(logits.float()), self.compared(target).nan_to_num(), reduction="none")
+        return (losses * known).sum() / known.sum().clamp_min(1)
+
+    def decide(self, logits: Tensor) -> Tensor:
+        return logits
+
+    def same(self, logits: Tensor, others: Tensor) -> Tensor:
+        """Whether numbers differ by less than one per cent of the first."""
+        return (logits - others).abs() <= 0.01 * logits.abs() + 1e-6
+
+    def refuses(self, loss: LogitLoss) -> str:
+        return "" if loss.for_numbers else "compares classes, the data has numbers (RegressionKDLoss compares these)"
+
+    def fidelity(self, classes: int) -> NumbersFidelity:
+        return NumbersFidelity()
+
+    def rows(self, answer: Tensor, classes: Sequence[str]) -> dict[str, list[str]]:
+        columns = answer.float().T.tolist()
+        return {
+            f"_{name}": ["" if math.isnan(x) else f"{x:.6g}" for x in column]
+            for name, column in zip(classes, columns, strict=True)
+        }
+
+    def judged(self, value: float, total: int) -> str:
+        return f"reaches R2 {value:.3f} on {total} validation pictures (0: the targets' mean, 1: without an error)"
+
+    def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
+        self.errors.update(logits, target)
+
+    def compute(self) -> dict[str, Tensor]:
+        """``r2``, the mean over the targets; ``mae`` and ``rmse`` in units, by target where there are several."""
+        found: Any = super().compute().get("errors")
+        if found is None:
+            return {}
+        values = {kind: found[kind].reshape(-1) for kind in ("r2", "mae", "rmse")}  # torchmetrics makes one a scalar
+        by_target = {_metric(kind, name): x[i] for kind, x in values.items() for i, name in enumerate(self.names)}
+        return by_target | {"r2": values["r2"].mean()}
+
+    def chance(self, counts: Tensor, total: int) -> float:
+        """The R2 of the targets' mean."""
+        return 0.0
+
+
+def _metric(kind: str, name: str) -> str:
+    """
+    >>> _metric("mae", "fat (g)"), _metric("mae", "")
+    ('mae_fat_(g)', 'mae')
+    """
+    return f"{kind}_{'_'.join(name.split())}".replace("/", "_") if name else kind
+
+
+class NumberErrors(Metric):
+    """R2, mean absolute error and root mean squared error of each of C numbers; missing targets take no part.
+
+    The sums are in float64.
+    """
+
+    sums: Tensor
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.add_state("sums", torch.zeros(5, count, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, answer: Tensor, target: Tensor) -> None:
+        """``(N, C)`` each, in units."""
+        known = (~target.isnan()).double()
+        y = target.nan_to_num().double()
+        error = (answer.double() - y) * known
+        self.sums += torch.stack([known, error.abs(), error**2, y, y**2]).sum(1)
+
+    def compute(self) -> dict[str, Tensor]:
+        """``r2`` (0 where the targets are all the same), ``mae`` and ``rmse``, float32 ``(C,)``."""
+        count, absolute, squared, total, squares = self.sums
+        count = count.clamp_min(1)
+        spread = squares - total**2 / count
+        r2 = torch.where(spread > 0, 1 - squared / spread.clamp_min(1e-300), torch.zeros_like(spread))
+        return {"r2": r2.float(), "mae": (absolute / count).float(), "rmse": (squared / count).sqrt().float()}

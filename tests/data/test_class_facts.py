@@ -1,0 +1,57 @@
+"""Numbers that belong to classes: read, checked, carried with the student, shown with its predictions."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kd.cli import export_main, predict_main, train_main
+from kd.data.class_facts import facts_of, read_class_facts
+from kd.errors import UserError
+from kd.ship.export.manifest import read_manifest
+from kd.ship.serving.answers import answer
+from tests._helpers import CLASSES, draw_folder, write_recipe
+
+
+def test_the_expectation_is_under_the_probabilities_of_known_classes() -> None:
+    facts = {"kcal": [100.0, 300.0, None]}
+    found = facts_of(facts, np.array([0.2, 0.3, 0.5]))["kcal"]
+    assert found == {"of_label": None, "expected": pytest.approx((0.2 * 100 + 0.3 * 300) / 0.5)}
+    assert facts_of(facts, np.array([0.1, 0.9, 0.0]))["kcal"]["of_label"] == 300.0
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("class,kcal\npear,4", "names the class 'pear', which the data does not have"),
+        ("class,kcal\napple,many", "kcal of 'apple' is 'many', which is not a number"),
+        ("class\napple", "needs a header"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(text: str, reason: str, tmp_path: Path) -> None:
+    file = tmp_path / "facts.csv"
+    file.write_text(text)
+    with pytest.raises(UserError, match="data.class_facts: ") as raised:
+        read_class_facts(str(file), CLASSES)
+    assert reason in str(raised.value)
+
+
+def test_predictions_and_exports_have_the_facts(tmp_path: Path) -> None:
+    photos, file = draw_folder(tmp_path / "photos"), tmp_path / "facts.csv"
+    file.write_text("class,kcal\napple,52\nbread,250\ncake,370\ndates,")
+    recipe = write_recipe(tmp_path / "food.yaml", photos, None, recipe="food")
+    assert train_main([f"recipe={recipe}", f"data.class_facts={file}", "trainer.max_epochs=1"]) == 0
+    run = tmp_path / "runs" / "food" / "000"
+    assert predict_main([str(run), str(photos / "val"), f"out={tmp_path / 'found.csv'}", "top=1"]) == 0
+    rows = list(csv.DictReader((tmp_path / "found.csv").open()))
+    assert list(rows[0]) == ["file", "label_1", "p_1", "kcal_of_label", "kcal_expected"]
+    known = {"apple": "52.0", "bread": "250.0", "cake": "370.0", "dates": ""}
+    assert all(row["kcal_of_label"] == known[row["label_1"]] for row in rows)
+    assert all(52 <= float(row["kcal_expected"]) <= 370 for row in rows)
+    pytest.importorskip("onnxruntime")
+    assert export_main([str(run), "to=onnx"]) == 0
+    manifest = read_manifest(run / "export" / "onnx")
+    assert answer(np.array([0.0, 9.0, 0.0, 0.0]), manifest, 1)["facts"]["kcal"]["of_label"] == 250.0
+    assert json.loads((run / "export" / "onnx" / "manifest.json").read_text())["facts"]["kcal"][3] is None
