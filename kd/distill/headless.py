@@ -13,7 +13,6 @@ from kd.distill.student import Student
 from kd.models.own import logits_of
 from kd.models.taps import Taps
 from kd.tasks import Features
-from kd.teachers import RunTeacher
 from kd.teachers.answer import Answer
 
 
@@ -36,8 +35,8 @@ class HeadlessStudent(Student):
         losses = ["feature_loss", *(f"{name}_loss" for name in self.objective.measurable)]
         self._measures.measure(losses, width, self.data.probed)
 
-    def begin(self, teacher: RunTeacher | None, pictures: Callable[[int], Tensor] | None) -> str:
-        said = super().begin(teacher, pictures)
+    def begin(self, pictures: Callable[[int], Tensor] | None) -> str:
+        said = super().begin(pictures)
         if self.start == "inherited" and pictures is not None:
             self._centre(pictures(self.sample_size))
         return said

@@ -22,7 +22,7 @@ from kd.models.own import logits_of
 from kd.models.taps import TRIAL, Taps
 from kd.optim import OptimSpec, Pace, for_start, scaled_to_batch
 from kd.tasks import Task
-from kd.teachers import FrozenTeacher, RunTeacher
+from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL, Answer
 
 
@@ -181,24 +181,18 @@ class Student(nn.Module):
 
     # -- before training ---------------------------------------------------------------------------------------------
 
-    def begin(self, teacher: RunTeacher | None, pictures: Callable[[int], Tensor] | None) -> str:
-        """Takes first weights from the teacher's layers where the settings say so; returns a message, or None."""
-        if self.start == "inherited":
-            assert teacher is not None and self.spec is not None
-            if pictures is None:
-                raise UserError("model.student.inherit: needs pictures to measure by: a DistillationDataModule")
-            self._inherit(teacher.members[self.parent], pictures(self.sample_size))
-        return self.told_of_scratch() if self.start == "scratch" else ""
+    def begin(self, pictures: Callable[[int], Tensor] | None) -> str:
+        """After :meth:`kd.distill.students.Students.begin` has given it its teacher's layers.
 
-    def _inherit(self, teacher: FrozenTeacher, pictures: Tensor) -> None:
-        from kd.distill.inherit import inherit
+        Args:
+            pictures: gives so many to measure by, uint8 ``(N, 3, H, W)``.
 
-        try:
-            inherit(self.model, teacher.original(), pictures, self.prepare, teacher.prepare)  # type: ignore[arg-type]
-        except ValueError as error:
-            raise UserError(f"model.student.inherit: {error}") from error
-        if self.average is not None:
+        Returns:
+            What is to be said of the start, or nothing.
+        """
+        if self.start == "inherited" and self.average is not None:
             self.average.set(self.model)
+        return self.told_of_scratch() if self.start == "scratch" else ""
 
     @property
     def sample_size(self) -> int:

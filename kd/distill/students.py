@@ -11,7 +11,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from kd.data.batch import Batch, DataInfo
 from kd.distill.objective import Terms
 from kd.distill.student import Student
+from kd.errors import UserError
 from kd.optim import Pace, Together
+from kd.teachers import FrozenTeacher, RunTeacher
 from kd.teachers.answer import Answer, Wanted
 
 ONLY = "student"  # The name of a single student among its run's parameters; it is logged without one
@@ -52,6 +54,30 @@ class Students(nn.ModuleDict):
         """Parameters that no term reaches, by their name in here."""
         students = zip(self, self.named().values(), strict=True)
         return [f"{key}.{name}" for key, student in students for name in student.without_gradient()]
+
+    def begin(self, teacher: RunTeacher | None, pictures: Callable[[int], Tensor] | None) -> list[str]:
+        """Takes the first weights from the teacher's layers (:mod:`kd.distill.inherit`) where that is asked for.
+
+        Args:
+            teacher: with its weights as loaded.
+            pictures: gives so many pictures to measure by, uint8 ``(N, 3, H, W)``.
+
+        Returns:
+            What is to be said of each student's start, or nothing.
+
+        Raises:
+            UserError: without pictures, or teacher and student do not fit each other.
+        """
+        together: dict[tuple[str, int], list[Student]] = {}
+        for student in self.named().values():
+            if student.start == "inherited":
+                together.setdefault((student.parent, student.sample_size), []).append(student)
+        for (parent, count), students in together.items():
+            if pictures is None:
+                raise UserError("model.student.inherit: needs pictures to measure by: a DistillationDataModule")
+            assert teacher is not None
+            _inherit(students, teacher.members[parent], pictures(count))
+        return [student.begin(pictures) for student in self.named().values()]
 
     def compile_in_place(self) -> None:
         """Compiles the models whose settings ask for it."""
@@ -109,3 +135,13 @@ def total_of(terms: Mapping[str, Terms]) -> Tensor:
     """The sum of the students' totals: their parameters, and so their gradients, are apart."""
     totals = [own.total for own in terms.values()]
     return totals[0] if len(totals) == 1 else torch.stack(totals).sum()
+
+
+def _inherit(students: list[Student], teacher: FrozenTeacher, pictures: Tensor) -> None:
+    from kd.distill.inherit import inherit_together
+
+    try:
+        pairs = [(student.model, student.prepare) for student in students]
+        inherit_together(pairs, teacher.original(), pictures, teacher.prepare)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise UserError(f"model.student.inherit: {error}") from error

@@ -96,14 +96,16 @@ class DistillationModule(Inference):
         if not isinstance(student, Student):
             objective = objective_of(task, losses, task_loss_weight, taps, teacher_of)
             student = own_student(student, self.teacher, objective, data, prepare, ema_decay, as_optim(optim))
-        self._take(Students(student))
+        self.take(Students(student))
         self._range = RangeCheck()
         self.memory: Memory | None = None
         self.folder: Path | None = None  # of the run, once it has one
         self.planned_epochs = 1
         self.resumed = False  # set by the code that resumes: Lightning informs its module too late
+        self.begun = False
 
-    def _take(self, students: Students) -> None:
+    def take(self, students: Students) -> None:
+        """Makes these its students, in place of those before."""
         self.students, self.validation = students, Validation(students, self.teacher)
         self.resume = Resume(students, self.teacher.identity() if self.teacher else {})
         # what is equal on all ranks, and parameters that no term reaches: DDP would wait for their gradients
@@ -125,7 +127,7 @@ class DistillationModule(Inference):
             raise UserError("students: all must have the same model.teacher, it answers once for all")
         if len({type(module.task) for module in modules.values()}) > 1:
             raise UserError("students: all must have the same model.task")
-        first._take(Students({name: module.student_of_one for name, module in modules.items()}))
+        first.take(Students({name: module.student_of_one for name, module in modules.items()}))
         return first
 
     def named_students(self) -> dict[str, Student]:
@@ -161,8 +163,10 @@ class DistillationModule(Inference):
     def setup(self, stage: str) -> None:
         """Starts students from the teacher's layers; places the teacher; settles what is left to measure."""
         sample = cache(self.data.sample_pictures) if self.data is not None else None
-        if stage == "fit" and not self.resumed:
-            self._begin(sample)
+        if stage == "fit" and not self.resumed and not self.begun:
+            lines = self.begin(sample, self.data)
+            if lines and self.trainer.is_global_zero:
+                print("\n".join(lines), flush=True)
         if self.teacher is not None:
             self.teacher.to(self.trainer.strategy.root_device, dtype_for(str(self.trainer.precision)))
             self.teacher.forget_original()
@@ -176,13 +180,14 @@ class DistillationModule(Inference):
                 self.memory = Memory(self)  # now: later its layers may be sharded
         self.students.compile_in_place()
 
-    def _begin(self, pictures: Callable[[int], Tensor] | None) -> None:
-        """The students' first weights, while the teacher is whole and not yet placed."""
-        for student in self.named_students().values():
-            labelled = self.data.sample if self.data is not None else None
-            said = student.begin(self.teacher, pictures) or fit_new_classifier(student, labelled)
-            if said and self.trainer.is_global_zero:
-                print(said, flush=True)
+    def begin(
+        self, pictures: Callable[[int], Tensor] | None, data: DistillationDataModule | None
+    ) -> list[str]:  # fmt: skip
+        """Gives the students their first weights, while the teacher is whole and not yet placed; what is to be said."""
+        self.begun = True
+        labelled = data.sample if data is not None else None
+        pairs = zip(self.students.begin(self.teacher, pictures), self.named_students().values(), strict=True)
+        return [text for said, student in pairs if (text := said or fit_new_classifier(student, labelled))]
 
     def _ask(self, teacher: RunTeacher | None) -> None:
         object.__setattr__(self, "asked", teacher)

@@ -14,7 +14,7 @@ from timm.layers import HybridEmbed, RmsNorm, SwiGLU, SwiGLUPacked
 from timm.models.vision_transformer import ParallelScalingBlock
 
 from kd.cli import train_main
-from kd.distill.inherit import inherit, start
+from kd.distill.inherit import inherit, inherit_together, start
 from kd.distill.inherit.layers import fit, inherit_block
 from kd.models import Preprocess
 from tests._helpers import ARCH, TINY, save_teacher
@@ -315,6 +315,25 @@ def test_projections_of_an_inherited_classifier_begin_fitted(recipe: Path) -> No
     rows = list(csv.DictReader((recipe.parent / "runs" / "tiny" / "000" / "metrics.csv").open()))
     for name in losses:
         assert float(next(row[key] for row in rows for key in row if key.endswith(f"{name}_loss") and row[key])) < 0.1
+
+
+@torch.no_grad()
+def test_several_students_come_out_as_each_alone_and_run_the_teacher_once(
+    sample: torch.Tensor,
+) -> None:
+    """Other widths, depths, heads, and another patch grid in between."""
+    shapes = ({"width": 32, "heads": 2}, {"width": 48, "depth": 2}, {"patch_size": 16}, {"width": 32, "heads": 4})
+    teacher, calls = vit(0), []
+    alone, together = ([vit(1, **shape) for shape in shapes] for _ in range(2))
+    for student in alone:
+        inherit(student, teacher, sample[:96], OURS, THEIRS)
+    teacher.blocks[2].register_forward_pre_hook(lambda *_: calls.append(1))
+    teacher.blocks[2].attn.register_forward_pre_hook(lambda *_: calls.append(2))
+    inherit_together([(student, OURS) for student in together], teacher, sample[:96], THEIRS)
+    for one, other in zip(alone, together, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    assert calls.count(1) == 3 * 2, "two grids and the logits, each in two parts"
+    assert calls.count(2) == calls.count(1) + 2, "and once a grid for what the fits read"
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from kd.distill.inherit.heads import head_map
+from kd.distill.inherit.measured import MeasuredTeacher
 from kd.distill.inherit.pair import (
     centres,
     check_copy,
@@ -19,12 +20,14 @@ from kd.distill.inherit.pair import (
 from kd.distill.inherit.stream import (
     chosen_blocks,
     embedded_as,
+    moment_of,
     projection_of,
     read_by_classifier,
     seen_by_norms,
     teacher_streams,
 )
 from kd.errors import UserError
+from kd.models import Preprocess
 from kd.models.loading import freeze_backbone
 
 
@@ -94,7 +97,11 @@ def test_the_projection_is_orthonormal_and_leaves_the_mean_out() -> None:
     teacher, student = vit(32), vit(16)
     pictures = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        projection = projection_of(teacher_streams(teacher, embedded_as(student, teacher, pictures)), student, 1)
+        projection = projection_of(
+            moment_of(streams := teacher_streams(teacher, embedded_as(student, teacher, pictures)), 1),
+            streams[-1],
+            student,
+        )
     product = projection.double().T @ projection.double()
     values = torch.linalg.eigvalsh(product)
     assert projection.shape == (16, 32)
@@ -110,8 +117,20 @@ def test_what_the_classifier_reads_is_kept_before_all_else(pool: str) -> None:
     streams = teacher_streams(teacher, embedded_as(student, teacher, pictures))
 
     read = read_by_classifier(teacher, streams[-1], 7).float()
-    kept, plain = (projection_of(streams, student, 1, reader) for reader in (teacher, None))
+    kept, plain = (projection_of(moment_of(streams, 1), streams[-1], student, reader) for reader in (teacher, None))
     assert (read - kept.T @ kept @ read).abs().max() < 1e-2 < (read - plain.T @ plain @ read).abs().max()
+
+
+def test_the_teacher_is_measured_once_for_each_patch_grid() -> None:
+    teacher, pictures = vit(32), torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
+    measured = MeasuredTeacher(teacher, pictures, Preprocess(32, (0.5,) * 3, (0.5,) * 3))
+    with torch.no_grad():
+        measured.see_as(vit(16), (32, 32))
+        streams, block = measured.streams, measured.block(1, vit(16))
+        measured.see_as(vit(24), (32, 32))
+        assert measured.streams is streams and measured.block(1, vit(24)) is block
+        measured.see_as(vit(16, patch_size=16), (32, 32))
+    assert measured.streams is not streams and measured.streams[0].shape[1] == 5
 
 
 def test_heads_of_the_same_number_and_size_give_the_same_products() -> None:

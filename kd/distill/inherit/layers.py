@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,40 +45,66 @@ def inherit_embedding(
         student.pos_embed.copy_((torch.cat([of_token, positions], 1) if has_own else positions) @ projection.T)
 
 
+@dataclass(frozen=True)
+class BlockActivations:
+    """What one block of the teacher computes on the sample, of the tokens that the student has too: (N, L, ...)."""
+
+    block: Any
+    qkv: Tensor
+    heads: Tensor  # what the attention's projection reads
+    units: Tensor  # what the MLP's second layer reads
+    hidden: list[Tensor]  # what the MLP's first layers give
+    middle: Tensor  # the stream between attention and MLP, as the teacher's norms see it
+    after: Tensor  # the stream that the student's should equal after the block, likewise
+
+    @classmethod
+    def of(cls, block: Any, before: Tensor, after: Tensor, kept: Tensor) -> "BlockActivations":
+        """Runs a block.
+
+        Args:
+            block: the teacher's.
+            before: what the teacher's norms see of the stream before it, (N, L, D_teacher).
+            after: what they see of the stream that the student's should equal afterwards.
+            kept: the tokens that the student has too.
+        """
+        first = [getattr(block.mlp, name) for name, _ in FIRST_LAYERS[type(block.mlp)]]
+        with _caught(block.attn.qkv, block.attn.proj, block.mlp.fc2, *first) as seen:
+            middle = before + block.drop_path1(block.ls1(block.attn(block.norm1(before))))
+            if centres(block.norm1):
+                middle = middle - middle.mean(-1, keepdim=True)
+            block.mlp(block.norm2(middle))
+        (_, qkv), (heads, _), (units, _), *hidden = [tuple(x[:, kept] for x in pair) for pair in seen]
+        return cls(block, qkv, heads, units, [out for _, out in hidden], middle[:, kept], after[:, kept])
+
+
 def inherit_block(
-    block: Any, teacher: Any, stream: Tensor, before: Tensor, after: Tensor, projection: Tensor, kept: Tensor,
-    shares: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """Fits a block to the teacher's stream ``before`` and ``after`` it (N, L, D_teacher); returns the student's stream.
+    block: Any, found: BlockActivations, stream: Tensor, projection: Tensor, shares: Tensor | None
+) -> Tensor:
+    """Fits one block; returns the student's stream behind it.
 
-    ``kept``: the teacher's tokens that the student has too; ``shares``: how much each of these counts, (L,).
+    Args:
+        found: the teacher's block.
+        stream: the student's stream before it, (N, L, D_student).
+        shares: how much each token counts in the fits, (L,); all the same if None.
     """
-    first = FIRST_LAYERS[type(teacher.mlp)]
-    layers = [getattr(teacher.mlp, name) for name, _ in first]
-    with _caught(teacher.attn.qkv, teacher.attn.proj, teacher.mlp.fc2, *layers) as seen:
-        middle = before + teacher.drop_path1(teacher.ls1(teacher.attn(teacher.norm1(before))))
-        if centres(teacher.norm1):
-            middle = middle - middle.mean(-1, keepdim=True)
-        teacher.mlp(teacher.norm2(middle))
-    (_, qkv), (heads_out, _), (active, _), *hidden = [tuple(x[:, kept] for x in pair) for pair in seen]
-    middle, after = middle[:, kept], after[:, kept]
-
+    teacher = found.block
     write = projection @ (_gamma(teacher.ls1)[:, None] * teacher.attn.proj.weight)
-    write = _fit_qkv(block, teacher, stream, qkv, heads_out, projection, write, shares)
+    write = _fit_qkv(block, teacher, stream, found.qkv, found.heads, projection, write, shares)
     with _caught(block.attn.proj) as seen:
         block.attn(block.norm1(stream))
-    fit(block.attn.proj, seen[0][0], middle @ projection.T - stream, write, shares)
+    fit(block.attn.proj, seen[0][0], found.middle @ projection.T - stream, write, shares)
     stream = stream + block.ls1(block.attn(block.norm1(stream)))
 
     write = projection @ (_gamma(teacher.ls2)[:, None] * teacher.mlp.fc2.weight)
-    units = _best(active, write, active.shape[-1], block.mlp.fc2.in_features, 1, shares)
-    for (name, parts), layer, (_, out) in zip(first, layers, hidden, strict=True):
-        rows = torch.cat([units + part * active.shape[-1] for part in range(parts)])
-        start = _folded(layer, teacher.norm2, projection, rows)
+    count = found.units.shape[-1]
+    units = _best(found.units, write, count, block.mlp.fc2.in_features, 1, shares)
+    for (name, parts), out in zip(FIRST_LAYERS[type(teacher.mlp)], found.hidden, strict=True):
+        rows = torch.cat([units + part * count for part in range(parts)])
+        start = _folded(getattr(teacher.mlp, name), teacher.norm2, projection, rows)
         fit(getattr(block.mlp, name), block.norm2(stream), out[..., rows], start, shares)
     with _caught(block.mlp.fc2) as seen:
         block.mlp(block.norm2(stream))
-    fit(block.mlp.fc2, seen[0][0], after @ projection.T - stream, write[:, units], shares)
+    fit(block.mlp.fc2, seen[0][0], found.after @ projection.T - stream, write[:, units], shares)
     return stream + block.ls2(block.mlp(block.norm2(stream)))
 
 

@@ -20,6 +20,11 @@ EXACT = 0.9  # correlation below which a copy at full size was none; what is und
 def check_pair(student: ViT, teacher: ViT) -> None:
     """Whether the student can start from the teacher; what the fit does not understand is refused."""
     if isinstance(student, DenseModel):
+        levels = len(student.indices), len(teacher.indices)
+        if levels[0] != levels[1]:
+            raise ValueError(
+                "student and teacher must have the same number of levels of features, got {} and {}".format(*levels)
+            )
         return check_pair(student.backbone, teacher.backbone)
     for role, model in (("student", student), ("teacher", teacher)):
         if type(model) is not VisionTransformer:

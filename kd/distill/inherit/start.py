@@ -1,71 +1,113 @@
 """The whole start: from the embedding to the head."""
 
+from collections.abc import Sequence
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kd.distill.inherit.layers import fit, inherit_block, inherit_embedding, inherit_head
-from kd.distill.inherit.pair import ViT, check_copy, check_pair, copy_is_possible, inherits_head, kept_tokens
-from kd.distill.inherit.stream import chosen_blocks, embedded_as, projection_of, reset_norms, shown, teacher_streams
+from kd.distill.inherit.measured import MeasuredTeacher, grid_of
+from kd.distill.inherit.pair import ViT, check_copy, check_pair, copy_is_possible, inherits_head
+from kd.distill.inherit.stream import chosen_blocks, projection_of, reset_norms, shown
 from kd.models.preprocess import Images, Preprocess
 from kd.models.segmenter import DenseModel
 
 
-@torch.no_grad()
 def inherit(student: ViT, teacher: ViT, pictures: Images, student_input: Preprocess, teacher_input: Preprocess) -> None:
     """Overwrites the student's weights with the teacher's layers, fitted to the student's size; deterministic.
 
     The classifier is copied where both have as many classes. Of dense models: the backbone, then each level's 1x1
     convolution, fitted; the rest of the head is copied.
     """
-    if isinstance(student, DenseModel):
-        return _inherit_dense(student, teacher, pictures, student_input, teacher_input)
-    check_pair(student, teacher)
-    modes = student.training, teacher.training
-    student.eval(), teacher.eval()
-    as_student = Preprocess(student_input.size, teacher_input.mean, teacher_input.std)
-    streams = teacher_streams(teacher, embedded_as(student, teacher, as_student(pictures)))
-    classifier = teacher if inherits_head(student, teacher) else None
-    projection = projection_of(streams, student, int(teacher.cls_token is not None), classifier)
-    kept = kept_tokens(student, teacher, streams[0].shape[1])
-    others = len(kept) - 1  # a class token that alone is classified counts as much as all of them together
-    of_class = isinstance(student.head, nn.Linear) and student.global_pool == "token"
-    shares = torch.tensor([others, *[1.0] * others]) if of_class else None
-    reset_norms(student)
-    inherit_embedding(student, teacher, projection, student_input, teacher_input)
-    stream = student._pos_embed(student.patch_embed(student_input(pictures)))
-    pairs = list(zip(student.blocks, chosen_blocks(student, teacher), strict=True))
-    for block, number in shown(pairs, "the student's blocks"):
-        # a student of fewer blocks makes in one step what the teacher makes in several
-        stream = inherit_block(
-            block, teacher.blocks[number], stream, streams[number], streams[number + 1], projection, kept, shares
-        )
-    if inherits_head(student, teacher):
-        logits = torch.cat([teacher(teacher_input(part)) for part in pictures.split(64)])
-        inherit_head(student, teacher, stream, projection, logits)
-    if copy_is_possible(student, teacher) and student_input.size == teacher_input.size:
-        check_copy(torch.cat([student(student_input(part)) for part in pictures.split(64)]), logits)
-    student.train(modes[0]), teacher.train(modes[1])
+    inherit_together([(student, student_input)], teacher, pictures, teacher_input)
 
 
-def _inherit_dense(
-    student: DenseModel, teacher: DenseModel, pictures: Images, student_input: Preprocess, teacher_input: Preprocess
+@torch.no_grad()
+def inherit_together(
+    students: Sequence[tuple[ViT, Preprocess]], teacher: ViT, pictures: Images, teacher_input: Preprocess
 ) -> None:
-    inherit(student.backbone, teacher.backbone, pictures, student_input, teacher_input)
-    training = student.training
-    student.eval(), teacher.eval()
-    student_levels = [student.levels(student_input(part)) for part in pictures.split(64)]
-    teacher_levels = [teacher.levels(teacher_input(part)) for part in pictures.split(64)]
-    pairs = zip(student.head.levels, teacher.head.levels, strict=True)
-    for i, (own, other) in enumerate(pairs):
-        assert isinstance(own, nn.Conv2d)
-        features = torch.cat([part[i] for part in student_levels])
-        wanted = nn.functional.interpolate(
-            torch.cat([other(part[i]) for part in teacher_levels]), features.shape[2:], mode="bilinear"
-        )
-        linear = nn.Linear(own.in_channels, own.out_channels)
-        fit(linear, features.movedim(1, -1), wanted.movedim(1, -1), torch.zeros_like(linear.weight))
-        own.weight.copy_(linear.weight[:, :, None, None])
-        own.bias.copy_(linear.bias)  # type: ignore[union-attr]
-    for name in ("fuse", "classifier"):
-        getattr(student.head, name).load_state_dict(getattr(teacher.head, name).state_dict())
-    student.train(training)
+    """As :func:`inherit`, of several students: what the teacher does is computed once for all of one patch grid.
+
+    Each student comes out as it would alone, to the last bit.
+    """
+    dense = isinstance(teacher, DenseModel)
+    measured = MeasuredTeacher(teacher.backbone if dense else teacher, pictures, teacher_input)
+    modes = [(model, model.training) for model in (teacher, *(student for student, _ in students))]
+    for model, _ in modes:
+        model.eval()
+    starts = [_Fit(student.backbone if dense else student, prepare, measured) for student, prepare in students]
+    for grid in dict.fromkeys(one.grid for one in starts):
+        _fit_blocks([one for one in starts if one.grid == grid], measured)
+    if dense:
+        _inherit_dense_heads(students, teacher, pictures, teacher_input)
+    for model, training in modes:
+        model.train(training)
+
+
+class _Fit:
+    """One student on its way through the teacher's blocks."""
+
+    def __init__(self, student: ViT, prepare: Preprocess, measured: MeasuredTeacher) -> None:
+        check_pair(student, measured.model)
+        self.student, self.prepare, self.measured = student, prepare, measured
+        self.grid = grid_of(student, prepare.size)
+        self.blocks = dict(zip(chosen_blocks(student, measured.model), student.blocks, strict=True))
+
+    def begin(self) -> None:
+        student, measured = self.student, self.measured
+        measured.see_as(student, self.prepare.size)
+        reader = measured.model if inherits_head(student, measured.model) else None
+        self.projection = projection_of(measured.moment, measured.streams[-1], student, reader)
+        reset_norms(student)
+        inherit_embedding(student, measured.model, self.projection, self.prepare, measured.prepare)
+        self.stream = student._pos_embed(student.patch_embed(self.prepare(measured.pictures)))
+        others = self.stream.shape[1] - 1  # a class token that alone is classified counts as much as all of them
+        of_class = isinstance(student.head, nn.Linear) and student.global_pool == "token"
+        self.shares: Tensor | None = torch.tensor([others, *[1.0] * others]) if of_class else None
+
+    def block(self, number: int) -> None:
+        """Where a block of the student is made from this one of the teacher: fits it."""
+        # a student of fewer blocks makes in one step what the teacher makes in several
+        if number in self.blocks:
+            found = self.measured.block(number, self.student)
+            self.stream = inherit_block(self.blocks[number], found, self.stream, self.projection, self.shares)
+
+    def end(self) -> None:
+        student, teacher = self.student, self.measured.model
+        if inherits_head(student, teacher):
+            inherit_head(student, teacher, self.stream, self.projection, self.measured.logits)
+        if copy_is_possible(student, teacher) and self.prepare.size == self.measured.prepare.size:
+            pictures = self.measured.pictures.split(64)
+            check_copy(torch.cat([student(self.prepare(part)) for part in pictures]), self.measured.logits)
+        del self.stream
+
+
+def _fit_blocks(starts: Sequence[_Fit], measured: MeasuredTeacher) -> None:
+    """Students of one grid, block by block: a block of the teacher runs once for all."""
+    for one in starts:
+        one.begin()
+    used = sorted({number for one in starts for number in one.blocks})
+    for number in shown(used, "the student's blocks" if len(starts) == 1 else f"the blocks of {len(starts)} students"):
+        for one in starts:
+            one.block(number)
+    for one in starts:
+        one.end()
+
+
+def _inherit_dense_heads(
+    students: Sequence[tuple[DenseModel, Preprocess]], teacher: DenseModel, pictures: Images, teacher_input: Preprocess
+) -> None:
+    levels = [teacher.levels(teacher_input(part)) for part in pictures.split(64)]
+    maps = [torch.cat([level(part[i]) for part in levels]) for i, level in enumerate(teacher.head.levels)]
+    for student, prepare in students:
+        own_levels = [student.levels(prepare(part)) for part in pictures.split(64)]
+        for i, (own, found) in enumerate(zip(student.head.levels, maps, strict=True)):
+            assert isinstance(own, nn.Conv2d)
+            features = torch.cat([part[i] for part in own_levels])
+            wanted = nn.functional.interpolate(found, features.shape[2:], mode="bilinear")
+            linear = nn.Linear(own.in_channels, own.out_channels)
+            fit(linear, features.movedim(1, -1), wanted.movedim(1, -1), torch.zeros_like(linear.weight))
+            own.weight.copy_(linear.weight[:, :, None, None])
+            own.bias.copy_(linear.bias)  # type: ignore[union-attr]
+        for name in ("fuse", "classifier"):
+            getattr(student.head, name).load_state_dict(getattr(teacher.head, name).state_dict())

@@ -72,24 +72,33 @@ def read_by_classifier(teacher: ViT, last: Tensor, most: int) -> Tensor:
     return torch.linalg.qr((right[:count] @ reads).T).Q
 
 
-def projection_of(streams: list[Tensor], student: ViT, classes: int, teacher: ViT | None = None) -> Tensor:
-    """``M``, (width, D_teacher): leading directions of the normalised stream over all layers.
+def moment_of(streams: list[Tensor], classes: int) -> Tensor:
+    """Second moment of the normalised stream over all layers, (D_teacher, D_teacher).
 
     Every token counts by its direction alone, as a LayerNorm sees it; the class token as much as all patches
-    together, since it alone is classified. Before all others come those that the classifier of ``teacher`` reads, for
-    at most half of the room. A student with RMSNorm has room for one direction more.
+    together, since it alone is classified.
     """
-    teacher_width, width = streams[0].shape[-1], student.embed_dim
-    room = width - 1 if centres(student.blocks[0].norm1) else width
-    moment = torch.zeros(teacher_width, teacher_width, dtype=torch.float64)
+    width = streams[0].shape[-1]
+    moment = torch.zeros(width, width, dtype=torch.float64)
     for stream in streams:
         unit = nn.functional.normalize(stream.double(), dim=-1)
         for part in (unit[:, :classes], unit[:, classes:]):
-            flat = part.reshape(-1, teacher_width)
+            flat = part.reshape(-1, width)
             moment += flat.T @ flat / max(1, len(flat))
+    return moment
+
+
+def projection_of(moment: Tensor, last: Tensor, student: ViT, teacher: ViT | None = None) -> Tensor:
+    """``M``, (width, D_teacher): the leading directions of the stream.
+
+    Before all others come those of the ``last`` stream that the classifier of ``teacher`` reads, for at most half of
+    the room. A student with RMSNorm has room for one direction more.
+    """
+    width = student.embed_dim
+    room = width - 1 if centres(student.blocks[0].norm1) else width
     if teacher is not None:
-        read = read_by_classifier(teacher, streams[-1], room // 2)
-        moment += FIRST * read @ read.T
+        read = read_by_classifier(teacher, last, room // 2)
+        moment = moment + FIRST * read @ read.T
     directions = torch.linalg.eigh(moment).eigenvectors.flip(1)[:, :room]  # the teacher's all-ones direction comes last
     directions = directions * directions.sum(0).add(1e-12).sign()  # eigenvectors have no sign of their own
     start = torch.eye(width, dtype=torch.float64)
