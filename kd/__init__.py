@@ -22,6 +22,7 @@ _PUBLIC = {
     "save_student": "kd.ship.export",
     "annotate": "kd.clock",
     "evaluate": "kd.api",
+    "size": "kd.api",
     "train": "kd.api",
 }
 

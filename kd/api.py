@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from kd.commands.eval import evaluated
+from kd.commands.size import sized
 from kd.errors import RunError, UserError
 from kd.run.build import student_in
 from kd.run.fit import fit
@@ -95,6 +96,28 @@ def evaluate(run: str | Path | RunResult, settings: Mapping[str, Any] | None = N
     quiet_libraries()
     folder = str(run.folder if isinstance(run, RunResult) else run)
     return evaluated(Request(overrides=_items(settings or {}), rest=[folder])).results[0]
+
+
+def size(
+    recipe: str | Path, settings: Mapping[str, Any] | None = None
+) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Searches the student for a budget as ``kd-size`` does, before training.
+
+    Args:
+        recipe: a recipe's name, or a YAML file.
+        settings: values by key: of the run, and ``latency_ms``, ``mb``, ``params_m``, ``runtime``, ``int8``,
+            ``threads``, ``batch``, ``archs``, ``img_sizes``, ``candidates``, ``steps``.
+
+    Returns:
+        All candidates, each with ``name``, ``arch``, ``kwargs``, ``img_size``, ``latency_ms``, ``mb``, ``params``,
+        ``score`` (in 0..1, absent where it is over a budget), ``front`` and ``within``; and the chosen one.
+
+    Raises:
+        UserError: a mistake in them, or a budget that no candidate meets; nothing is written.
+    """
+    found, _ = sized(translate([f"recipe={recipe}", *_items(settings or {})]))
+    rows = found["candidates"]
+    return rows, next((row for row in rows if row["name"] == found["choice"]), None)
 
 
 def _items(settings: Mapping[str, Any]) -> list[str]:

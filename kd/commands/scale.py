@@ -3,13 +3,13 @@
 import json
 import math
 import sys
-from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError
 from kd.run.own_keys import positive, take, whole_number, whole_numbers
 from kd.run.request import Request
 from kd.run.run import Run
+from kd.storage.checkpoints import claim
 from kd.storage.run_urls import folder_of_runs
 
 HELP = """\
@@ -65,7 +65,7 @@ def _measure(
     from kd.machine import cores
     from kd.report.html import write_page
 
-    folder = _claim(folder_of_runs(config["runs_dir"], "kd-scale") / config["recipe"] / "scale")
+    folder = claim(folder_of_runs(config["runs_dir"], "kd-scale") / config["recipe"] / "scale")
     model, threads = config["model"], max(1, cores() // processes[-1])
     items += ["model.teacher.cache=off"] if model.get("teacher") else []
     if not config["trainer"]["precision"]:  # once, for all short runs
@@ -118,13 +118,3 @@ def _check_gpus(config: dict[str, Any], processes: int) -> None:
     gpus = 0 if config["trainer"].get("accelerator") == "cpu" else torch.cuda.device_count()
     if 0 < gpus < processes:
         raise UserError(f"processes: {processes}, but there are {gpus} GPUs (trainer.accelerator=cpu measures on CPUs)")
-
-
-def _claim(parent: Path) -> Path:
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        folder = parent / f"{max((int(p.name) for p in parent.iterdir() if p.name.isdigit()), default=-1) + 1:03d}"
-        folder.mkdir()
-    except OSError as error:
-        raise UserError(f"runs_dir: {parent} can't be written: {error.strerror}") from error
-    return folder

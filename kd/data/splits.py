@@ -80,6 +80,16 @@ class Splits:
         keep = chosen if name == "val" else np.setdiff1d(np.arange(len(whole.targets)), chosen)
         return Subset(whole, keep.tolist())
 
+    def validate_in_training(self, fraction: float) -> None:
+        """From now on validation is a share of the training pictures: to choose by, where the real one is for later."""
+        first, *others = self.listed("train")
+        chosen = held_out(first.targets, fraction, self.seed + 1)
+        rest = np.setdiff1d(np.arange(len(first.targets)), chosen)
+        if not len(chosen):
+            raise UserError(f"data.source: {len(first.targets)} training pictures are too few to hold some out")
+        self._listed |= {"train": [Subset(first, rest.tolist()), *others], "val": [Subset(first, chosen.tolist())]}
+        self._splits, self.holds_out = {}, True
+
     def parts(self, name: str) -> Sequence[Split]:
         """The listed splits, or what is left of them where damaged pictures are left out."""
         if self.on_bad_image == "stop":

@@ -182,14 +182,7 @@ class Student(nn.Module):
     # -- before training ---------------------------------------------------------------------------------------------
 
     def begin(self, pictures: Callable[[int], Tensor] | None) -> str:
-        """After :meth:`kd.distill.students.Students.begin` has given it its teacher's layers.
-
-        Args:
-            pictures: gives so many to measure by, uint8 ``(N, 3, H, W)``.
-
-        Returns:
-            What is to be said of the start, or nothing.
-        """
+        """After it has its teacher's layers, where it inherits; returns a message, or ""."""
         if self.start == "inherited" and self.average is not None:
             self.average.set(self.model)
         return self.told_of_scratch() if self.start == "scratch" else ""

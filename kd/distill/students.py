@@ -56,18 +56,7 @@ class Students(nn.ModuleDict):
         return [f"{key}.{name}" for key, student in students for name in student.without_gradient()]
 
     def begin(self, teacher: RunTeacher | None, pictures: Callable[[int], Tensor] | None) -> list[str]:
-        """Takes the first weights from the teacher's layers (:mod:`kd.distill.inherit`) where that is asked for.
-
-        Args:
-            teacher: with its weights as loaded.
-            pictures: gives so many pictures to measure by, uint8 ``(N, 3, H, W)``.
-
-        Returns:
-            What is to be said of each student's start, or nothing.
-
-        Raises:
-            UserError: without pictures, or teacher and student do not fit each other.
-        """
+        """Takes first weights from the teacher's layers where the settings say so; returns each student's message."""
         together: dict[tuple[str, int], list[Student]] = {}
         for student in self.named().values():
             if student.start == "inherited":

@@ -13,6 +13,7 @@ from kd.report.input_costs import input_costs
 from kd.report.learning import headline, learning
 from kd.report.metric import duration, format_metric
 from kd.report.records import PHASES, Run, percentile
+from kd.report.sized import card_of
 from kd.report.tier import tier_table
 from kd.report.verdict import sentence
 
@@ -84,6 +85,7 @@ def _cards(facts: Facts) -> dict[str, Any]:
         *([state] if state[1] == "done" else []),
         ("images/s", _rounded(facts.images_per_s), _spread(facts)),
         ("time per epoch", duration(facts.epoch_s), f"{len({s['epoch'] for s in facts.steps})} epochs seen"),
+        *([card] if (card := card_of(run.folder, run.config)) else []),
         ("cost per epoch", _cost(facts), f"at {facts.price} an hour"),
         ("time left", duration(facts.left_s), "at the pace so far"),
     ]

@@ -102,7 +102,7 @@ def choose_start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None
     members = dict(teacher.members) if teacher is not None else {}
     if spec.inherit == "auto" and len(members) > 1:
         return start, "there are several: model.student.inherit=true takes the first whose layers fit", ALL
-    problems = {name: _not_inheritable(model, member) for name, member in members.items()}
+    problems = {name: not_inheritable(model, member) for name, member in members.items()}
     parent = next((name for name, problem in problems.items() if not problem), None)
     if parent is not None:
         return "inherited", "", parent
@@ -113,7 +113,7 @@ def choose_start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None
     raise UserError(f"model.student.inherit: {problem}{without}")
 
 
-def _not_inheritable(model: nn.Module, teacher: RunTeacher) -> str:
+def not_inheritable(model: nn.Module, teacher: RunTeacher) -> str:
     """Why the student can't start from the teacher's layers; empty where it can."""
     if teacher.closed:
         return f"the teacher {teacher.closed}"

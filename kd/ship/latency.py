@@ -1,13 +1,15 @@
 """Times a run's student, its exports and its teacher: a process each, in turns."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from kd.callbacks.phases import processor
 from kd.errors import UserError
@@ -24,6 +26,9 @@ Runtimes = dict[str, dict[str, Any]]
 """Exports by name, as ``export/export.json`` describes them; ``torch``: nothing."""
 Reopen = Callable[[], FinishedRun]
 """Opens the run again in another process; picklable."""
+Measure = Callable[[int], tuple[list[float], float]]
+"""Runs a model so often: the milliseconds of each run, and its process's peak memory in MB."""
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -88,19 +93,27 @@ def _turns(
                 pictures = np.random.RandomState(0).randint(0, 256, (batch, *run.size, 3), dtype=np.uint8)
                 planes = np.ascontiguousarray(pictures.transpose(0, 3, 1, 2))
                 given = {key: pictures if _is_nhwc(key, runtimes) else planes for key in watches}
-                took: dict[tuple[str, str], list[float]] = {key: [] for key in watches}
-                peaks: dict[tuple[str, str], float] = {}
-                repeats = {key: _repeats(watch, given[key], seconds) for key, watch in watches.items()}
-                for _ in range(ROUNDS):
-                    for key, watch in watches.items():
-                        ms, peaks[key] = watch.measure(given[key], repeats[key])
-                        took[key] += ms
-                        shown.update()
-                rows += [_row(key, threads, batch, took[key], peaks[key]) for key in watches]
+                timed = in_turns(
+                    {key: partial(watch.measure, given[key]) for key, watch in watches.items()}, seconds, shown
+                )
+                rows += [_row(key, threads, batch, sum(took, []), peak) for key, (took, peak) in timed.items()]
     finally:
         for watch in watches.values():
             watch.close()
     return rows
+
+
+def in_turns(measures: Mapping[K, Measure], seconds: float, shown: tqdm) -> dict[K, tuple[list[list[float]], float]]:
+    """Times models in rounds, each in its turn: of each the milliseconds by round, and its process's peak memory."""
+    repeats = {key: _repeats(measure, seconds) for key, measure in measures.items()}
+    took: dict[K, list[list[float]]] = {key: [] for key in measures}
+    peaks: dict[K, float] = {}
+    for _ in range(ROUNDS):
+        for key, measure in measures.items():
+            ms, peaks[key] = measure(repeats[key])
+            took[key].append(ms)
+            shown.update()
+    return {key: (took[key], peaks[key]) for key in measures}
 
 
 def _start(load: Callable[[], Callable[[np.ndarray], object]], threads: int, key: tuple[str, str]) -> Stopwatch:
@@ -114,9 +127,9 @@ def _is_nhwc(key: tuple[str, str], runtimes: Runtimes) -> bool:
     return runtimes.get(key[1], {}).get("layout", "nhwc") == "nhwc"
 
 
-def _repeats(watch: Stopwatch, pictures: np.ndarray, seconds: float) -> int:
+def _repeats(measure: Measure, seconds: float) -> int:
     """So many that a round takes its share of ``seconds``; these first runs warm up."""
-    ms, _ = watch.measure(pictures, 3)
+    ms, _ = measure(3)
     return max(2, min(200, round(1000 * seconds / ROUNDS / max(ms[-1], 0.01))))
 
 

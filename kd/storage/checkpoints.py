@@ -68,6 +68,17 @@ def check_writable(folder: Path) -> None:
         raise UserError(f"runs_dir: {folder} can't be written: {error.strerror}") from error
 
 
+def claim(parent: Path) -> Path:
+    """Makes the folder of the next free number (``000``)."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = parent / f"{max((int(p.name) for p in parent.iterdir() if p.name.isdigit()), default=-1) + 1:03d}"
+        folder.mkdir()
+    except OSError as error:
+        raise UserError(f"runs_dir: {parent} can't be written: {error.strerror}") from error
+    return folder
+
+
 def write_whole(path: Path, write: Callable[[IO[bytes]], object], keep: Path | None = None) -> None:
     """Writes a file so that ``path`` is at any moment either the old one or the whole new one, even after a power cut.
 

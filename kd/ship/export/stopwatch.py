@@ -51,7 +51,7 @@ class Stopwatch:
                 f"the model's process ended with status {self._process.exitcode} (out of memory?)"
             ) from error
 
-    def measure(self, pictures: np.ndarray, repeats: int) -> tuple[list[float], float]:
+    def measure(self, pictures: object, repeats: int) -> tuple[list[float], float]:
         return self._ask((pictures, repeats))
 
     def close(self) -> None:

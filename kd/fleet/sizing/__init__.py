@@ -1,0 +1,1 @@
+"""The size of the student for a latency budget, before training."""

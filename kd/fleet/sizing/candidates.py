@@ -1,0 +1,166 @@
+"""Which sizes a student may have: a grid below its teacher's size, timm's models by name, the recipe's own student."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from math import prod
+from typing import Any, cast
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from kd.distill.inherit.pair import ViT, check_pair
+from kd.distill.student import Student
+from kd.errors import UserError
+from kd.models import StudentSpec, build_model, count_parameters, preprocess_for
+from kd.models.segmenter import DenseModel
+from kd.run.assemble import not_inheritable
+from kd.teachers import FrozenTeacher, RunTeacher
+
+DEPTHS = (1 / 3, 1 / 2, 2 / 3, 1)  # of the teacher's blocks
+WIDTHS = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 1)  # of the teacher's width
+SETTINGS = ("arch", "img_size", "kwargs", "checkpoint", "pretrained", "inherit")  # which distinguish candidates
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A student that might be trained.
+
+    Attributes:
+        name: ``w192d12h3`` for width, depth and heads, or timm's name; with the input's side where there are several.
+        spec: its settings.
+        params: how many it has.
+        cost: parameters times pixels, to order candidates by.
+        inherits: it starts from the teacher's layers.
+        own: it is the recipe's own student.
+    """
+
+    name: str
+    spec: StudentSpec
+    params: int
+    cost: int
+    inherits: bool
+    own: bool = False
+
+    @classmethod
+    def of(cls, name: str, spec: StudentSpec, model: nn.Module, inherits: bool, own: bool = False) -> "Candidate":
+        """Named as a student of a run may be."""
+        params, pixels = count_parameters(model), prod(preprocess_for(model, spec.img_size).size)
+        return cls(re.sub(r"\W", "_", name), spec, params, params * pixels, inherits, own)
+
+    def settings(self) -> dict[str, Any]:
+        """What distinguishes it, by key below ``model.student``."""
+        found = {key: getattr(self.spec, key) for key in SETTINGS}
+        return {key: [*value] if isinstance(value, tuple) else value for key, value in found.items()}
+
+
+def drawing(spec: StudentSpec, student: Student, key: str = "model.student") -> Callable[[], nn.Module]:
+    """Builds a model of these settings with weights as drawn, for a student's task and classes; picklable."""
+    blank, dense = replace(spec, checkpoint=None, pretrained=False), isinstance(student.model, DenseModel)
+    return partial(build_model, blank, len(student.classes), key, student.classes, dense=dense)
+
+
+def candidates(
+    student: Student, teacher: RunTeacher, archs: Sequence[str], sizes: Sequence[int], count: int
+) -> list[Candidate]:
+    """The recipe's student, models by name, and as many of the grid as ``count`` leaves, the cheapest first.
+
+    Raises:
+        UserError: an unknown model, or nothing can be inherited from the teacher and no model is named.
+    """
+    spec, size = student.spec, cast(Any, student.prepare).size
+    assert spec is not None
+    all_sizes: list[Any] = [*sizes] or [spec.img_size or size]
+    chosen = []
+    if spec.builder is None:
+        chosen.append(Candidate.of(spec.arch, spec, student.model, student.start == "inherited", own=True))
+    for arch, side in product(archs, all_sizes):
+        named = replace(spec, arch=arch, kwargs={}, img_size=side, checkpoint=None, inherit="auto", builder=None)
+        model = _blank(named, student, "archs")
+        inherits = any(not not_inheritable(model, member) for member in teacher.members.values())
+        chosen.append(Candidate.of(f"{arch}_{side}" if sizes else arch, named, model, inherits))
+    problems = {name: not_inheritable(member.model, member) for name, member in teacher.members.items()}
+    parent = next((name for name, problem in problems.items() if not problem), None)
+    if parent is None and not archs:
+        raise UserError(f"model.teacher: no size can start from its layers: {next(iter(problems.values()))}; "
+                        "archs=NAME,... are scored by a short distillation")  # fmt: skip
+    for part in [] if parent is None else _grid(student, teacher.members[parent], all_sizes, count):
+        chosen += _spread(part, count - len(chosen))
+    return sorted(chosen, key=lambda one: (one.cost, one.name))
+
+
+def _grid(student: Student, parent: FrozenTeacher, sizes: Sequence[Any], count: int) -> list[list[Candidate]]:
+    """The default sizes; where more are asked for also those between them, and with heads of another size."""
+    big = _vit(parent.model)
+    depth, width, head = len(big.blocks), big.embed_dim, big.blocks[0].attn.head_dim
+    base = replace(cast(StudentSpec, student.spec), checkpoint=None, pretrained=False, inherit=True, builder=None)
+    if _sized(base, student, parent, (width, depth, width // head), sizes[0]) is None:
+        base = replace(base, arch=parent.spec.arch, kwargs=dict(parent.spec.kwargs))  # in the teacher's image
+    depths = sorted({max(1, round(depth * part)) for part in DEPTHS})
+    widths = sorted({_rounded(width * part, width) for part in WIDTHS})
+    shapes = [[(w, d, _heads(w, head)[0]) for w in widths for d in depths]]
+    if count > len(shapes[0]) * len(sizes):
+        between = sorted({*range(64, width + 1, 32), width})
+        more = [(w, d, h) for w in between for d in range(depths[0], depth + 1) for h in _heads(w, head)]
+        shapes.append([shape for shape in more if shape not in shapes[0]])
+    parts = []
+    for part in shapes:
+        made = [_sized(base, student, parent, shape, side, len(sizes) > 1) for shape, side in product(part, sizes)]
+        parts.append(sorted((one for one in made if one is not None), key=lambda one: (one.cost, one.name)))
+    return parts
+
+
+def _sized(
+    base: StudentSpec, student: Student, parent: FrozenTeacher, shape: tuple[int, int, int], side: object,
+    several: bool = False,
+) -> Candidate | None:  # fmt: skip
+    """One of the grid; None where it can't start from the teacher, or is the recipe's own."""
+    width, depth, heads = shape
+    kwargs = {**base.kwargs, "embed_dim": width, "depth": depth, "num_heads": heads}
+    spec = replace(base, kwargs=kwargs, img_size=cast(Any, side))
+    try:
+        model = _blank(spec, student, "model.student")
+        check_pair(model, parent.model)
+    except ValueError:  # a UserError is one too
+        return None
+    if student.spec and student.spec.builder is None and _shape(model) == _shape(student.model):
+        return None
+    return Candidate.of(f"w{width}d{depth}h{heads}" + f"_{side}" * several, spec, model, True)
+
+
+def _blank(spec: StudentSpec, student: Student, key: str) -> nn.Module:
+    """The model without values: its shapes alone."""
+    with torch.device("meta"):
+        return drawing(spec, student, key)()
+
+
+def _vit(model: nn.Module) -> ViT:
+    return getattr(model, "backbone", model)
+
+
+def _shape(model: nn.Module) -> tuple[object, ...]:
+    """Equal for models of one architecture and size."""
+    vit = _vit(model)
+    is_vit = isinstance(vit, VisionTransformer)
+    heads = cast(ViT, vit).blocks[0].attn.num_heads if is_vit else 0
+    return (heads, *((name, tuple(p.shape)) for name, p in model.named_parameters()))
+
+
+def _rounded(width: float, most: int) -> int:
+    """A multiple of 32, from 256 on of 64, which kernels like; a teacher narrower than that has none below it."""
+    step = 64 if width >= 256 else 32
+    return min(most, max(32, step * round(width / step)))
+
+
+def _heads(width: int, own: int) -> list[int]:
+    """Numbers of heads: of the teacher's size first, whose heads are taken as they are, then of 64 and of 32."""
+    return [width // size for size in dict.fromkeys((own, 64, 32)) if width % size == 0] or [1]
+
+
+def _spread(found: Sequence[Candidate], count: int) -> Iterable[Candidate]:
+    """Of candidates in order so many, evenly spaced, both ends among them."""
+    steps, last = max(1, min(count, len(found)) - 1), len(found) - 1
+    return [found[round(i * last / steps)] for i in range(min(count, len(found)))]

@@ -1,0 +1,65 @@
+"""What ``kd-size`` is asked for: budgets, how latency is measured, which candidates. Imports nothing heavy."""
+
+import re
+from dataclasses import dataclass
+
+from kd.errors import UserError
+from kd.run.own_keys import positive, take, truth, whole_number, whole_numbers
+from kd.run.request import Request
+from kd.ship.export.formats import find_format
+
+BUDGETS = {"latency_ms": "ms", "mb": "MB", "params_m": "M parameters"}
+RUNTIMES = ("torch", "onnx", "openvino")
+KEYS = (*BUDGETS, "runtime", "int8", "threads", "batch", "archs", "img_sizes", "candidates", "steps")
+MOST, STEPS = 24, 60
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What latency is measured under; also as text."""
+
+    runtime: str = "torch"
+    int8: bool = False
+    threads: int = 1
+    batch: int = 1
+
+    def __str__(self) -> str:
+        several = "s" * (self.threads > 1)
+        return f"{self.runtime}{' int8' * self.int8}, {self.threads} thread{several}, batch {self.batch}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A search for a size, as its command line describes it."""
+
+    budget: dict[str, float]  # by the names of :data:`BUDGETS`
+    conditions: Conditions
+    archs: tuple[str, ...]  # timm's names beside the grid
+    sizes: tuple[int, ...]  # sides of the students' input; none: the recipe's
+    count: int  # of candidates, in all
+    steps: int  # of the short distillation; 0: none
+
+
+def plan(request: Request) -> Plan:
+    """Takes the command's own keys from its line.
+
+    Raises:
+        UserError: a value that a key can't have, or a runtime whose extra is missing.
+    """
+    own = take(request, *KEYS)
+    runtime, int8 = own.get("runtime", "torch"), truth(own, "int8")
+    if runtime not in RUNTIMES:
+        raise UserError(f"runtime: must be one of {', '.join(RUNTIMES)}, got '{runtime}'")
+    if int8 and runtime == "torch":
+        raise UserError("int8: runtime=torch has no int8 (runtime=onnx and openvino have)")
+    if runtime != "torch":
+        find_format(runtime).check(f"runtime={runtime}", int8)
+    archs = tuple(re.findall(r"[^\s,\[\]]+", own.get("archs", "")))
+    return Plan(
+        {key: positive(key, own[key]) for key in BUDGETS if key in own},
+        Conditions(runtime, int8, whole_number(own, "threads", 1), whole_number(own, "batch", 1)),
+        tuple(dict.fromkeys(archs)),
+        tuple(whole_numbers(own, "img_sizes", "1")) if "img_sizes" in own else (),
+        whole_number(own, "candidates", MOST, high=1000),
+        whole_number(own, "steps", STEPS, low=0),
+    )

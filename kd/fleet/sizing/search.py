@@ -1,0 +1,224 @@
+"""From a recipe and a budget to the front of sizes and the choice. What was measured before is read again."""
+
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kd.callbacks.phases import processor
+from kd.distill.headless import HeadlessStudent
+from kd.errors import UserError
+from kd.fleet.sizing.candidates import Candidate, candidates
+from kd.fleet.sizing.plan import BUDGETS, Plan
+from kd.fleet.sizing.scores import TEACHER, hold_out, score, split_of
+from kd.fleet.sizing.timing import latencies
+from kd.models import StudentSpec, count_parameters
+from kd.report.metric import less_is_better
+from kd.report.sized import SAME, folder_of_sizes
+from kd.run import files
+from kd.run.run import Run
+from kd.storage.checkpoints import check_writable, write_whole
+from kd.storage.elsewhere import json_of, text_of
+from kd.storage.run_urls import folder_of_runs
+
+Row = dict[str, Any]
+EVIDENCE = 3  # runs of the recipe with other sizes, before anything is predicted from them
+
+
+class Results:
+    """What was measured, by what it depends on; written whole after each measurement."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.known: dict[str, Any] = json_of(text_of(file)) if file.is_file() else {}
+
+    def of(self, *parts: object) -> dict[str, float]:
+        return self.known.get(_key(parts), {})
+
+    def keep(self, found: Mapping[str, float], *parts: object) -> None:
+        self.known[_key(parts)] = dict(found)
+
+    def write(self) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self.known, indent=1) + "\n"
+        write_whole(self.file, lambda opened: opened.write(text.encode()))
+
+
+def _key(parts: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:24]
+
+
+class Search:
+    """One search.
+
+    Args:
+        run: the recipe's, with its teacher.
+        plan: what is asked for.
+    """
+
+    def __init__(self, run: Run, plan: Plan) -> None:
+        self.run, self.plan, self.began = run, plan, time.monotonic()
+        config = run.config
+        if config["students"]:
+            raise UserError("students: kd-size makes the students itself; set students=null")
+        if not (config["model"].get("teacher") or config["model"].get("teachers")):
+            raise UserError("model.teacher: the sizes are those of a teacher's students, and the recipe has no teacher")
+        runs = folder_of_runs(config["runs_dir"], "kd-size")
+        self.runs, self.folder = runs / config["recipe"], folder_of_sizes(runs, config["recipe"])
+        check_writable(self.folder)
+        run.cli.build()
+        self.student, self.teacher = run.cli.model.student_of_one, run.cli.model.teacher
+        if isinstance(self.student, HeadlessStudent) and not run.cli.datamodule.info.probed:
+            raise UserError("data.probe.root: sizes of students without a classifier are compared by labelled pictures")
+        assert self.teacher is not None
+        self.candidates = candidates(self.student, self.teacher, plan.archs, plan.sizes, plan.count)
+        self.data = hold_out(run.cli.model, run.cli.datamodule)
+        self.metric = self.student.task.primary
+        self.sign = -1 if less_is_better(self.metric) else 1
+        self.results = Results(self.folder / "results.json")
+
+    def found(self) -> dict[str, Any]:
+        """Measures what is not known yet; what ``sizes.json`` holds.
+
+        Raises:
+            UserError: a budget that no candidate meets.
+        """
+        plan, teacher = self.plan, self._teacher()
+        rows = {one.name: _row(one) for one in (*self.candidates, *teacher)}
+        light = [one for one in self.candidates if one.own or not exceeded(rows[one.name], plan.budget)]
+        self._time([*light, *teacher], rows)
+        big = rows.pop(TEACHER, {})
+        check(list(rows.values()), plan.budget)
+        self.results.write()  # not before: a refused budget leaves nothing behind
+        within = [one for one in self.candidates if not exceeded(rows[one.name], plan.budget)]
+        self._score([one for one in within if one.inherits or plan.steps], rows)
+        scored = [row for row in rows.values() if "score" in row]
+        evidence = predict(scored, {row["name"]: self._reached(row) for row in scored})
+        best = choose(list(rows.values()), plan.budget, self.sign)
+        return {
+            "recipe": self.run.config["recipe"], "metric": self.metric, "budget": plan.budget,
+            "conditions": asdict(plan.conditions), "machine": processor(), "steps": plan.steps,
+            "held_out": len(self.data.split(split_of(self.student)).targets), "evidence": evidence,
+            "teacher": big | self.results.of("score", TEACHER, self._basis()),
+            "candidates": sorted(rows.values(), key=lambda row: row["params"]),
+            "choice": best, "took_s": round(time.monotonic() - self.began, 1),
+        }  # fmt: skip
+
+    def _teacher(self) -> list[Candidate]:
+        """The teacher as a size to be timed, where it is a model of timm's."""
+        members = [*self.teacher.members.values()] if self.teacher is not None else []
+        if len(members) != 1 or members[0].closed or members[0].spec.builder is not None:
+            return []
+        spec = members[0].spec
+        made = StudentSpec(arch=spec.arch, img_size=members[0].prepare.size, kwargs=spec.kwargs)
+        return [Candidate(TEACHER, made, count_parameters(members[0].model), 0, False)]
+
+    def _time(self, wanted: Sequence[Candidate], rows: Mapping[str, Row]) -> None:
+        given = self.plan.conditions
+        basis = [self.student.task.answers, len(self.student.classes), self.data.size, asdict(given), processor()]
+        missing = [one for one in wanted if not self.results.of("time", _size(one), basis)]
+        found = latencies(missing, self.student, self.data, given) if missing else {}
+        for one in wanted:
+            if one.name in found:
+                self.results.keep(found[one.name], "time", _size(one), basis)
+            rows[one.name].update(self.results.of("time", _size(one), basis))
+
+    def _basis(self) -> dict[str, Any]:
+        """What a score depends on beside the candidate."""
+        config, teacher = self.run.config, self.teacher
+        learnt = {key: value for key, value in config["model"].items() if key not in ("student", "teacher", "teachers")}
+        return {
+            "teacher": teacher.identity() if teacher is not None else None, "data": self.data.samples_identity(),
+            "shown": {**config["data"], "num_workers": 0}, "learnt": learnt, "optim": config["optim"],
+            "sample": self.student.sample_size, "steps": self.plan.steps,
+        }  # fmt: skip
+
+    def _score(self, candidates: Sequence[Candidate], rows: Mapping[str, Row]) -> None:
+        basis, wanted = self._basis(), "after" if self.plan.steps else "before"
+        by_name = {one.name: one for one in candidates}
+
+        def keep(found: dict[str, dict[str, float]]) -> None:
+            for name, values in found.items():
+                which = by_name[name].settings() if name in by_name else name
+                self.results.keep(values, "score", which, basis)
+            self.results.write()
+
+        missing = [one for one in candidates if wanted not in self.results.of("score", one.settings(), basis)]
+        score(self.run, missing, self.plan.steps, keep)
+        for name, one in by_name.items():
+            known = self.results.of("score", one.settings(), basis)
+            rows[name].update(known, score=known[wanted])
+
+    def _reached(self, row: Row) -> float | None:
+        """The best metric of a finished run of the recipe with this size, the same data and the same teacher."""
+        found = []
+        for file in self.runs.glob("*/summary.json"):
+            try:
+                summary, config = json_of(text_of(file)), files.read(file.with_name("config.yaml"))
+                same = [config["data"]["source"], config["model"]["teacher"]] == [
+                    self.run.config["data"]["source"], self.run.config["model"]["teacher"]]  # fmt: skip
+                ours = all(config["model"]["student"][key] == row[key] for key in SAME)
+                if summary["status"] == "done" and same and ours and not file.parent.is_symlink():
+                    found.append(float((summary["student"]["best_val"] or summary["student"]["val"])[self.metric]))
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+        return max(found, key=lambda value: self.sign * value, default=None)
+
+
+def exceeded(row: Row, budget: Mapping[str, float]) -> list[str]:
+    """The budgets that a candidate is known to exceed."""
+    return [key for key, most in budget.items() if row.get(key, 0) > most]
+
+
+def check(rows: Sequence[Row], budget: Mapping[str, float]) -> None:
+    """Raises a UserError where no candidate is within the budget, with the smallest one's figure."""
+    if any(not exceeded(row, budget) for row in rows):
+        return
+    for key, most in budget.items():
+        least = min((row for row in rows if key in row), key=lambda row: row[key])
+        if least[key] > most:
+            raise UserError(f"{key}: no candidate is within {most:g}: the smallest is {least['name']} with "
+                            f"{least[key]:.4g} {BUDGETS[key]}")  # fmt: skip
+    asked = " ".join(f"{key}={value:g}" for key, value in budget.items())
+    raise UserError(f"{next(iter(budget))}: no candidate is within {asked} at once (candidates=N takes more)")
+
+
+def predict(scored: Sequence[Row], reached: Mapping[str, float | None]) -> int:
+    """What finished runs gained over their scores, added to each score: median, least and most. Of too few: nothing.
+
+    Returns:
+        The number of sizes with a finished run.
+    """
+    gains = [value - row["score"] for row in scored if (value := reached[row["name"]]) is not None]
+    if len(gains) >= EVIDENCE:
+        for row in scored:
+            row["predicted"] = [row["score"] + gain for gain in (statistics.median(gains), min(gains), max(gains))]
+    return len(gains)
+
+
+def choose(rows: Sequence[Row], budget: Mapping[str, float], sign: int) -> str | None:
+    """Marks what is within the budget and on the front of score and latency; the best name of these, if any."""
+
+    def beats(one: Row, other: Row) -> bool:
+        pairs = [(sign * one["score"], sign * other["score"]), (-one["latency_ms"], -other["latency_ms"])]
+        return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
+
+    scored = [row for row in rows if "score" in row]
+    for row in rows:
+        row["within"] = not exceeded(row, budget)
+        row["front"] = row in scored and not any(beats(other, row) for other in scored)
+    best = max(scored, key=lambda row: (sign * row["score"], -row["latency_ms"]), default=None)
+    return best["name"] if best is not None else None
+
+
+def _row(one: Candidate) -> Row:
+    return {"name": one.name, **one.settings(), "params": one.params, "params_m": round(one.params / 1e6, 3),
+            "inherits": one.inherits, "own": one.own}  # fmt: skip
+
+
+def _size(one: Candidate) -> list[Any]:
+    return [one.settings()[key] for key in SAME]

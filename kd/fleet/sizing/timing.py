@@ -1,0 +1,112 @@
+"""How long candidates take in the runtime that ships: with weights as drawn, since architectures alone matter."""
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from kd.data.datamodule import DistillationDataModule
+from kd.distill.student import Student
+from kd.fleet.sizing.candidates import Candidate, drawing
+from kd.fleet.sizing.plan import Conditions
+from kd.models import StudentSpec, preprocess_for
+from kd.progress import bar
+from kd.ship.export.base import Job
+from kd.ship.export.formats import find_format
+from kd.ship.export.gate import size_mb
+from kd.ship.export.manifest import Manifest
+from kd.ship.export.prepared import Prepared
+from kd.ship.export.stopwatch import ExportedFile, Stopwatch
+from kd.ship.latency import ROUNDS, in_turns
+
+CALIBRATE = 8  # pictures: int8's kernels, and so their time, do not depend on the scales
+SECONDS = 1.0  # for which each model is timed
+Call = Callable[[Any], object]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A candidate with its preprocessing; opens it in torch, in the process that times it."""
+
+    build: Callable[[], nn.Module]
+    spec: StudentSpec
+    size: tuple[int, int]  # height and width of the pictures
+    threads: int
+
+    def prepared(self) -> Prepared:
+        model, spec = self.build().eval(), self.spec
+        return Prepared(model, preprocess_for(model, spec.img_size, False, spec.mean, spec.std), self.size, "nhwc")
+
+    def __call__(self) -> Call:
+        torch.set_num_threads(self.threads)
+        model = self.prepared()
+        return torch.inference_mode()(lambda pictures: model(torch.from_numpy(pictures)))
+
+
+@dataclass(frozen=True)
+class Several:
+    """Opens models in one process, which then runs one of them: ``(which, pictures)``."""
+
+    loads: Sequence[Callable[[], Call]]
+
+    def __call__(self) -> Call:
+        calls = [load() for load in self.loads]
+        return lambda given: calls[given[0]](given[1])
+
+
+def latencies(
+    candidates: Sequence[Candidate], student: Student, data: DistillationDataModule, given: Conditions
+) -> dict[str, dict[str, float]]:
+    """By candidate ``latency_ms``, the medians of the fastest and the slowest round, and ``mb`` of the exported file.
+
+    Args:
+        student: the recipe's own, whose task and classes all have.
+        data: gives the size of the pictures, and some of them to calibrate int8 with.
+        given: what they are timed under.
+    """
+    with TemporaryDirectory(prefix="kd-size-") as folder:
+        shown = bar(candidates, label=f"making candidates for {given.runtime}", unit=" candidates")
+        made = [_export(one, student, data, given, Path(folder) / one.name) for one in shown]
+        watch = Stopwatch(Several([load for load, _ in made]), given.threads)
+        try:
+            pictures = np.random.RandomState(0).randint(0, 256, (given.batch, *data.size, 3), dtype=np.uint8)
+            measures = {i: partial(watch.measure, (i, pictures)) for i in range(len(made))}
+            with bar(label=f"timing {given}", unit=" turns", total=ROUNDS * len(made)) as turns:
+                timed = in_turns(measures, SECONDS, turns)
+        finally:
+            watch.close()
+    found = {}
+    for one, (_, mb), (rounds, _) in zip(candidates, made, timed.values(), strict=True):
+        middles = sorted(statistics.median(took) for took in rounds)
+        numbers = statistics.median(sum(rounds, [])), middles[0], middles[-1], mb
+        names = "latency_ms", "fastest_round_ms", "slowest_round_ms", "mb"
+        found[one.name] = {name: round(number, 3) for name, number in zip(names, numbers, strict=True)}
+    return found
+
+
+def _export(
+    one: Candidate, student: Student, data: DistillationDataModule, given: Conditions, folder: Path
+) -> tuple[Callable[[], Call], float]:
+    """What opens a candidate in another process, and its file's size in MB."""
+    made = Drawn(drawing(one.spec, student), one.spec, data.size, given.threads)
+    if given.runtime == "torch":
+        return made, 4e-6 * one.params
+    model = made.prepared()
+    mean, std = (value.flatten().div(255).tolist() for value in (model.mean, model.std))
+    manifest = Manifest(student.task.answers, one.spec.arch, student.classes, data.size, data.crop_ratio, "nhwc",
+                        mean, std, given.runtime, given.int8)  # fmt: skip
+
+    def calibration() -> Iterator[np.ndarray]:
+        for picture in data.sample_pictures(CALIBRATE):
+            yield picture.permute(1, 2, 0)[None].contiguous().numpy()
+
+    folder.mkdir()
+    file = find_format(given.runtime).write(Job(model, model.model, manifest, folder, calibration), folder)
+    return ExportedFile(given.runtime, file, given.threads), size_mb(folder)

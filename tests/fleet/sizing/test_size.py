@@ -1,0 +1,271 @@
+"""``kd-size``: the size of a student for a budget, on a tiny pair."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+import kd
+from kd.cli import report_main, size_main, train_main
+from kd.commands.size import HELP
+from kd.fleet.sizing import search
+from kd.fleet.sizing.candidates import candidates
+from kd.fleet.sizing.page import headline, sections, table
+from kd.fleet.sizing.plan import KEYS, Conditions, plan
+from kd.fleet.sizing.scores import hold_out
+from kd.fleet.sizing.search import check, choose, predict
+from kd.fleet.sizing.timing import Several
+from kd.report.sized import candidate_of, card_of
+from kd.run.request import translate
+from kd.run.run import Run
+from tests._helpers import ARCH, TINY, draw_folder, save_teacher, write_recipe
+
+LARGE = {**TINY, "embed_dim": 64, "depth": 4, "num_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe with a teacher of four blocks, 64 wide."""
+    root = tmp_path_factory.mktemp("size")
+    teacher = save_teacher(root / "teacher.safetensors", **LARGE)
+    made = {"arch": ARCH, "img_size": 32, "kwargs": LARGE, "checkpoint": str(teacher)}
+    return write_recipe(root / "tiny.yaml", draw_folder(root / "data"), None, model__teacher=made,
+                        model__student__inherit="auto", model__student__inherit_pictures=16,
+                        model__distill_losses={"kd": {"class_path": "kd.losses.KDLoss"}})  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def built(recipe: Path) -> Run:
+    run = Run.of(translate([f"recipe={recipe}"]))
+    run.cli.build()
+    return run
+
+
+@pytest.fixture(scope="module")
+def found(recipe: Path) -> tuple[list[dict], dict | None]:
+    return kd.size(recipe, {"candidates": 4, "steps": 2})
+
+
+def sizes(recipe: Path) -> Path:
+    return recipe.parent / "sizes" / "tiny"
+
+
+def names(run: Run, *given: object) -> list[str]:
+    return [one.name for one in candidates(run.cli.model.student_of_one, run.cli.model.teacher, *given)]
+
+
+def test_candidates_lie_below_the_teacher_and_hold_the_recipes_student_once(built: Run) -> None:
+    found = candidates(built.cli.model.student_of_one, built.cli.model.teacher, (), (), 24)
+    assert [one.name for one in found if one.own] == ["vit_tiny_patch16_224"]
+    assert "w32d1h2" not in [one.name for one in found], "that is the recipe's own"
+    assert {"w32d2h2", "w64d4h4", "w64d3h4"} <= {one.name for one in found}
+    assert all(one.inherits for one in found)
+    assert [one.cost for one in found] == sorted(one.cost for one in found)
+
+
+def test_candidates_of_other_kinds_sizes_and_numbers(built: Run) -> None:
+    assert len(names(built, (), (), 3)) == 3
+    assert names(built, ("resnet10t",), (), 2) == ["vit_tiny_patch16_224", "resnet10t"]
+    (cnn,) = (
+        one
+        for one in candidates(built.cli.model.student_of_one, built.cli.model.teacher, ("resnet10t",), (), 2)
+        if one.name == "resnet10t"
+    )
+    assert not cnn.inherits
+    assert {"w64d4h4_24", "w64d4h4_32"} <= set(names(built, (), (24, 32), 24))
+    assert "w64d4h1" in names(built, (), (), 99), "heads of another size come once more candidates are asked for"
+
+
+def test_scores_come_from_training_pictures_that_are_held_out(recipe: Path) -> None:
+    run = Run.of(translate([f"recipe={recipe}"]))
+    run.cli.build()
+    data = hold_out(run.cli.model, run.cli.datamodule)
+    splits = {name: data.split(name) for name in ("val", "train")}
+    held, trained = ({split.read(i) for i in range(len(split.targets))} for split in splits.values())
+    assert held and not held & trained
+    assert {path.read_bytes() for path in (recipe.parent / "data" / "train").rglob("*.jpg")} == held | trained
+
+
+def test_the_help_names_every_key() -> None:
+    assert not [key for key in KEYS if f"{key}=" not in HELP]
+
+
+def test_one_process_runs_the_candidate_that_is_named() -> None:
+    call = Several([lambda: str, lambda: float])()
+    assert (call((0, 3)), call((1, 3))) == ("3", 3.0)
+
+
+def row(name: str, ms: float, score: float | None = None, **more: object) -> dict:
+    return {"name": name, "latency_ms": ms, "params_m": ms, "mb": 4 * ms, "own": False, "inherits": True,
+            **({} if score is None else {"before": score, "score": score}), **more}  # fmt: skip
+
+
+def test_the_choice_is_the_best_within_all_budgets() -> None:
+    rows = [row("a", 1, 0.5), row("b", 2, 0.4), row("c", 3, 0.7), row("d", 9)]
+    assert choose(rows, {"latency_ms": 3, "mb": 12}, 1) == "c"
+    assert [(one["within"], one["front"]) for one in rows] == [
+        (True, True),
+        (True, False),
+        (True, True),
+        (False, False),
+    ]
+    assert choose([row("a", 1, 0.5), row("b", 2, 0.4)], {}, -1) == "b", "of a loss less is better"
+    assert choose([row("a", 1, 0.5), row("b", 2, 0.5)], {}, 1) == "a", "as good and faster"
+
+
+def test_an_impossible_budget_names_the_smallest_candidate() -> None:
+    rows = [row("a", 1.25), row("b", 2)]
+    check(rows, {"latency_ms": 1.5})
+    with pytest.raises(
+        kd.errors.UserError, match=r"latency_ms: no candidate is within 1: the smallest is a with 1.25 ms"
+    ):
+        check(rows, {"mb": 8, "latency_ms": 1})
+    with pytest.raises(kd.errors.UserError, match="no candidate is within latency_ms=1.5 mb=4 at once"):
+        check([row("a", 1.25), row("b", 2, mb=1)], {"latency_ms": 1.5, "mb": 4})
+
+
+def test_nothing_is_predicted_without_evidence() -> None:
+    rows = [row(name, 1, score) for name, score in (("a", 0.5), ("b", 0.6), ("c", 0.7), ("d", 0.8))]
+    assert predict(rows, {"a": 0.7, "b": 0.7, "c": None, "d": None}) == 2
+    assert "predicted" not in rows[0]
+    assert predict(rows, {"a": 0.7, "b": 0.7, "c": 0.85, "d": None}) == 3
+    assert rows[3]["predicted"] == pytest.approx([0.95, 0.9, 1.0])
+
+
+def content(**more: object) -> dict:
+    rows = [row("small", 1, 0.5, own=True), row("large", 9)]
+    choose(rows, {"latency_ms": 3}, 1)
+    return {"recipe": "tiny", "metric": "acc1", "budget": {"latency_ms": 3.0}, "conditions": vars(Conditions()),
+            "machine": "a CPU", "steps": 0, "held_out": 40, "evidence": 0, "teacher": row("teacher", 20, before=0.9),
+            "candidates": rows, "choice": "small", "took_s": 1.0, **more}  # fmt: skip
+
+
+def test_the_page_and_the_table_say_what_was_not_scored() -> None:
+    columns, rows = table(content())
+    assert "predicted" not in columns
+    assert [line[-1] for line in rows] == ["chosen, on the front, the recipe's student", "over the budget", ""]
+    assert headline(content()) == "small is the most accurate within latency_ms <= 3: acc1 50.0%, 1 ms, 1.00 M."
+    verdict, _, points, _ = sections(content())
+    assert points is not None and [point[2] for point in points["points"]] == ["small", "teacher"]
+    assert verdict is not None and "not scored, since over a budget: 1" in verdict["others"]
+
+
+WRONG = {
+    "latency_ms=fast": "latency_ms: must be a number > 0, got 'fast'",
+    "mb=0": "mb: must be a number > 0, got '0'",
+    "params_m=-1": "params_m: must be a number > 0, got '-1'",
+    "runtime=tflite": "runtime: must be one of torch, onnx, openvino, got 'tflite'",
+    "int8=true": "int8: runtime=torch has no int8",
+    "candidates=0": "candidates: must be a whole number from 1 to 1000, got '0'",
+    "img_sizes=big": "img_sizes: must be whole numbers > 0",
+    "latency=3": "no key 'latency'",
+    "data.source.root=nowhere": "nowhere",
+    "archs=resnet999": "timm has no model 'resnet999'",
+    "params_m=0.000001": "params_m: no candidate is within 1e-06: the smallest is ",
+    "model.teacher=null": "model.teacher",
+}
+
+
+@pytest.mark.parametrize("item", WRONG)
+def test_wrong_use_is_one_line_and_writes_nothing(
+    item: str, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "latencies", lambda wanted, *_: {one.name: {"latency_ms": 1.0} for one in wanted})
+    assert size_main([f"recipe={recipe}", f"runs_dir={tmp_path}/runs", item]) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert WRONG[item] in said[-1] and said[-1].startswith("kd-size: ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "openvino", None)
+    with pytest.raises(kd.errors.UserError, match="runtime=openvino: needs the extra 'openvino'"):
+        plan(translate(["recipe=x", "runtime=openvino"]))
+
+
+def test_a_teacher_that_gives_no_layers(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cnn = ["model.teacher.arch=resnet10t", "model.teacher.kwargs={}", "model.teacher.checkpoint=null",
+           f"runs_dir={tmp_path}/runs", "model.teacher.img_size=null"]  # fmt: skip
+    assert size_main([f"recipe={recipe}", *cnn]) == 2
+    said = capsys.readouterr().err
+    assert "model.teacher: no size can start from its layers: the student must be a plain timm" in said
+    assert "archs=NAME,... are scored by a short distillation" in said
+
+
+def test_the_table_the_choice_and_the_files(recipe: Path, found: tuple[list[dict], dict | None]) -> None:
+    rows, choice = found
+    assert len(rows) == 4 and sum(one["own"] for one in rows) == 1
+    assert all(one["inherits"] and {"before", "after", "latency_ms", "mb"} <= one.keys() for one in rows)
+    assert choice is not None and choice["score"] == max(one["score"] for one in rows)
+    written = json.loads((sizes(recipe) / "000" / "sizes.json").read_text())
+    assert (written["candidates"], written["choice"]) == (rows, choice["name"])
+    assert {"latency_ms", "before"} <= written["teacher"].keys()
+    student = yaml.safe_load((sizes(recipe) / "000" / "student.yaml").read_text())["model"]["student"]
+    assert {key: choice[key] for key in student} == student
+
+
+def test_results_are_read_again_and_an_interrupted_search_resumes(
+    recipe: Path, found: tuple[list[dict], dict | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("it was measured before")
+
+    monkeypatch.setattr(search, "latencies", refuse)
+    scored: list[list[str]] = []
+    monkeypatch.setattr(search, "score", lambda _, missing, *__: scored.append([one.name for one in missing]))
+    again, _ = kd.size(recipe, {"candidates": 4, "steps": 2})
+    assert [one["score"] for one in again] == [one["score"] for one in found[0]]
+    file = sizes(recipe) / "results.json"
+    known = json.loads(file.read_text())
+    lost = next(key for key, value in known.items() if value.get("after") == again[0]["after"])
+    del known[lost]["after"]
+    shutil.copy(file, file.with_suffix(".whole"))
+    file.write_text(json.dumps(known))
+    with pytest.raises(KeyError):  # nothing scores here
+        kd.size(recipe, {"candidates": 4, "steps": 2})
+    assert scored == [[], [again[0]["name"]]] or len(scored[1]) == 1
+    shutil.move(file.with_suffix(".whole"), file)
+
+
+def test_a_run_of_the_choice_is_known_by_its_size(tmp_path: Path) -> None:
+    size = {"arch": "x", "img_size": 32, "kwargs": {"depth": 1}}
+    run, made = tmp_path / "runs" / "tiny" / "000", content()
+    made["candidates"][0] |= size
+    place = tmp_path / "sizes" / "tiny" / "000" / "sizes.json"
+    for folder in (run, place.parent):
+        folder.mkdir(parents=True)
+    assert candidate_of(run, {"model": {"student": size}}) is None
+    place.write_text(json.dumps(made))
+    card = card_of(run, {"model": {"student": {**size, "inherit": True}}})
+    assert card == ("chosen by kd-size", "small", f"latency_ms <= 3; {place.parent}")
+    assert card_of(run, {"model": {"student": {**size, "img_size": 64}}}) is None
+
+
+@pytest.mark.slow
+def test_the_choice_is_trained_and_compared_with_its_budget(
+    recipe: Path, found: tuple[list[dict], dict | None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    overlay = sizes(recipe) / "000" / "student.yaml"
+    assert train_main([f"recipe={recipe}", f"config={overlay}", "trainer.max_epochs=1"]) == 0
+    run = recipe.parent / "runs" / "tiny" / "000"
+    assert size_main([str(run)]) == 0
+    assert f"{found[1]['name']}: " in capsys.readouterr().out
+    (trained,) = json.loads(overlay.with_name("sizes.json").read_text())["trained"]
+    assert trained["run"] == str(run) and trained["latency_ms"] > 0
+    assert report_main([str(run)]) == 0
+    assert "chosen by kd-size" in (run / "report.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [
+    {"runtime": "onnx"}, {"archs": "resnet10t", "candidates": 2}, {"img_sizes": "24,32"},
+    {"runtime": "openvino", "int8": True},
+])  # fmt: skip
+def test_runtimes_models_and_input_sizes(given: dict, recipe: Path, tmp_path: Path) -> None:
+    if given.get("runtime") == "openvino":
+        pytest.importorskip("openvino")
+    rows, choice = kd.size(recipe, {"candidates": 3, "steps": 1, "runs_dir": str(tmp_path / "runs"), **given})
+    assert choice is not None and all(one["latency_ms"] > 0 for one in rows)
+    assert "archs" not in given or any(not one["inherits"] and "after" in one for one in rows)
