@@ -69,6 +69,9 @@ class EvalView(v2.Transform):
         return shown[0] if len(shown) == 1 else tuple(shown)
 
 
+NO_BOX = (0, 0, 0, 0)
+
+
 class MixPairs:
     """Mixup and cutmix of neighbours in a batch, by torchvision's own transforms, on uint8 pictures.
 
@@ -82,7 +85,7 @@ class MixPairs:
             kinds.append(v2.MixUp(alpha=augment.mixup, num_classes=num_classes))
         if augment.cutmix:
             kinds.append(v2.CutMix(alpha=augment.cutmix, num_classes=num_classes))
-        self.mix = v2.RandomApply([v2.RandomChoice(kinds)], augment.mix_probability) if kinds else None
+        self.kinds, self.probability = kinds, augment.mix_probability
         self.num_classes, self.seed = num_classes, seed
 
     def __call__(self, images: Tensor, targets: Tensor, keys: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
@@ -90,16 +93,54 @@ class MixPairs:
 
         A picture that has no label (id -1), or is mixed with one, has no label after: all 0.
         """
-        if self.mix is None:
+        if not self.kinds:
             return images, targets
-        known = targets >= 0
-        targets = targets.clamp_min(0)
-        soft = torch.nn.functional.one_hot(targets, self.num_classes).float() * known[:, None]
-        mixed = images.clone()
-        for i in range(0, len(images) - 1, 2):
-            with seeded(self.seed, *keys[i], 1):
-                pair, labels = self.mix(tvf.to_dtype(images[i : i + 2], torch.float32), targets[i : i + 2])
-            mixed[i : i + 2] = pair.round().clamp(0, 255).to(torch.uint8)
-            if labels.ndim == 2:
-                soft[i : i + 2] = labels * known[i : i + 2].all()
+        known, mixed = targets >= 0, images.clone()
+        hot = torch.nn.functional.one_hot(targets.clamp_min(0), self.num_classes).float()
+        soft = hot * known[:, None]
+        even = len(images) // 2 * 2
+        before, after, label, learnt, is_known = (
+            x[:even].view(-1, 2, *x.shape[1:]) for x in (images, mixed, hot, soft, known)
+        )
+        drawn = [(i, *found) for i in range(even // 2) if (found := self._draw(keys[2 * i], images[0]))]
+        at_once = _all_at_once(images)
+        step = len(images) if at_once else 1
+        for is_cut, change in ((False, _blend), (True, _paste)):
+            rows = [row for row in drawn if (row[2:] != NO_BOX) is is_cut]
+            for part in (rows[first : first + step] for first in range(0, len(rows), step)):
+                table = torch.tensor(part, dtype=torch.float64).to(images.device, non_blocking=True)
+                share, *box = table[:, 1:].unbind(1)
+                pairs = table[:, 0].long() if at_once else slice(part[0][0], part[0][0] + 1)
+                learnt[pairs] = _blend(label[pairs], share) * is_known[pairs].all(1)[:, None, None]
+                after[pairs] = change(before[pairs], share, *box)
         return mixed, soft
+
+    def _draw(self, key: tuple[int, int], picture: Tensor) -> tuple[float, int, int, int, int] | None:
+        """As ``RandomApply([RandomChoice(kinds)])`` draws: the share of a picture's own label, and the box (left, top,
+        right, bottom) that its partner fills; None where the pair stays."""
+        with seeded(self.seed, *key, 1):
+            if torch.rand(1) >= self.probability:
+                return None
+            found = self.kinds[int(torch.multinomial(torch.ones(len(self.kinds)), 1))].make_params([picture])
+        return (found["lam_adjusted"], *found["box"]) if "box" in found else (found["lam"], *NO_BOX)
+
+
+def _all_at_once(images: Tensor) -> bool:
+    """A GPU takes few large steps; a CPU a pair at a time, whose pixels stay in its cache."""
+    return images.is_cuda
+
+
+def _blend(pairs: Tensor, share: Tensor, *box: Tensor) -> Tensor:
+    """``share`` of each and the rest of its partner, of pairs ``(P, 2, ...)``, float or uint8."""
+    share, own = share.view(-1, *[1] * (pairs.ndim - 1)), pairs.float()
+    mixed = own.flip(1).mul_((1.0 - share).float()).add_(own * share.float())
+    return mixed if pairs.is_floating_point() else mixed.round_().clamp_(0, 255).to(pairs.dtype)
+
+
+def _paste(pairs: Tensor, share: Tensor, *box: Tensor) -> Tensor:
+    """Pictures ``(P, 2, 3, H, W)`` with their partners in a box each."""
+    left, top, right, bottom = (edge[:, None] for edge in box)
+    x, y = (torch.arange(n, device=pairs.device) for n in (pairs.shape[-1], pairs.shape[-2]))
+    across, down = (x >= left) & (x < right), (y >= top) & (y < bottom)
+    inside = across[:, None, :] & down[:, :, None]
+    return torch.where(inside[:, None, None], pairs.flip(1), pairs)

@@ -15,7 +15,9 @@ from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
+from kd.data import transforms
 from kd.data.transforms import EvalView
+from kd.run.settings import Augment
 from kd.ship.export.manifest import Manifest
 from kd.ship.serving.pictures import BadUpload, view
 from kd.storage.decoding import LONGEST, TooLarge, frame
@@ -158,3 +160,28 @@ def test_a_thin_picture_of_few_bytes_takes_little_memory() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
     assert float(done.stdout) < 60  # MB
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["pair by pair", "as on a GPU"])
+@pytest.mark.parametrize(
+    "more", [{"mixup": 0.8}, {"cutmix": 1.0}, {"mixup": 0.8, "cutmix": 1.0, "mix_probability": 0.4}]
+)
+def test_pairs_are_mixed_as_torchvision_mixes_each(
+    more: dict[str, float], at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit, from the same random numbers; an unlabelled picture takes its partner's label away."""
+    monkeypatch.setattr(transforms, "_all_at_once", lambda images: at_once)
+    augment, classes = Augment(**more), 7
+    images, targets = torch.randint(256, (33, 3, 20, 28), dtype=torch.uint8), torch.randint(-1, classes, (33,))
+    keys = [(i, 3) for i in range(33)]
+    kinds = [kind(alpha=more[name], num_classes=classes) for name, kind in (("mixup", v2.MixUp), ("cutmix", v2.CutMix))
+             if name in more]  # fmt: skip
+    mix = v2.RandomApply([v2.RandomChoice(kinds)], augment.mix_probability)
+    found, soft = transforms.MixPairs(augment, classes, 5)(images, targets, keys)
+    for i in range(0, 32, 2):
+        with transforms.seeded(5, *keys[i], 1):
+            pair, labels = mix(images[i : i + 2].float(), targets[i : i + 2].clamp_min(0))
+        assert torch.equal(found[i : i + 2], pair.round().clamp(0, 255).to(torch.uint8))
+        if labels.ndim == 2:
+            assert torch.equal(soft[i : i + 2], labels * (targets[i : i + 2] >= 0).all())
+    assert torch.equal(found[32], images[32])
