@@ -76,7 +76,7 @@ class Preflight(Callback):
         info = run.students.data_info
         seen, orders = TargetCounts(len(info.classes), info.ignore_index).to(run.device), self._orders(run)
         decided = self._measure(trainer, run, judges, seen, orders, kept)
-        counts, total = seen.compute()
+        counts, total = seen.of_all_batches()
         val = {name: _rounded(judge.compute()) for name, judge in judges.items()}
         classes = int((counts > 0).sum())
         if run.module.task.one_class:

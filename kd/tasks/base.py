@@ -197,5 +197,9 @@ class TargetCounts(Metric):
         self.total += known.sum()
 
     def compute(self) -> tuple[Tensor, Tensor]:
-        """Counts ``(C,)`` and the number of targets."""
         return self.counts, self.total
+
+    def of_all_batches(self) -> tuple[Tensor, Tensor]:
+        """Counts ``(C,)`` and the number of targets; torchmetrics alone makes one count a scalar."""
+        counts, total = self.compute()
+        return counts.reshape(-1), total

@@ -19,6 +19,7 @@ from kd.losses import KDLoss
 from kd.losses.numbers import RegressionKDLoss
 from kd.models.output_scale import scale_output, unit_output
 from kd.tasks import Classification
+from kd.tasks.base import TargetCounts
 from kd.tasks.fidelity_numbers import NumbersFidelity
 from kd.tasks.regression import Regression
 from tests._helpers import ARCH, TINY, draw_folder, write_recipe
@@ -68,6 +69,9 @@ def test_one_target_has_plain_names() -> None:
     assert {name: value.item() for name, value in task.compute().items()} == pytest.approx(
         {"r2": -1.0, "mae": 0.5, "rmse": 0.5**0.5}
     )
+    seen = TargetCounts(1)
+    seen.update(torch.tensor([[-1.0], [3.0], [NAN]]))
+    assert seen.of_all_batches()[0].tolist() == [2.0]
 
 
 def test_the_bounded_loss_is_that_of_the_paper() -> None:
