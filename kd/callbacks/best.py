@@ -23,12 +23,10 @@ class Best(Callback):
 
     @property
     def file(self) -> Path:
-        """A single student's best weights, once there are any."""
         assert self.folder.path is not None
         return self.folder.path / "checkpoints" / "best.ckpt"
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keeps the metrics, and the weights where they are the best; all ranks decide alike."""
         self.improved = set()
         if trainer.sanity_checking:
             return

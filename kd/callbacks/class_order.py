@@ -19,7 +19,6 @@ class Confusions(Metric):
         self.add_state("counts", zeros, dist_reduce_fx="sum")
 
     def update(self, columns: Tensor, target: Tensor, index: Tensor) -> None:
-        """Adds a batch: answers, class ids and sample indices, each ``(N,)``."""
         ones = torch.ones_like(target, dtype=torch.long)
         self.counts.index_put_(
             (index.to(target.device, non_blocking=True) % 2, columns, target.long()), ones, accumulate=True

@@ -14,7 +14,7 @@ from torch import Tensor
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.students import StepOutput, Students
 from kd.module.distillation import DistillationModule
-from kd.module.evaluation import Judged
+from kd.module.evaluation import ValidationLogits
 from kd.teachers import RunTeacher
 
 Tag = TypeVar("Tag")  # What comes with tensors on their way
@@ -26,9 +26,9 @@ def output_of(outputs: STEP_OUTPUT) -> StepOutput:
     return cast(StepOutput, outputs)
 
 
-def judged(outputs: STEP_OUTPUT) -> Judged:
+def validation_logits(outputs: STEP_OUTPUT) -> ValidationLogits:
     """What our module's validation step gave, of what Lightning hands on."""
-    return cast(Judged, outputs or {})
+    return cast(ValidationLogits, outputs or {})
 
 
 class HostCopies(Generic[Tag]):
@@ -69,7 +69,6 @@ class RunContext:
 
     @classmethod
     def of(cls, trainer: Trainer) -> "RunContext":
-        """The run of a trainer that is set up."""
         module = trainer.lightning_module
         assert isinstance(module, DistillationModule)
         return cls(trainer, module)
@@ -85,7 +84,6 @@ class RunContext:
 
     @property
     def teacher(self) -> RunTeacher:
-        """The run's teacher, where one is known to be there."""
         assert self.module.teacher is not None
         return self.module.teacher
 

@@ -28,27 +28,24 @@ class Export(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the file on rank 0. Of several students each has written its best epoch already."""
-        run = RunContext.of(trainer)
-        self._write(trainer, run)
+        self._write(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A resumed run that has nothing left to train may have been killed before it wrote its student."""
-        run = RunContext.of(trainer)
         if not self._written:
-            self._write(trainer, run)
+            self._write(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """A run that a rule or a limit of its own has stopped leaves its student too."""
-        run = RunContext.of(trainer)
         if isinstance(exception, RunStopped):
-            self._write(trainer, run)
+            self._write(trainer)
 
-    def _write(self, trainer: Trainer, run: RunContext) -> None:
+    def _write(self, trainer: Trainer) -> None:
         self._written = True
         if not trainer.is_global_zero or not trainer.global_step:  # nothing was trained
             return
         trainer.strategy.checkpoint_io.teardown()  # waits for a file that is being written
-        for name, module in run.students.named().items():
+        for name, module in RunContext.of(trainer).students.named().items():
             file = self.folder.student_path(name) / "student.safetensors"
             if not name or not file.is_file():
                 self.save(module, file, self._best(trainer) if not name else None)

@@ -15,10 +15,9 @@ from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from kd.callbacks.best import Best
-from kd.callbacks.context import HostCopies, RunContext, judged
+from kd.callbacks.context import HostCopies, RunContext, validation_logits
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
-from kd.data.batch import Batch
 from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.transforms import EvalView
@@ -45,18 +44,12 @@ class FidelityRecord(Callback):
         self._seen.clear()
 
     def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: STEP_OUTPUT,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, *_: object
     ) -> None:
         """Takes in the students' logits that the validation step returns, by name; maps are too large to copy."""
         run = RunContext.of(trainer)
         self._add(wait=False)
-        for name, (logits, target, index) in judged(outputs).items():
+        for name, (logits, target, index) in validation_logits(outputs).items():
             assert index is not None, "our loaders give every picture its number"
             if name not in self._found:
                 self._found[name] = run.module.task.fidelity(len(run.students.data_info.classes))

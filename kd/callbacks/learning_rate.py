@@ -28,7 +28,6 @@ class LastStep(Callback):
     """Validates at the end of a run that ``max_steps`` cuts short; logs the last step of each epoch."""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
-        """A trainer that should stop validates and logs, wherever in the epoch it is."""
         if trainer.global_step == trainer.max_steps:
             trainer.should_stop = True
         elif trainer.is_last_batch:

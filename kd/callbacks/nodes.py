@@ -17,7 +17,6 @@ class Nodes(Callback):
         self.launcher = launcher
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Gathers the addresses of all ranks, and what each would compute in."""
         if trainer.world_size == 1:
             return
         found: list[Any] = [None] * trainer.world_size

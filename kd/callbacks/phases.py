@@ -157,7 +157,6 @@ class Phases(Closing):
         self.input_machines = input_machines
         self._built = time.time() if Phases._process_is_used else process_start()
         Phases._process_is_used = True
-        self._constructed = time.time()
         self.profiler: PhaseProfiler | None = None
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
         self.header: dict[str, Any] = {}
@@ -272,7 +271,6 @@ class Phases(Closing):
         return self.header["batch_size"] * self.header["world_size"]
 
     def so_far(self) -> str:
-        """What limits the run so far, in a few words for the progress bar."""
         if len(self.recent) < self.recent.maxlen // 2:  # type: ignore[operator]
             return ""
         total = _no_steps()

@@ -7,6 +7,7 @@ from torch import Tensor
 from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import RunFolder
 from kd.tasks import Task
+from kd.teachers.answer import ALL
 
 PICTURES = 8
 
@@ -29,8 +30,9 @@ class Predictions(Callback):
             student.final.eval()
             columns[name or "student"] = _decided(task, student.logits(images), targets)
             student.final.train()
-        if run.module.teacher is not None and run.module.teacher.has_head:
-            columns["teacher"] = _decided(task, run.module.teacher(images), targets)
+        taught = run.module.teacher.logits(images) if run.module.teacher is not None else {}
+        if ALL in taught:
+            columns["teacher"] = _decided(task, taught[ALL], targets)
         if not trainer.is_global_zero:
             return
         for i, picture in enumerate(images.cpu()):

@@ -96,7 +96,6 @@ class Preemption(Closing):
         raise Preempted(self._received or signal.SIGTERM, self._last.path)
 
     def interruption(self, error: BaseException) -> Preempted | None:
-        """The interruption that ``error`` is; None for a failure."""
         if isinstance(error, Preempted):
             return error
         if self._received is None or not KILLED_WORKER.search(str(error)):

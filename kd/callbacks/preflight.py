@@ -43,7 +43,6 @@ class Preflight(Callback):
         self.kept: KeptLogits | None = None  # of all teachers together, for who compares the students with them
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Runs the teacher over this process's share of the validation set."""
         run = RunContext.of(trainer)
         teacher = run.module.teacher
         if teacher is None or self.mode in ("off", False) or trainer.limit_val_batches == 0 or stage != "fit":
@@ -89,7 +88,6 @@ class Preflight(Callback):
         return found
 
     def _judge_all(self, trainer: Trainer, run: RunContext, found: Found, before: bool) -> None:
-        """Judges the teachers by what was found, now or by an earlier run."""
         run.module.validation.known = found.decided
         self.teacher_val, self.members = found.val[""], {name: val for name, val in found.val.items() if name}
         for name in found.val:

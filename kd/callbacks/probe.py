@@ -46,11 +46,10 @@ class FeatureProbe(Callback):
         for name, values in found.items() if several else [(next(iter(members)), found[ALL])]:
             who = f"teacher {name}".strip() if name or not several else "the teachers together"
             knn, ridge = (format_metric(metric, value) for metric, value in values.items())
-            asked = len(seen.labels) - seen.bank
+            asked = len(seen.class_ids) - seen.bank
             print(f"probe: {who}: k-NN {knn}, ridge probe {ridge} of {asked} pictures", flush=True)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measures the students, and logs it as ``val/knn1`` and ``val/probe1``."""
         run = RunContext.of(trainer)
         if trainer.sanity_checking or run.data.probe is None:
             return

@@ -26,9 +26,8 @@ class Progress(Closing):
         if not trainer.is_global_zero:
             return
         per_step = run.data.batch_size * trainer.world_size
-        steps = (
-            trainer.max_epochs * trainer.num_training_batches if trainer.max_epochs and trainer.max_epochs > 0 else 0
-        )
+        epochs = max(trainer.max_epochs or 0, 0)
+        steps = epochs * trainer.num_training_batches if epochs else 0
         if trainer.max_steps > 0:
             limit = trainer.max_steps * trainer.accumulate_grad_batches
             steps = min(steps, limit) if steps else limit
@@ -75,7 +74,6 @@ class Progress(Closing):
             self._bar.write(f"epoch {trainer.current_epoch + 1:>3}{text}", file=sys.stderr)
 
     def close(self, trainer: Trainer) -> None:
-        """Closes the bar, so that a message stands on a line of its own."""
         if self._bar is not None:
             self._bar.leave = sys.stderr.isatty()  # the last epoch's line says it all
             self._bar.close()

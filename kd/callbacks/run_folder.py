@@ -81,7 +81,6 @@ class StudentCSV(MetricsCSV):
         self._student = f"{name}/"
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Its own metrics, under the names that a single student's have."""
         own = {k.removeprefix(self._student): v for k, v in metrics.items() if k.startswith(self._student)}
         if own:
             super().log_metrics(own | ({"epoch": metrics["epoch"]} if "epoch" in metrics else {}), step)
@@ -121,7 +120,6 @@ class RunFolder(Callback):
             self._lock.release()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Rank 0 makes the folder, all ranks learn its name."""
         run = RunContext.of(trainer)
         problem = ""
         if trainer.is_global_zero:
@@ -173,7 +171,6 @@ class RunFolder(Callback):
             self.follow()
 
     def _sign(self) -> None:
-        """Writes what the run is, and points to it."""
         assert self.path is not None
         write_whole(self.path / "config.yaml", lambda file: file.write(self.config.encode()))
         self._point_latest()
@@ -182,7 +179,6 @@ class RunFolder(Callback):
         self.follow()
 
     def follow(self) -> None:
-        """Starts to send the folder to the store that ``runs_dir`` names, if it names one."""
         if self.mirror and self.path:
             self.mirror.follow(self.path, *([self.marker] if self.marker else []))
 

@@ -32,7 +32,6 @@ class Found:
     classes: int = 0  # how many classes were the target of a picture that the teachers have seen
 
     def give(self, kept: KeptLogits) -> None:
-        """Gives back the logits that an earlier run has kept."""
         if self.logits is not None:
             kept.add(torch.tensor(self.index), self.logits)
 
@@ -46,7 +45,6 @@ class SharedPreflight:
         self.file = Path(folder, f"{self._key()}.pt") if folder else None
 
     def _key(self) -> str:
-        """A hash of all that the findings depend on."""
         trainer, data = self.run.trainer, self.run.data
         teachers = [[name, t.weight, t.identity(), t.described()] for name, t in self.run.teacher.members.items()]
         facts = [
@@ -71,7 +69,6 @@ class SharedPreflight:
         return found if int(there) == self.run.trainer.world_size else None
 
     def write(self, found: Found, kept: KeptLogits) -> None:
-        """Keeps what was found, and the logits that it was found by."""
         if self.file is None:
             return
         rows = kept.rows

@@ -55,7 +55,6 @@ class Summary(Callback):
     _optimizer_state: dict[str, float] = field(default_factory=dict)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The first step of an epoch includes the loader's start."""
         self._last_step = None
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
@@ -95,7 +94,6 @@ class Summary(Callback):
         return round(time.monotonic() - self._started, 1)
 
     def write(self, trainer: Trainer, run: RunContext, status: str, error: BaseException | None = None) -> None:
-        """Writes ``summary.json`` on rank 0, if the run has a folder already."""
         if not self.folder.begun or not trainer.is_global_zero:
             return
         assert self.folder.path is not None
@@ -121,7 +119,6 @@ class Summary(Callback):
             print(f"kd-train: no report: {type(problem).__name__}: {problem}", file=sys.stderr)
 
     def _students(self, students: dict[str, Student]) -> dict[str, Any]:
-        """``student`` (the first of several), and of several ``students`` by name."""
         each = {
             name: _model(s.arch, s.model, _rounded(self.best.newest.get(name, {})))
             | {"best_val": _rounded(self.best.best.get(name, {})), "lr": s.lr, "start": s.start}
@@ -190,7 +187,6 @@ def _memory_mb(run: RunContext, batch_size: int) -> dict[str, float] | None:
 
 
 def _caches(caches: dict[str, CachedTeacher]) -> dict[str, Any] | None:
-    """What was read and computed: of the only cache, or by teacher."""
     reports = {name: cache.report() for name, cache in caches.items()}
     return reports.get(ALL, reports or None)
 

@@ -91,6 +91,7 @@ class DistillationDataModule(LightningDataModule):
         self._filling: tuple[Dataset[Any], Callable[..., Any]] | None = None
         self.views: int | None = None  # set where a teacher's answers are cached: view = epoch % views
         self.reading: Reading | None = None  # likewise: what loaders read of the caches
+        self.wrap_loader: Callable[[DataLoader], Any] | None = None  # around the training loader
         self._identity: dict[str, Any] | None = None
 
     def prepare_data(self) -> None:
@@ -154,10 +155,11 @@ class DistillationDataModule(LightningDataModule):
     def _rank(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self) -> Any:
         batches = self._own_batches()
         self.position.begin(batches)
-        return self._train_loader(self.split("train"), batches)
+        loader = self._train_loader(self.split("train"), batches)
+        return self.wrap_loader(loader) if self.wrap_loader else loader
 
     def trial_loader(self, count: int) -> DataLoader:
         """``count`` training batches of this process, over and over where an epoch is shorter; to be timed.

@@ -92,14 +92,12 @@ class Pen:
         return Pen(self.image, self.rng, (*top, d * p + e * r, d * q + e * s, d * x + e * y + f))
 
     def pick(self, *names: str) -> Colour:
-        """A random colour of one of the named kinds."""
         h0, h1, s0, s1, v0, v1 = _COLOURS[self.rng.choice(names)]
         hue, saturation = self.rng.uniform(h0, h1) / 60, self.rng.uniform(s0, s1) / 100
         value, parts = 2.55 * self.rng.uniform(v0, v1), [(n + hue) % 6 for n in (5, 3, 1)]
         return tuple(int(value * (1 - saturation * max(0, min(k, 4 - k, 1)))) for k in parts)
 
     def pixels(self, points: Sequence[Point]) -> list[Point]:
-        """Points of the frame as pixels of the canvas."""
         a, b, c, d, e, f = self.matrix
         return [(a * x + b * y + c, d * x + e * y + f) for x, y in points]
 

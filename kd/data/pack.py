@@ -90,7 +90,6 @@ def _close(tar: tarfile.TarFile | None, stream: IO[bytes] | None) -> None:
 
 
 def _mask(split: Split, i: int, packed: bytes) -> bytes:
-    """A PNG of class ids, of the packed picture's size."""
     try:
         picture, mask = decode(split.read(i)), torch.as_tensor(split.target(i))
     except (RuntimeError, OSError) as error:
@@ -102,7 +101,6 @@ def _mask(split: Split, i: int, packed: bytes) -> bytes:
 
 
 def _resized(split: Split, i: int, short_side: int | None) -> tuple[bytes, str]:
-    """The encoded picture and its file ending."""
     try:
         data = split.read(i)
         picture = decode(data)

@@ -18,13 +18,11 @@ class Position:
         self._batches: TrainBatches | None = None
 
     def begin(self, batches: TrainBatches) -> None:
-        """These batches are trained on; those that a checkpoint's run had seen are left out."""
         if self.at:
             batches.skip(*self.at)
         self._batches = batches
 
     def state(self, trainer: Trainer | None) -> dict[str, Any]:
-        """Where the run is in its epoch, counted in samples of all processes."""
         if trainer is None or self._batches is None:
             return {}
         epoch, done = trainer.current_epoch, trainer.fit_loop.epoch_loop.batch_progress.current.ready

@@ -20,28 +20,15 @@ class TrainBatches(Sampler[list[Key]]):
     The order of an epoch is a permutation seeded by (seed, epoch). Global batch ``b`` is its slice
     ``[b * G, (b + 1) * G)`` with ``G = batch_size * world_size``; each rank takes its contiguous share.
 
-    Unlabelled samples come after the labelled ones. Either an epoch is a permutation of them alone, or it holds all
-    labelled samples and ``ratio`` times as many unlabelled ones in one shuffled order; the unlabelled ones come from an
-    endless row of permutations, so that all of them are seen equally often. Of samples that
-    are mixed in pairs each is in one pair an epoch only, for a view may come again: an epoch that wants more unlabelled
-    samples than there are repeats whole pairs.
+    Unlabelled samples are numbered from ``length`` on. Either an epoch is a permutation of them alone (``ratio`` None),
+    or it holds all labelled samples and ``ratio`` times as many unlabelled ones in one shuffled order; the unlabelled
+    ones come from an endless row of permutations, so that all of them are seen equally often. Of samples that are mixed
+    in pairs (``paired``, an even batch size) each is in one pair an epoch only, for a view may come again: an epoch
+    that wants more unlabelled samples than there are repeats whole pairs.
 
-    Args:
-        length: labelled samples in the set.
-        batch_size: samples a batch of one process.
-        seed: of the run.
-        rank: of this process.
-        world_size: number of processes.
-        unlabelled: unlabelled samples, numbered from ``length`` on.
-        ratio: unlabelled samples to each labelled one in an epoch; None: the unlabelled ones alone.
-        views: after this many epochs the views of the pictures come again (cached answers); default: never.
-        paired: neighbours stay together whenever a view comes again, for they are mixed with each other. Needs an even
-            batch size.
-        classes: the class of each labelled sample, ``(length,)``, to see all classes equally often: an epoch is as long
-            as without, takes another part of a large class each time, and repeats the samples of a small one.
-
-    Attributes:
-        repeats: whether every epoch shows the first one's samples and views again.
+    After ``views`` epochs the views of the pictures come again (cached answers). With ``classes``, the class of each
+    labelled sample, all are seen equally often: an epoch is as long as without, takes another part of a large class
+    each time, and repeats the samples of a small one. ``repeats``: every epoch shows the first one's samples and views.
     """
 
     def __init__(
@@ -71,7 +58,6 @@ class TrainBatches(Sampler[list[Key]]):
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch whose order the next iteration gives."""
         self.epoch = epoch
 
     def skip(self, epoch: int, samples: int) -> None:
@@ -92,7 +78,6 @@ class TrainBatches(Sampler[list[Key]]):
         return self.resume_at[1] + (batches - self.batches_before(self.resume_at[1])) * step
 
     def order(self, epoch: int) -> np.ndarray:
-        """The samples of an epoch in order."""
         rng, view = np.random.default_rng([self.seed, epoch]), self.view(epoch)
         if self.paired and view != epoch:
             first = self.order(view)
@@ -111,7 +96,6 @@ class TrainBatches(Sampler[list[Key]]):
         return self._in_whole_pairs(rng, more - self.unlabelled)
 
     def _labelled(self, epoch: int) -> np.ndarray:
-        """The labelled samples of an epoch, all of them or as many of each class."""
         if not self.groups:
             return np.arange(self.length)
         rng = np.random.default_rng([self.seed, epoch, 3])
@@ -121,7 +105,6 @@ class TrainBatches(Sampler[list[Key]]):
         return np.concatenate(shares)
 
     def view(self, epoch: int) -> int:
-        """Which view of its pictures an epoch shows."""
         return epoch % self.views if self.views else epoch
 
     def _from_the_row(self, first: int, count: int) -> np.ndarray:
@@ -192,7 +175,6 @@ class ViewBatches(Sampler[list[Key]]):
         self.batches, self.view = batches[rank::world_size], view
 
     def leave_out(self, done: Callable[[np.ndarray], bool]) -> None:
-        """Drops the batches whose samples ``(N,)`` are all done."""
         self.batches = [batch for batch in self.batches if not done(batch)]
 
     def __len__(self) -> int:

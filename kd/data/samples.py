@@ -20,27 +20,33 @@ Sample = tuple[Tensor, Any, Key]  # Picture, target (id, ids, or mask), (index, 
 KEPT_BYTES = 2**28  # of decoded pictures, the first ones, in a process without loader workers
 
 
-class PictureSet(Dataset[Sample]):
-    """One split, decoded and transformed; a view depends on (seed, index, epoch) alone."""
+class Samples(Dataset[Any]):
+    """One split by (index, view), with the source's kind of target."""
 
-    def __init__(
-        self,
-        split: Split,
-        transform: v2.Transform,
-        seed: int,
-        source: Source | None = None,
-        max_pixels: int = MAX_PIXELS,
-        size: tuple[int, int] = (0, 0),
-    ) -> None:
-        self.split, self.transform, self.seed, self.max_pixels = split, transform, seed, max_pixels
-        self.size = size  # of a view
+    def __init__(self, split: Split, seed: int, source: Source | None, max_pixels: int) -> None:
+        self.split, self.seed, self.max_pixels = split, seed, max_pixels
         self.kind = source.kind if source else Targets()
         self.ignore_index = source.ignore_index if source else None
-        self._kept: dict[int, Tensor] = {}
-        self._room = KEPT_BYTES
 
     def __len__(self) -> int:
         return len(self.split.targets)
+
+    def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
+        fetch(self.split, [index for index, _ in keys])
+        return [self[key] for key in keys]
+
+
+class PictureSet(Samples):
+    """One split, decoded and transformed; a view depends on (seed, index, epoch) alone."""
+
+    def __init__(
+        self, split: Split, transform: v2.Transform, seed: int, source: Source | None = None,
+        max_pixels: int = MAX_PIXELS, size: tuple[int, int] = (0, 0),
+    ) -> None:  # fmt: skip
+        super().__init__(split, seed, source, max_pixels)
+        self.transform, self.size = transform, size  # of a view
+        self._kept: dict[int, Tensor] = {}
+        self._room = KEPT_BYTES
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Sample]:
         fetch(self.split, [index for index, _ in keys])

@@ -9,9 +9,9 @@ from kd.data.held_out import held_out
 from kd.data.probe import KEY
 from kd.data.probe import load as load_probe
 from kd.data.scan import scan, usual
-from kd.data.sources import FileSplit, Source, Split, Subset, labelled, labelled_folder, named, printable
+from kd.data.sources import FileSplit, Joined, Source, Split, Subset, labelled, labelled_folder, named, printable
 from kd.data.sources.places import joined, place_of
-from kd.data.sources.unlabelled import Joined, unlabelled_folder
+from kd.data.sources.unlabelled import unlabelled_folder
 from kd.errors import UserError
 from kd.run.settings import DataSettings, Probe
 
@@ -34,7 +34,6 @@ class Splits:
         return ["train", "val", *(["probe"] if self.probe else [])]
 
     def is_probed(self) -> bool:
-        """Whether there are labelled pictures to measure features on; lists them."""
         return self.probe is not None and bool(self.listed("probe"))
 
     def check_fraction(self) -> None:
@@ -45,7 +44,6 @@ class Splits:
 
     @property
     def left_out(self) -> dict[str, int]:
-        """How many files beside the pictures are of no kind that can be read, by the ending of their names."""
         found: Counter[str] = Counter()
         for parts in self._listed.values():
             for part in parts:
@@ -54,7 +52,6 @@ class Splits:
 
     @property
     def _cache_bytes(self) -> int | None:
-        """What the source's ``cache_gb`` allows, for the other pictures too."""
         return getattr(self.source, "cache_bytes", None)
 
     def listed(self, name: str) -> list[Split]:
@@ -70,7 +67,6 @@ class Splits:
         return self._listed[name]
 
     def _part(self, name: str) -> Split:
-        """Train or val of a source that has training pictures alone."""
         if "whole" not in self._listed:
             self._listed["whole"] = [self.source.load("train")]
         (whole,) = self._listed["whole"]
@@ -138,7 +134,6 @@ class Splits:
         return [(val_split.name(i), train_split.name(j)) for i, j in pairs]
 
     def prepare(self) -> None:
-        """Checks the pictures of all splits."""
         for name in self.names:
             self.split(name)
         shared = [] if self.holds_out else self.shared
@@ -149,21 +144,17 @@ class Splits:
                             "others, or none, and data.val_fraction of the training pictures is held out")  # fmt: skip
 
     def add_folder(self, folder: str, classes: Sequence[str]) -> None:
-        """Makes ``folder/<class>/*.jpg`` the split ``folder``, with ids from ``classes``."""
         place = place_of(folder, "folder", self._cache_bytes)
         self._listed["folder"] = [labelled_folder(joined(folder), classes, "folder", place)]
         self.split("folder")
 
     def sizes(self) -> dict[str, int]:
-        """Pictures of ``train`` and ``val``, and of train's ``unlabeled`` ones."""
         counted = {name: sum(len(part.targets) for part in self.parts(name)) for name in ("train", "val")}
         return {**counted, "unlabeled": self.unlabelled()}
 
     def unlabelled(self) -> int:
-        """How many unlabelled pictures follow the training pictures."""
         return len(self.parts("train")[1].targets) if self.unlabeled else 0
 
 
 def _paths(split: Split) -> Sequence[str]:
-    """Files by their paths; nothing of pictures that have none."""
     return split.paths if isinstance(split, FileSplit) else ()

@@ -32,7 +32,6 @@ class Targets:
         return transform(picture), target
 
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
-        """The targets of a batch, ``(N, ...)``."""
         return torch.tensor(targets)
 
     def counts(self, targets: Sequence[Any], classes: int) -> list[int] | None:
@@ -51,7 +50,6 @@ class Targets:
         return target
 
     def pack(self, targets: Sequence[Any], classes: int) -> Tensor:
-        """Targets of :meth:`cut` as one tensor."""
         return self.stack(targets, classes)
 
     def resize(self, packed: Tensor, boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:

@@ -14,9 +14,7 @@ from kd.teachers.answer import ALL
 
 def check_task(task: Task, data: DataInfo) -> None:
     """Raises a UserError where the data gives other targets than the task needs."""
-    if not task.labels:
-        return
-    if task.kind != data.kind:
+    if not task.learns_from(data.kind):
         raise UserError(f"model.task: {type(task).__name__} needs {task.kind}, data.source gives {data.kind}")
 
 

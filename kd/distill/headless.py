@@ -70,7 +70,6 @@ class HeadlessStudent(Student):
         return True
 
     def measure(self, batch: Batch, answer: Answer) -> None:
-        """Adds a validation batch to its task's metrics; padding is left out."""
         with self._taps_of_final as caught:
             given = self.logits(batch["image"])
         real, count = real_rows(batch), len(given)

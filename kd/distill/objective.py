@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from kd.data.batch import DataInfo
+from kd.distill.feature_taps import FeatureTaps, Read
 from kd.distill.fitting import among, check_dropping, check_listeners, check_loss, check_task
-from kd.distill.looks import Looks, Read
 from kd.errors import UserError
 from kd.losses import DistillLoss, FeatureLoss, LayersLoss, LogitLoss, SimKDLoss
 from kd.losses.functional import teacher_shares
-from kd.losses.ranks import alone
+from kd.losses.ranks import without_gather
 from kd.losses.topk import TopKLogits
 from kd.models import TapSpec
 from kd.models.taps import Taps
@@ -36,20 +36,10 @@ class Terms:
 
 
 class Objective(nn.Module):
-    """``task_loss_weight * task_loss + sum(loss.weight * loss)``.
+    """``task_loss_weight * task_loss + sum(loss.weight * loss)``; see :class:`kd.distill.step.Distillation`.
 
-    Args:
-        task: what the labels mean.
-        losses: distillation losses by name, each with its weight.
-        task_loss_weight: weight of the task's own loss, >= 0.
-        taps: the layers that a feature loss of the same name reads.
-        teacher_of: which of several teachers a loss of that name uses; default: the mean of all.
-        teacher_drop: the chance in [0, 1] that a picture does without any teacher but the one with the largest loss
-            (:func:`kd.losses.functional.teacher_shares`).
-
-    Raises:
-        ValueError: a negative weight, or no chance.
-        UserError: nothing to learn from, or taps for a loss that is not there.
+    ``teacher_drop``: the chance in [0, 1] that a picture learns from no teacher but the one with the largest loss
+    (:func:`kd.losses.functional.teacher_shares`).
     """
 
     def __init__(
@@ -76,7 +66,7 @@ class Objective(nn.Module):
         self.task = task
         self.task_loss_weight = task_loss_weight
         self.teacher_drop = teacher_drop
-        self.looks, self._teacher_of = Looks(taps or {}, teacher_of or {}), dict(teacher_of or {})
+        self.feature_taps, self._teacher_of = FeatureTaps(taps or {}, teacher_of or {}), dict(teacher_of or {})
         self._factors: dict[str, float] = {}  # of headless teachers, which have no mean, each one's weight
 
     # -- building ----------------------------------------------------------------------------------------------------
@@ -92,15 +82,15 @@ class Objective(nn.Module):
         for name, loss in self.losses.items():
             self._bind_loss(name, loss, data, teacher)  # type: ignore[arg-type]
         over_features = {n: x for n, x in self.losses.items() if isinstance(x, (FeatureLoss, LayersLoss))}
-        self.looks.complete(over_features)
+        self.feature_taps.complete(over_features)
         if teacher is None:
             if over_features:
                 raise UserError(f"model.teacher: {', '.join(over_features)} read its features, but no teacher is given")
             return
         for name, loss in over_features.items():
-            self.losses[name] = self.looks.build(name, loss, teacher, student, taps, trial)
+            self.losses[name] = self.feature_taps.build(name, loss, teacher, student, taps, trial)
             if not teacher.has_head and len(teacher.members) > 1:
-                self._factors[name] = self.looks.teacher_of(name, teacher).weight
+                self._factors[name] = self.feature_taps.teacher_of(name, teacher).weight
 
     def _check(self, data: DataInfo, teacher: RunTeacher | None) -> None:
         check_task(self.task, data)
@@ -133,7 +123,7 @@ class Objective(nn.Module):
             if isinstance(loss, LogitLoss):
                 member = self._teacher_of.get(name, ALL)
                 looking[member] = (*looking.get(member, ()), loss)
-        return Wanted(looking, self.looks.shapes(self.active))
+        return Wanted(looking, self.feature_taps.shapes(self.active))
 
     @property
     def trains_logits(self) -> bool:
@@ -159,10 +149,9 @@ class Objective(nn.Module):
     @property
     def layers_of_student(self) -> dict[str, tuple[list[str], str]]:
         """What each active loss over features reads: the student's layers and their form."""
-        return self.looks.layers_of_student(self.active)
+        return self.feature_taps.layers_of_student(self.active)
 
     def set_epoch(self, epoch: float, max_epochs: int) -> None:
-        """Gives the losses the current epoch and step, which warm-ups and moving temperatures follow."""
         for loss in self.losses.modules():
             if isinstance(loss, DistillLoss):
                 loss.epoch, loss.max_epochs = float(epoch), max_epochs
@@ -194,7 +183,6 @@ class Objective(nn.Module):
         return Terms(total, named)
 
     def weight_of(self, name: str) -> float:
-        """The factor of a distillation loss in the total."""
         return self.losses[name].weight * self._factors.get(name, 1.0)  # type: ignore[operator, return-value]
 
     def _with_dropping(self, features: Read, answer: Answer) -> Terms:
@@ -202,7 +190,7 @@ class Objective(nn.Module):
         of_teacher: dict[str, Tensor] = {}
         named = {}
         for name, loss in self.active.items():
-            student, teacher = self.looks.read(name, features, answer)
+            student, teacher = self.feature_taps.read(name, features, answer)
             pair = (student, teacher) if isinstance(loss, LayersLoss) else (student[0], teacher[0])
             values = loss.per_picture(*pair)  # type: ignore[operator]
             named[f"{name}_loss"] = values.detach().mean()
@@ -216,9 +204,9 @@ class Objective(nn.Module):
     def held_out(self, features: Read, answer: Answer) -> dict[str, Tensor]:
         """The losses over features of a validation batch, each process by itself."""
         found: dict[str, Tensor] = {}
-        with alone():
+        with without_gather():
             for name in self.measurable:
-                student, teacher = self.looks.read(name, features, answer)
+                student, teacher = self.feature_taps.read(name, features, answer)
                 loss: Any = self.losses[name]
                 nothing = student[0].new_zeros(len(student[0]))
                 many = isinstance(loss, LayersLoss)
@@ -230,7 +218,7 @@ class Objective(nn.Module):
     @property
     def measurable(self) -> list[str]:
         """The active losses over features that held-out pictures have: not those that remember training pictures."""
-        return [name for name, loss in self.active.items() if name in self.looks and not loss.needs_index]
+        return [name for name, loss in self.active.items() if name in self.feature_taps and not loss.needs_index]
 
     def _term(
         self,
@@ -253,7 +241,7 @@ class Objective(nn.Module):
                 return loss.forward_topk(logits, wanted, target)  # type: ignore[operator]
             wanted = self.task.fit(wanted, target) if logits.ndim > 2 else wanted
             return loss(*(self.task.compared(x) for x in (logits, wanted, target)), **extra)
-        student, teacher = self.looks.read(name, features, answer)
+        student, teacher = self.feature_taps.read(name, features, answer)
         if isinstance(loss, LayersLoss):
             return loss(student, teacher, target, **extra)
         return loss(student[0], teacher[0], target, **extra)

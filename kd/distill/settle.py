@@ -11,7 +11,7 @@ from kd.distill.inherit.layers import fit_projection
 from kd.distill.student import Student
 from kd.distill.students import Students
 from kd.losses import FeatureRegression
-from kd.losses.ranks import alone
+from kd.losses.ranks import without_gather
 from kd.losses.targets import Standardizer
 from kd.teachers import RunTeacher
 from kd.teachers.answer import Answer
@@ -33,8 +33,8 @@ def settle_losses(
         if not found and not (fitted and any(isinstance(part, FeatureRegression) for part in parts)):
             continue
         of_student, of_teacher = _answers(student, teacher, sample(student.sample_size))
-        with alone():
-            for loss, ours, wanted in student.objective.looks.regressions(active, of_student, of_teacher):
+        with without_gather():
+            for loss, ours, wanted in student.objective.feature_taps.regressions(active, of_student, of_teacher):
                 pair = loss.settle(ours, wanted)
                 if fitted:
                     fit_projection(loss.projection, *pair)

@@ -75,7 +75,7 @@ class Distillation(nn.Module):
         object.__setattr__(self, "teacher", found)
         self.teacher: RunTeacher | None
         objective = objective_of(task, losses, task_loss_weight, taps, teacher_of)
-        self.student = own_student(student, found, objective, data, prepare)
+        self.student = make_student(student, found, objective, data, prepare)
         self._range = RangeCheck()
 
     def forward(self, images: Tensor, targets: Tensor, index: Tensor | None = None) -> Terms:
@@ -124,7 +124,7 @@ def check_type(argument: str, given: object, kind: type, allowed: str) -> None:
         raise TypeError(f"{argument}: must be {allowed}, got {type(given).__name__}")
 
 
-def own_student(
+def make_student(
     model: nn.Module,
     teacher: RunTeacher | None,
     objective: Objective,

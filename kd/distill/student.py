@@ -29,23 +29,10 @@ from kd.teachers.answer import ALL, Answer
 class Student(nn.Module):
     """A model and how it learns. Of several students of one run each is one of these.
 
-    Args:
-        model: any model that gives logits for pictures (:func:`kd.models.own.logits_of`); on a model with a
-            distillation token the second head answers to the distillation losses.
-        prepare: uint8 pictures -> the model's input (:class:`kd.models.Preprocess`); float pictures pass as they are.
-        objective: what it learns.
-        data: classes and sizes of the data.
-        teacher: who it learns from, or None.
-        average: the model's exponential moving average (:func:`kd.distill.step.moving_average`), validated and exported
-            in its place.
-        optim: optimizer and schedule.
-        spec: the settings that ``model`` was built by, where there are some.
-        start: where its first weights come from: ``inherited``, ``pre-trained``, ``scratch``, or ``given``.
-        not_inherited: why they don't come from the teacher, where that was asked for if possible.
-        parent: of several teachers the one whose layers it starts from.
-
-    Raises:
-        UserError: losses, models and data that do not fit each other.
+    On a model with a distillation token the second head learns from the distillation losses. ``average`` is validated
+    and exported in the model's place. ``spec``: the settings that ``model`` was built by. ``start``: where its first
+    weights come from (``inherited``, ``pre-trained``, ``scratch`` or ``given``), ``parent``: the teacher whose layers
+    they are from, ``not_inherited``: why they are not.
     """
 
     has_head = True
@@ -158,11 +145,9 @@ class Student(nn.Module):
 
     @property
     def final(self) -> nn.Module:
-        """The weights that are validated and exported: the average where there is one."""
         return self.average.module if self.average is not None else self.model
 
     def without_gradient(self) -> list[str]:
-        """Parameters that no term reaches, by name."""
         objective = self.objective
         off = tuple(f"objective.losses.{name}." for name in objective.losses if name not in objective.active)
         names = [name for name, _ in self.named_parameters() if name.startswith(off)] if off else []
@@ -211,7 +196,6 @@ class Student(nn.Module):
     # -- a step ------------------------------------------------------------------------------------------------------
 
     def learn(self, batch: Batch, answer: Answer) -> Terms:
-        """The forward and the losses of one batch, given the teacher's answer to it."""
         with annotate("student"), training_attention(self.model, batch["image"]), self.taps as caught:
             output = self.model(self.prepare(batch["image"]))
         if self.has_two_heads and isinstance(output, tuple):
@@ -224,7 +208,6 @@ class Student(nn.Module):
         )  # fmt: skip
 
     def logits(self, images: Tensor) -> Tensor:
-        """Of the weights that count, see :attr:`final`."""
         return logits_of(self.final(self.prepare(images)))
 
     def move_average(self, step: int) -> None:

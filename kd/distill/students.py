@@ -35,7 +35,6 @@ class Students(nn.ModuleDict):
 
     @property
     def only_or_first(self) -> Student:
-        """The only student, or the first of several."""
         return next(iter(self.named().values()))
 
     @property
@@ -44,7 +43,6 @@ class Students(nn.ModuleDict):
 
     @property
     def wanted(self) -> Wanted:
-        """What the losses of all students read of the teacher."""
         found = Wanted(logits={})
         for student in self.named().values():
             found |= student.objective.wanted
@@ -69,13 +67,11 @@ class Students(nn.ModuleDict):
         return [student.begin(pictures) for student in self.named().values()]
 
     def compile_in_place(self) -> None:
-        """Compiles the models whose settings ask for it."""
         for student in self.named().values():
             if student.spec is not None:
                 student.spec.compile_in_place(student.model)
 
     def build_optimizers(self, pace: Pace) -> tuple[Optimizer, LambdaLR]:
-        """Each student's optimizer and schedule; of several as one."""
         made = [student.build_optimizer(pace) for student in self.named().values()]
         if not self.several:
             return made[0]
@@ -91,7 +87,6 @@ class Students(nn.ModuleDict):
         return found
 
     def set_epoch(self, epoch: float, max_epochs: int) -> None:
-        """Gives the losses the current epoch and step."""
         for student in self.named().values():
             student.objective.set_epoch(epoch, max_epochs)
 

@@ -23,11 +23,7 @@ class Float32(nn.Module):
 
 
 class KnownOnHost(nn.Module):
-    """A part of a loss that keeps on the host what a buffer of its own says: to read the buffer waits for the device.
-
-    Attributes:
-        known: the buffer's value; None: to be read, as at first and after a state was loaded.
-    """
+    """A part of a loss that keeps a buffer's value on the host, as reading one waits for the device; None: unread."""
 
     known: int | None = None
 

@@ -19,11 +19,7 @@ class Projection(nn.Module):
     """
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> "Projection":
-        """Makes the layers for features of these shapes (batch axis included).
-
-        Raises:
-            ValueError: nothing leads from the one to the other.
-        """
+        """Makes the layers for features of these shapes (batch axis included); a ValueError where none fit."""
         self.pooled = len(student_shape) == 4 and len(teacher_shape) == 2
         fits = self.pooled or len(student_shape) == len(teacher_shape)
         if len(student_shape) == len(teacher_shape) == 3:
@@ -50,7 +46,6 @@ class Projection(nn.Module):
         return resize(projected, size) if self.size else projected
 
     def project(self, features: Tensor) -> Tensor:
-        """To the teacher's width, on the student's grid."""
         projected: Tensor = self.layers(features)
         return projected
 
@@ -85,7 +80,6 @@ class _Cayley(_Orthogonal):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """The free numbers -> an orthonormal matrix of the same shape."""
         tall = x.mT if x.shape[0] < x.shape[1] else x
         rows, columns = tall.shape
         lower = F.pad(tall.tril(), (0, rows - columns))

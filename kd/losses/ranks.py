@@ -9,28 +9,26 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 
-_alone = False
+_without_gather = False
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def without_gather() -> Iterator[None]:
     """Inside, each process compares the samples of its own batch: in validation their numbers differ."""
-    global _alone
-    before, _alone = _alone, True
+    global _without_gather
+    before, _without_gather = _without_gather, True
     try:
         yield
     finally:
-        _alone = before
+        _without_gather = before
 
 
 def in_parallel() -> bool:
     """Whether several processes train together."""
-    return not _alone and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return not _without_gather and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 class _Rows(FunctionCtx):
-    """What the backward pass must know."""
-
     rows: int
 
 

@@ -56,11 +56,7 @@ class FeatureRegression(FeatureLoss):
 
     @torch.no_grad()
     def settle(self, student_features: Tensor, teacher_features: Tensor) -> tuple[Tensor, Tensor]:
-        """Standardises from now on by a sample of the two models' features.
-
-        Returns:
-            What a linear projection maps from and what it should map to, ``(..., C)``, on one grid.
-        """
+        """Standardises by a sample of both models' features; gives what a projection maps from and to, ``(..., C)``."""
         if student_features.ndim == teacher_features.ndim == 4:
             teacher_features = resize(wide(teacher_features), student_features.shape[2:])
         elif student_features.ndim == 4:

@@ -22,13 +22,6 @@ class Standardizer(KnownOnHost, Float32):
     (:func:`kd.losses.functional.phi_s`). In a loop that settles nothing the statistics are those of the first
     :data:`BATCHES` batches of all processes; until these are in, ``phi_s`` scales by one number, unturned. After that
     nothing moves. The statistics are part of checkpoints, and float32 in any precision.
-
-    Args:
-        width: channels C of the features.
-        kind: ``variance`` or ``phi_s``.
-
-    Raises:
-        ValueError: a width that ``phi_s`` has no rotation for.
     """
 
     mean: Tensor

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 LONGEST = 512  # tokens; of more, float32 is no faster
 _capabilities: Callable[[], Mapping[str, object]] = getattr(torch.cpu, "get_capabilities", dict)  # torch 2.10 has it
+_runs_once: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # its forward is known not to be run again
 MATRIX_INSTRUCTIONS = bool(_capabilities().get("amx_bf16"))
 
 
@@ -38,6 +40,7 @@ def training_attention(model: nn.Module, pictures: Tensor) -> AbstractContextMan
     narrow = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
     if pictures.device.type != "cpu" or not narrow or torch.compiler.is_compiling() or MATRIX_INSTRUCTIONS:
         return nullcontext()
-    again = [part.grad_checkpointing for part in model.modules() if hasattr(part, "grad_checkpointing")]  # timm's
-    known = again and not any(again) and getattr(model, "_compiled_call_impl", None) is None
-    return InFloat32() if known else nullcontext()
+    if model not in _runs_once:
+        again = [part.grad_checkpointing for part in model.modules() if hasattr(part, "grad_checkpointing")]  # timm's
+        _runs_once[model] = bool(again) and not any(again) and getattr(model, "_compiled_call_impl", None) is None
+    return InFloat32() if _runs_once[model] else nullcontext()

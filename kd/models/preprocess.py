@@ -94,7 +94,6 @@ class Given:
         self.size: Size = (224, 224)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Runs the function on uint8 pictures."""
         if images.dtype == torch.uint8:
             if self.function is None:
                 raise UserError(f"{self.name}: how it wants uint8 pictures is not known; give float pictures, or "

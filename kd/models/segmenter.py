@@ -38,7 +38,6 @@ class DenseModel(nn.Module):
         self.num_prefix_tokens = getattr(backbone, "num_prefix_tokens", 0)
 
     def get_classifier(self) -> nn.Module:
-        """The last layer, as timm models have it."""
         return self.head.classifier
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -55,7 +54,6 @@ class DenseModel(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """``(N, 3, H, W)`` -> logits ``(N, C, H, W)``."""
         height, width = x.shape[2:]
         logits = self.head(self.levels(x), (height // HEAD_STRIDE, width // HEAD_STRIDE))
         return F.interpolate(logits, (height, width), mode="bilinear")
@@ -73,7 +71,6 @@ class DenseHead(nn.Module):
         self.classifier = nn.Conv2d(width, num_classes, 1)
 
     def forward(self, features: list[Tensor], size: tuple[int, int]) -> Tensor:
-        """``(N, C_i, H_i, W_i)`` each, height and width -> ``(N, C, *size)``."""
         levels = zip(self.levels, features, strict=True)
         maps = [F.interpolate(level(x), size, mode="bilinear") for level, x in levels]
         return self.classifier(self.fuse(sum(maps[1:], maps[0])))

@@ -18,7 +18,6 @@ class ModelSpec(ModelSettings):
     builder: Builder | None = None
 
     def compile_in_place(self, model: nn.Module) -> None:
-        """Compiles ``model`` where it is asked for; its parameters keep their names."""
         if self.compile:
             model.compile(mode="default" if self.compile is True else self.compile, dynamic=False)
             model._compiled_call_impl = WholeBatches(model, model._compiled_call_impl)  # type: ignore[arg-type]

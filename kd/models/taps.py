@@ -84,7 +84,6 @@ class Taps:
                 self._layers[path].register_forward_hook(partial(self._catch, path))
 
     def paths(self, patterns: str | list[str], run: Callable[[], Any] | None = None, key: str = "") -> list[str]:
-        """The layers that patterns name, in the model's order."""
         wanted = (patterns,) if isinstance(patterns, str) else tuple(patterns)
         if wanted not in self._found:  # once, not in every step: it walks the whole model
             found = layer_paths(self._model, wanted, key or self._key, besides=[MAPS, PRELOGITS])

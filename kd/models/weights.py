@@ -188,7 +188,6 @@ def _state_in(content: object) -> dict[str, Tensor]:
 
 
 def _names_in(content: object) -> list[str]:
-    """Class names beside the weights: a list, or a dict by or to the class id."""
     if not isinstance(content, Mapping):
         return []
     places = [content, *(content[k] for k in ("meta", "hyper_parameters") if isinstance(content.get(k), Mapping))]

@@ -16,7 +16,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.distill.classifier import fit_new_classifier
 from kd.distill.settle import settle_losses
 from kd.distill.sharding import Sharding
-from kd.distill.step import GivenTeacher, as_teacher, objective_of, own_student
+from kd.distill.step import GivenTeacher, as_teacher, make_student, objective_of
 from kd.distill.student import Student
 from kd.distill.students import StepOutput, Students, total_of
 from kd.errors import UserError
@@ -27,7 +27,7 @@ from kd.losses.base import equal_on_all_ranks
 from kd.models import TapSpec
 from kd.module.evaluation import Validation
 from kd.module.inference import Inference
-from kd.module.pace import clip, in_its_window, log_terms, pace_of, seed_step
+from kd.module.pace import clip, log_terms, pace_of, scale_for_short_accumulation, seed_step
 from kd.module.resume import Resume
 from kd.optim import OptimSpec, as_optim
 from kd.tasks import Task
@@ -91,11 +91,11 @@ class DistillationModule(Inference):
         super().__init__()
         object.__setattr__(self, "teacher", as_teacher(teacher, teacher_prepare))
         self.teacher: RunTeacher | None
-        self._ask(self.teacher)
-        self.asked: RunTeacher | None  # who answers in training: the teacher, or a cache in front of it
+        self.answer_by(self.teacher)
+        self.answering_teacher: RunTeacher | None  # who answers in training: the teacher, or a cache in front of it
         if not isinstance(student, Student):
             objective = objective_of(task, losses, task_loss_weight, taps, teacher_of)
-            student = own_student(student, self.teacher, objective, data, prepare, ema_decay, as_optim(optim))
+            student = make_student(student, self.teacher, objective, data, prepare, ema_decay, as_optim(optim))
         self.take(Students(student))
         self._range = RangeCheck()
         self.memory: Memory | None = None
@@ -152,7 +152,7 @@ class DistillationModule(Inference):
     @property
     def caches(self) -> dict[str, CachedTeacher]:
         """The caches of the teachers' answers, by teacher."""
-        return caches_of(self.asked)
+        return caches_of(self.answering_teacher)
 
     @property
     def data(self) -> DistillationDataModule | None:
@@ -175,7 +175,7 @@ class DistillationModule(Inference):
         if self.teacher is not None and sample is not None and not self.resumed:
             settle_losses(self.students, self.teacher, sample, self.trainer.strategy.broadcast)
         if self.data is not None:
-            self._ask(settled(self, self.data))
+            self.answer_by(settled(self, self.data))
             if self.trainer.is_global_zero:
                 self.memory = Memory(self)  # now: later its layers may be sharded
         self.students.compile_in_place()
@@ -189,8 +189,9 @@ class DistillationModule(Inference):
         pairs = zip(self.students.begin(self.teacher, pictures), self.named_students().values(), strict=True)
         return [text for said, student in pairs if (text := said or fit_new_classifier(student, labelled))]
 
-    def _ask(self, teacher: RunTeacher | None) -> None:
-        object.__setattr__(self, "asked", teacher)
+    def answer_by(self, teacher: RunTeacher | None) -> None:
+        """From now on ``teacher`` answers in training; it is no submodule."""
+        object.__setattr__(self, "answering_teacher", teacher)
 
     def configure_model(self) -> None:
         """Lets a strategy that shards the students do so (:mod:`kd.strategies`)."""
@@ -225,7 +226,7 @@ class DistillationModule(Inference):
         trainer = trainer_of(self)
         if trainer is None or not trainer.training:
             return self.validation.with_known(batch) if trainer is not None and trainer.validating else batch
-        return self.asked.fetch(batch) if self.asked is not None else batch
+        return self.answering_teacher.fetch(batch) if self.answering_teacher is not None else batch
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         self.students.set_epoch(self.current_epoch, self.planned_epochs)
@@ -233,12 +234,13 @@ class DistillationModule(Inference):
     def training_step(self, batch: object, batch_idx: int) -> StepOutput:
         batch = as_batch(batch)
         wanted = self.students.wanted
-        answer = self.asked.answer(batch, wanted) if self.asked is not None and wanted else Answer()
+        teacher = self.answering_teacher if wanted else None
+        answer = teacher.answer(batch, wanted) if teacher is not None else Answer()
         terms = self.students.learn(batch, answer, lambda: self._seed(batch_idx))
         loss = total_of(terms)
         log_terms(self, terms, loss)
         named = {name: own.named for name, own in terms.items()}
-        return {"loss": in_its_window(loss, self, batch_idx), "terms": named, "answer": answer}
+        return {"loss": scale_for_short_accumulation(loss, self, batch_idx), "terms": named, "answer": answer}
 
     def _seed(self, batch_idx: int) -> None:
         """Dropout and the like by (seed, step, rank): a resumed run draws what the uninterrupted one drew."""
@@ -283,4 +285,4 @@ class DistillationModule(Inference):
             return
         self.resume.check(checkpoint, self.data)
         if self.data is not None:
-            self._ask(reopened(self, self.asked, self.data, checkpoint.get("kd_cached", False)))
+            self.answer_by(reopened(self, self.answering_teacher, self.data, checkpoint.get("kd_cached", False)))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kd.data.batch import Batch, real_rows
 from kd.data.datamodule import DistillationDataModule
-from kd.data.sources.unlabelled import Joined
+from kd.data.sources import Joined
 from kd.distill.headless import HeadlessStudent
 from kd.distill.student import Student
 from kd.distill.students import Students
@@ -22,7 +22,7 @@ from kd.report.metric import PROBE
 from kd.tasks import Task
 from kd.tasks.features import knn_accuracy, ridge_accuracy
 from kd.teachers import RunTeacher
-from kd.teachers.answer import ALL, Wanted
+from kd.teachers.answer import ALL
 
 
 @dataclass
@@ -64,10 +64,9 @@ class Look:
         seen = Seen(target, index)
         if "decided" in batch:
             seen.decided = batch["decided"][real].to(images.device)
-        elif self.teacher is not None and self.teacher.has_head:
-            answers = self.teacher.answer({"image": images}, Wanted()).logits
-            asked = answers if self.members else {ALL: answers[ALL]}
-            seen.taught = {name: self.task.fit(x, target) for name, x in asked.items() if isinstance(x, Tensor)}
+        elif self.teacher is not None and ALL in (answers := self.teacher.logits(images)):
+            kept = answers if self.members else {ALL: answers[ALL]}
+            seen.taught = {name: self.task.fit(x, target) for name, x in kept.items()}
             seen.decided = self.task.decide(seen.taught[ALL])
         seen.logits = {name: self.task.fit(student(images), target) for name, student in self.students.items()}
         return seen
@@ -82,7 +81,7 @@ class Look:
             self.teacher(images)
 
 
-Judged = dict[str, tuple[Tensor, Tensor, Tensor | None]]
+ValidationLogits = dict[str, tuple[Tensor, Tensor, Tensor | None]]
 """By student (``""`` for a single one): logits, targets and indices of a validation batch."""
 
 
@@ -101,7 +100,6 @@ class Validation:
 
     @torch.no_grad()
     def _measure(self, batch: Batch) -> None:
-        """What students without a classifier train for, on these pictures too."""
         headless = self._headless()
         if headless and self.teacher is not None:
             answer = self.teacher.answer({"image": batch["image"]}, self.students.wanted)
@@ -114,7 +112,7 @@ class Validation:
             return batch
         return {**batch, "decided": self.known[batch["index"].to(self.known.device)]}
 
-    def add(self, batch: Batch, in_step: bool) -> Judged:
+    def add(self, batch: Batch, in_step: bool) -> ValidationLogits:
         """Adds a batch; gives logits, targets, indices by student. ``in_step``: all run students equally often."""
         judged = self._judged()
         self._measure(batch)
@@ -146,13 +144,13 @@ class Labelled:
     """What models make of labelled pictures."""
 
     features: dict[str, Tensor]
-    labels: Tensor
+    class_ids: Tensor
     bank: int
 
     def accuracy(self, name: str) -> dict[str, float]:
         """``knn1`` and ``probe1`` (:data:`kd.report.metric.PROBE`) of a model's features, in 0..1."""
         known, asked = self.features[name][: self.bank], self.features[name][self.bank :]
-        given = known, self.labels[: self.bank], asked, self.labels[self.bank :]
+        given = known, self.class_ids[: self.bank], asked, self.class_ids[self.bank :]
         measured = knn_accuracy(*given), ridge_accuracy(*given)
         return {metric: round(value, 6) for metric, value in zip(PROBE, measured, strict=True)}
 
@@ -196,19 +194,9 @@ def evaluate(
     device: torch.device | None = None,
     listeners: Sequence[Listener] = (),
 ) -> dict[str, dict[str, float]]:
-    """Runs a student (and its teacher) in float32 over batches.
+    """Runs a student (and its teacher) in float32 over uint8 batches; ``listeners`` take in every batch's logits.
 
-    Args:
-        student: the model, moved to ``device``.
-        prepare: its input.
-        batches: uint8 batches, see :data:`kd.data.batch.Batch`.
-        task: what the labels mean, built for the data's classes.
-        teacher: its teacher.
-        device: where to compute; default: the CPU.
-        listeners: take in every batch's logits.
-
-    Returns:
-        The task's metrics, ``{"student": {"acc1", ..., "agreement"}, "teacher": {...}}``, each in 0..1.
+    Gives the task's metrics in 0..1: ``{"student": {"acc1", ..., "agreement"}, "teacher": {...}}``.
     """
     device = device or torch.device("cpu")
     student = student.to(device).eval()
@@ -249,14 +237,8 @@ class Answers:
             self.rows[i] = {key: column[place] for key, column in columns.items()}
 
     def right(self) -> dict[int, bool]:
-        """Whether the model is right, by the picture's number."""
         return {i: row["student"] == row["label"] for i, row in self.rows.items()}
 
     def only(self, other: "Answers") -> tuple[int, int]:
-        """How many pictures this model alone names right, and how many the other alone."""
         right, others = self.right(), other.right()
         return (sum(right[i] and not others[i] for i in right), sum(others[i] and not right[i] for i in right))
-
-
-def _ids(labels: Tensor) -> list[list[int]]:
-    return [torch.nonzero(row > 0.5).flatten().tolist() for row in labels]

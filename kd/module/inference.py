@@ -10,7 +10,7 @@ from kd.data.batch import as_batch
 from kd.distill.sharding import Sharding
 from kd.distill.students import Students
 from kd.lightning_internals import trainer_of
-from kd.module.evaluation import Judged, Validation
+from kd.module.evaluation import Validation, ValidationLogits
 
 
 class Inference(LightningModule):
@@ -33,7 +33,7 @@ class Inference(LightningModule):
         """
         return super().load_from_checkpoint(checkpoint_path, weights_only=weights_only, **kwargs)  # type: ignore[arg-type]
 
-    def validation_step(self, batch: object, batch_idx: int) -> Judged:
+    def validation_step(self, batch: object, batch_idx: int) -> ValidationLogits:
         """Adds one batch to each student's metrics; padding (index -1) is left out."""
         trainer = trainer_of(self)  # none where it is called by hand
         in_step = trainer is not None and isinstance(trainer.strategy, Sharding)
@@ -60,7 +60,7 @@ class Inference(LightningModule):
         """Logits of a batch of any loader, with targets or without."""
         return self(as_batch(batch)["image"])
 
-    def test_step(self, batch: object, batch_idx: int) -> Judged:
+    def test_step(self, batch: object, batch_idx: int) -> ValidationLogits:
         return self.validation_step(batch, batch_idx)
 
     def on_test_epoch_end(self) -> None:

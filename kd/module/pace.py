@@ -37,7 +37,7 @@ def seed_step(seed: int, device: torch.device) -> None:
         torch.manual_seed(seed)
 
 
-def in_its_window(loss: Tensor, module: LightningModule, batch_idx: int) -> Tensor:
+def scale_for_short_accumulation(loss: Tensor, module: LightningModule, batch_idx: int) -> Tensor:
     """The loss as the trainer wants it: it divides by ``accumulate_grad_batches``, also where fewer batches are left of
     an epoch.
     """

@@ -25,7 +25,6 @@ class Resume:
         self._made_with: list[list[dict[str, Any]]] = []
 
     def content(self, data: DistillationDataModule | None, cached: bool) -> dict[str, Any]:
-        """What is stored: who the teacher was (its weights stay out), the classes, the settings that count."""
         found = {
             "kd_teacher": self.teacher,
             "kd_classes": list(self.students.data_info.classes),
@@ -37,7 +36,6 @@ class Resume:
         return {**found, "kd_batch_size": data.batch_size, "kd_data": data.samples_identity()}
 
     def check(self, checkpoint: Mapping[str, Any], data: DistillationDataModule | None) -> None:
-        """Compares a checkpoint with this run, and takes over what was measured before it."""
         before = self.optim_before = checkpoint.get("kd_optim", {})
         for name, student in self.students.named().items():
             student.optim.check_resumed(before.get(name, {}))
@@ -57,7 +55,6 @@ class Resume:
         self._made_with = [settings_of(optimizer) for optimizer in optimizers]
 
     def settle(self, trainer: Trainer, data: DistillationDataModule | None) -> None:
-        """Puts a resumed run, with its own settings, at its share of samples seen."""
         if self.optim_before is None or data is None:
             return
         students = self.students.named()
@@ -75,7 +72,6 @@ def _kwargs(before: Mapping[str, Any], student: Student) -> set[str]:
 
 
 def _position(trainer: Trainer, epoch: int, samples: int, data: DistillationDataModule) -> int:
-    """Where the schedule is after ``samples`` of an epoch."""
     per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
     by_epochs = epoch * per_epoch + data.batches_before(samples) // trainer.accumulate_grad_batches
     epochs = trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs > 0 else math.inf

@@ -30,7 +30,6 @@ class Audit(Callback):
         self._losses: list[float] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Opens the file of this rank; forgets the steps that were lost."""
         folder = RunContext.of(trainer).folder / "records"
         folder.mkdir(exist_ok=True)
         self._file = folder / f"samples.rank{trainer.global_rank}.jsonl"

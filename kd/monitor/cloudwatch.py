@@ -72,7 +72,7 @@ class CloudWatch(Outlet):
         run, now = self.folder.path, datetime.now(UTC)
         own = {"Recipe": run.parent.name, "Run": run.name, "Host": socket.gethostname()}
         for name, values in self.numbers.read().items():
-            labels, unit = GAUGES[name].labels, UNITS.get(GAUGES[name].unit, "None")
+            labels, unit = GAUGES[name].dimensions, UNITS.get(GAUGES[name].unit, "None")
             if labels == ("core",):
                 labels, values = (), {(): mean(list(values.values()))}
             for key, value in values.items():

@@ -8,9 +8,8 @@ from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from kd.callbacks.closing import Closing
-from kd.callbacks.context import RunContext, judged
+from kd.callbacks.context import RunContext, validation_logits
 from kd.callbacks.run_folder import RunFolder
-from kd.data.batch import Batch
 from kd.report.records import Writer
 
 PAIRS = 20  # that are written down, the most frequent
@@ -38,19 +37,16 @@ class Confusion(Closing):
             self._counts[name] = torch.zeros(classes * classes, dtype=torch.long, device=run.device)
 
     def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:  # fmt: skip
-        """Counts the students' answers that the validation step returns."""
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, *_: object
+    ) -> None:
         classes = len(RunContext.of(trainer).students.data_info.classes)
-        for name, (logits, target, _) in judged(outputs).items():
+        for name, (logits, target, _) in validation_logits(outputs).items():
             if name in self._counts:
                 known = (target >= 0) & (target < classes)
                 places = target[known] * classes + logits.argmax(1)[known]
                 self._counts[name] += torch.bincount(places, minlength=classes * classes)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Adds the ranks' counts up and writes them down."""
         run = RunContext.of(trainer)
         classes = run.students.data_info.classes
         for name in list(self._counts):

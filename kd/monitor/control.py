@@ -23,7 +23,7 @@ KEEP = -1  # in place of a number that the file does not give
 
 
 @dataclass(frozen=True)
-class Wishes:
+class MonitorCommand:
     """What the file says; ``None``: nothing."""
 
     on: bool | None = None  # sample the machine
@@ -33,11 +33,11 @@ class Wishes:
     nvtx: bool | None = None  # name the phases for Nsight
 
 
-def parse(text: str) -> Wishes:
+def parse(text: str) -> MonitorCommand:
     """The words of the file, with spaces or lines between them.
 
     >>> parse("off health=10")
-    Wishes(on=False, interval_s=None, health=10, kernels=None, nvtx=None)
+    MonitorCommand(on=False, interval_s=None, health=10, kernels=None, nvtx=None)
     """
     found: dict[str, Any] = {}
     for word in text.lower().split():
@@ -54,7 +54,7 @@ def parse(text: str) -> Wishes:
                 found[key] = int(_at_least(least, int(value)))
         except (ValueError, KeyError):
             raise ValueError(f"'{word}' is not known; known: {WORDS}") from None
-    return Wishes(**found)
+    return MonitorCommand(**found)
 
 
 def _at_least(least: float, value: float) -> float:

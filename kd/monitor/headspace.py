@@ -50,7 +50,6 @@ class Remembered:
         return getattr(self.teacher, name)
 
     def answer(self, batch: Batch, wanted: Wanted) -> Answer:
-        """The teacher's, or what it said of this batch an epoch ago."""
         if self.remembering:
             self.answers[self.number()] = self.teacher.answer(batch, wanted)
         return self.answers[self.number()]
@@ -78,9 +77,7 @@ class Headspace(Callback):
             raise UserError(
                 "model.teacher.cache: must be off in a headspace run, which replays the first epoch's views"
             )
-        data: Any = run.data
-        original = data.train_dataloader
-        data.train_dataloader = lambda: Replay(original())
+        run.data.wrap_loader = Replay
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Before the run has a folder: is there enough to measure, and a teacher whose answers can be replayed?"""
@@ -97,8 +94,8 @@ class Headspace(Callback):
         if not self._free_teacher or trainer.current_epoch == 0:
             return
         remembering = trainer.current_epoch == 1
-        asked = Remembered(run.teacher, self._answers, lambda: self._batch_idx, remembering)
-        object.__setattr__(run.module, "asked", asked)
+        replayed: Any = Remembered(run.teacher, self._answers, lambda: self._batch_idx, remembering)
+        run.module.answer_by(replayed)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
         self._batch_idx = batch_idx
@@ -106,7 +103,6 @@ class Headspace(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
-        """Notes the time where counting begins, and at the end."""
         run = RunContext.of(trainer)
         if batch_idx in (WARM_UP, trainer.num_training_batches - 1):
             if run.device.type == "cuda":

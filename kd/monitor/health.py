@@ -38,11 +38,8 @@ class Health(Closing):
     fire in the batch; ``teacher_entropy`` of the teacher's answers at the loss's temperature over its maximum;
     ``agreement`` of teacher and student on the training batch; ``loss_shares`` the weighted terms; ``zeros`` the share
     of an activation's values that are 0, ``saturated`` of a sigmoid's or tanh's at its ends; ``unchanged`` the weights
-    that the step left as they were; ``inputs`` what the batch's pictures are like; ``student`` the name of one of
-    several. The teacher's answers are read from its cache where there is one. Of several teachers the first
-    is read.
-
-    Every rank takes part in a reading: gradients and weights may be in shards.
+    that the step left as they were; ``inputs`` what the pictures are like. Of several teachers the first is read. Every
+    rank takes part: gradients and weights may be in shards.
     """
 
     def __init__(self, folder: RunFolder, every: int = 50, activations: Sequence[str] | None = None) -> None:
@@ -126,8 +123,6 @@ class Health(Closing):
 
 
 class _Reading:
-    """What one batch says about one student."""
-
     def __init__(self, name: str, student: Student, layers: list[tuple[str, nn.Module]]) -> None:
         self.name, self.student = name, student
         self._student: Tensor | None = None
@@ -178,7 +173,6 @@ class _Reading:
 
     @torch.no_grad()
     def values(self, teacher: Tensor | None, terms: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The record's values, given the teacher's logits and the batch's losses."""
         read: dict[str, Any] = {"terms": dict(terms), "ratios": []}
         if self._grad_norm is not None:
             read["grad_norm"] = self._grad_norm
@@ -236,7 +230,6 @@ def _inputs(images: Tensor) -> dict[str, Any]:
 
 
 def _class_counts(targets: Sequence[Target]) -> list[int]:
-    """Pictures by class, where targets are class ids."""
     with suppress(TypeError, ValueError):
         ids = np.asarray(targets)
         if ids.ndim == 1 and len(ids) and np.issubdtype(ids.dtype, np.integer) and ids.min() >= 0:

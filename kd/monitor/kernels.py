@@ -87,7 +87,6 @@ class Kernels(Closing):
         writer.close()
 
     def close(self, trainer: Trainer) -> None:
-        """A run that ends inside the window keeps nothing of it."""
         if self._profile:
             self._profile.stop()
         self._profile = None
@@ -131,7 +130,6 @@ def _is_range(name: str) -> bool:
 
 
 def _innermost(ranges: list[tuple[float, float, str]], starts: list[float], at: float) -> str:
-    """The range that was opened last of those that are open."""
     for start, end, name in reversed(ranges[max(0, bisect_right(starts, at) - 64) : bisect_right(starts, at)]):
         if start <= at <= end:
             return name
@@ -149,7 +147,6 @@ def group_of(operation: str) -> str:
 
 
 def _busy(events: list[Any]) -> float | None:
-    """Union of the kernels' times over the window."""
     spans = sorted((e.time_range.start, e.time_range.end) for e in events
                    if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation)  # fmt: skip
     if not spans:

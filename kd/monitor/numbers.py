@@ -59,18 +59,15 @@ class Numbers:
         return {(name,): float(value) for name, value in logged.items()}
 
     def health_readings(self) -> Values:
-        """Of the newest reading of each student."""
         readings = list(self.health.newest.items())
         known = ((name, student, r.get(name)) for student, r in readings for name in HEALTH)
         return {(name, student): float(value) for name, student, value in known if value is not None}
 
     def verdict(self) -> Values:
-        """1 for what the run is bound by, 0 for all else."""
         found = self.watch.newest.get("verdict") if self.watch else None
         return {(name,): float(name == found["bound"]) for name in NAMES} if found else {}
 
     def limit_speedup(self) -> Values:
-        """Predicted gain without each limit: the headline's, and the others'."""
         found = (self.watch.newest.get("verdict") if self.watch else None) or {}
         gains = [(found.get("bound"), found.get("predicted_speedup"))]
         gains += [(other["bound"], other["gain"]) for other in reversed(found.get("others", []))]
@@ -89,7 +86,6 @@ class Numbers:
         return {(str(core),): float(use) for core, use in enumerate(self.system.newest.get("cpu", []))}
 
     def of_sample(self, key: str, factor: float = 1.0) -> Values:
-        """One number of the newest sample."""
         sample = self.system.newest
         return {(): factor * sample[key]} if key in sample else {}
 
@@ -102,7 +98,6 @@ class Numbers:
         return {(str(number),): float(gpu[key]) for number, gpu in gpus if key in gpu}
 
     def thread_wait(self) -> Values:
-        """Of the most delayed thread of all training processes here, as it was read last."""
         waits = self.system.newest.get("thread_wait")
         return {(): max(waits)} if waits else {}
 
@@ -114,7 +109,7 @@ class Gauge:
     text: str  # what it is
     unit: str  # of the values, as OpenTelemetry writes units
     read: Callable[[Numbers], Values]  # gives the values
-    labels: tuple[str, ...] = ()  # their names
+    dimensions: tuple[str, ...] = ()  # names of what tells the values apart
 
 
 GAUGES: dict[str, Gauge] = {

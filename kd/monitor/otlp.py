@@ -67,7 +67,7 @@ class Otlp(Outlet):
         from opentelemetry.metrics import Observation
 
         for labels, value in gauge.read(self.numbers).items():
-            yield Observation(value, dict(zip(gauge.labels, labels, strict=True)))
+            yield Observation(value, dict(zip(gauge.dimensions, labels, strict=True)))
 
     def close(self, trainer: Trainer) -> None:
         if self._provider is not None:

@@ -123,7 +123,6 @@ class Machine:
         self.read()
 
     def read(self) -> dict[str, Any]:
-        """One sample; %, MB and MB/s."""
         memory, swap = psutil.virtual_memory(), psutil.swap_memory()
         now = time.monotonic()
         seconds, self._at = max(1e-3, now - self._at), now
@@ -168,7 +167,6 @@ class Machine:
         return {"main": round(main, 1), "workers": workers, "rss_mb": round(rss / MB, 1), **delays}
 
     def _find_children(self) -> dict[int, psutil.Process]:
-        """The loader workers; those known already keep their readings."""
         found: dict[int, psutil.Process] = {}
         for rank in self._ranks:
             with suppress(psutil.Error):

@@ -37,7 +37,6 @@ class Change:
 
     @property
     def of_the_tier(self) -> bool:
-        """Whether it asks about a data tier."""
         return self.data_machines is not None or self.data_cores is not None or self.data_instance is not None
 
 

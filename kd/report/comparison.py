@@ -49,7 +49,6 @@ def label(facts: Facts) -> str:
 
 
 def _settings(runs: Sequence[Facts]) -> list[list[str]]:
-    """Rows of the settings that are not the same in all runs."""
     tables = [dict(flat(facts.run.config)) if facts.run.config else {} for facts in runs]
     keys = [key for key in dict.fromkeys(k for table in tables for k in table) if key not in NO_DIFFERENCE]
     rows = [[key, *(table.get(key, "not set") for table in tables)] for key in keys]
@@ -73,7 +72,6 @@ def _hardware(runs: Sequence[Facts]) -> list[list[str]]:
 
 
 def _outcome(facts: Facts) -> dict[str, float | None]:
-    """What a run has made, by name: how good its students are, how large and how fast."""
     run, found = facts.run, dict[str, float | None]()
     for student in run.students:
         name, model = student or "student", run.model_of(student)
@@ -129,7 +127,6 @@ def _times(a: float | None, b: float | None) -> float | None:
 
 
 def _table(title: str, tables: Sequence[dict[str, float | None]], names: Sequence[str]) -> dict[str, Any]:
-    """Numbers of the runs by name; of two runs how they differ, too."""
     absent = {f"{name} (ms)": 0.0 for name in PHASES}
     found = {
         name: [table.get(name, absent.get(name)) for table in tables]
@@ -185,7 +182,6 @@ def _headline(before: Facts, after: Facts) -> str:
 
 
 def _curves(runs: Sequence[Facts], names: Sequence[str]) -> list[dict[str, Any] | None]:
-    """Training loss and the main metric by epoch, the runs over each other."""
     metrics = dict.fromkeys(["train/loss", *(f"val/{facts.run.primary}" for facts in runs)])
     return [_curve(runs, names, metric) for metric in metrics]
 

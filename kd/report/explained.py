@@ -18,7 +18,6 @@ class Explained:
 
     @cached_property
     def limits(self) -> list[Limit]:
-        """The headline, then everything else that limits the run, largest gain first."""
         return limits_of(self.facts)
 
     @cached_property
@@ -28,5 +27,4 @@ class Explained:
 
     @cached_property
     def findings(self) -> list[Finding]:
-        """All rules that fire, with the thresholds of the run's settings."""
         return findings_of(self.facts, self.limits)

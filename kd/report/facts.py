@@ -29,7 +29,6 @@ class Facts(MachineFacts):
 
     @cached_property
     def epochs(self) -> float:
-        """Epochs that the run is to have; infinite where nothing says so."""
         setting = (self.run.config.get("trainer") or {}).get("max_epochs")
         limits = [self.header.get("max_epochs", setting), self._max_steps / self.batches_per_epoch]
         known = [n for n in limits if n is not None and n > 0]
@@ -64,7 +63,6 @@ class Facts(MachineFacts):
 
     @cached_property
     def epoch_s(self) -> float | None:
-        """Seconds an epoch with its validation, from the mean step and the epoch's length."""
         whole = self.step_ms + self.phases.get("validation", 0.0)
         return whole * self.batches_per_epoch / 1000 if whole and math.isfinite(self.batches_per_epoch) else None
 
@@ -77,7 +75,6 @@ class Facts(MachineFacts):
 
     @cached_property
     def left_s(self) -> float | None:
-        """Seconds until the end, of a run that trains."""
         if "status" in self.run.summary or self.epoch_s is None or not math.isfinite(self.epochs):
             return None
         return max(0.0, self.epoch_s * (self.epochs - (self.epochs_done or 0.0)))
@@ -97,7 +94,6 @@ class Facts(MachineFacts):
 
     @cached_property
     def devices(self) -> int:
-        """Training processes: one a GPU, or one a process on CPUs."""
         return self.header.get("world_size") or self.run.summary.get("world_size") or 1
 
     @cached_property
@@ -141,7 +137,6 @@ class Facts(MachineFacts):
 
     @cached_property
     def views(self) -> int:
-        """Views of each picture that a cache keeps."""
         return self._teacher.get("cache_views") or CACHE_VIEWS
 
     @cached_property
@@ -161,7 +156,6 @@ class Facts(MachineFacts):
 
     @cached_property
     def views_before(self) -> float:
-        """Views of each picture that the run's cache held before it."""
         done = self.epochs_done or self.epochs
         known = self.cached and math.isfinite(done)
         return max(0.0, min(self.views, done) - self.computed_share * done) if known else 0.0

@@ -24,7 +24,6 @@ class Swing:
         return max(self.high / max(self.middle, 1e-6), self.middle / max(self.low, 1e-6))
 
     def text(self) -> str:
-        """``backward takes 8.3 to 30.9 s (p5, p95)``."""
         unit, by = ("s", 1000.0) if self.high >= 10_000 else ("ms", 1.0)
         digits = 1 if unit == "s" else 0
         return f"{self.phase} takes {self.low / by:.{digits}f} to {self.high / by:.{digits}f} {unit} (p5, p95)"
@@ -37,7 +36,7 @@ def swing(facts: Facts, at: float = SWINGS) -> Swing | None:
     return largest if largest and largest.size >= at else None
 
 
-def starved(facts: Facts, at: float = 0.2) -> Limit | None:
+def cpu_contention(facts: Facts, at: float = 0.2) -> Limit | None:
     """Training and loader processes wait for a core for a share ``at`` of the step: too many processes, or other jobs.
 
     The evidence is the kernel's run queue. Where that is not recorded, it is a computing phase that varies while more

@@ -22,7 +22,6 @@ class Way:
 
     @property
     def cost(self) -> float | None:
-        """Of 1000 steps."""
         return None if self.price is None else self.price * self.step_ms / 3600
 
 

@@ -67,7 +67,6 @@ def headline(facts: Facts) -> dict[str, Any] | None:
 
 
 def _sizes(run: Run) -> dict[str, Any] | None:
-    """Parameters, and milliseconds where ``kd-latency`` has measured them."""
     models = {"teacher": run.summary.get("teacher") or {}}
     models |= {name or "student": run.model_of(name) for name in run.students}
     known = {name: model for name, model in models.items() if model.get("params")}

@@ -72,10 +72,8 @@ class Handler(BaseHTTPRequestHandler):
         if content is None:
             self.send_error(404, "no such run")
             return
-        body, kind = (
-            (json.dumps(finite(content)), "application/json") if query == "json" else (page(content), "text/html")
-        )
-        sent = body.encode()
+        sent = (json.dumps(finite(content)) if query == "json" else page(content)).encode()
+        kind = "application/json" if query == "json" else "text/html"
         self.send_response(200)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(sent)))

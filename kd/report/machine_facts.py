@@ -12,7 +12,6 @@ class MachineFacts(StepFacts):
 
     @cached_property
     def cpu(self) -> bool:
-        """Whether it trains on a CPU."""
         return self.header.get("device", "cpu") == "cpu"
 
     @cached_property
@@ -26,7 +25,6 @@ class MachineFacts(StepFacts):
 
     @cached_property
     def processes(self) -> int:
-        """Training processes on the machine."""
         return self.header.get("processes", 1)
 
     @cached_property
@@ -36,7 +34,6 @@ class MachineFacts(StepFacts):
 
     @cached_property
     def workers(self) -> int:
-        """Loader processes of each training process."""
         return self.header.get("num_workers", 0)
 
     @cached_property
@@ -45,7 +42,6 @@ class MachineFacts(StepFacts):
 
     @cached_property
     def core_use(self) -> list[list[float]]:
-        """% of each core that the run may use, a row a sample."""
         rows = []
         for node, samples in self.run.samples.items():
             ids = self.run.nodes.get(node, {}).get("core_ids")
@@ -60,13 +56,11 @@ class MachineFacts(StepFacts):
 
     @cached_property
     def loading_cores(self) -> float:
-        """Cores that the loader processes of a machine use, on average."""
         used = [sum(s["workers"]) / 100 for s in self.samples if "workers" in s]
         return mean(used) if used else 0.0
 
     @cached_property
     def loading_busy(self) -> float:
-        """Share of a core that making batches takes."""
         if self.workers == 0:
             wait = self.total.get("p", {}).get("data", 0.0)
             return min(1.0, self.total.get("data_cpu_ms", 0.0) / wait) if wait else 1.0
@@ -88,7 +82,6 @@ class MachineFacts(StepFacts):
 
     @cached_property
     def delayed_thread(self) -> str:
-        """The name of the thread that was most often the most delayed one."""
         names = [s["thread"] for s in self.samples if s.get("thread")]
         return max(set(names), key=names.count) if names else ""
 

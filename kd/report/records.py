@@ -44,17 +44,14 @@ class Run:
 
     @property
     def primary(self) -> str:
-        """The task's main metric, ``acc1`` or ``miou``."""
         known = [*(header.get("primary") for header in self.headers.values()), self.summary.get("primary")]
         return next((name for name in known if name), "acc1")
 
     @property
     def students(self) -> list[str]:
-        """Names of several students; of a single one ``[""]``."""
         return list(self.config.get("students") or [""])
 
     def model_of(self, student: str) -> dict[str, Any]:
-        """What the summary says of a student."""
         found = (self.summary.get("students") or {}).get(student) if student else self.summary.get("student")
         return found or {}
 
@@ -63,7 +60,6 @@ class Run:
         return [h for h in self.health if h.get("student", self.students[0]) == student]
 
     def confusion_of(self, student: str) -> dict[str, Any] | None:
-        """How a student mixed classes up in the newest validation."""
         own = [c for c in self.confusion if c.get("student", self.students[0]) == student]
         return own[-1] if own else None
 

@@ -154,13 +154,11 @@ def _training(facts: Facts, ask: _Rules) -> Found:
 
 
 def _balances(run: Run) -> bool:
-    """Whether the run itself evens out how often its classes are seen."""
     data = (run.config or {}).get("data")
     return isinstance(data, dict) and data.get("balance_classes") is True
 
 
 def _of_student(run: Run, student: str, ask: _Rules) -> Found:
-    """One student's; of several its name is in the text."""
     found = [*_health(run.health_of(student), ask), _confusion(run, student, ask)]
     named = [replace(f, text=f"{student}: {f.text}") if f and student else f for f in found]
     return [*_learning(run, f"{student}/" if student else "", ask), *named]

@@ -23,10 +23,8 @@ PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
 def report(explained: Explained) -> list[dict[str, Any]]:
     """The page's sections, in order; those without data are left out."""
     run, facts = explained.run, explained.facts
-    done, speed = (
-        status(run) == "done",
-        [_verdict(explained), _rules(explained)],
-    )  # of one that trains, or failed, first of all
+    done = status(run) == "done"
+    speed = [_verdict(explained), _rules(explained)]  # of one that trains, or failed, first of all
     sections = [
         headline(facts),
         _cards(facts),
@@ -72,14 +70,8 @@ def _cards(facts: Facts) -> dict[str, Any]:
     rows = [
         *([state] if state[1] != "done" else []),
         *(_progress(facts) if state[1] == "running" else []),
-        *(
-            (
-                name or "student",
-                _value(run, facts.best_val(name)),
-                _about(f"best val {run.primary}", run.model_of(name)),
-            )
-            for name in run.students
-        ),
+        *((name or "student", _value(run, facts.best_val(name)), _about(f"best val {run.primary}", run.model_of(name)))
+          for name in run.students),
         ("teacher", _value(run, (teacher.get("val") or {}).get(run.primary)), _about(f"val {run.primary}", teacher)),
         *((f"{name or 'student'} keeps", _kept(facts, name), "of its teacher") for name in run.students),
         *([state] if state[1] == "done" else []),
@@ -88,7 +80,7 @@ def _cards(facts: Facts) -> dict[str, Any]:
         *([card] if (card := card_of(run.folder, run.config)) else []),
         ("cost per epoch", _cost(facts), f"at {facts.price} an hour"),
         ("time left", duration(facts.left_s), "at the pace so far"),
-    ]
+    ]  # fmt: skip
     return {"kind": "cards", "cards": [list(row) for row in rows if row[1]]}
 
 
@@ -218,11 +210,8 @@ def flat(tree: object, prefix: str = "") -> list[list[str]]:
 
 def _settings(run: Run) -> dict[str, Any] | None:
     rows = flat(run.config) if run.config else []
-    return (
-        {"kind": "table", "title": "Settings", "columns": ["key", "value"], "rows": rows, "folded": True}
-        if rows
-        else None
-    )
+    table = {"kind": "table", "title": "Settings", "columns": ["key", "value"], "rows": rows, "folded": True}
+    return table if rows else None
 
 
 def _environment(facts: Facts) -> dict[str, Any]:

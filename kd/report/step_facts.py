@@ -41,18 +41,15 @@ class StepFacts:
 
     @cached_property
     def rank(self) -> int:
-        """The rank with the median computing time."""
         ranks = sorted(self.compute_ms, key=lambda r: self.compute_ms[r])
         return ranks[(len(ranks) - 1) // 2] if ranks else 0
 
     @cached_property
     def phases(self) -> dict[str, float]:
-        """The typical rank's mean ms a step by phase."""
         return self.phases_by_rank.get(self.rank, {})
 
     @cached_property
     def step_ms(self) -> float:
-        """The typical rank's mean step."""
         return step_ms(self.phases)
 
     @cached_property
@@ -61,7 +58,6 @@ class StepFacts:
 
     @cached_property
     def total(self) -> dict[str, Any]:
-        """Exact sums of the typical rank."""
         return self.run.totals.get(self.rank, {})
 
     @cached_property
@@ -79,16 +75,13 @@ class StepFacts:
 
     @cached_property
     def steps_counted(self) -> int:
-        """Steps that the means are of."""
         return self.total.get("steps") or max(0, len(self.steps) - 1)
 
     def per_step(self, key: str) -> float:
-        """One of the sums, a step."""
         return self.total.get(key, 0.0) / max(1, self.total.get("steps", 1))
 
     @cached_property
     def callbacks_ms(self) -> dict[str, float]:
-        """Ms a step by callback hook."""
         steps = max(1, self.total.get("steps", 1))
         return {name: ms / steps for name, ms in self.total.get("callbacks", {}).items()}
 

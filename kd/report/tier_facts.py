@@ -27,7 +27,6 @@ class TierFacts:
 
     @property
     def present(self) -> list[dict[str, Any]]:
-        """The machines that were there at the end."""
         return [machine for machine in self.machines.values() if not machine["gone"]]
 
     @property
@@ -40,17 +39,14 @@ class TierFacts:
         return self.may_ask < self.makers / self.ranks
 
     def total(self, what: str) -> float:
-        """``batches``, ``busy_s`` or ``mb`` of all machines."""
         return sum(machine[what] for machine in self.machines.values())
 
     @property
     def batch_s(self) -> float:
-        """Seconds of one maker a batch."""
         return self.total("busy_s") / self.total("batches") if self.total("batches") else 0.0
 
     @property
     def busy(self) -> float:
-        """Share of the time that makers worked."""
         given = self.makers * self.seconds
         return min(1.0, self.total("busy_s") / given) if given else 0.0
 

@@ -12,17 +12,8 @@ from kd.report.records import PHASES
 from kd.report.step_facts import part
 from kd.report.tier import tier_bound
 
-NAMES = {
-    "data": "data-bound",
-    "teacher": "teacher-bound",
-    "student": "student-bound",
-    "communication": "communication-bound",
-    "host": "host-bound",
-    "startup": "start-up-bound",
-    "checkpoint": "checkpoint-bound",
-    "precision": "precision-bound",
-    "none": "balanced",
-}
+BOUNDS = ("data", "teacher", "student", "communication", "host", "startup", "checkpoint", "precision")
+NAMES = {**{name: f"{name}-bound" for name in BOUNDS}, "startup": "start-up-bound", "none": "balanced"}
 FEWEST = 20  # steps: of fewer nothing is said
 STAYS = 1.15  # a headline that is shown already stays down to this gain
 AHEAD = 1.1  # and gives way to another from this multiple of its gain
@@ -45,7 +36,6 @@ def limits_of(facts: Facts, shown: str = "") -> list[Limit]:
 
 
 def _largest(facts: Facts) -> Limit:
-    """Where nothing leads: what takes most of the step."""
     groups = {name: part(facts.phases, name) for name in PHASES if name not in OWN}
     groups["the student's own training"] = sum(part(facts.phases, name) for name in OWN)
     name = max(groups, key=lambda group: groups[group])
@@ -55,7 +45,7 @@ def _largest(facts: Facts) -> Limit:
 
 def _candidates(facts: Facts) -> list[Limit | None]:
     return [
-        host.starved(facts) or host.launch_bound(facts),  # a host that gets no core launches slowly
+        host.cpu_contention(facts) or host.launch_bound(facts),  # a host that gets no core launches slowly
         tier_bound(facts) if facts.run.tier else limits.data_bound(facts),
         limits.teacher_bound(facts),
         limits.communication_bound(facts),

@@ -74,7 +74,6 @@ def _ring(processes: int) -> float:
 
 
 def _step(facts: Facts, phases: dict[str, float], change: Change) -> float:
-    """Length of a step, with those who make its batches."""
     processes = int(change.gpus or facts.devices)
     machines = wanted(facts, change)
     if machines is None:

@@ -94,6 +94,10 @@ class Task(nn.Module):
         """Answers, or targets, in the form that losses over logits compare."""
         return answer
 
+    def learns_from(self, kind: str) -> bool:
+        """Whether a source whose pictures are labelled with ``kind`` has its targets."""
+        return kind == self.kind
+
     def refuses(self, loss: LogitLoss) -> str:
         """Why a loss over logits is not defined for this task; empty where it is."""
         if loss.for_numbers:

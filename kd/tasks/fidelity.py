@@ -47,9 +47,8 @@ class Fidelity:
         p = {name: self._probabilities(x) for name, x in logits.items()}
         answer = {name: x.argmax(1) for name, x in p.items()}
         truth = target.to(student.device).long()
-        known = (
-            (truth >= 0) & (truth < self.num_classes) if self.kind != "multilabel" else torch.ones_like(truth).bool()
-        )
+        several = self.kind == "multilabel"
+        known = torch.ones_like(truth).bool() if several else (truth >= 0) & (truth < self.num_classes)
         if teacher is not None:
             self._compare(p, answer, known)
         right = {name: (a == truth) & known for name, a in answer.items()}
@@ -162,7 +161,6 @@ class Fidelity:
     # -- all together ------------------------------------------------------------------------------------------------
 
     def add(self, other: "Fidelity") -> None:
-        """Takes in what another process has counted."""
         for name in ("pictures", "compared", "agreed", "divergence"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.outcomes += other.outcomes
@@ -232,7 +230,6 @@ def ece(sums: Tensor) -> float:
 
 
 def _curve(sums: Tensor) -> list[list[float]]:
-    """Mean confidence, share right and count of each bin that is not empty."""
     return [[c / n, r / n, int(n)] for n, c, r in sums.T.tolist() if n]
 
 

@@ -82,6 +82,9 @@ class Features(Task):
         losses = [name.removesuffix("_loss") for name in self.held_out.names if name != "feature_loss"]
         return label_free_metrics(losses, self.probed)
 
+    def learns_from(self, kind: str) -> bool:
+        return True
+
     def refuses(self, loss: LogitLoss) -> str:
         return "compares logits, and the student has no classifier (model.student.head=false)"
 
@@ -92,5 +95,4 @@ class Features(Task):
         return logits.new_zeros(())
 
     def compute(self) -> dict[str, Tensor]:
-        """The losses and RankMe, over all batches (and processes) since the last reset."""
         return self.held_out.compute()

@@ -50,7 +50,6 @@ class MultiLabel(Task):
         return (losses * known).sum() / known.sum().clamp_min(1)
 
     def decide(self, logits: Tensor) -> Tensor:
-        """Each label's yes or no, ``(N, C)``."""
         return (logits > 0).long()
 
     def refuses(self, loss: LogitLoss) -> str:

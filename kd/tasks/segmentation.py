@@ -172,7 +172,6 @@ def side_by_side(picture: np.ndarray, maps: Mapping[str, np.ndarray], classes: S
 
 
 def _legend_rows(names: list[str], width: int) -> list[tuple[int, int]]:
-    """Row and left edge of each legend entry."""
     places, row, left = [], 0, 2
     for name in names:
         needed = 26 + 7 * len(name)

@@ -37,7 +37,6 @@ class DenseCodec:
         self.record_bytes = _padded(CRC_BYTES + 4 + 2 * num_classes)
 
     def describe(self) -> dict[str, Any]:
-        """What a reader must know to read the records."""
         return {"format": "dense", "classes": self.num_classes}
 
     def encode(self, logits: Tensor) -> Tensor:
@@ -46,7 +45,6 @@ class DenseCodec:
         return _packed([top, half(logits.float() - top)], self.record_bytes)
 
     def decode(self, records: Tensor) -> Tensor:
-        """uint8 ``(N, record_bytes)`` -> float32 logits ``(N, C)``."""
         top, rest = _columns(records, [(torch.float32, 1), (torch.float16, self.num_classes)])
         return top + rest.float()
 
@@ -60,7 +58,6 @@ class TopKCodec:
         self.record_bytes = _padded(CRC_BYTES + 4 * len(temperatures) + (self.index_type.itemsize + 2) * k)
 
     def describe(self) -> dict[str, Any]:
-        """What a reader must know to read the records."""
         return {"format": f"top-{self.k}", "classes": self.num_classes, "temperatures": list(self.temperatures)}
 
     def encode(self, logits: Tensor) -> Tensor:
@@ -71,7 +68,6 @@ class TopKCodec:
         return _packed([tails, indices.to(self.index_type), half(values - values[:, :1])], self.record_bytes)
 
     def decode(self, records: Tensor) -> TopKLogits:
-        """uint8 ``(N, record_bytes)`` -> what is known of the logits."""
         layout = [(torch.float32, len(self.temperatures)), (self.index_type, self.k), (torch.float16, self.k)]
         tails, indices, values = _columns(records, layout)
         return TopKLogits(values.float(), indices.long(), dict(zip(self.temperatures, tails.unbind(1), strict=True)))
@@ -123,7 +119,6 @@ class AnswerCodec:
         return {**noted, "units": units} if units else noted
 
     def as_measured(self, measured: dict[str, Any]) -> None:
-        """Takes what :meth:`measure` has found when the cache was begun."""
         as_measured(self._named(), measured)
 
     def _named(self) -> dict[str, FeatureCodec]:

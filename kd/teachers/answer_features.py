@@ -21,11 +21,9 @@ class HalfFeature:
         self.bytes = 2 * math.prod(shape)
 
     def encode(self, x: Tensor) -> Tensor:
-        """``(N, *shape)`` -> uint8 ``(N, bytes)``."""
         return half(x.float()).flatten(1).contiguous().view(torch.uint8)
 
     def decode(self, columns: Tensor) -> Tensor:
-        """uint8 ``(N, bytes)`` -> float32 ``(N, *shape)``."""
         return columns.view(torch.float16).float().unflatten(1, self.shape)
 
 
@@ -64,14 +62,12 @@ class Int8Feature:
         return units
 
     def use(self, units: list[float]) -> None:
-        """Takes units that were measured before."""
         found = torch.tensor(units, dtype=torch.float32)
         if found.shape != (self.shape[self.channel],) or not (found.isfinite() & (found > 0)).all():
             raise ValueError(f"{self.shape[self.channel]} units, each > 0")
         self.units = found
 
     def encode(self, x: Tensor) -> Tensor:
-        """``(N, *shape)`` -> uint8 ``(N, bytes)``."""
         rows = self._rows(x) / self._units(x)
         place = rows.abs().argmax(2, keepdim=True)
         rest = rows.scatter(2, place, 0.0)
@@ -82,7 +78,6 @@ class Int8Feature:
         return torch.nn.functional.pad(body, (0, self.bytes - body.shape[1]))
 
     def decode(self, columns: Tensor) -> Tensor:
-        """uint8 ``(N, bytes)`` -> float32 ``(N, *shape)``."""
         size = 2 * self.tokens
         beside = [columns[:, i * size : (i + 1) * size].contiguous() for i in range(3)]
         scale, largest = (part.view(torch.float16).float().unsqueeze(2) for part in beside[:2])

@@ -29,14 +29,10 @@ class MapCodec:
         self.record_bytes = head + size + -size % 4
 
     def describe(self) -> dict[str, Any]:
-        """What a reader must know to read the records."""
         kind = "map" if self.topk is None else f"top-{self.topk} map"
         found = {"format": kind, "classes": self.num_classes, "size": list(self.shape[1:])}
-        return (
-            found
-            if self.topk or self.precision == "half"
-            else {**found, "precision": self.precision, "outliers": OUTLIERS}
-        )
+        half = self.topk or self.precision == "half"
+        return found if half else {**found, "precision": self.precision, "outliers": OUTLIERS}
 
     def encode(self, logits: Tensor) -> Tensor:
         """``(N, C, h, w)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""

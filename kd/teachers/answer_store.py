@@ -102,7 +102,6 @@ class AnswerStore:
 
     @property
     def disk_bytes(self) -> int:
-        """Size on disk when all is filled."""
         return self.views * self.samples * self.record_bytes
 
     def _open(self, view: int) -> None:
@@ -155,7 +154,6 @@ class AnswerStore:
         return self.read(view, index)[0]
 
     def put(self, view: int, index: np.ndarray, records: np.ndarray) -> None:
-        """Stores records that are not stored yet."""
         with self._lock:
             self._grow(view)
             missing = ~self.present(view, index)
@@ -194,7 +192,6 @@ def free_bytes(folder: Path) -> int:
 
 
 def _plain_file(path: Path, flags: int) -> int:
-    """Opens a file of the cache."""
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:

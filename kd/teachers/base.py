@@ -73,6 +73,11 @@ class RunTeacher:
         """The answer to a batch, with at least what is wanted; a member's under its name."""
         raise NotImplementedError
 
+    def logits(self, images: Images) -> dict[str, Tensor]:
+        """Each teacher's logits, and the mean under :data:`ALL`; empty without a classifier, which runs nothing."""
+        found = self.answer({"image": images}, Wanted()).logits if self.has_head else {}
+        return {name: x for name, x in found.items() if isinstance(x, Tensor)}
+
     def look(self, images: Images, layers: Sequence[Layer]) -> tuple[Tensor, dict[Layer, Tensor]]:
         """Logits, and what some layers gave, float32, on the device of ``images``."""
         raise NotImplementedError
@@ -90,7 +95,6 @@ class RunTeacher:
         return self.look(images, [])[0]
 
     def identity(self) -> dict[str, Any]:
-        """Who it is: stored in checkpoints instead of its weights."""
         raise NotImplementedError
 
     def described(self) -> str:

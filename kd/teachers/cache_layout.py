@@ -68,7 +68,6 @@ class Layout:
         self.pictures = {"pictures": self.samples, "content": content(self.split)}
 
     def kinds(self, teacher: RunTeacher, wanted: Wanted) -> list[Kind]:
-        """What a cache keeps of a teacher."""
         beside = self.beside(teacher)
         whole = None if beside else self._in_one(teacher, wanted)
         if whole is not None:
@@ -96,13 +95,11 @@ class Layout:
         return ""
 
     def base(self, teacher: RunTeacher) -> Path:
-        """The folder of all answers of one teacher to these views."""
         if teacher.spec.cache_dir:
             return Path(teacher.spec.cache_dir).expanduser()
         return cache_dir() / "answers" / self.name(teacher)
 
     def name(self, teacher: RunTeacher) -> str:
-        """Its name, from all that the answers depend on."""
         shared = {"teacher": teacher.fingerprint(), "transform": self.views, "data": self.pictures}
         return f"{teacher.spec.arch.replace('/', '_')}-{_digest(shared)}"
 

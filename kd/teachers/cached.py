@@ -22,7 +22,7 @@ from kd.teachers.reading import Reading, Store, read_records
 
 
 @dataclass
-class Kept:
+class CacheEntry:
     """Records of answers, and how they are written and read."""
 
     store: Store
@@ -36,7 +36,7 @@ class CachedTeacher(RunTeacher):
     reads it learn from the same numbers. A batch that names no view (validation) is answered live.
     """
 
-    def __init__(self, live: RunTeacher, kept: Sequence[Kept], only: bool = False) -> None:
+    def __init__(self, live: RunTeacher, kept: Sequence[CacheEntry], only: bool = False) -> None:
         self.live, self.kept, self.only = live, list(kept), only
         self.arch, self.model, self.has_head, self.weight = live.arch, live.model, live.has_head, live.weight
         self.pixels: AnswerStore | None = None  # of the views that it answers
@@ -82,12 +82,10 @@ class CachedTeacher(RunTeacher):
 
     @property
     def record_bytes(self) -> int:
-        """Size of a whole answer to one view of one picture."""
         return sum(kept.codec.record_bytes for kept in self.kept)
 
     @property
     def disk_bytes(self) -> int:
-        """Size on disk when all is filled."""
         return self.record_bytes * self.views * self.samples + (self.pixels.disk_bytes if self.pixels else 0)
 
     def describe(self) -> dict[str, Any]:
@@ -112,7 +110,6 @@ class CachedTeacher(RunTeacher):
         return {**batch, "records": {**known, name: read_records([kept.store for kept in self.kept], batch)}}
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
-        """What the records say, or what the model says now."""
         if "view" not in batch:
             return self.live.answer(batch, wanted, name)
         answer = Answer()
@@ -149,7 +146,6 @@ class CachedTeacher(RunTeacher):
         return whole
 
     def ask(self, images: Images, numbers: np.ndarray) -> list[Tensor]:
-        """The model's answers as records, a kind each."""
         return records_of(self.live, [kept.codec for kept in self.kept], images, numbers)
 
     def _kept(self, store: Store, view: int, numbers: np.ndarray, encoded: Tensor) -> Tensor:

@@ -99,13 +99,11 @@ class FrozenTeacher(RunTeacher):
         shard(self.model, init_device_mesh(self.device.type, (dist.get_world_size(),)), frozen=True)
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
-        """The logits and the wanted layers of this teacher, under its name."""
         layers = [layer for layer in wanted.features if layer[0] == name]
         logits, features = self.look(batch["image"], layers)
         return Answer({name: logits} if self.has_head else {}, features)
 
     def look(self, images: Images, layers: Sequence[Layer]) -> tuple[Tensor, dict[Layer, Tensor]]:
-        """A forward: the logits, and what some layers gave, float32, on the device of ``images``."""
         if not layers:
             return self(images), {}
         with self.taps as caught:

@@ -154,7 +154,6 @@ def _differences(one: Held, parts: Parts, key: str) -> list[str]:
 
 
 def _key(part: str, name: str, teacher: str) -> str:
-    """The key of a recipe that decides a part of what answers depend on."""
     if part == "teacher":
         return {"dtype": "trainer.precision", "weights": f"{teacher}.checkpoint"}.get(name, f"{teacher}.{name}")
     if part == "transform":

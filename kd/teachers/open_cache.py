@@ -16,7 +16,7 @@ from kd.teachers.answer_features import BESIDE
 from kd.teachers.answer_store import FINGERPRINT, AnswerStore, check_room, compare, free_bytes
 from kd.teachers.base import RunTeacher
 from kd.teachers.cache_layout import Kind, Layout, looking, topk_temperature
-from kd.teachers.cached import CachedTeacher, Kept
+from kd.teachers.cached import CachedTeacher, CacheEntry
 from kd.teachers.ensemble import Ensemble
 from kd.teachers.published import PublishedStore
 from kd.teachers.reading import Store
@@ -55,7 +55,6 @@ def open_cache(
 
 
 def _asking(teacher: RunTeacher, wanted: Wanted, filling: bool = False) -> dict[str, RunTeacher]:
-    """The teachers of which something is kept."""
     cached = {name: m for name, m in teacher.members.items() if filling or m.spec.cache != "off"}
     return {name: member for name, member in cached.items() if wanted.of(name)}
 
@@ -121,7 +120,7 @@ def _open(teacher: RunTeacher, kinds: list[Kind], layout: Layout, filling: bool)
             kind.codec.as_measured(store.measured)
         except ValueError as error:
             raise UserError(f"{teacher.key}.cache_dir: {kind.place}/{FINGERPRINT} is damaged: {error}") from error
-        found.append(Kept(store, kind.codec))
+        found.append(CacheEntry(store, kind.codec))
     return CachedTeacher(teacher, found, teacher.spec.cache == "only" and not filling)
 
 

@@ -314,7 +314,7 @@ def test_a_killed_run_resumes_with_its_statistics(made: Path) -> None:
 
 
 def test_cached_features_teach_as_live_ones(made: Path) -> None:
-    """Kept in half precision; the held-out pictures are looked at live."""
+    """CacheEntry in half precision; the held-out pictures are looked at live."""
     runs, dino = made / "runs" / "tiny", made / "dino.safetensors"
     spec = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(dino), "head": False}
     items = [f"recipe={made / 'tiny.yaml'}", "model.teachers=null", "model.teacher_of={}", "data.augment.scale=1",

@@ -7,7 +7,7 @@ import torch
 
 from kd.losses.functional._checks import class_ids, matmul, positive, same_shape, wide
 from kd.losses.functional.targets import hadamard, phi_s, teacher_shares
-from kd.losses.ranks import alone, in_parallel, of_all_ranks, own_rows
+from kd.losses.ranks import in_parallel, of_all_ranks, own_rows, without_gather
 
 
 def test_half_precision_is_widened_and_float64_stays() -> None:
@@ -75,5 +75,5 @@ def test_one_process_compares_its_own_batch() -> None:
     assert not in_parallel()
     assert of_all_ranks(x)[0] is x
     assert own_rows(3) == slice(0, 3)
-    with alone():
+    with without_gather():
         assert not in_parallel()

@@ -100,7 +100,7 @@ def test_the_total_is_the_weighted_sum_and_each_term_is_logged(teacher: Path, ba
 def test_a_loss_of_weight_zero_is_not_computed(teacher: Path, batch: dict[str, torch.Tensor]) -> None:
     module = make_module(teacher)
     module.student_of_one.objective.losses["kd"].weight = 0.0
-    object.__setattr__(module, "asked", lambda *_: 1 / 0)
+    object.__setattr__(module, "answering_teacher", lambda *_: 1 / 0)
     assert set(logged(module, batch)) == {"train/task_loss", "train/loss"}
 
 

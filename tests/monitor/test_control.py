@@ -11,7 +11,7 @@ from pytorch_lightning import Callback, Trainer
 from kd.callbacks.run_folder import RunFolder
 from kd.cli import train_main
 from kd.monitor import control
-from kd.monitor.control import Wishes, parse
+from kd.monitor.control import MonitorCommand, parse
 from kd.monitor.system import System
 from kd.report.records import read_run
 from tests._forks import start_ranks, status_of
@@ -59,8 +59,8 @@ def test_the_sampling_changes_its_pace(tmp_path: Path) -> None:
 
 
 def test_words() -> None:
-    assert parse("ON\n interval=0.5 health=0 kernels=3 nvtx=off") == Wishes(True, 0.5, 0, 3, False)
-    assert parse("") == Wishes()
+    assert parse("ON\n interval=0.5 health=0 kernels=3 nvtx=off") == MonitorCommand(True, 0.5, 0, 3, False)
+    assert parse("") == MonitorCommand()
     for word in ("health", "kernels=0", "interval=nan", "nvtx=maybe", "of", "health=1.5"):
         with pytest.raises(ValueError, match=f"'{word}' is not known; known: on, off, interval=SECONDS"):
             parse(word)

@@ -154,27 +154,28 @@ def test_workers_that_cannot_keep_up_are_counted_at_their_rate() -> None:
 
 def test_starvation_names_who_took_the_core() -> None:
     phases = {"data": 0.0, "student": 50.0, "backward": 50.0}
-    limit = host.starved(given(phases, ready_ms=60.0, workers=16, cores=2, loading_cores=0.4))
+    limit = host.cpu_contention(given(phases, ready_ms=60.0, workers=16, cores=2, loading_cores=0.4))
     assert limit is not None
     assert limit.bound == "host"
     assert limit.gain == pytest.approx(2.5)  # what loading takes, 40 ms of 200, fits beside the 40 ms of training
     assert limit.lever == "data.num_workers=1 instead of 16"
-    assert host.starved(given(phases, ready_ms=5.0, workers=16, cores=2)) is None
-    full = host.starved(given(phases, ready_ms=60.0, workers=16, cores=2, loading_cores=1.6))
+    assert host.cpu_contention(given(phases, ready_ms=5.0, workers=16, cores=2)) is None
+    full = host.cpu_contention(given(phases, ready_ms=60.0, workers=16, cores=2, loading_cores=1.6))
     assert full is not None
     assert "cheaper pictures" in full.lever  # fewer workers would have the same work to do
-    neighbour = host.starved(given(phases, ready_ms=60.0, workers=0, cores=2, other_cores=1.5))
+    neighbour = host.cpu_contention(given(phases, ready_ms=60.0, workers=0, cores=2, other_cores=1.5))
     assert neighbour is not None
     assert "other processes use 1.5 cores" in neighbour.text
     assert neighbour.lever == "run alone on the machine"
-    ranks = host.starved(given(phases, ready_ms=60.0, workers=0, cores=1, other_cores=0.2, processes=2))
+    ranks = host.cpu_contention(given(phases, ready_ms=60.0, workers=0, cores=1, other_cores=0.2, processes=2))
     assert ranks is not None
     assert ranks.text.startswith("2 training processes and 2 compute threads share 1 core: ")
-    fits = host.starved(given(phases, ready_ms=60.0, workers=1, cores=8, loading_cores=0.4))
+    fits = host.cpu_contention(given(phases, ready_ms=60.0, workers=1, cores=8, loading_cores=0.4))
     assert fits is not None
     assert "though not all of the 8 cores are taken" in fits.text
     assert "trainer.devices" in ranks.lever
-    assert "other processes" in host.starved(given(phases, ready_ms=60.0, cores=2, other_cores=0.9, processes=2)).text  # type: ignore[union-attr]
+    others = host.cpu_contention(given(phases, ready_ms=60.0, cores=2, other_cores=0.9, processes=2))
+    assert "other processes" in others.text  # type: ignore[union-attr]
 
 
 def shared(count: int, others: float, wait: float, ready: float, **sample: Any) -> Run:

@@ -22,9 +22,8 @@ from safetensors.torch import save_file
 from kd.cli import cache_main, train_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sampler import TrainBatches
-from kd.data.sources import ImageFolder, unlabelled_folder
+from kd.data.sources import ImageFolder, Joined, unlabelled_folder
 from kd.data.sources import fingerprint as data_fingerprint
-from kd.data.sources.unlabelled import Joined
 from kd.distill.step import as_teacher
 from kd.errors import UserError
 from kd.fit_to_machine.measure import StepTimes, _epochs
@@ -33,7 +32,7 @@ from kd.teachers import CachedTeacher
 from kd.teachers.answer import ALL, Wanted
 from kd.teachers.answer_codec import AnswerCodec, DenseCodec
 from kd.teachers.answer_store import AnswerStore
-from kd.teachers.cached import Kept
+from kd.teachers.cached import CacheEntry
 from tests._forks import run_ranks, start, status_of
 from tests._helpers import draw_folder, save_teacher, write_recipe
 from tests._runs import assert_same, losses, run, run_folders, student_of
@@ -616,7 +615,7 @@ def test_a_store_that_can_no_longer_be_written_leaves_the_teacher_live(
     store = AnswerStore(tmp_path / "c", {}, 10, 1, codec.record_bytes)
     os.close(store._write[0])
     store._write[0] = os.open(tmp_path / "c" / "view-0000.bin", os.O_RDONLY)
-    asked = CachedTeacher(as_teacher(lambda _: torch.eye(4)), [Kept(store, codec)])
+    asked = CachedTeacher(as_teacher(lambda _: torch.eye(4)), [CacheEntry(store, codec)])
     for _ in range(2):
         batch = {"image": torch.zeros(4, 3, 8, 8), "index": torch.arange(4), "view": 0}
         assert torch.equal(asked.answer(batch, Wanted()).logits[ALL], torch.eye(4))
@@ -628,7 +627,7 @@ def test_an_answer_that_is_not_finite_is_named(tmp_path: Path) -> None:
     store = AnswerStore(tmp_path / "c", {}, 10, 1, codec.record_bytes)
     answers = torch.zeros(2, 4)
     answers[1, 2] = torch.nan
-    asked = CachedTeacher(as_teacher(lambda _: answers), [Kept(store, codec)])
+    asked = CachedTeacher(as_teacher(lambda _: answers), [CacheEntry(store, codec)])
     with pytest.raises(UserError, match="training picture 7 is not finite"):
         asked.answer({"image": torch.zeros(2, 3, 8, 8), "index": torch.tensor([3, 7]), "view": 0}, Wanted())
     assert not store.present(0, np.arange(10)).any()

@@ -50,7 +50,6 @@ class CutSet(_CutSet):
         return plain(data, self.max_pixels)
 
     def cut(self, picture: bytes, box: tuple[int, int, int, int]) -> np.ndarray:
-        """The whole encoded picture: DALI cuts while it decodes."""
         return np.frombuffer(picture, np.uint8)
 
 

@@ -15,7 +15,8 @@ from torchvision.transforms.v2 import functional as tvf
 
 from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sampler import Key
-from kd.data.sources import Source, Split, fetch, named
+from kd.data.samples import Samples
+from kd.data.sources import Source, Split, named
 from kd.data.targets import Targets
 from kd.data.transforms import MixPairs, seeded, train_transform
 from kd.errors import UserError
@@ -67,29 +68,15 @@ def _blank(height: int, width: int) -> Tensor:
     return torch.empty(1, dtype=torch.uint8).expand(3, height, width)  # a shape without memory
 
 
-class CutSet(torch.utils.data.Dataset[tuple[Any, Recipe, Any, Key]]):
+class CutSet(Samples):
     """One split, decoded and cut, with the rest of each view as a plan."""
 
     def __init__(
-        self,
-        split: Split,
-        size: tuple[int, int],
-        augment: Augment,
-        seed: int,
-        max_pixels: int = MAX_PIXELS,
+        self, split: Split, size: tuple[int, int], augment: Augment, seed: int, max_pixels: int = MAX_PIXELS,
         source: Source | None = None,
-    ) -> None:
-        self.kind = source.kind if source else Targets()
-        self.ignore_index = source.ignore_index if source else None
-        self.split, self.size, self.seed, self.max_pixels = split, size, seed, max_pixels
-        self.chain = chain_of(size, augment)
-
-    def __len__(self) -> int:
-        return len(self.split.targets)
-
-    def __getitems__(self, keys: Sequence[Key]) -> list[tuple[Any, Recipe, Any, Key]]:
-        fetch(self.split, [index for index, _ in keys])
-        return [self[key] for key in keys]
+    ) -> None:  # fmt: skip
+        super().__init__(split, seed, source, max_pixels)
+        self.size, self.chain = size, chain_of(size, augment)
 
     def __getitem__(self, key: Key) -> tuple[Any, Recipe, Any, Key]:
         index, view = key
@@ -139,7 +126,6 @@ class DeviceViews:
         self.chain = chain_of(size, augment)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """A batch of :func:`pack` -> a batch with ``image``."""
         plan, device = batch["plan"], batch["pixels"].device
         images = torch.empty(len(plan.recipes), 3, *self.size, dtype=torch.uint8, device=device)
         for image, cut in zip(images, self._cuts(batch["pixels"], plan), strict=True):
@@ -150,7 +136,6 @@ class DeviceViews:
 
     @staticmethod
     def _cuts(pixels: Tensor, plan: Plan) -> Iterator[Tensor]:
-        """What :func:`pack` has put after each other, uint8 ``(3, height, width)`` each."""
         start = 0
         for recipe in plan.recipes:
             _, _, height, width = recipe.box

@@ -4,6 +4,7 @@ A source of one's own is a subclass of :class:`Source`, named by its class path.
 """
 
 from kd.data.sources.base import (
+    Joined,
     Source,
     Split,
     Subset,
@@ -26,40 +27,12 @@ from kd.data.sources.manifest import Manifest
 from kd.data.sources.places import IMAGE_SUFFIXES, pictures_below
 from kd.data.sources.segmentation import MaskSplit, SegmentationFolder
 from kd.data.sources.shards import Shards
-from kd.data.sources.unlabelled import Joined, Pictures, unlabelled_folder
+from kd.data.sources.unlabelled import Pictures, unlabelled_folder
 from kd.data.sources.webdataset import WebDataset
 
 __all__ = [
-    "IMAGE_SUFFIXES",
-    "FileSplit",
-    "Food101",
-    "FoodTagCalories",
-    "FoodTagMini",
-    "HuggingFace",
-    "ImageFolder",
-    "Joined",
-    "Manifest",
-    "MaskSplit",
-    "Pictures",
-    "SegmentationFolder",
-    "Shards",
-    "Source",
-    "Split",
-    "Subset",
-    "WebDataset",
-    "cache_dir",
-    "changed",
-    "class_folders",
-    "content",
-    "fetch",
-    "fingerprint",
-    "identity",
-    "labelled",
-    "labelled_folder",
-    "named",
-    "pictures_below",
-    "printable",
-    "said",
-    "stamp_of",
-    "unlabelled_folder",
-]
+    "IMAGE_SUFFIXES", "FileSplit", "Food101", "FoodTagCalories", "FoodTagMini", "HuggingFace", "ImageFolder", "Joined",
+    "Manifest", "MaskSplit", "Pictures", "SegmentationFolder", "Shards", "Source", "Split", "Subset", "WebDataset",
+    "cache_dir", "changed", "class_folders", "content", "fetch", "fingerprint", "identity", "labelled", "labelled_folder",
+    "named", "pictures_below", "printable", "said", "stamp_of", "unlabelled_folder",
+]  # fmt: skip

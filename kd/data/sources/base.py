@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from kd.data.batch import Target
 from kd.data.sources.files import FileSplit, printable
@@ -69,7 +69,36 @@ class Source:
         return type(self).__name__
 
 
-class Subset:
+class Parts:
+    """Pictures of other splits under numbers of their own."""
+
+    def part(self, i: int) -> tuple[Split, int]:
+        """The split that the picture ``i`` is in, and its number there."""
+        raise NotImplementedError
+
+    def read(self, i: int) -> bytes:
+        split, j = self.part(i)
+        return split.read(j)
+
+    def name(self, i: int) -> str:
+        split, j = self.part(i)
+        return split.name(j)
+
+    def target(self, i: int) -> Target:
+        split, j = self.part(i)
+        return split.target(j)
+
+    def stamp(self, i: int) -> str:
+        return stamp_of(*self.part(i))
+
+    def key(self, i: int) -> str:
+        return key_of(*self.part(i))
+
+    def size(self, i: int) -> int:
+        return size_of(*self.part(i))
+
+
+class Subset(Parts):
     """Some pictures of a split, under new numbers."""
 
     def __init__(self, split: Split, keep: Sequence[int]) -> None:
@@ -78,32 +107,34 @@ class Subset:
         self.check = getattr(split, "check", None)
         self.label = getattr(split, "label", "")
 
-    def read(self, i: int) -> bytes:
-        return self.split.read(self.keep[i])
-
-    def name(self, i: int) -> str:
-        """Its name in the whole split."""
-        return self.split.name(self.keep[i])
-
-    def target(self, i: int) -> Target:
-        return self.split.target(self.keep[i])
-
-    def stamp(self, i: int) -> str:
-        """Its stamp in the whole split."""
-        return stamp_of(self.split, self.keep[i])
+    def part(self, i: int) -> tuple[Split, int]:
+        return self.split, self.keep[i]
 
     def changed(self) -> float:
         return changed(self.split)
 
-    def key(self, i: int) -> str:
-        """Its key in the whole split."""
-        return key_of(self.split, self.keep[i])
-
     def fetch(self, numbers: Iterable[int]) -> None:
         fetch(self.split, [self.keep[i] for i in numbers])
 
-    def size(self, i: int) -> int:
-        return size_of(self.split, self.keep[i])
+
+class Joined(Parts):
+    """A labelled split, and after it the pictures of an unlabelled one."""
+
+    def __init__(self, labelled: Split, unlabelled: Split) -> None:
+        self.parts = (labelled, unlabelled)
+        self.border = len(labelled.targets)
+        self.targets: Sequence[Any] = [*labelled.targets, *unlabelled.targets]
+
+    def part(self, i: int) -> tuple[Split, int]:
+        return (self.parts[0], i) if i < self.border else (self.parts[1], i - self.border)
+
+    def changed(self) -> float:
+        return max(map(changed, self.parts))
+
+    def fetch(self, numbers: Iterable[int]) -> None:
+        places = [self.part(i) for i in numbers]
+        for part in self.parts:
+            fetch(part, [j for split, j in places if split is part])
 
 
 def bytes_of(cache_gb: float | None) -> int | None:
@@ -137,7 +168,7 @@ def labelled(split: Split, label: str) -> Split:
 
 def named(split: Split, i: int) -> str:
     """How messages name a picture: its split, where a run has named it, and its file."""
-    part = split.part(i)[0] if hasattr(split, "part") else split
+    part = split.part(i)[0] if isinstance(split, Joined) else split
     label = getattr(part, "label", "")
     return f"{label}: {printable(split.name(i))}" if label else printable(split.name(i))
 

@@ -39,28 +39,23 @@ class FileSplit:
             return file.read()
 
     def files(self, i: int) -> list[str]:
-        """All files that the sample ``i`` is read from."""
         return [self.paths[i]]
 
     @property
     def store(self) -> Store | None:
-        """The store that its files are in, where they are in one."""
         return self.place if isinstance(self.place, Store) else None
 
     def fetch(self, numbers: Iterable[int]) -> None:
-        """Before these are read: brings what of their files is in a store onto this disk, several at once."""
         if self.store is not None:
             self.store.fetch(file for i in numbers for file in self.files(i))
 
     def stamp(self, i: int) -> str:
-        """Size and time of change of each of its files."""
         return "".join(self.at(file).stamp(file) for file in self.files(i))
 
     def size(self, i: int) -> int:
         return self.at(self.paths[i]).size(self.paths[i])
 
     def changed(self) -> float:
-        """The newest file's time of change."""
         return max((self.at(file).changed(file) for i in range(len(self.paths)) for file in self.files(i)), default=0.0)
 
     def name(self, i: int) -> str:

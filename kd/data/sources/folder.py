@@ -39,7 +39,6 @@ class ImageFolder(Source):
 
     @cached_property
     def place(self) -> Place:
-        """Where the files are; a URL is listed once."""
         return place_of(self.root, self.key, self.cache_bytes)
 
     def load(self, split: str) -> FileSplit:
@@ -69,7 +68,6 @@ class ImageFolder(Source):
         return named != split or self.place.is_folder(joined(self.root, named))  # a name that was given must be there
 
     def describe(self) -> str:
-        """One line; it names a validation folder of another name."""
         named = self._named("val")
         return f"ImageFolder {self.root}" + ("" if named == "val" else f", validated with {named}")
 

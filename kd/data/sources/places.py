@@ -104,7 +104,6 @@ class Store:
 
     @classmethod
     def of(cls, root: str, key: str, limit: int | None = None) -> "Store":
-        """All files below ``root``."""
         _check_plain(root, key)
         place = cls(joined(root), limit)
         place._states = {f"{place.root}/{name}": state for name, state in listed(place.root, key).items()}
@@ -114,7 +113,6 @@ class Store:
 
     @classmethod
     def holding(cls, root: str, files: Iterable[str], key: str, limit: int | None = None) -> "Store":
-        """These files alone: their folders are listed, without what is below those."""
         place, wanted = cls(root, limit), set(files)
         folders = sorted({file.rpartition("/")[0] for file in wanted})
         for folder in folders:
@@ -176,7 +174,6 @@ class Store:
             self.open(file)
 
     def fits(self) -> bool:
-        """Whether copies of all that was listed may be kept."""
         return self.limit is None or sum(map(size_in, self._states.values())) <= self.limit
 
     def stamp(self, file: str) -> str:

@@ -51,7 +51,6 @@ class MaskSplit(FileSplit):
         return tv_tensors.Mask(torch.from_numpy(mask.astype(np.uint8))[None])
 
     def check_mask(self, i: int, height: int, width: int) -> None:
-        """Raises a RuntimeError unless the mask is as it must be, for a picture of that size."""
         size = tuple(self.target(i).shape[1:])
         if size != (height, width):
             raise RuntimeError(f"its mask {self.masks[i]} has {size[1]}x{size[0]} pixels, not {width}x{height}")
@@ -91,7 +90,6 @@ class SegmentationFolder(Source):
 
     @cached_property
     def place(self) -> Place:
-        """Where the files are; a URL is listed once."""
         return place_of(self.root, "data.source.root", self.cache_bytes)
 
     def load(self, split: str) -> MaskSplit:

@@ -57,12 +57,10 @@ class Shards(Source):
 
     @property
     def ignore_index(self) -> int | None:  # type: ignore[override]
-        """The value of a mask's pixels that take no part."""
         found: int | None = self._index("train")[0].get("ignore_index")
         return found
 
     def _index(self, split: str) -> tuple[dict[str, Any], str]:
-        """What the pack says of a split, and a hash of it."""
         if split not in self._indices:
             self._indices[split] = self._read(split)
         return self._indices[split]
@@ -126,7 +124,6 @@ def check_index(index: object) -> None:
 
 
 def _is_place(given: object) -> bool:
-    """Offset and size of a mask."""
     whole = isinstance(given, list) and len(given) == 2 and all(type(n) is int for n in given)
     return whole and 0 <= given[0] < 2**60 and 0 < given[1] <= MAX_BYTES  # type: ignore[index]
 
@@ -189,14 +186,12 @@ class ShardSplit:
         return [f"{stat.st_size}\0{stat.st_mtime_ns}" if stat else "" for stat in self._stats()]
 
     def changed(self) -> float:
-        """The newest shard's time of change."""
         return max((stat.st_mtime for stat in self._stats() if stat), default=0.0)
 
     def _stats(self) -> list[os.stat_result | None]:
         return [None if is_url(self.root) else Path(self.root, shard).stat() for shard in self.shards]
 
     def ends(self) -> dict[str, int]:
-        """Where the last picture of each shard ends, in bytes."""
         ends: dict[str, int] = {}
         for shard, offset, size in self.samples:
             ends[self.shards[shard]] = max(offset + size, ends.get(self.shards[shard], 0))

@@ -1,11 +1,7 @@
 """Pictures without labels, alone or beside labelled ones."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
-
 from kd.data import foodtag_mini
-from kd.data.batch import Target
-from kd.data.sources.base import Source, Split, bytes_of, cache_dir, changed, fetch, key_of, size_of, stamp_of
+from kd.data.sources.base import Source, bytes_of, cache_dir
 from kd.data.sources.files import UNLABELLED, FileSplit, said
 from kd.data.sources.places import IMAGE_SUFFIXES, pictures_below, place_of
 from kd.errors import UserError
@@ -55,46 +51,3 @@ def unlabelled_folder(root: str, key: str = "data.unlabeled", cache_bytes: int |
     if not paths:
         raise UserError(f"{key}: no pictures below {root} ({', '.join(IMAGE_SUFFIXES)}){said(others)}")
     return FileSplit(paths, [UNLABELLED] * len(paths), others, place)
-
-
-class Joined:
-    """A labelled split, and behind it the pictures of an unlabelled one."""
-
-    def __init__(self, labelled: Split, unlabelled: Split) -> None:
-        self.parts = (labelled, unlabelled)
-        self.border = len(labelled.targets)
-        self.targets: Sequence[Any] = [*labelled.targets, *unlabelled.targets]
-
-    def part(self, i: int) -> tuple[Split, int]:
-        return (self.parts[0], i) if i < self.border else (self.parts[1], i - self.border)
-
-    def read(self, i: int) -> bytes:
-        split, j = self.part(i)
-        return split.read(j)
-
-    def name(self, i: int) -> str:
-        split, j = self.part(i)
-        return split.name(j)
-
-    def target(self, i: int) -> Target:
-        """Its target; -1 without a label."""
-        split, j = self.part(i)
-        return split.target(j)
-
-    def stamp(self, i: int) -> str:
-        return stamp_of(*self.part(i))
-
-    def key(self, i: int) -> str:
-        return key_of(*self.part(i))
-
-    def fetch(self, numbers: Iterable[int]) -> None:
-        places = [self.part(i) for i in numbers]
-        for part in self.parts:
-            fetch(part, [j for split, j in places if split is part])
-
-    def size(self, i: int) -> int:
-        return size_of(*self.part(i))
-
-    def changed(self) -> float:
-        """When a picture of either part was changed last."""
-        return max(map(changed, self.parts))

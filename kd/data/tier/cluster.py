@@ -61,11 +61,9 @@ class BatchMaker:
         self.works: dict[int, tuple[Dataset[Any], Callable[..., Batch]]] = {}
 
     def greet(self) -> dict[str, str]:
-        """Says that it is there, with which libraries, and on what it computes."""
         return {**versions(), "device": device_of_a_maker().type}
 
     def learn(self, work: int, data: Dataset[Any], collate: Callable[..., Batch]) -> None:
-        """Keeps what a kind of batch is made with."""
         self.works[work] = data, collate
 
     def make(self, work: int, keys: list[Key]) -> tuple[Any, float]:
@@ -192,7 +190,6 @@ class RayCluster:
         )  # fmt: skip
 
     def leave(self) -> None:
-        """Leaves it; ends what was started here."""
         self.joined = False
         if self._mine:
             with suppress(Exception):
@@ -206,7 +203,6 @@ class RayCluster:
             self._folder = None
 
     def machines(self, gpus: bool = False) -> dict[str, tuple[str, int]]:
-        """Name and cores of the machines that carry the label, by id."""
         nodes = [node for node in self.ray.nodes() if node["Alive"]]
         here = self.ray.get_runtime_context().get_node_id()
         if here not in (node["NodeID"] for node in nodes):
@@ -221,7 +217,6 @@ class RayCluster:
         return found
 
     def start(self, node: str, share: float, gpu: bool = False) -> Any:
-        """Starts a maker on a machine."""
         where = {"label_selector": {**self.spec.selector, "ray.io/node-id": node}, "max_restarts": 0}
         if not gpu:
             return self.ray.remote(BatchMaker).options(num_cpus=share, **where).remote()
@@ -238,7 +233,6 @@ class RayCluster:
                 self.ray.kill(maker)
 
     def put(self, work: Work) -> tuple[object, ...]:
-        """Lays a kind of batch where all machines can read it."""
         return tuple(self.ray.put(part) for part in work)
 
     def finished(self, calls: Sequence[object], timeout: float) -> list[object]:
@@ -246,7 +240,6 @@ class RayCluster:
         return self.ray.wait(list(calls), num_returns=1, timeout=timeout)[0]
 
     def result(self, call: object) -> Any:
-        """What a call gives."""
         failed = self.ray.exceptions
         try:
             return self.ray.get(call)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from kd.data.batch import Batch
 from kd.data.sampler import Key
 from kd.data.tier.cluster import RayCluster, differing, unpacked
-from kd.data.tier.schedule import MB, Crew, Job, Machine, Maker, MakerEnded, Stream, Work
+from kd.data.tier.schedule import MB, Job, Machine, MakerEnded, Scheduler, Stream, Work, Worker
 from kd.errors import RunError, UserError, first_line
 from kd.run.settings import TierSpec
 
@@ -53,7 +53,7 @@ class TierLoader(DataLoader):
 class Call:
     """What a call to a maker is for: a batch, or (without a job) its first words."""
 
-    maker: Maker
+    maker: Worker
     job: Job | None = None
 
 
@@ -69,7 +69,7 @@ class Tier:
         self._begin()
 
     def _begin(self) -> None:
-        self._crew: Crew | None = None
+        self._scheduler: Scheduler | None = None
         self._threads: list[threading.Thread] = []
         self._calls: dict[object, Call] = {}
         self._put: dict[int, tuple[object, ...]] = {}
@@ -85,7 +85,6 @@ class Tier:
             atexit.register(self.close)
 
     def close(self) -> None:
-        """Ends the makers, and what was started for them."""
         if not self.cluster.joined:
             return
         atexit.unregister(self.close)
@@ -94,7 +93,7 @@ class Tier:
             self._lock.notify_all()
         for thread in self._threads:
             thread.join(timeout=5)
-        for maker in self._crew.makers if self._crew else ():
+        for maker in self._scheduler.makers if self._scheduler else ():
             self.cluster.end(maker.handle)
         self.cluster.leave()
         self._begin()
@@ -112,23 +111,21 @@ class Tier:
         return TierLoader(self, place_of((data, collate), self.works), batches)
 
     def stream(self, work: int, batches: Iterator[list[Key]]) -> Stream:
-        """Begins to make the batches of a pass."""
         self.connect()
         stream = Stream(work, batches, self.spec.queue_mb * MB)
         with self._lock:
-            if self._crew is None:
-                self._crew = Crew(*self.rank(), self.count, self.on_gpus)
+            if self._scheduler is None:
+                self._scheduler = Scheduler(*self.rank(), self.count, self.on_gpus)
                 self._start_threads()
-            self._crew.streams.append(stream)
+            self._scheduler.streams.append(stream)
             self._hand_out()
         return stream
 
     def next(self, stream: Stream) -> Batch | None:
-        """Its next batch, once it is there; None at its end."""
         start = time.monotonic()
         with self._lock:
-            while self._crew is not None:
-                batch = self._crew.take(stream)
+            while self._scheduler is not None:
+                batch = self._scheduler.take(stream)
                 if isinstance(batch, Exception):
                     raise batch
                 if batch is not None:
@@ -142,15 +139,13 @@ class Tier:
         raise RunError("data.engine: the data tier was closed while it was in use")
 
     def drop(self, stream: Stream) -> None:
-        """Gives the rest of a pass up."""
         with self._lock:
-            if self._crew is not None:
-                self._crew.drop(stream)
+            if self._scheduler is not None:
+                self._scheduler.drop(stream)
 
     def reading(self) -> dict[str, object]:
-        """What the tier has done so far, for a record."""
         with self._lock:
-            return {} if self._crew is None else {**self._crew.reading(), "waited_s": round(self.waited_s, 3)}
+            return {} if self._scheduler is None else {**self._scheduler.reading(), "waited_s": round(self.waited_s, 3)}
 
     def _raise_if_lost(self, waiting_since: float) -> None:
         if self._failed is not None:
@@ -201,39 +196,38 @@ class Tier:
             self._answered = time.monotonic()
 
     def _look(self) -> None:
-        """Who is there; starts makers that are missing."""
         found = self.cluster.machines(self.on_gpus)
         with self._lock:
-            if self._crew is None:
+            if self._scheduler is None:
                 return
-            before = set(self._crew.machines)
-            for machine in self._crew.present(found):
+            before = set(self._scheduler.machines)
+            for machine in self._scheduler.present(found):
                 self._say(f"{machine.name} has gone")
-                for maker in [m for m in self._crew.makers if m.machine is machine]:
+                for maker in [m for m in self._scheduler.makers if m.machine is machine]:
                     self._lost(maker)
-            for machine in self._crew.working if before else ():
+            for machine in self._scheduler.working if before else ():
                 if machine.node not in before:
                     self._say(f"{machine.name} has come ({machine.cores} {'GPUs' if self.on_gpus else 'cores'})")
-            for machine in self._crew.missing():
-                self._start(machine, self._crew)
+            for machine in self._scheduler.missing():
+                self._start(machine, self._scheduler)
 
     def _say(self, what: str) -> None:
-        """Of the machines, for the person at the terminal."""
-        if self._crew is not None and self._crew.rank == 0:
-            print(f"data tier: {what}; {len(self._crew.working)} machine(s) make batches", file=sys.stderr, flush=True)
+        if self._scheduler is not None and self._scheduler.rank == 0:
+            count = len(self._scheduler.working)
+            print(f"data tier: {what}; {count} machine(s) make batches", file=sys.stderr, flush=True)
 
-    def _start(self, machine: Machine, crew: Crew) -> None:
+    def _start(self, machine: Machine, scheduler: Scheduler) -> None:
         """A maker on a machine; it is given work once it has said that it is there."""
-        handle = self.cluster.start(machine.node, crew.share_of_a_core, self.on_gpus)
-        maker = Maker(machine, handle)
-        crew.makers.append(maker)
+        handle = self.cluster.start(machine.node, scheduler.share_of_a_core, self.on_gpus)
+        maker = Worker(machine, handle)
+        scheduler.makers.append(maker)
         self._calls[handle.greet.remote()] = Call(maker)
 
     def _hand_out(self) -> None:
         """Gives makers what they can take; with the lock."""
-        if self._crew is None or self._stop.is_set():
+        if self._scheduler is None or self._stop.is_set():
             return
-        while given := self._crew.give(time.monotonic()):
+        while given := self._scheduler.give(time.monotonic()):
             maker, job = given
             work = job.stream.work
             if work not in maker.works:
@@ -263,17 +257,17 @@ class Tier:
                 self._lock.notify_all()
             return
         with self._lock:
-            if self._crew is None:
+            if self._scheduler is None:
                 return
             if made is not None and call.job is not None:
                 self._at_work = time.monotonic()
-                self._crew.done(maker, call.job, made, self._at_work)
+                self._scheduler.done(maker, call.job, made, self._at_work)
             elif value is not None:
                 self._welcome(maker, value)
             self._hand_out()
             self._lock.notify_all()
 
-    def _welcome(self, maker: Maker, there: dict[str, str]) -> None:
+    def _welcome(self, maker: Worker, there: dict[str, str]) -> None:
         """A maker's first words: it must have our libraries."""
         wrong, where = differing(there), maker.machine.name
         if wrong:
@@ -282,12 +276,12 @@ class Tier:
         if self.on_gpus and there["device"] == "cpu":
             self._say(f"Ray counts a GPU of {where} that torch does not find, its cores compute")
 
-    def _lost(self, maker: Maker, memory: bool = False) -> None:
+    def _lost(self, maker: Worker, memory: bool = False) -> None:
         """Gives a maker's batches to others; with the lock."""
-        assert self._crew is not None
+        assert self._scheduler is not None
         self._calls = {reference: call for reference, call in self._calls.items() if call.maker is not maker}
         was_there = not maker.machine.gone
-        to_blame = self._crew.lost(maker, memory)
+        to_blame = self._scheduler.lost(maker, memory)
         if was_there and maker.machine.gone:
             self._say(f"{maker.machine.name} is left out: {maker.machine.failures} processes in a row have ended there")
         if to_blame is not None:

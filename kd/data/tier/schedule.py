@@ -66,7 +66,7 @@ class Machine:
 
 
 @dataclass(eq=False)
-class Maker:
+class Worker:
     """A process on a machine that makes one batch after another."""
 
     machine: Machine  # where
@@ -83,7 +83,7 @@ class Job:
     stream: "Stream"  # that it belongs to
     number: int  # its place there
     keys: list[Key]  # of its samples
-    makers: dict[Maker, float] = field(default_factory=dict)  # who has it in hand, and since when
+    makers: dict[Worker, float] = field(default_factory=dict)  # who has it in hand, and since when
     lost: int = 0  # makers that have ended over it
 
 
@@ -106,7 +106,6 @@ class Stream:
 
     @property
     def ended(self) -> bool:
-        """Whether all of it has been used."""
         return self.all_asked and self.used == self.asked
 
     def ask(self, makers: int) -> Job | None:
@@ -123,13 +122,13 @@ class Stream:
         return job
 
 
-class Crew:
+class Scheduler:
     """Who makes what. Every method is to be called with the same lock held."""
 
     def __init__(self, rank: int = 0, world_size: int = 1, makers: int | None = None, one_each: bool = False) -> None:
         self.rank, self.world_size, self.count, self.one_each = rank, world_size, makers, one_each
         self.machines: dict[str, Machine] = {}
-        self.makers: list[Maker] = []
+        self.makers: list[Worker] = []
         self.streams: list[Stream] = []
         self.again: deque[Job] = deque()
         self.took: deque[float] = deque(maxlen=64)
@@ -138,7 +137,6 @@ class Crew:
     # -- machines ----------------------------------------------------------------------------------------------------
 
     def present(self, found: dict[str, tuple[str, int]]) -> list[Machine]:
-        """Takes note of the tier's machines: name and cores by id."""
         left = [m for m in self.machines.values() if not m.gone and m.node not in found]
         for machine in left:
             machine.gone = True
@@ -177,7 +175,6 @@ class Crew:
         return 1.0 / max(1, math.ceil(makers / max(1, cores)))
 
     def missing(self) -> list[Machine]:
-        """A machine for each maker that is to be started."""
         found = []
         for machine in self.working:
             there = sum(maker.machine is machine for maker in self.makers)
@@ -186,7 +183,7 @@ class Crew:
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
-    def give(self, now: float) -> tuple[Maker, Job] | None:
+    def give(self, now: float) -> tuple[Worker, Job] | None:
         """Who gets which batch next; None where nobody is free, or nothing is to be made."""
         free = [m for m in self.makers if m.ready and len(m.jobs) < DEPTH]
         if not free:
@@ -211,7 +208,7 @@ class Crew:
                 return job_or_none
         return None
 
-    def _late(self, maker: Maker, now: float) -> Job | None:
+    def _late(self, maker: Worker, now: float) -> Job | None:
         """A batch that another machine keeps for too long."""
         limit = max(SLOW_S, SLOW * statistics.median(self.took)) if self.took else SLOW_S * SLOW
         for stream in self.streams:
@@ -222,7 +219,7 @@ class Crew:
                     return job
         return None
 
-    def done(self, maker: Maker, job: Job, made: Made, now: float) -> None:
+    def done(self, maker: Worker, job: Job, made: Made, now: float) -> None:
         """A maker has made a batch; the second of two is left aside."""
         if job in maker.jobs:
             maker.jobs.remove(job)
@@ -237,7 +234,7 @@ class Crew:
         machine.batches, machine.busy_s = machine.batches + 1, machine.busy_s + made.seconds
         machine.megabytes += made.size / MB
 
-    def lost(self, maker: Maker, memory: bool = False) -> Job | None:
+    def lost(self, maker: Worker, memory: bool = False) -> Job | None:
         """A maker has ended: its batches are made by others, first of all."""
         if maker not in self.makers:
             return None
@@ -260,14 +257,12 @@ class Crew:
         return next((job for job in jobs[:1] if job.lost >= TRIES), None)
 
     def take(self, stream: Stream) -> Batch | Exception | None:
-        """The stream's next batch, where it is there."""
         batch = stream.ready.pop(stream.used, None)
         if batch is not None:
             stream.used += 1
         return batch
 
     def drop(self, stream: Stream) -> None:
-        """Nobody wants the rest of a stream."""
         stream.jobs.clear()
         stream.ready.clear()
         stream.all_asked = True

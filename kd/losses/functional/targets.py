@@ -7,19 +7,10 @@ from torch import Tensor
 
 
 def hadamard(order: int) -> Tensor:
-    """A normalised Hadamard matrix: orthogonal, all entries ``1 / sqrt(order)`` or its negative.
+    """A normalised Hadamard matrix ``(order, order)``, float64: orthogonal, all entries ``+-1 / sqrt(order)``.
 
     By Sylvester's doubling and Paley's two constructions over primes: 1, 2, and among the multiples of 4 all usual
-    widths of vision models. Source: Paley, On Orthogonal Matrices, 1933.
-
-    Args:
-        order: > 0.
-
-    Returns:
-        ``(order, order)``, float64.
-
-    Raises:
-        ValueError: none of the three constructions has this order.
+    widths of vision models; a ValueError for others. Source: Paley, On Orthogonal Matrices, 1933.
 
     >>> h = hadamard(12)
     >>> bool((h @ h.T - torch.eye(12)).abs().max() < 1e-12), round(float(h.abs().max()) ** 2, 6)

@@ -6,15 +6,15 @@ import sys
 import pytest
 
 from kd.cli import main
-from kd.data.tier.schedule import DEPTH, Crew, Machine, Made, Stream
-from kd.data.tier.schedule import Maker as TierMaker
+from kd.data.tier.schedule import DEPTH, Machine, Made, Scheduler, Stream
+from kd.data.tier.schedule import Worker as TierMaker
 from kd.run.settings import TierSpec
 
 
-def hire(crew: Crew) -> None:
+def hire(scheduler: Scheduler) -> None:
     """Starts the makers that are missing; they are ready at once."""
-    for machine in crew.missing():
-        crew.makers.append(TierMaker(machine, None, ready=True))
+    for machine in scheduler.missing():
+        scheduler.makers.append(TierMaker(machine, None, ready=True))
 
 
 class Storm:
@@ -25,48 +25,48 @@ class Storm:
     """
 
     def __init__(self, seed: int) -> None:
-        self.chance, self.crew, self.now = random.Random(seed), Crew(), 0.0
+        self.chance, self.scheduler, self.now = random.Random(seed), Scheduler(), 0.0
         self.nodes = {"a": ("a", 2), "b": ("b", 3)}
         self.streams = [Stream(work, ([(i, 0)] for i in range(60)), most=500) for work in (0, 1)]
-        self.crew.streams += self.streams
+        self.scheduler.streams += self.streams
         self.got: list[list[int]] = [[], []]
         self.hung: set[Machine] = set()
         self.look()
 
     def look(self) -> None:
         """Who is there; what has gone is lost."""
-        for gone in self.crew.present(self.nodes):
-            for maker in [m for m in self.crew.makers if m.machine is gone]:
-                self.crew.lost(maker)
-        hire(self.crew)
-        self.hung &= set(self.crew.working)
-        if len(self.hung) == len(self.crew.working):  # somebody must be well
+        for gone in self.scheduler.present(self.nodes):
+            for maker in [m for m in self.scheduler.makers if m.machine is gone]:
+                self.scheduler.lost(maker)
+        hire(self.scheduler)
+        self.hung &= set(self.scheduler.working)
+        if len(self.hung) == len(self.scheduler.working):  # somebody must be well
             self.hung.clear()
 
     def happen(self) -> None:
         """A machine comes, goes or hangs, a maker ends."""
-        event, crew = self.chance.random(), self.crew
+        event, scheduler = self.chance.random(), self.scheduler
         if event < 0.01:
             self.nodes[f"new{self.now}"] = ("new", 2)
         elif event < 0.02 and len(self.nodes) > 1:
             self.nodes.pop(self.chance.choice(sorted(self.nodes)))
-        elif event < 0.04 and crew.makers and not any(m.machine.failures > 2 for m in crew.makers):
-            crew.lost(self.chance.choice(crew.makers), memory=self.chance.random() < 0.5)
+        elif event < 0.04 and scheduler.makers and not any(m.machine.failures > 2 for m in scheduler.makers):
+            scheduler.lost(self.chance.choice(scheduler.makers), memory=self.chance.random() < 0.5)
         elif event < 0.05:
-            self.hung.add(self.chance.choice(crew.working))
+            self.hung.add(self.chance.choice(scheduler.working))
         self.look()
 
     def work(self) -> None:
         """Somebody makes a batch; training takes what is there."""
-        while self.crew.give(self.now):
+        while self.scheduler.give(self.now):
             pass
-        busy = [maker for maker in self.crew.makers if maker.jobs and maker.machine not in self.hung]
+        busy = [maker for maker in self.scheduler.makers if maker.jobs and maker.machine not in self.hung]
         if busy and self.chance.random() < 0.7:
             maker = self.chance.choice(busy)
             job = maker.jobs[0]
-            self.crew.done(maker, job, Made({"view": job.keys[0][0]}, 100, 0.1), self.now)
+            self.scheduler.done(maker, job, Made({"view": job.keys[0][0]}, 100, 0.1), self.now)
         for stream, got in zip(self.streams, self.got, strict=True):
-            batch = self.crew.take(stream) if self.chance.random() < 0.8 else None
+            batch = self.scheduler.take(stream) if self.chance.random() < 0.8 else None
             if batch is not None:
                 got.append(batch["view"])
 
@@ -79,7 +79,7 @@ def test_nothing_is_lost_doubled_or_out_of_order_whatever_happens_to_machines(se
         storm.now += 0.1
         assert storm.now < 400, storm.got
         storm.work()
-        assert all(len(maker.jobs) <= DEPTH for maker in storm.crew.makers)
+        assert all(len(maker.jobs) <= DEPTH for maker in storm.scheduler.makers)
         assert all(stream.asked - stream.used <= 5 for stream in storm.streams)
         storm.happen()
     assert storm.got == [list(range(60))] * 2
@@ -87,14 +87,14 @@ def test_nothing_is_lost_doubled_or_out_of_order_whatever_happens_to_machines(se
 
 def test_every_process_gets_its_share_of_the_cores() -> None:
     """8 cores on two machines for 3 processes; of 1 core and 2 processes each still gets a maker."""
-    crews = [Crew(rank, 3) for rank in range(3)]
-    for crew in crews:
-        crew.present({"a": ("a", 5), "b": ("b", 3)})
-    shares = [[m.wanted for m in crew.working] for crew in crews]
+    crews = [Scheduler(rank, 3) for rank in range(3)]
+    for scheduler in crews:
+        scheduler.present({"a": ("a", 5), "b": ("b", 3)})
+    shares = [[m.wanted for m in scheduler.working] for scheduler in crews]
     assert [sum(share) for share in shares] == [3, 3, 2]
     assert [sum(column) for column in zip(*shares, strict=True)] == [5, 3]
     assert crews[0].share_of_a_core == 1
-    small = Crew(1, 2)
+    small = Scheduler(1, 2)
     small.present({"a": ("a", 1)})
     assert len(small.missing()) == 1 and small.share_of_a_core == 0.5
 
@@ -105,37 +105,40 @@ def test_every_process_gets_its_share_of_the_cores() -> None:
 )
 def test_all_makers_find_room(cores: tuple[int, ...], processes: int, makers: int | None) -> None:
     """However many each process has: no machine is asked for more cores than it has."""
-    crews = [Crew(rank, processes, makers) for rank in range(processes)]
-    for crew in crews:
-        crew.present({str(i): (str(i), n) for i, n in enumerate(cores)})
-        assert sum(m.wanted for m in crew.working) == (makers or 1)
-    asked = [sum(crew.machines[str(i)].wanted for crew in crews) * crews[0].share_of_a_core for i in range(len(cores))]
+    crews = [Scheduler(rank, processes, makers) for rank in range(processes)]
+    for scheduler in crews:
+        scheduler.present({str(i): (str(i), n) for i, n in enumerate(cores)})
+        assert sum(m.wanted for m in scheduler.working) == (makers or 1)
+    asked = [
+        sum(scheduler.machines[str(i)].wanted for scheduler in crews) * crews[0].share_of_a_core
+        for i in range(len(cores))
+    ]
     assert all(a <= n + 1e-9 for a, n in zip(asked, cores, strict=True)), asked
 
 
 def test_a_gpu_has_one_maker_while_there_are_enough() -> None:
     """data.num_workers may take fewer GPUs, not share them; more processes than GPUs do."""
     for makers, wanted in ((None, [2, 2]), (1, [1, 0]), (9, [2, 2])):
-        crew = Crew(0, 1, makers, one_each=True)
-        crew.present({"a": ("a", 2), "b": ("b", 2)})
-        assert [m.wanted for m in crew.working] == wanted and crew.share_of_a_core == 1
-    crew = Crew(2, 3, None, one_each=True)
-    crew.present({"a": ("a", 2)})
-    assert [m.wanted for m in crew.working] == [1] and crew.share_of_a_core == 0.5
+        scheduler = Scheduler(0, 1, makers, one_each=True)
+        scheduler.present({"a": ("a", 2), "b": ("b", 2)})
+        assert [m.wanted for m in scheduler.working] == wanted and scheduler.share_of_a_core == 1
+    scheduler = Scheduler(2, 3, None, one_each=True)
+    scheduler.present({"a": ("a", 2)})
+    assert [m.wanted for m in scheduler.working] == [1] and scheduler.share_of_a_core == 0.5
 
 
 def test_a_batch_over_which_makers_end_is_to_blame_and_a_machine_on_which_all_end_is_left_out() -> None:
-    crew = Crew(makers=1)
-    crew.present({"a": ("a", 8), "b": ("b", 8)})
+    scheduler = Scheduler(makers=1)
+    scheduler.present({"a": ("a", 8), "b": ("b", 8)})
     stream = Stream(0, iter([[(7, 0)]]), 10)
-    crew.streams.append(stream)
+    scheduler.streams.append(stream)
     blamed = []
     for _ in range(3):
-        hire(crew)
-        maker, _ = crew.give(0.0) or pytest.fail("nobody to give it to")
-        blamed.append(crew.lost(maker))
+        hire(scheduler)
+        maker, _ = scheduler.give(0.0) or pytest.fail("nobody to give it to")
+        blamed.append(scheduler.lost(maker))
     assert blamed[:2] == [None, None] and blamed[2] is not None and blamed[2].keys == [(7, 0)]
-    assert [m.name for m in crew.working] == ["b"]
+    assert [m.name for m in scheduler.working] == ["b"]
 
 
 @pytest.mark.parametrize(

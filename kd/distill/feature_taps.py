@@ -16,7 +16,7 @@ from kd.teachers.answer import ALL, Answer, Layer
 Read = Callable[[list[str], str], list[Tensor]]  # Gives the student's features, by layers and form
 
 
-class Looks:
+class FeatureTaps:
     """What each loss over features reads, by the loss's name."""
 
     def __init__(self, taps: Mapping[str, TapSpec], teacher_of: Mapping[str, str]) -> None:
@@ -39,7 +39,6 @@ class Looks:
             self._taps.setdefault(name, TapSpec(default or "", default or ""))
 
     def teacher_of(self, name: str, teacher: RunTeacher) -> RunTeacher:
-        """The teacher that a loss reads."""
         member = self._teacher_of.get(name, ALL)
         if member not in teacher.members:
             raise UserError(f"model.teacher_of.{name}: a feature loss reads one teacher, name it"
@@ -83,7 +82,6 @@ class Looks:
         return {name: (self._layers[name][0], self._taps[name].tokens) for name in names if name in self}
 
     def read(self, name: str, features: Read, answer: Answer) -> tuple[list[Tensor], list[Tensor]]:
-        """What the student's and the teacher's layers gave for a batch."""
         layers, keys = self._layers[name]
         return features(layers, self._taps[name].tokens), [answer.features[key] for key in keys]
 
