@@ -38,11 +38,9 @@ class RunStopped(Preempted):
 class Preemption(Closing):
     """Turns the first SIGTERM, SIGHUP or SIGINT into a checkpoint and :class:`Preempted`.
 
-    A second SIGINT stops at once; one after another signal is the first: whoever ends a job may send several.
-
-    With several processes the ranks agree every few batches, so that all of them save at the same step. At an
-    epoch's last batch the validation and the epoch's usual checkpoint come first. A loader worker that dies after the
-    signal (whoever stops the job may kill processes one by one) is a part of the interruption, not a failure.
+    A second SIGINT stops at once. The ranks agree every few batches, so that all save at the same step. At an epoch's
+    last batch the validation and the epoch's usual checkpoint come first. A loader worker that dies after the signal is
+    a part of the interruption, not a failure.
     """
 
     def __init__(self, last: LastCheckpoint) -> None:

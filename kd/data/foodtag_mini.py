@@ -237,17 +237,10 @@ def burger(pen: Pen) -> None:
 @food()
 def cake_slice(pen: Pen) -> None:
     """A wedge from the side: layers of sponge and cream, icing, something on top."""
-    rng, layers, tall, back = (
-        pen.rng,
-        2 * pen.rng.randint(1, 3) + 1,
-        pen.rng.uniform(0.6, 0.95),
-        pen.rng.uniform(0.35, 0.6),
-    )
-    sponge, cream, icing = (
-        pen.pick("baked", "chocolate", "red"),
-        pen.pick("cream"),
-        pen.pick("cream", "chocolate", "pink"),
-    )
+    rng, layers = pen.rng, 2 * pen.rng.randint(1, 3) + 1
+    tall, back = rng.uniform(0.6, 0.95), rng.uniform(0.35, 0.6)
+    sponge, cream = pen.pick("baked", "chocolate", "red"), pen.pick("cream")
+    icing = pen.pick("cream", "chocolate", "pink")
     side = rng.choice((-1, 1))
     tip, near, far = (-0.9 * side, -0.05), (0.6 * side, 0.1), (0.85 * side, -back)
     for i in range(layers):
@@ -257,9 +250,8 @@ def cake_slice(pen: Pen) -> None:
     pen.shape([tip, near, far], icing)
     pen.shape([tip, near, (near[0], near[1] + 0.08), (tip[0], tip[1] + 0.08)], shade(icing, 0.9))
     for _ in range(rng.randint(0, 3)):
-        pen.ball(
-            side * rng.uniform(-0.1, 0.6), rng.uniform(-0.37, -0.22), rng.uniform(0.1, 0.2), pen.pick("red", "plum")
-        )
+        x, y, r = side * rng.uniform(-0.1, 0.6), rng.uniform(-0.37, -0.22), rng.uniform(0.1, 0.2)
+        pen.ball(x, y, r, pen.pick("red", "plum"))
     pen.at(0.2 * side, -0.15, 1, 0, 0.5).bits(rng.randint(0, 12), 0.4, 0.04, pen.pick("any"), pen.pick("chocolate"))
 
 
@@ -305,11 +297,8 @@ def curry_rice(pen: Pen) -> None:
 @food(2)
 def donut(pen: Pen) -> None:
     """A ring under wavy icing, with sprinkles or stripes."""
-    base, icing, sweets = (
-        pen.pick("baked"),
-        pen.pick("pink", "pink", "chocolate", "cream", "any"),
-        [pen.pick("any") for _ in range(3)],
-    )
+    base, icing = pen.pick("baked"), pen.pick("pink", "pink", "chocolate", "cream", "any")
+    sweets = [pen.pick("any") for _ in range(3)]
     hole, style = pen.rng.uniform(0.22, 0.34), pen.rng.choice(("sprinkles", "stripes", "plain"))
     for r, fill in ((1.0, shade(base, 0.72)), (0.94, base), (0.82, shade(icing, 0.88)), (0.76, icing)):
         pen.blob(0.03 * r - 0.03, 0.04 * r - 0.04, r, fill, wobble=0.05 if r < 0.9 else 0.02)
@@ -357,11 +346,8 @@ def fruit_tart(pen: Pen) -> None:
     pen.shape([(r * math.cos(t), r * math.sin(t)) for r, t in rim], shade(base, 0.75))
     pen.blob(0, 0, 0.9, base)
     pen.blob(0, 0, 0.8, pen.pick("cream", "cheese"))
-    fruits, size, slim = (
-        [pen.pick("red", "red", "plum", "green", "broth") for _ in range(2)],
-        rng.uniform(0.13, 0.2),
-        rng.uniform(0.55, 1.0),
-    )
+    fruits = [pen.pick("red", "red", "plum", "green", "broth") for _ in range(2)]
+    size, slim = rng.uniform(0.13, 0.2), rng.uniform(0.55, 1.0)
     for ring, reach in enumerate((0.66, 0.36, 0.0)):
         count = max(1, int(math.pi * reach / (size * slim * rng.uniform(1, 1.3))))
         for t in (2 * math.pi * i / count + ring for i in range(count)):
@@ -371,12 +357,8 @@ def fruit_tart(pen: Pen) -> None:
 @food()
 def ice_cream(pen: Pen) -> None:
     """Scoops in a cone or a cup."""
-    rng, base, count, wide = (
-        pen.rng,
-        pen.pick("baked", "baked", "baked", "pink"),
-        pen.rng.randint(1, 3),
-        pen.rng.uniform(0.34, 0.46),
-    )
+    rng, base = pen.rng, pen.pick("baked", "baked", "baked", "pink")
+    count, wide = rng.randint(1, 3), rng.uniform(0.34, 0.46)
     tip = rng.choice((0.0, 0.0, 0.7)) * wide
     pen.shape([(-wide, 0), (wide, 0), (tip, 1 - tip / 2), (-tip, 1 - tip / 2)], base)
     for k in () if tip else (-0.6, -0.2, 0.2, 0.6):
@@ -487,11 +469,8 @@ def salad(pen: Pen) -> None:
         leaf.blob(0, 0, 1, fill, 0.6, 0, 0.2)
         leaf.line([(-0.9, 0), (0.9, 0)], 0.1, shade(fill, 1.35))
     for x, y in pen.spots(rng.randint(3, 9), 0.6):
-        here, kind, fill = (
-            pen.at(x, y, rng.uniform(0.14, 0.24), rng.uniform(0, 6)),
-            rng.randint(0, 2),
-            pen.pick("red", "green"),
-        )
+        here = pen.at(x, y, rng.uniform(0.14, 0.24), rng.uniform(0, 6))
+        kind, fill = rng.randint(0, 2), pen.pick("red", "green")
         if kind == 0:
             here.shape(arc(1, 0, math.pi), fill)
             here.shape(arc(0.6, 0.3, math.pi - 0.3), shade(fill, 1.3))
@@ -610,9 +589,8 @@ def _table(rng: random.Random, chance: np.random.RandomState) -> Image.Image:
         field = 0.3 * ((u % pitch < 2.5) | (v % pitch < 2.5)) * rng.choice((-1, 1)) + 0.05 * _clouds(chance, 10)
     else:
         field = (0.13 if kind == "stone" else 0.03) * _clouds(chance, 70) + 0.08 * _clouds(chance, 6)
-    return Image.fromarray(
-        np.clip(np.array(base, np.float32) * (1 + _SPREAD * field[..., None]), 0, 255).astype(np.uint8)
-    )
+    lit = np.array(base, np.float32) * (1 + _SPREAD * field[..., None])
+    return Image.fromarray(np.clip(lit, 0, 255).astype(np.uint8))
 
 
 def _dish(pen: Pen) -> None:
@@ -665,9 +643,8 @@ def _photograph(image: Image.Image, rng: random.Random, chance: np.random.Random
     light += _SPREAD * rng.uniform(0, 0.12) * _clouds(chance, 6)[::2, ::2]
     if rng.random() < 0.3 * _SPREAD:
         light *= np.where(side > rng.uniform(-0.6, 0.6), rng.uniform(0.45, 0.8), 1)
-    gain = (1.05 + 0.3 * _SPREAD * rng.uniform(-1, 1)) * np.array(
-        (1 + warm, 1 + rng.uniform(-0.06, 0.06), 1 - warm), np.float32
-    )
+    bright = 1.05 + 0.3 * _SPREAD * rng.uniform(-1, 1)
+    gain = bright * np.array((1 + warm, 1 + rng.uniform(-0.06, 0.06), 1 - warm), np.float32)
     pixels = np.asarray(image, dtype=np.float32) / 255 * light[..., None] * gain
     pixels = np.clip(pixels, 0, 1) ** (0.95 + 0.25 * _SPREAD * rng.uniform(-1, 1))
     pixels += noise * chance.standard_normal(pixels.shape).astype(np.float32)

@@ -25,11 +25,7 @@ class Inference(LightningModule):
     ) -> Self:
         """As Lightning's, but the file runs no code unless ``weights_only=False`` allows it.
 
-        Args:
-            checkpoint_path: a checkpoint of any Trainer.
-            weights_only: refuse all but tensors and plain values.
-            kwargs: Lightning's (``map_location``, ``strict``) and the class's: student, teacher and losses are not in
-                the file.
+        ``kwargs``: Lightning's (``map_location``, ``strict``) and the class's, as no model or loss is in the file.
         """
         return super().load_from_checkpoint(checkpoint_path, weights_only=weights_only, **kwargs)  # type: ignore[arg-type]
 
@@ -44,14 +40,9 @@ class Inference(LightningModule):
         self.log_dict(self.validation.results())
 
     def forward(self, images: Tensor) -> Tensor | dict[str, Tensor]:
-        """What the weights that count (:attr:`kd.distill.student.Student.final`) give for pictures.
+        """Pictures ``(N, 3, H, W)``, uint8 or as the model wants them -> what the weights that count give, float.
 
-        Args:
-            images: uint8, or float as the model wants them, ``(N, 3, H, W)``.
-
-        Returns:
-            Logits ``(N, C)`` (dense: ``(N, C, H', W')``; without a classifier features ``(N, D)``); of several students
-            by name.
+        Logits ``(N, C)`` (dense: ``(N, C, H', W')``; without a classifier features ``(N, D)``); of several by name.
         """
         found = {name: student.logits(images) for name, student in self.students.named().items()}
         return found.get("", found)

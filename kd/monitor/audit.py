@@ -21,8 +21,7 @@ class Audit(Callback):
 
     ``{"epoch": e, "step": s, "index": [...], "loss": x}``: ``s`` optimizer steps are done with this one; ``index``
     names the samples of this process; the loss is the mean over its batches. A resumed run first drops the lines of
-    steps that its checkpoint does not know, so the files tell what the weights have seen: no more and no less.
-    Reading indices and loss makes each step wait for the device.
+    steps that its checkpoint lacks. Reading indices and loss makes each step wait for the device.
     """
 
     def __init__(self) -> None:

@@ -112,23 +112,15 @@ def ridge_accuracy(
     return float((answers == labels).double().mean())
 
 
-def rank_me(features: Tensor) -> float:
-    """RankMe: how many directions features ``(N, D)`` use, from 1 (one line) to D (all alike); 0 where all are 0.
+def rank_of_gram(gram: Tensor) -> float:
+    """RankMe: how many directions features ``X`` use, 1 (one line) to D (all alike), from ``X'X``; 0 where all are 0.
 
     ``exp(-sum p log p)`` with ``p = s / sum(s) + 1e-7`` of the singular values ``s``. It shows collapsed features
     without labels. Source: Garrido et al., RankMe, arXiv 2210.02885, equation 1 (it advises 25,600 pictures).
 
-    >>> round(rank_me(torch.eye(8)), 3), round(rank_me(torch.ones(8, 4)), 3)
+    >>> round(rank_of_gram(torch.eye(8).double()), 3), round(rank_of_gram(torch.ones(4, 4).double()), 3)
     (8.0, 1.0)
     """
-    if features.ndim != 2 or not len(features):
-        raise ValueError(f"features must be (N, D) with N >= 1, got {tuple(features.shape)}")
-    x = features.double()
-    return rank_of_gram(x @ x.T if len(x) < x.shape[1] else x.T @ x)  # the smaller of the two has the same values
-
-
-def rank_of_gram(gram: Tensor) -> float:
-    """:func:`rank_me` from ``X'X``, float64, which adds up over batches and processes."""
     values = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
     if not values.sum() > 0:
         return 0.0

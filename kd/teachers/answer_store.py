@@ -149,10 +149,6 @@ class AnswerStore:
         """Which of the samples ``index`` have a whole record: bool, the shape of ``index``."""
         return self.read(view, index)[1]
 
-    def get(self, view: int, index: np.ndarray) -> np.ndarray:
-        """Records of samples that are :meth:`present`: uint8 ``(N, record_bytes)``."""
-        return self.read(view, index)[0]
-
     def put(self, view: int, index: np.ndarray, records: np.ndarray) -> None:
         with self._lock:
             self._grow(view)

@@ -39,7 +39,7 @@ def put(target: AnswerStore, codec: Any, view: int, z: torch.Tensor, first: int 
 
 def read(source: AnswerStore, codec: Any, view: int, index: list[int]) -> Any:
     assert source.present(view, np.array(index)).all()
-    return codec.decode(torch.from_numpy(source.get(view, np.array(index))))
+    return codec.decode(torch.from_numpy(source.read(view, np.array(index))[0]))
 
 
 # -- rounding --------
