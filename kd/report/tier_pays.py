@@ -7,7 +7,7 @@ from kd.report.change import Change
 from kd.report.facts import Facts
 from kd.report.loading import DataMachines, present, waits, wanted
 from kd.report.step_facts import part
-from kd.report.what_if import Outlook, what_if
+from kd.report.what_if import Outlook, predict
 
 MANY = 100_000  # machines: more than any job has
 MOST = 1000  # of which the cheapest number is looked for
@@ -21,11 +21,11 @@ def tier_pays(facts: Facts, change: Change) -> list[str]:
     before = replace(change, data_machines=None, data_cores=None, data_instance=None, price=None)
     if facts.tier is None and change.workers is not None:
         before = replace(before, workers=None)  # of the tier
-    now, then = what_if(facts, before), what_if(facts, change)
+    now, then = predict(facts, before), predict(facts, change)
     machines, had = wanted(facts, change), present(facts)
     if machines is None:
         return _without(now, then) if had else ["the run has no data tier: nothing is different"]
-    best = what_if(facts, replace(change, data_machines=MANY))
+    best = predict(facts, replace(change, data_machines=MANY))
     if had is None and now.step_ms < NOTHING * best.step_ms:
         text = f"a data tier would bring nothing: {part(facts.phases, 'data'):.0%} of the step waits for data"
         return [text + ("" if waits(facts) else ", and loading keeps up")]
@@ -58,10 +58,10 @@ def _speed(
 
 def fewest(facts: Facts, change: Change) -> int:
     """Data machines from which on more make no step shorter."""
-    least = what_if(facts, replace(change, data_machines=MANY)).step_ms * (1 + 1e-9)
+    least = predict(facts, replace(change, data_machines=MANY)).step_ms * (1 + 1e-9)
     counts = range(1, MANY)
     return counts[
-        bisect_left(counts, True, key=lambda n: what_if(facts, replace(change, data_machines=n)).step_ms <= least)
+        bisect_left(counts, True, key=lambda n: predict(facts, replace(change, data_machines=n)).step_ms <= least)
     ]
 
 
@@ -79,7 +79,7 @@ def _counts(facts: Facts, change: Change, machines: DataMachines, had: DataMachi
     if change.price is not None or machines.price is None or now.cost is None:
         return []
     few = min(MOST, fewest(facts, change))
-    costs = ((n, what_if(facts, replace(change, data_machines=n)).cost) for n in range(1, few + 1))
+    costs = ((n, predict(facts, replace(change, data_machines=n)).cost) for n in range(1, few + 1))
     known = {n: cost for n, cost in costs if cost is not None}
     if had is not None:
         return [f"of all numbers of them {min(known, key=known.__getitem__)} would cost least"] if known else []

@@ -23,7 +23,7 @@ class Outlook:
     cost: float | None  # where there is a price
 
 
-def what_if(facts: Facts, change: Change) -> Outlook:
+def predict(facts: Facts, change: Change) -> Outlook:
     """Time and cost of the run with ``change``; with none, of the run as it is.
 
     A step is the sum of its phases. A cache computes each of its views once; all other steps go without the teacher,
@@ -105,7 +105,7 @@ def _price(facts: Facts, change: Change) -> float | None:
 
 def lines(facts: Facts, change: Change) -> list[str]:
     """For the terminal: the run as it is, and as it would be."""
-    now, then = what_if(facts, Change()), what_if(facts, change)
+    now, then = predict(facts, Change()), predict(facts, change)
     rows = [("", "as it is", "what if", "")]
     for name in ("step_ms", "images_per_s", "hours", "cost"):
         a, b = getattr(now, name), getattr(then, name)

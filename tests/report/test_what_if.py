@@ -11,7 +11,7 @@ from kd.report.change import Change, read_change
 from kd.report.facts import Facts
 from kd.report.records import Run, read_run
 from kd.report.tier_pays import tier_pays
-from kd.report.what_if import lines, what_if
+from kd.report.what_if import lines, predict
 from tests._pages import tier_run, write_run
 
 
@@ -25,7 +25,7 @@ def facts(phases: dict[str, float], **header: Any) -> Facts:
 
 
 def test_the_run_as_it_is() -> None:
-    now = what_if(facts({"teacher": 60.0, "student": 40.0, "validation": 8.0}), Change())
+    now = predict(facts({"teacher": 60.0, "student": 40.0, "validation": 8.0}), Change())
     assert now.step_ms == pytest.approx(100)
     assert now.images_per_s == pytest.approx(640)
     assert now.hours == pytest.approx((36 + 1000 * 0.108) / 3600)
@@ -34,29 +34,29 @@ def test_the_run_as_it_is() -> None:
 
 def test_a_cache_pays_after_its_first_views() -> None:
     """Four epochs of ten compute at 100 ms, six read at 40."""
-    cached = what_if(facts({"teacher": 60.0, "student": 40.0}), Change(cache=True))
+    cached = predict(facts({"teacher": 60.0, "student": 40.0}), Change(cache=True))
     assert cached.step_ms == pytest.approx((4 * 100 + 6 * 40) / 10)
-    short = what_if(facts({"teacher": 60.0, "student": 40.0}), Change(cache=True, epochs=4))
+    short = predict(facts({"teacher": 60.0, "student": 40.0}), Change(cache=True, epochs=4))
     assert short.step_ms == pytest.approx(100)
 
 
 def test_loader_processes_hide_what_they_can() -> None:
     slow = facts({"data": 60.0, "student": 40.0})
-    steps = [what_if(slow, Change(workers=n)).step_ms for n in (0, 1, 2, 4)]
+    steps = [predict(slow, Change(workers=n)).step_ms for n in (0, 1, 2, 4)]
     assert steps == pytest.approx([100, 60, 40, 40])
     behind = facts({"data": 60.0, "student": 40.0}, num_workers=2)  # a batch takes one of them 200 ms
-    assert [what_if(behind, Change(workers=n)).step_ms for n in (2, 4, 8)] == pytest.approx([100, 50, 40])
+    assert [predict(behind, Change(workers=n)).step_ms for n in (2, 4, 8)] == pytest.approx([100, 50, 40])
 
 
 def test_more_processes_share_an_epoch_and_wait_for_a_longer_ring() -> None:
     """Exposed all-reduce of 10 ms on two becomes 10 * (7 / 8) / (1 / 2) = 17.5 ms on eight."""
     two = facts({"student": 90.0, "communication": 10.0}, world_size=2)
     two.run.config = {"monitor": {"price_per_hour": 8.0}}
-    eight = what_if(two, Change(gpus=8))
+    eight = predict(two, Change(gpus=8))
     assert eight.step_ms == pytest.approx(107.5)
     assert eight.hours == pytest.approx((36 + 250 * 0.1075) / 3600)
     assert eight.cost == pytest.approx(4 * 8.0 * eight.hours)
-    assert what_if(two, Change(gpus=8, price=20.0)).cost == pytest.approx(20 * eight.hours)
+    assert predict(two, Change(gpus=8, price=20.0)).cost == pytest.approx(20 * eight.hours)
 
 
 def test_the_command_says_how_far_it_can_be_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,25 +120,25 @@ def starving(**header: Any) -> Facts:
 
 def test_data_machines_make_all_batches() -> None:
     """480 ms for each of four processes: 480, 240, ... ms with 1, 2, ... makers for each, and never below the 80."""
-    cores = [what_if(starving(), Change(data_machines=n, data_cores=4)).step_ms for n in (1, 2, 3, 6, 100)]
+    cores = [predict(starving(), Change(data_machines=n, data_cores=4)).step_ms for n in (1, 2, 3, 6, 100)]
     assert cores == pytest.approx([480, 240, 160, 80, 80])
-    uneven = what_if(starving(), Change(data_machines=1, data_cores=11))  # 3, 3, 3 and 2: all wait for the last
+    uneven = predict(starving(), Change(data_machines=1, data_cores=11))  # 3, 3, 3 and 2: all wait for the last
     assert uneven.step_ms == pytest.approx(240)
-    few = what_if(starving(), Change(data_machines=1, data_cores=2))  # half a maker each
+    few = predict(starving(), Change(data_machines=1, data_cores=2))  # half a maker each
     assert few.step_ms == pytest.approx(960)
-    bound = what_if(starving(), Change(data_machines=100, data_cores=4, workers=3))  # data.num_workers of the tier
+    bound = predict(starving(), Change(data_machines=100, data_cores=4, workers=3))  # data.num_workers of the tier
     assert bound.step_ms == pytest.approx(160)
     crowded = starving()  # a third of a loader's time was a wait for a core, which a machine of its own does not have
     crowded.run.samples["0"] = [{"t": 0, "cpu": [99.0] * 16, "workers": [60.0] * 8, "loader_wait": [100 / 3] * 8}]
-    assert what_if(crowded, Change(data_machines=1, data_cores=16)).step_ms == pytest.approx(80)
-    shared = what_if(starving(), Change(data_machines=6, data_cores=4, gpus=8))
+    assert predict(crowded, Change(data_machines=1, data_cores=16)).step_ms == pytest.approx(80)
+    shared = predict(starving(), Change(data_machines=6, data_cores=4, gpus=8))
     assert (shared.step_ms, shared.images_per_s) == (pytest.approx(160), pytest.approx(1000 * 64 * 8 / 160))
 
 
 def test_whether_data_machines_pay_and_at_which_price() -> None:
     """A run of (36 + 240) s at 8 an hour; six small machines make it (36 + 80) s at 8 + 3."""
-    now, six = what_if(starving(), Change()), Change(data_machines=6, data_instance="small")
-    then = what_if(starving(), six)
+    now, six = predict(starving(), Change()), Change(data_machines=6, data_instance="small")
+    then = predict(starving(), six)
     assert now.cost == pytest.approx(8 * 276 / 3600)
     assert then.cost == pytest.approx(11 * 116 / 3600)
     told = tier_pays(starving(), six)
@@ -167,13 +167,13 @@ def test_whether_data_machines_pay_and_at_which_price() -> None:
     for price in (8.0, None):
         assert slower in tier_pays(starving(price_per_hour=price), Change(data_machines=1, data_cores=2))
     with pytest.raises(UserError, match="no price and vcpus of 'tiny'; known: small, big:spot"):
-        what_if(starving(), Change(data_machines=1, data_instance="tiny"))
+        predict(starving(), Change(data_machines=1, data_instance="tiny"))
 
 
 def test_a_run_that_is_fed_gains_nothing() -> None:
     fed = facts({"data": 1.0, "student": 99.0}, num_workers=4)
     fed.run.samples["0"] = [{"t": 0, "cpu": [50.0] * 16, "workers": [20.0] * 4}]  # 80 ms of computing a batch
-    assert what_if(fed, Change(data_machines=1, data_cores=1)).step_ms == pytest.approx(100)
+    assert predict(fed, Change(data_machines=1, data_cores=1)).step_ms == pytest.approx(100)
     assert tier_pays(fed, Change(data_machines=1, data_cores=8)) == [
         "a data tier would bring nothing: 1% of the step waits for data, and loading keeps up"
     ]
@@ -192,30 +192,30 @@ def with_tier(step_ms: float, wait_ms: float, busy_s: float, **more: Any) -> Fac
 def test_more_fewer_and_no_machines_of_a_tier() -> None:
     """A maker says 1.8 s a batch and delivers one in 2: a tenth is overhead, which loaders here do not have."""
     run = with_tier(500, 300, busy_s=360)
-    assert what_if(run, Change()).step_ms == pytest.approx(500)
-    steps = [what_if(run, Change(data_machines=n)).step_ms for n in (1, 2, 4, 5, 6)]
+    assert predict(run, Change()).step_ms == pytest.approx(500)
+    steps = [predict(run, Change(data_machines=n)).step_ms for n in (1, 2, 4, 5, 6)]
     assert steps == pytest.approx([1000, 500, 250, 200, 200])
-    assert what_if(run, Change(data_machines=0)).step_ms == pytest.approx(1800 / 3)  # 4 cores a GPU, one for itself
-    assert what_if(run, Change(gpus=4)).step_ms == pytest.approx(1000)  # the same tier for twice as many
+    assert predict(run, Change(data_machines=0)).step_ms == pytest.approx(1800 / 3)  # 4 cores a GPU, one for itself
+    assert predict(run, Change(gpus=4)).step_ms == pytest.approx(1000)  # the same tier for twice as many
     run.run.config = {"monitor": {"instances": ["gpu", "2*small"]}}
-    assert what_if(run, Change(data_machines=5)).cost == pytest.approx((8 + 1.5) * 1000 * 0.2 / 3600)
-    assert what_if(run, Change(data_machines=0)).cost == pytest.approx(7 * 1000 * 0.6 / 3600)
-    assert what_if(run, Change(gpus=4)).cost == pytest.approx((2 * 7 + 1) * 500 * 1.0 / 3600)
+    assert predict(run, Change(data_machines=5)).cost == pytest.approx((8 + 1.5) * 1000 * 0.2 / 3600)
+    assert predict(run, Change(data_machines=0)).cost == pytest.approx(7 * 1000 * 0.6 / 3600)
+    assert predict(run, Change(gpus=4)).cost == pytest.approx((2 * 7 + 1) * 500 * 1.0 / 3600)
     told = tier_pays(run, Change(data_machines=5))
     assert told[0].startswith("with 5 data machines (4 cores each) instead of 2 of 4 cores a step would take 200 ms")
     assert told[2] == "of all numbers of them 5 would cost least"
     assert tier_pays(run, Change(data_machines=0))[1].startswith("the tier pays: the run costs 1.111 with it and 1.167")
     run.run.config = {"data": {"num_workers": 2}}  # as many makers on however many machines
-    assert what_if(run, Change(data_machines=5)).step_ms == pytest.approx(500)
+    assert predict(run, Change(data_machines=5)).step_ms == pytest.approx(500)
     slow = with_tier(500, 300, busy_s=100)  # makers have time: the way is what a batch takes
-    assert what_if(slow, Change(data_machines=9)).step_ms == pytest.approx(500)
+    assert predict(slow, Change(data_machines=9)).step_ms == pytest.approx(500)
     fed = with_tier(500, 10, busy_s=360)
-    assert what_if(fed, Change()).step_ms == what_if(fed, Change(data_machines=9)).step_ms == pytest.approx(500)
+    assert predict(fed, Change()).step_ms == predict(fed, Change(data_machines=9)).step_ms == pytest.approx(500)
     unread = with_tier(500, 300, busy_s=360)
     unread.run.tier = {0: unread.run.tier[0][:1]}
-    assert what_if(unread, Change()).step_ms == pytest.approx(500)
+    assert predict(unread, Change()).step_ms == pytest.approx(500)
     with pytest.raises(UserError, match="too few records of its data tier"):
-        what_if(unread, Change(data_machines=3))
+        predict(unread, Change(data_machines=3))
 
 
 def test_the_command_asks_about_a_tier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,29 +240,29 @@ def reading(before: float = 0.0) -> Facts:
 
 def test_a_cached_run_is_the_mean_of_computed_and_read_steps() -> None:
     cached = reading()
-    assert what_if(cached, Change()).step_ms == pytest.approx(64)
-    assert what_if(cached, Change(cache=False)).step_ms == pytest.approx(100)
+    assert predict(cached, Change()).step_ms == pytest.approx(64)
+    assert predict(cached, Change(cache=False)).step_ms == pytest.approx(100)
     for cache in (None, True):
-        lengths = {e: what_if(cached, Change(cache=cache, epochs=e)).step_ms for e in (4, 10, 100)}
+        lengths = {e: predict(cached, Change(cache=cache, epochs=e)).step_ms for e in (4, 10, 100)}
         assert lengths == pytest.approx({4: 100, 10: 64, 100: 42.4})
 
 
 def test_a_cache_that_held_views_before_still_holds_them() -> None:
-    assert what_if(reading(1), Change(epochs=100)).step_ms == pytest.approx((3 * 100 + 97 * 40) / 100)
-    assert what_if(reading(1), Change(cache=False)).step_ms == pytest.approx(100)
+    assert predict(reading(1), Change(epochs=100)).step_ms == pytest.approx((3 * 100 + 97 * 40) / 100)
+    assert predict(reading(1), Change(cache=False)).step_ms == pytest.approx(100)
     full = reading(4)
-    assert what_if(full, Change(epochs=100)).step_ms == pytest.approx(40)
+    assert predict(full, Change(epochs=100)).step_ms == pytest.approx(40)
     with pytest.raises(UserError, match="its cache was full, no step shows what the teacher takes"):
-        what_if(full, Change(cache=False))
+        predict(full, Change(cache=False))
 
 
 def test_several_teachers_caches_count_together() -> None:
     cached = reading()
     cached.run.summary["cache"] = {name: cached.run.summary["cache"] for name in ("a", "b")}
-    assert what_if(cached, Change(cache=False)).step_ms == pytest.approx(100)
+    assert predict(cached, Change(cache=False)).step_ms == pytest.approx(100)
 
 
 def test_a_run_has_one_length(tmp_path: Path) -> None:
     found = Facts(read_run(write_run(tmp_path / "run")))
     assert found.hours is not None
-    assert what_if(found, Change()).hours == pytest.approx(found.hours)
+    assert predict(found, Change()).hours == pytest.approx(found.hours)

@@ -27,7 +27,7 @@ from kd.report.change import read_change
 from kd.report.facts import Facts
 from kd.report.limits import data_bound
 from kd.report.records import Run
-from kd.report.what_if import what_if
+from kd.report.what_if import predict
 from kd.run.settings import Augment
 from kd.teachers.answer_store import AnswerStore
 from kd.teachers.reading import AddRecords, KeptViews, Reading
@@ -218,13 +218,13 @@ def test_verdict_and_what_if_name_the_lever() -> None:
     assert limit is not None
     assert limit.lever == "model.teacher.cache_pixels=true decodes nothing after 2 epochs: at most"
     assert limit.gain == pytest.approx(10 / (2 + 8 * 0.4))
-    kept = what_if(facts(), read_change(["pixels=on"]))
+    kept = predict(facts(), read_change(["pixels=on"]))
     assert kept.step_ms == pytest.approx((2 * 100 + 8 * 40) / 10)
     later = data_bound(facts(pixels=True))
     assert later is not None
     assert "cache_pixels" not in later.lever
     with pytest.raises(UserError, match="cache=on pixels=on"):
-        what_if(facts(cached=False), read_change(["pixels=on"]))
+        predict(facts(cached=False), read_change(["pixels=on"]))
 
 
 def test_auto_keeps_pixels_where_there_is_room_and_loading_limits(monkeypatch: pytest.MonkeyPatch) -> None:
