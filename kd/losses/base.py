@@ -74,7 +74,7 @@ class DistillLoss(nn.Module):
 
 
 class LogitLoss(DistillLoss):
-    """A loss over the logits of both models: ``forward(student_logits, teacher_logits, target)``.
+    """A loss over both models' logits, ``(N, C)``: ``forward(student_logits, teacher_logits, target)`` -> scalar.
 
     Attributes:
         for_numbers: defined for models that answer in numbers, and for nothing else.

@@ -74,9 +74,6 @@ class HardKDLoss(LogitLoss):
 
     On a student with a distillation token (timm's ``deit_*_distilled_*``) this is DeiT's hard distillation.
 
-    Args:
-        weight: factor in the total loss.
-
     >>> import torch
     >>> HardKDLoss()(torch.zeros(2, 4), torch.randn(2, 4), torch.zeros(2, dtype=torch.long))
     tensor(1.3863)
@@ -85,7 +82,6 @@ class HardKDLoss(LogitLoss):
     exclusive = True
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
-        """``(N, C)``, ``(N, C)``, unused -> scalar."""
         return pure.hard_kd_loss(student_logits, teacher_logits)
 
 
@@ -162,7 +158,6 @@ class DISTLoss(LogitLoss):
             raise ValueError(f"DISTLoss needs >= 3 classes or beta=0, the data has {num_classes}; KDLoss takes two")
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
-        """``(N, C)``, ``(N, C)``, unused -> scalar."""
         if self.gather:
             student_logits, teacher_logits = of_all_ranks(student_logits, teacher_logits)
         return pure.dist_loss(student_logits, teacher_logits, self.beta, self.gamma, self.temperature)
@@ -247,7 +242,6 @@ class MLKDLoss(LogitLoss):
         return teacher_logits / min(self.temperatures)
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
-        """``(N, C)``, ``(N, C)``, unused -> scalar."""
         return pure.mlkd_loss(student_logits, teacher_logits, self.temperatures)
 
 
@@ -269,7 +263,6 @@ class BinaryKDLoss(LogitLoss):
         self.temperature = temperature
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
-        """``(N, C)``, ``(N, C)``, unused -> scalar."""
         return pure.binary_kd_loss(student_logits, teacher_logits, self.temperature)
 
 

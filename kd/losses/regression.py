@@ -78,11 +78,6 @@ class FeatureRegression(FeatureLoss):
 class CosineLoss(FeatureRegression):
     """The direction of the teacher's features, see :func:`kd.losses.functional.cosine_loss`.
 
-    Args:
-        projection: from the student's width to the teacher's; default: linear.
-        standardize: the teacher's features: ``none``, ``variance`` or ``phi_s``.
-        weight: factor in the total loss.
-
     >>> import torch
     >>> loss = CosineLoss()
     >>> loss.build((2, 8, 4, 4), (2, 16, 8, 8))
@@ -120,13 +115,7 @@ class SmoothL1Loss(FeatureRegression):
 
 
 class MSELoss(FeatureRegression):
-    """The mean squared error, see :class:`FeatureRegression`: a :class:`HintLoss` on the student's grid.
-
-    Args:
-        projection: from the student's width to the teacher's; default: linear.
-        standardize: the teacher's features: ``none``, ``variance`` or ``phi_s``.
-        weight: factor in the total loss.
-    """
+    """The mean squared error, see :class:`FeatureRegression`: a :class:`HintLoss` on the student's grid."""
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         return (wide(student_features) - wide(teacher_features)).square().flatten(1).mean(dim=1)

@@ -48,7 +48,12 @@ class RKDLoss(FeatureLoss):
 
 
 class _OfTheBatch(FeatureLoss):
-    """A loss over the pictures of a batch, ``(N, ...)`` of both models, or over those of all processes (``gather``)."""
+    """A loss over the pictures of a batch, ``(N, ...)`` of both models.
+
+    Args:
+        weight: factor in the total loss.
+        gather: compare over the batches of all processes instead of each process's own.
+    """
 
     default_tap = "prelogits"
 
@@ -63,10 +68,6 @@ class _OfTheBatch(FeatureLoss):
 class SPLoss(_OfTheBatch):
     """Similarity-preserving KD, see :func:`kd.losses.functional.sp_loss`. No parameters.
 
-    Args:
-        weight: factor in the total loss.
-        gather: compare over the batches of all processes instead of each process's own.
-
     >>> import torch
     >>> SPLoss()(torch.eye(2), torch.eye(2), torch.zeros(2))
     tensor(0.)
@@ -80,10 +81,6 @@ class SPLoss(_OfTheBatch):
 
 class CKALoss(_OfTheBatch):
     """One minus the linear CKA of the batch, see :func:`kd.losses.functional.cka_loss`. No parameters.
-
-    Args:
-        weight: factor in the total loss.
-        gather: compare over the batches of all processes instead of each process's own.
 
     >>> import torch
     >>> CKALoss()(torch.eye(2), torch.eye(2), torch.zeros(2)).round(decimals=4)

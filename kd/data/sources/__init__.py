@@ -33,6 +33,6 @@ from kd.data.sources.webdataset import WebDataset
 __all__ = [
     "IMAGE_SUFFIXES", "FileSplit", "Food101", "FoodTagCalories", "FoodTagMini", "HuggingFace", "ImageFolder", "Joined",
     "Manifest", "MaskSplit", "Pictures", "SegmentationFolder", "Shards", "Source", "Split", "Subset", "WebDataset",
-    "cache_dir", "changed", "class_folders", "content", "fetch", "fingerprint", "identity", "labelled", "labelled_folder",
-    "named", "pictures_below", "printable", "said", "stamp_of", "unlabelled_folder",
+    "cache_dir", "changed", "class_folders", "content", "fetch", "fingerprint", "identity", "labelled",
+    "labelled_folder", "named", "pictures_below", "printable", "said", "stamp_of", "unlabelled_folder",
 ]  # fmt: skip
