@@ -75,8 +75,7 @@ class FidelityRecord(Callback):
         for name in run.students.named():
             whole = _of_all_processes(self._found.get(name))
             if whole is not None and name in self.best.improved and trainer.is_global_zero:
-                data: Any = run.data
-                write(self.folder.student_path(name), whole, data, "val", run.students.data_info.classes)
+                write(self.folder.student_path(name), whole, run.data, "val", run.students.data_info.classes)
         self._found = {}
 
 
@@ -95,9 +94,8 @@ def write(folder: Path, found: Compared, data: DistillationDataModule, split: st
     """Writes ``fidelity.json``: :meth:`kd.tasks.fidelity.Fidelity.result`, and ``examples`` with thumbnails."""
     content = {**found.result(classes), "examples": examples(found, data, split, classes)}
     if found.kind == "segmentation":
-        content["colours"] = {
-            name: f"#{bytes(c).hex()}" for name, c in zip(classes, colours(len(classes)), strict=False)
-        }
+        named = zip(classes, colours(len(classes)), strict=False)
+        content["colours"] = {name: f"#{bytes(c).hex()}" for name, c in named}
     text = json.dumps(content) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / FILE, lambda file: file.write(text.encode()))

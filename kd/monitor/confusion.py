@@ -40,7 +40,7 @@ class Confusion(Closing):
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, *_: object
     ) -> None:
         classes = len(RunContext.of(trainer).students.data_info.classes)
-        for name, (logits, target, _) in validation_logits(outputs).items():
+        for name, (logits, target, _numbers) in validation_logits(outputs).items():
             if name in self._counts:
                 known = (target >= 0) & (target < classes)
                 places = target[known] * classes + logits.argmax(1)[known]
@@ -62,9 +62,8 @@ class Confusion(Closing):
         counts, right = matrix.sum(1), matrix.diagonal()
         wrong = matrix - torch.diag(right)
         values, places = wrong.flatten().topk(min(PAIRS, wrong.numel()))
-        pairs = [
-            [p // len(classes), p % len(classes), n] for p, n in zip(places.tolist(), values.tolist(), strict=True)
-        ]
+        found = zip(places.tolist(), values.tolist(), strict=True)
+        pairs = [[place // len(classes), place % len(classes), count] for place, count in found]
         shares = [round(r / n, 4) if n else None for r, n in zip(right.tolist(), counts.tolist(), strict=True)]
         self._writer.write({"kind": "confusion", **about, "right": shares, "counts": counts.tolist(),
                             "pairs": [pair for pair in pairs if pair[2]]})  # fmt: skip

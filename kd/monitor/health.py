@@ -66,8 +66,7 @@ class Health(Closing):
             return
         if self._writer is None:
             assert self.folder.path is not None
-            data: Any = run.data
-            counts = {split: _class_counts(data.split(split).targets) for split in ("train", "val")}
+            counts = {split: _class_counts(run.data.split(split).targets) for split in ("train", "val")}
             header = {"of": "health", "counts": {split: found for split, found in counts.items() if found}}
             self._writer = Writer(self.folder.path / "records" / "health.jsonl", header)
         self._writer.write(record)

@@ -159,13 +159,18 @@ class AnswerStore:
 
     def filled(self) -> float:
         """The share of all records that have been begun, by their checksums being there."""
-        begun, step = 0, max(1, 2**24 // self.record_bytes)
-        for file in self._write.values():
-            for first in range(0, self.samples, step):
-                data = os.pread(file, min(step, self.samples - first) * self.record_bytes, first * self.record_bytes)
-                rows = np.frombuffer(data, np.uint8)[: len(data) // self.record_bytes * self.record_bytes]
-                begun += int(rows.reshape(-1, self.record_bytes)[:, :CRC_BYTES].any(1).sum())
+        begun = sum(records_begun(file, self.samples, self.record_bytes) for file in self._write.values())
         return begun / (self.views * self.samples)
+
+
+def records_begun(file: int, samples: int, record_bytes: int) -> int:
+    """How many records of a view's open file have a checksum."""
+    begun, step = 0, max(1, 2**24 // record_bytes)
+    for first in range(0, samples, step):
+        data = os.pread(file, min(step, samples - first) * record_bytes, first * record_bytes)
+        rows = np.frombuffer(data, np.uint8)[: len(data) // record_bytes * record_bytes]
+        begun += int(rows.reshape(-1, record_bytes)[:, :CRC_BYTES].any(1).sum())
+    return begun
 
 
 def check_room(sizes: Mapping[Path, int], what: str, key: str, pixels: bool = False) -> None:

@@ -8,15 +8,13 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError, first_line
 from kd.storage.elsewhere import json_of
 from kd.storage.objects import file_system, is_url
 from kd.teachers.answer import Wanted
 from kd.teachers.answer_codec import CRC_BYTES, FEATURES_ALONE
-from kd.teachers.answer_store import FINGERPRINT, difference
+from kd.teachers.answer_store import FINGERPRINT, difference, records_begun
 from kd.teachers.base import RunTeacher
 from kd.teachers.cache_layout import PIXELS, Layout, Parts
 
@@ -102,18 +100,12 @@ def _held(folder: str, text: str) -> Held | None:
     except (ValueError, KeyError, TypeError):
         return None
     files = sorted(Path(folder).glob("view-*.bin"))
-    begun = [_begun(view, pictures) for view in files]
-    size = sum(view.stat().st_size for view in files)
-    return Held(folder, parts, measured, len(files), size, sum(begun) / max(1, pictures * len(files)))
-
-
-def _begun(file: Path, pictures: int) -> int:
-    """How many records of a view have a checksum."""
-    size = file.stat().st_size // max(pictures, 1)
-    if size < CRC_BYTES:
-        return 0
-    records = np.memmap(file, np.uint8, "r", shape=(pictures, size))
-    return int(records[:, :CRC_BYTES].any(1).sum())
+    begun, sizes = 0, [view.stat().st_size for view in files]
+    for view, size in zip(files, sizes, strict=True):
+        if size >= CRC_BYTES * max(pictures, 1):
+            with view.open("rb") as opened:
+                begun += records_begun(opened.fileno(), pictures, size // max(pictures, 1))
+    return Held(folder, parts, measured, len(files), sum(sizes), begun / max(1, pictures * len(files)))
 
 
 def describe(found: Iterable[Held]) -> str:

@@ -33,16 +33,12 @@ def check_pair(student: ViT, teacher: ViT) -> None:
         if problem:
             raise ValueError(f"the {role} has {problem}, which can't be inherited")
     small, big = student.blocks[0], teacher.blocks[0]
-    other_size = small.attn.head_dim != big.attn.head_dim
+    other_size, free = small.attn.head_dim != big.attn.head_dim, _qk_norm(small.attn) == "none"
     for name, a, b in (
         ("pooling", student.global_pool, teacher.global_pool if inherits_head(student, teacher) else None),
         ("kind of MLP", type(small.mlp).__name__, type(big.mlp).__name__),
         ("qk_norm", _qk_norm(small.attn), _qk_norm(big.attn)),
-        (
-            "head size beside qk_norm",
-            small.attn.head_dim,
-            big.attn.head_dim if _qk_norm(small.attn) != "none" else None,
-        ),
+        ("head size beside qk_norm", small.attn.head_dim, None if free else big.attn.head_dim),
     ):
         if b is not None and a != b:
             raise ValueError(f"student and teacher must have the same {name}, got {a} and {b}")
