@@ -155,7 +155,7 @@ class DistillationDataModule(LightningDataModule):
     def _rank(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self) -> DataLoader:
         batches = self._own_batches()
         self.position.begin(batches)
         loader = self._train_loader(self.split("train"), batches)

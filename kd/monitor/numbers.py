@@ -109,7 +109,7 @@ class Gauge:
     text: str  # what it is
     unit: str  # of the values, as OpenTelemetry writes units
     read: Callable[[Numbers], Values]  # gives the values
-    dimensions: tuple[str, ...] = ()  # names of what tells the values apart
+    dimensions: tuple[str, ...] = ()  # names of the keys of its values
 
 
 GAUGES: dict[str, Gauge] = {
