@@ -22,8 +22,9 @@ from safetensors.torch import save_file
 from kd.cli import cache_main, train_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sampler import TrainBatches
-from kd.data.sources import ImageFolder, Joined, unlabelled_folder
+from kd.data.sources import ImageFolder, Joined
 from kd.data.sources import fingerprint as data_fingerprint
+from kd.data.sources.unlabelled import unlabelled_folder
 from kd.distill.step import as_teacher
 from kd.errors import UserError
 from kd.fit_to_machine.measure import StepTimes, _epochs
