@@ -6,7 +6,7 @@ import pytest
 
 from kd.callbacks import learning_rate
 from kd.callbacks.closing import Closing
-from kd.callbacks.context import judged, output_of
+from kd.callbacks.context import output_of, validation_logits
 from kd.callbacks.learning_rate import LastStep
 from kd.callbacks.nodes import _span, own_address
 
@@ -44,4 +44,4 @@ def test_ranks_of_a_machine_are_a_span_and_its_address_reaches_the_main_one(monk
 
 
 def test_a_validation_step_may_give_nothing() -> None:
-    assert judged(None) == {} and output_of({"loss": 1}) == {"loss": 1}  # type: ignore[arg-type, comparison-overlap]
+    assert validation_logits(None) == {} and output_of({"loss": 1}) == {"loss": 1}  # type: ignore[arg-type, comparison-overlap]
