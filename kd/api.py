@@ -121,7 +121,6 @@ def size(
 
 
 def _items(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as words of a command line."""
     items = []
     for key, value in settings.items():
         several = value if key == "config" and isinstance(value, (list, tuple)) else [value]

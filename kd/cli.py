@@ -1,8 +1,5 @@
-"""The entry points: ``kd-NAME`` is ``kd.cli:NAME_main``, which runs ``kd/commands/NAME.py``; ``kd NAME`` is the same.
+"""The entry points: ``kd-NAME``, or ``kd NAME``, runs ``kd/commands/NAME.py``; ``pyproject.toml`` lists them."""
 
-A new command is that file and a line in ``pyproject.toml``."""
-
-import difflib
 import errno
 import os
 import re
@@ -13,11 +10,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from kd.errors import Stopped, UserError, plain
-from kd.launch.child import end_with_parent
+from kd.errors import Stopped, UserError, did_you_mean, plain
+from kd.launch.child import end_with_parent, wait_asleep
 from kd.launch.cluster import is_rank_zero
 from kd.launch.sagemaker import tell_failure
-from kd.launch.threads import wait_asleep
 from kd.run.request import translate
 from kd.run.streams import unbroken_output
 
@@ -47,9 +43,7 @@ def kd_main(argv: Sequence[str] | None = None) -> int:
         print(f"  kd {command:<9}{line}")
     if name in ("", "-h", "--help"):
         return 0
-    close = difflib.get_close_matches(name, commands(), 1)
-    near = f"; did you mean 'kd {close[0]}'?" if close else ""
-    print(f"kd: no command '{name}'{near}", file=sys.stderr)
+    print(f"kd: no command '{name}'" + did_you_mean(name, commands()).replace("'", "'kd ", 1), file=sys.stderr)
     return 2
 
 

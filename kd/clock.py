@@ -9,7 +9,7 @@ from contextlib import ContextDecorator, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import torch
@@ -31,27 +31,16 @@ class StepTimes:
     tag: Any = None  # what the caller gave to :meth:`Clock.cut`
 
 
-class Ranges(Protocol):
-    """Named ranges of a thread, as ``torch.cuda.nvtx`` has them."""
-
-    def range_push(self, name: str, /) -> object:
-        """Opens one."""
-
-    def range_pop(self) -> object:
-        """Closes the innermost."""
-
-
 class Clock:
     """Attributes time to the innermost open phase; phases therefore add up to the step.
 
-    On a GPU every change of phase records an event in the stream. The time between two events is the device's: a wait
-    for data shows only as far as the device stood still for it, and kernels count where they run, not where they are
-    launched. Events are read steps later, when they have happened: nothing waits for them.
+    On a GPU each change of phase records an event: a wait for data counts only while the device is idle, and kernels
+    count where they run. Events are read steps later: nothing waits for them.
     """
 
     def __init__(self, event: Callable[[], Any] | None = None) -> None:
         self._make_event = event
-        self.ranges: Ranges | None = None
+        self.ranges: Any = None  # such as ``torch.cuda.nvtx``: every phase and named part is pushed and popped
         self._spare: list[Any] = []
         self._open = [REST]
         self.scope: str | None = None
@@ -70,7 +59,6 @@ class Clock:
         self._first_event = self._event()
 
     def _ready_ms(self) -> float:
-        """Time on the run queue since the thread's start."""
         return int(os.pread(self._schedule, 64, 0).split()[1]) / 1e6 if self._schedule is not None else 0.0
 
     def close(self) -> None:
@@ -148,7 +136,6 @@ class Clock:
         self._begin()
 
     def take(self, wait: bool = False) -> list[StepTimes]:
-        """The steps that are finished on the device; all of them with ``wait``."""
         while self._pending:
             step, first, marks = self._pending[0]
             if not marks[-1][1].query():
@@ -175,11 +162,7 @@ def _open_schedule() -> int | None:
 
 
 def process_start() -> float:
-    """Unix time of this process's start, by the clock that the rest is measured with.
-
-    The kernel counts from the machine's start; what it says of that moment is off wherever the machine's clock was set
-    in between, so the process's age is taken instead.
-    """
+    """Unix time of this process's start, from its age: the kernel's start time is off where the clock was set since."""
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return psutil.Process().create_time()
     started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
@@ -225,7 +208,7 @@ class annotate(ContextDecorator):
     def __init__(self, name: str) -> None:
         self.name = name
         self._clock: Clock | None = None
-        self._named: Ranges | None = None
+        self._named: Any = None
         self._range: Any = None
 
     def _recreate_cm(self) -> "annotate":

@@ -1,30 +1,22 @@
 """Exceptions that the commands tell in one line."""
 
+import difflib
 import re
 import signal
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave: one line that names the key or file.
-
-    The commands print the message without a traceback and exit with status 2.
-    """
+    """A mistake in what the user gave, as one line that names the key or file; commands exit with status 2."""
 
 
 class RunError(RuntimeError):
-    """A run that can't continue for a reason that one line states (a full disk, a loss that is NaN).
-
-    The commands print the message and exit with status 1; the traceback goes to the run's ``error.txt``.
-    """
+    """A failed run's reason in one line (a full disk, a NaN loss); status 1, the traceback is in ``error.txt``."""
 
 
 class Stopped(Exception):
-    """A signal has ended the work before there was a run folder.
-
-    The commands exit with 128 + the signal's number.
-    """
+    """A signal has ended the work before there was a run folder; status 128 + its number."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signal_number).name}")
@@ -50,8 +42,17 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def run_error(error: BaseException | None) -> RunError | None:
-    """The :class:`RunError` that libraries have wrapped in their own errors, or None."""
     return next((cause for cause in causes(error) if isinstance(cause, RunError)), None)
+
+
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The end of a message about an unknown word; empty where no known one is near.
+
+    >>> did_you_mean("onx", ["onnx", "hub"])
+    "; did you mean 'onnx'?"
+    """
+    near = difflib.get_close_matches(word, list(known), 1, cutoff)
+    return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def first_line(error: BaseException) -> str:

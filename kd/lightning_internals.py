@@ -46,10 +46,7 @@ def make_loader_again(trainer: Trainer) -> None:
 
 
 def prepare_data_without_groups() -> None:
-    """Data are prepared without the barrier that Lightning makes a gloo group for: not every backend allows another.
-
-    Nothing is lost: the commands have each process prepare its data before the trainer begins, one a machine at a time.
-    """
+    """Removes the barrier for which Lightning makes a gloo group: not every backend allows one, and data are there."""
     data_connector._InfiniteBarrier = nullcontext  # type: ignore[assignment,misc]
 
 

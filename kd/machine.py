@@ -9,7 +9,6 @@ from pathlib import Path
 
 
 def core_ids() -> list[int] | None:
-    """Numbers of the cores that this process may run on, where the system reports them."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
@@ -50,5 +49,4 @@ def signals_kept() -> Iterator[None]:
 
 
 def last_line(error: Exception) -> str:
-    """A library's own reason is at the end of Ray's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()[:200]

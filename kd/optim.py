@@ -35,17 +35,15 @@ class OptimSpec(OptimSettings):
             raise UserError(f"optim.name: a resumed run keeps its optimizer ({name}, given {self.name})")
         decay = before.get("weight_decay", self.weight_decay)
         if (decay == 0) != (self.weight_decay == 0):
-            raise UserError(
-                "optim.weight_decay: can't be turned on or off at a resume, the checkpoint's state is grouped by it "
-                f"({decay:g}, given {self.weight_decay:g})"
-            )
+            raise UserError("optim.weight_decay: can't be turned on or off at a resume, the checkpoint's state is "
+                            f"grouped by it ({decay:g}, given {self.weight_decay:g})")  # fmt: skip
 
     def settings(self) -> dict[str, Any]:
         """Its fields, as a checkpoint stores them."""
         return asdict(self)
 
     def build(self, modules: Iterable[nn.Module], pace: "Pace") -> tuple[Optimizer, LambdaLR]:
-        """The optimizer over all trainable parameters of ``modules``, and its schedule stepped every optimizer step."""
+        """The optimizer over all trainable parameters of ``modules``, and its schedule by optimizer steps."""
         optimizer = build_optimizer(modules, self, pace.fused)
         return optimizer, build_schedule(optimizer, self, pace.total_steps, pace.steps_per_epoch)
 
@@ -146,20 +144,12 @@ def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:
 
 
 def parameter_groups(modules: Iterable[nn.Module], weight_decay: float) -> list[dict[str, Any]]:
-    """Trainable parameters in two groups, with and without weight decay (timm's rule)."""
-    groups = [
-        group
-        for module in modules
-        for group in param_groups_weight_decay(
-            module, weight_decay, no_weight_decay_list=getattr(module, "no_weight_decay", set)()
-        )
-    ]
-    decays = sorted({group["weight_decay"] for group in groups})
-    merged = [
-        {"params": [p for g in groups if g["weight_decay"] == d for p in g["params"]], "weight_decay": d}
-        for d in decays
-    ]
-    return [group for group in merged if group["params"]]
+    merged: dict[float, list[nn.Parameter]] = {}
+    for module in modules:
+        without: set[str] = getattr(module, "no_weight_decay", set)()
+        for group in param_groups_weight_decay(module, weight_decay, no_weight_decay_list=without):
+            merged.setdefault(group["weight_decay"], []).extend(group["params"])
+    return [{"params": found, "weight_decay": decay} for decay, found in sorted(merged.items()) if found]
 
 
 def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool = True) -> Optimizer:
@@ -179,8 +169,6 @@ def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool =
 
 
 class Together(Optimizer):
-    """Several optimizers over different parameters, stepped as one."""
-
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self.optimizers = list(optimizers)
         super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
@@ -208,7 +196,6 @@ def each_of(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The settings of each parameter group (rate, weight decay, betas, ...), without the parameters."""
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
@@ -218,9 +205,8 @@ def settle_resumed(
     """Puts this run's settings in place of those that came with a checkpoint, and the schedule in its place."""
     schedule.base_lrs = [own["initial_lr"] for own in settings]
     schedule.last_epoch = position
-    schedule._last_lr = [
-        base * factor(position) for base, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
-    ]
+    factors = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+    schedule._last_lr = [base * factor(position) for base, factor in factors]
     for group, own, lr in zip(optimizer.param_groups, settings, schedule._last_lr, strict=True):
         group.update({key: own[key] for key in keys if key in own})
         group.update(lr=lr, initial_lr=own["initial_lr"])
@@ -268,7 +254,6 @@ def warmup_cosine(step: int, warmup_steps: int, total_steps: float, min_ratio: f
 
 
 def build_schedule(optimizer: Optimizer, spec: OptimSpec, total_steps: float, steps_per_epoch: float) -> LambdaLR:
-    """Warm-up and cosine over the whole run, stepped once an optimizer step; a run without a known end stays at the
-    peak."""
+    """Warm-up and cosine over the whole run, by optimizer steps; without a known end the rate stays at its peak."""
     warmup = int(min(round(spec.warmup_epochs * steps_per_epoch), max(0, total_steps - 1)))
     return LambdaLR(optimizer, lambda step: warmup_cosine(step, warmup, total_steps, spec.min_lr_ratio))

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from kd.errors import UserError
+from kd.run.own_keys import take
 from kd.run.request import Request
 from kd.run.run import Run
 
@@ -41,15 +42,13 @@ def run(request: Request) -> int:
 
 
 def _fill(request: Request) -> int:
-    own = [item for item in request.overrides if item.startswith("out=")]
-    request.overrides = [item for item in request.overrides if item not in own]
-    out = own[-1].removeprefix("out=").rstrip("/") if own else None
-    if out == "":
+    out = take(request, "out").get("out")
+    if out is not None and not out.rstrip("/"):
         raise UserError("out: must name a folder or a URL, got nothing")
     cli = _built(request)
     from kd.run.fill import fill
 
-    return fill(cli.model, cli.datamodule, cli.trainer, out)
+    return fill(cli.model, cli.datamodule, cli.trainer, out and out.rstrip("/"))
 
 
 def _describe(request: Request) -> int:

@@ -1,15 +1,14 @@
 """``kd-eval``: accuracy of a run's student. Heavy imports wait until there is something to evaluate."""
 
-import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kd.errors import UserError
+from kd.errors import UserError, did_you_mean
 from kd.run.own_keys import take, truth, whole_number
 from kd.run.request import Request
 
 if TYPE_CHECKING:
-    from kd.run.measure import Asked, Evaluation
+    from kd.run.measure import Evaluation, Options
 
 HELP = """\
 kd-eval: accuracy of a run's student (and of its teacher), as a table and as JSON.
@@ -59,21 +58,19 @@ def run(request: Request) -> int:
 
 
 def evaluated(request: Request) -> "Evaluation":
-    asked = _asked(request)
+    options = _options(request)
     from kd.run.measure import evaluate
     from kd.run.streams import quiet_libraries
 
     quiet_libraries()
-    return evaluate(request, asked)
+    return evaluate(request, options)
 
 
-def _asked(request: Request) -> "Asked":
+def _options(request: Request) -> "Options":
     own = take(request, *OWN)
     foreign = next((o for o in request.overrides if not o.startswith(("data.", "model.teacher"))), None)
     if foreign:
-        near = difflib.get_close_matches(foreign.split("=")[0], OWN, 1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        keys = ", ".join(f"{key}=" for key in OWN)
+        hint, keys = did_you_mean(foreign.split("=")[0], OWN), ", ".join(f"{key}=" for key in OWN)
         raise UserError(f"it takes {keys}, data.* and model.teacher.*, not '{foreign}'{hint}")
     robust, out = truth(own, "robust"), Path(own["out"]) if "out" in own else None
     size = whole_number(own, "img_size", 1) if "img_size" in own else None
@@ -81,9 +78,9 @@ def _asked(request: Request) -> "Asked":
         raise UserError(f"out: must be FILE.csv or FILE.json in a folder that is there, got '{out}'")
     if "split" in own and "folder" in own:
         raise UserError("folder: is a split of its own; give split= or folder=")
-    from kd.run.measure import Asked, is_run
+    from kd.run.measure import Options, is_run
 
     given = next((key for key in ("arch", "img_size") if key in own), None)
     if given and all(is_run(word) for word in request.rest):
         raise UserError(f"{given}: a run knows its own; it is for a weights file")
-    return Asked(own.get("split", "val"), own.get("folder"), robust, own.get("arch", ""), size, out)
+    return Options(own.get("split", "val"), own.get("folder"), robust, own.get("arch", ""), size, out)

@@ -1,6 +1,5 @@
 """``kd-latency``: how fast a student is, beside its teacher. Heavy imports wait until there is a run."""
 
-import json
 import sys
 from functools import partial
 from typing import Any
@@ -9,7 +8,7 @@ from kd.run.own_keys import positive, take, whole_numbers
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import made_here
-from kd.storage.checkpoints import write_whole
+from kd.storage.checkpoints import write_json
 
 HELP = """\
 kd-latency: milliseconds, images/s and memory of a run's student and teacher on this machine's CPU.
@@ -50,7 +49,7 @@ def run(request: Request) -> int:
     found = measure(opened, partial(Run.open, request.rest[0], request), runtimes, batches, threads, seconds)
     file = opened.folder / "export" / "latency.json"
     file.parent.mkdir(exist_ok=True)
-    write_whole(file, lambda opened_file: opened_file.write((json.dumps(found, indent=2) + "\n").encode()))
+    write_json(file, found)
     _print(found)
     page = opened.folder / "report.html"
     if page.is_file():

@@ -1,20 +1,15 @@
 """``kd-launch``: sends a run to other machines."""
 
-import json
-import shutil
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from kd.errors import UserError
-from kd.fleet.jobs.job import KEYS, Job, read_job
+from kd.fleet.jobs.job import KEYS, read_job
+from kd.fleet.jobs.sent import follow, record_of, send, sent_before
 from kd.fleet.jobs.target import Target
-from kd.launch.groups import read_json
 from kd.run.request import Request
-from kd.storage.elsewhere import json_of, text_of
 
 TARGETS = {"sagemaker": "SageMaker", "sky": "SkyPilot", "slurm": "Slurm", "kubernetes": "Kubernetes",
            "torchrun": "Torchrun"}  # fmt: skip
@@ -43,7 +38,8 @@ All other keys are the run's (kd-train --keys). Keys of the places:
 
 def run(request: Request) -> int:
     if "help" in request.flags or not request.rest:
-        print(HELP + _help_of_places(), end="")
+        lines = ((place, key, text) for place in TARGETS for key, text in _target(place).keys.items())
+        print(HELP + "".join(f"  {place:<12} {key + '=':<16} {text}\n" for place, key, text in lines), end="")
         return 0 if "help" in request.flags else 2
     place = request.rest.pop(0)
     if place not in TARGETS or request.rest:
@@ -51,7 +47,7 @@ def run(request: Request) -> int:
     target = _target(place)
     own = _own_keys(request, target.keys)
     if "job" in own and not request.recipe:
-        return _follow(_sent_before(own["job"], request))
+        return _follow(sent_before(own["job"], request.value_of("runs_dir") or "runs"))
     if "tune" in request.flags:
         target, place = _search(place, request), SEARCH
     job = read_job(request, own)
@@ -64,14 +60,7 @@ def run(request: Request) -> int:
         return 0
     target.check(job)
     folder = job.runs_dir / job.recipe / "jobs" / job.name
-    _write(folder, files, {"target": place, "job": job.name, "recipe": job.recipe, "groups": _groups(job)})
-    try:
-        handle = target.submit(job, folder)
-    except BaseException:
-        shutil.rmtree(folder)
-        raise
-    _note(folder, handle=handle)
-    print(f"kd-launch: sent as {handle}; {folder / next(iter(files))}", flush=True)
+    send(target, job, folder, files, place)
     return 0 if own.get("wait") == "false" else _follow(folder)
 
 
@@ -83,13 +72,7 @@ def _target(place: str) -> Target:
     return getattr(import_module(f"kd.fleet.jobs.{place}"), TARGETS[place])()
 
 
-def _help_of_places() -> str:
-    lines = [(place, key, text) for place in TARGETS for key, text in _target(place).keys.items()]
-    return "".join(f"  {place:<12} {key + '=':<16} {text}\n" for place, key, text in lines)
-
-
 def _own_keys(request: Request, keys: Iterable[str]) -> dict[str, str]:
-    """Removes the keys of ``kd-launch`` and of the place from the request; the last of each counts."""
     prefixes = tuple(key.removesuffix("NAME") for key in keys if key.endswith(".NAME"))
     found, rest = {}, []
     for item in request.overrides:
@@ -104,61 +87,9 @@ def _own_keys(request: Request, keys: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _groups(job: Job) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "machines": str(group), "price_per_hour": job.prices.get(name)}
-        for name, group in job.groups.items()
-    ]
-
-
-def _write(folder: Path, files: dict[str, str], record: dict[str, Any]) -> None:
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError as error:
-        raise UserError(f"job: there is a job {folder} already; without a recipe, job= follows it") from error
-    for name, text in files.items():
-        (folder / name).touch(0o600)  # it may hold the secret of the job's machines
-        (folder / name).write_text(text, encoding="utf-8")
-    (folder / "job.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-
-def _note(folder: Path, **more: object) -> None:
-    file = folder / "job.json"
-    record = json_of(text_of(file)) | more
-    file.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-
-def _sent_before(name: str, request: Request) -> Path:
-    runs = next((item.split("=", 1)[1] for item in request.overrides if item.startswith("runs_dir=")), "runs")
-    found = sorted(Path(runs).glob(f"*/jobs/{name}/job.json"))
-    if not found:
-        raise UserError(
-            f"job: no job '{name}' was sent from here ({runs}/*/jobs); to send it, give recipe= and instances="
-        )
-    return found[0].parent
-
-
 def _follow(folder: Path) -> int:
-    record = read_json((folder / "job.json").read_text(encoding="utf-8"), str(folder / "job.json"), dict)
-    target = _target(record["target"])
-    try:
-        outcome = target.follow(record["handle"], folder)
-    except KeyboardInterrupt:
-        print(
-            f"\nkd-launch: the job continues; kd-launch {record['target'].split()[0]} job={record['job']} follows it",
-            file=sys.stderr,
-        )
-        return 130
-    _note(folder, **{key: value for key, value in asdict(outcome).items() if key != "done"})
-    if not outcome.done:
-        print(f"kd-launch: {record['job']}: {outcome.text}", file=sys.stderr)
-        return 1
-    into = folder.parent.parent / record["job"]
-    run = into if into.exists() else target.fetch(outcome, into)
-    if run is not None:
-        shutil.copy(folder / "job.json", run / "job.json")
-    print(f"kd-launch: {record['job']}: {outcome.text}" + (f"; run folder: {run}" if run else ""), flush=True)
-    return 0
+    record = record_of(folder)
+    return follow(_target(record["target"]), record, folder)
 
 
 def _search(place: str, request: Request) -> Target:

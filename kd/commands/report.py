@@ -2,9 +2,11 @@
 
 import json
 import sys
+import webbrowser
 from pathlib import Path
 
 from kd.errors import UserError
+from kd.report.records import is_run, read_run
 from kd.run.request import Request
 from kd.storage.run_urls import run_at
 
@@ -29,7 +31,6 @@ Needs neither torch nor a network.
 def run(request: Request) -> int:
     from kd.report.explained import Explained
     from kd.report.html import write_comparison, write_report
-    from kd.report.records import read_run
 
     if "help" in request.flags or not (request.rest or "dashboard" in request.flags):
         print(HELP, end="")
@@ -46,9 +47,8 @@ def run(request: Request) -> int:
         for folder in folders:
             write_rank_shares(read_run(folder))
     runs = [read_run(folder) for folder in folders]
-    for run in runs:
-        for note in run.notes:
-            print(f"kd-report: {run.folder}: {note}", file=sys.stderr)
+    for folder, note in ((run.folder, note) for run in runs for note in run.notes):
+        print(f"kd-report: {folder}: {note}", file=sys.stderr)
     try:
         if len(runs) == 1:
             file = write_report(Explained(runs[0]), folders[0] / "report.html")
@@ -58,8 +58,6 @@ def run(request: Request) -> int:
         raise UserError(f"{folders[-1]}: the page can't be written: {error.strerror}") from error
     print(f"written to {file}")
     if "open" in request.flags:
-        import webbrowser
-
         webbrowser.open(file.resolve().as_uri())
     return 0
 
@@ -81,7 +79,6 @@ def _dashboard(request: Request) -> int:
 def _what_if(request: Request) -> int:
     from kd.report.change import KEYS, read_change
     from kd.report.facts import Facts
-    from kd.report.records import read_run
     from kd.report.tier_pays import tier_pays
     from kd.report.what_if import lines
 
@@ -96,7 +93,7 @@ def _what_if(request: Request) -> int:
 def _live(request: Request) -> int:
     from kd.report.live import Live
 
-    folder, port = Path(request.rest[0]), dict(item.split("=", 1) for item in request.overrides).pop("port", "8765")
+    folder, port = Path(request.rest[0]), request.value_of("port") or "8765"
     if len(request.rest) != 1 or not folder.is_dir():
         raise UserError(f"--live takes a folder of runs, or a run's; there is no folder {folder}")
     if not port.isdigit() or int(port) > 65535:
@@ -107,8 +104,6 @@ def _live(request: Request) -> int:
         raise UserError(f"port: {port} can't be opened: {error.strerror}") from error
     print(f"{server.address} (Ctrl-C ends)", flush=True)
     if "open" in request.flags:
-        import webbrowser
-
         webbrowser.open(server.address)
     with server:
         server.serve_forever()
@@ -116,9 +111,6 @@ def _live(request: Request) -> int:
 
 
 def _seen_run(folder: Path) -> Path:
-    """The folder, if a run has written to it; a page is put nowhere else."""
-    from kd.report.records import is_run
-
     if not folder.is_dir():
         raise UserError(f"there is no run folder {folder}")
     if not is_run(folder):

@@ -11,7 +11,7 @@ from kd.errors import UserError
 from kd.report.metric import format_metric
 from kd.report.records import is_run
 from kd.run.request import Request
-from kd.storage.checkpoints import is_held
+from kd.storage.checkpoints import holder_of
 from kd.storage.elsewhere import json_of, text_of
 
 HELP = """\
@@ -46,21 +46,19 @@ def run(request: Request) -> int:
 
 
 def _runs_in(folder: Path) -> Iterator[Path]:
-    """A folder of runs holds a folder for each recipe; that of one recipe is taken too."""
     for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
         if path.is_dir() and not path.is_symlink() and is_run(path):
             yield path
 
 
 def _described(folder: Path) -> dict[str, Any]:
-    """What the table says of a run; a damaged summary counts as none."""
     try:
         summary = json_of(text_of(folder / "summary.json"))
     except (OSError, ValueError):
         summary = {}
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     stats = [path.stat() for path in files]
-    held, names = is_held(folder), {path.name for path in files}
+    held, names = bool(holder_of(folder)), {path.name for path in files}
     kept = {"student.safetensors", "last.ckpt", "previous.ckpt"} & names
     student, teacher = summary.get("student") or {}, summary.get("teacher") or {}
     values = student.get("best_val") or student.get("val") or {}

@@ -1,6 +1,5 @@
 """``kd-scale``: how a recipe scales, measured here and predicted for more machines."""
 
-import json
 import math
 import sys
 from typing import Any
@@ -9,7 +8,7 @@ from kd.errors import UserError
 from kd.run.own_keys import positive, take, whole_number, whole_numbers
 from kd.run.request import Request
 from kd.run.run import Run
-from kd.storage.checkpoints import claim
+from kd.storage.checkpoints import write_json
 from kd.storage.run_urls import folder_of_runs
 
 HELP = """\
@@ -59,7 +58,7 @@ def _measure(
     batch: int, steps: int, gbit: float | None,
 ) -> int:  # fmt: skip
     from kd.fit_to_machine.precision import choose_precision
-    from kd.fleet.scaling.measure import Plan, reading, ring_times
+    from kd.fleet.scaling.measure import Plan, claim, reading, ring_times
     from kd.fleet.scaling.model import Network, fit, fit_ring
     from kd.fleet.scaling.page import content, sections
     from kd.machine import cores
@@ -73,9 +72,9 @@ def _measure(
     items += ["model.student.inherit=false"] if (model.get("student") or {}).get("inherit") else []
     plan = Plan(items, config["recipe"], folder, processes, strategies, batch, steps, threads)
     readings, runs = [], []
-    for case, found in plan.measured():
-        readings.append(reading(case, found))
-        runs.append(found)
+    for case in plan.cases():
+        runs.append(plan.run(case))
+        readings.append(reading(case, runs[-1]))
         print(f"{case.name}: {readings[-1].step_ms:.1f} ms a step", flush=True)
     if runs[0].headers and runs[0].headers[0]["device"] == "cpu" and processes[-1] > cores():
         print(f"kd-scale: {processes[-1]} processes share {cores()} cores: each has less than a core", file=sys.stderr)
@@ -86,7 +85,7 @@ def _measure(
     network = Network() if gbit is None else Network(gbit, True)
     pictures = runs[0].summary["data"]["train"]
     result = content(config["recipe"], readings, models, machines, network, pictures)
-    (folder / "scale.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "scale.json", result)
     shown = sections(result)
     file = write_page(folder / "report.html", f"{config['recipe']}: scaling", shown)
     print(f"{shown[0]['text']}\nwritten to {file}")
@@ -102,7 +101,6 @@ def _strategies(text: str) -> list[str]:
 
 
 def _batch(config: dict[str, Any], processes: list[int]) -> int:
-    """Pictures of a process; all counts must divide it."""
     batch = config["data"]["batch_size"]
     if batch == "auto":
         raise UserError("data.batch_size: kd-scale needs a number, got auto")

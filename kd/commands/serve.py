@@ -1,6 +1,5 @@
 """``kd-serve``: a student behind HTTP. Heavy imports wait until there is one."""
 
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +42,7 @@ def run(request: Request) -> int:
     if "help" in request.flags or len(request.rest) != 1:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
-    from kd.run.own_keys import refuse_foreign, take, truth
+    from kd.run.own_keys import positive, refuse_foreign, take, truth, whole_number
     from kd.ship.export.base import need
 
     for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):
@@ -57,8 +56,12 @@ def run(request: Request) -> int:
     keys = (*OWN, *(f.name for f in fields(Limits)))
     own = take(request, *keys)
     refuse_foreign(request, keys)
-    limits = Limits(**{f.name: _number(own, f.name, f.type) for f in fields(Limits) if f.name in own})
-    threads, port = _number(own, "threads", int, 0), _number(own, "port", int, 8000)
+    numbers: dict[str, Any] = {}
+    for name, kind in ((f.name, f.type) for f in fields(Limits) if f.name in own):
+        whole = kind in (int, "int")
+        numbers[name] = whole_number(own, name, 1) if whole else positive(name, own[name], 1e9, name == "max_wait_ms")
+    limits = Limits(**numbers)
+    threads, port = whole_number(own, "threads", 0, low=0), whole_number(own, "port", 8000, low=0)
     request.rest = [str(run_at(request.rest[0]))]  # fetched once
     file = _model(request, truth(own, "int8"))
     listening = bind(own.get("host", "127.0.0.1"), port)
@@ -80,21 +83,7 @@ def run(request: Request) -> int:
     return 0
 
 
-def _number(own: dict[str, str], key: str, kind: Any, default: int = 1) -> Any:
-    """Positive, or of ``threads`` and ``port`` 0 too."""
-    whole = kind in (int, "int")
-    read: Callable[[str], float] = int if whole else float
-    try:
-        value = read(own.get(key, str(default)))
-        if value < 0 or (value == 0 and key not in ("threads", "port", "max_wait_ms")) or value != value:
-            raise ValueError
-    except ValueError:
-        raise UserError(f"{key}: must be a {'whole ' if whole else ''}number > 0, got '{own[key]}'") from None
-    return value
-
-
 def _model(request: Request, int8: bool) -> Path:
-    """The ONNX file that the command line's first word means; a run is exported where it has none."""
     place = Path(request.rest[0])
     if place.is_file() and place.suffix == ".onnx":
         return place
@@ -113,7 +102,6 @@ def _model(request: Request, int8: bool) -> Path:
 
 
 def _teacher(request: Request, manifest: "Manifest") -> "Runtime":
-    """The run's teacher in torch, on the same uint8 views."""
     if not (Path(request.rest[0]) / "config.yaml").is_file():
         raise UserError("teacher: give the run's folder, an export does not know its teacher")
     opened = Run.open(request.rest[0], request, OWN)

@@ -89,7 +89,6 @@ def run(request: Request) -> int:
 
 
 def _said(request: Request) -> str:
-    """What ``--list``, ``--keys`` and ``--help`` print."""
     if "list" in request.flags:
         return listed(request.about)
     if "keys" in request.flags or request.about:

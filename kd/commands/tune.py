@@ -39,9 +39,7 @@ def run(request: Request) -> int:
         return 0 if "help" in request.flags else 2
     if request.rest:
         raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, spaces search.KEY=SPACE")
-    Request(
-        request.recipe, request.overlays
-    ).parser_args()  # a wrong recipe's name is reported before torch is imported
+    Request(request.recipe, request.overlays).parser_args()  # reports a wrong name before torch is imported
     import kd.fleet.tuning.study  # noqa: F401 - likewise where the extra is missing
     from kd.fleet.tuning.plan import plan
     from kd.run.streams import quiet_libraries

@@ -4,26 +4,25 @@ from kd.data.datamodule import DistillationDataModule
 from kd.distill.fitting import check_batch
 from kd.errors import UserError
 from kd.fit_to_machine.measure import cache_pays, fastest_num_workers, largest_batch_size, pixels_pay
-from kd.fit_to_machine.memory import Memory
-from kd.fit_to_machine.run import Run
+from kd.fit_to_machine.memory import Memory, Run
 from kd.teachers import RunTeacher, caches_of, open_cache, reading_of
 
-__all__ = ["Memory", "reopened", "settled"]
+__all__ = ["Memory", "apply_auto", "restore_auto"]
 
 
-def settled(run: Run, data: DistillationDataModule) -> RunTeacher | None:
-    """Measures what is left to it; the teacher, behind a cache of its answers where that is asked for, or pays."""
+def apply_auto(run: Run, data: DistillationDataModule) -> RunTeacher | None:
+    """Measures what the settings leave to it; the teacher, behind a cache of its answers where that is set, or pays."""
     _tune(run, data)
     for student in run.students.named().values():
         check_batch(student.objective.active, data.batch_size, run.trainer.world_size)
     return _in_view(_choose_cache(run, run.teacher, data) if run.teacher and run.students.wanted else run.teacher, data)
 
 
-def _in_view(asked: RunTeacher | None, data: DistillationDataModule) -> RunTeacher | None:
+def _in_view(answering_teacher: RunTeacher | None, data: DistillationDataModule) -> RunTeacher | None:
     """Only a cache wants to see the same views again."""
-    data.views = next((cache.views for cache in caches_of(asked).values()), None)
-    data.reading = reading_of(asked)
-    return asked
+    data.views = next((cache.views for cache in caches_of(answering_teacher).values()), None)
+    data.reading = reading_of(answering_teacher)
+    return answering_teacher
 
 
 def _tune(run: Run, data: DistillationDataModule) -> None:
@@ -63,14 +62,13 @@ def _choose_cache(run: Run, teacher: RunTeacher, data: DistillationDataModule) -
     return _cache(run, teacher, data, announce=run.trainer.is_global_zero)
 
 
-def reopened(run: Run, asked: RunTeacher | None, data: DistillationDataModule, before: bool) -> RunTeacher | None:
-    """As the run began (``before``: with a cache), whatever the clock says now: the cache decides which views it shows.
-
-    Only where the cache was left to be measured; else the settings say it.
-    """
-    teacher, now = run.teacher, asked is not run.teacher
+def restore_auto(
+    run: Run, answering_teacher: RunTeacher | None, data: DistillationDataModule, before: bool
+) -> RunTeacher | None:
+    """The teacher with or without a cache as the resumed run began (``before``), where ``cache=auto`` chose."""
+    teacher, now = run.teacher, answering_teacher is not run.teacher
     if teacher is None or before == now or teacher.cache_modes != {"auto"}:
-        return asked
+        return answering_teacher
     if run.trainer.is_global_zero:
         print(f"cache: {'on' if before else 'off'} all the same, as in the run that is resumed", flush=True)
     return _in_view(_cache(run, teacher, data) if before else teacher, data)

@@ -18,8 +18,7 @@ from kd.data.batch import Batch
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import cache_dir
 from kd.errors import UserError
-from kd.fit_to_machine.memory import HEAD_ROOM, Memory, available_bytes
-from kd.fit_to_machine.run import Run
+from kd.fit_to_machine.memory import HEAD_ROOM, Memory, Run, available_bytes
 from kd.machine import cores
 from kd.teachers import RunTeacher
 from kd.teachers.answer_store import free_bytes
@@ -33,7 +32,6 @@ TRIED_ROOM = 0.1  # of the memory, where a batch was tried: for fragmentation, a
 
 
 def median_ms(call: Callable[[], Any], device: torch.device, repeats: int = 3) -> float:
-    """Median time of a call in milliseconds, after one that warms up."""
     call()
     times = []
     for _ in range(repeats):
@@ -91,7 +89,6 @@ def step_times(run: Run, data: DistillationDataModule) -> StepTimes:
 
 
 def _copies(run: Run, device: torch.device) -> Callable[[Tensor], None]:
-    """A forward and backward of copies of all students on pictures."""
     copies = [(s.prepare, copy.deepcopy(s.model).to(device)) for s in run.students.named().values()]
 
     def learn(images: Tensor) -> None:
@@ -119,9 +116,7 @@ def largest_batch_size(run: Run, data: DistillationDataModule) -> tuple[int, str
     )
 
 
-def tried_size(
-    size: int, most: int, memory: Memory, available: float, peak: Callable[[int], float | None]
-) -> int:  # fmt: skip
+def tried_size(size: int, most: int, memory: Memory, available: float, peak: Callable[[int], float | None]) -> int:
     """The largest batch that went through: what a picture takes is read of two trials, instead of counted."""
     whole = peak(size)
     while whole is None and size > 1:
@@ -136,7 +131,6 @@ def tried_size(
 
 
 def _peak_bytes(run: Run, data: DistillationDataModule, size: int, device: torch.device) -> float | None:
-    """What a step of teacher and students with ``size`` pictures takes of the GPU; ``None``: it does not fit."""
     try:
         torch.cuda.reset_peak_memory_stats(device)
         images = torch.zeros(size, 3, *data.size, dtype=torch.uint8, device=device)
@@ -157,11 +151,7 @@ def learn_from(output: Tensor | tuple[Tensor, ...]) -> Tensor:
 
 
 def fastest_num_workers(run: Run, data: DistillationDataModule) -> tuple[int, str]:
-    """The fewest loader processes that make a step fastest, and a line that says so; all ranks must call it together.
-
-    Tries 0, 1, 2, ... on the run's own training batches, with teacher and student working, on all ranks at once: what
-    the processes take from each other is in the times. Ends after two tries that gain nothing.
-    """
+    """The fewest loader processes that make a step fastest, and a message; all ranks call it together."""
     devices = run.trainer.num_devices
     most = max(min(1, cores() - 1), cores() // devices - 1)
     learn = _learner(run, data)
@@ -177,7 +167,6 @@ def fastest_num_workers(run: Run, data: DistillationDataModule) -> tuple[int, st
 
 
 def _learner(run: Run, data: DistillationDataModule) -> Callable[[Any], None]:
-    """A step on a batch, of copies of the students: the run's own stay as they are."""
     device, teacher = run.trainer.strategy.root_device, run.teacher
     copies = _copies(run, device)
     cached = teacher is not None and bool(teacher.cache_modes & {"on", "only"})
@@ -194,10 +183,6 @@ def _learner(run: Run, data: DistillationDataModule) -> Callable[[Any], None]:
 def _trial_ms(
     run: Run, data: DistillationDataModule, num_workers: int, steps: int, learn: Callable[[Any], None]
 ) -> float:
-    """Mean ms of a step with so many loader processes, of the slowest rank.
-
-    What the loaders have prepared during their start is used up before the clock starts.
-    """
     strategy = run.trainer.strategy
     ahead = 2 * num_workers + 1
     data.num_workers = num_workers
@@ -215,7 +200,6 @@ def _trial_ms(
 
 
 def cache_pays(run: Run, teacher: RunTeacher, data: DistillationDataModule) -> tuple[bool, str]:
-    """Whether a cache of the teacher's answers is worth its disk, and why, in one line."""
     wanted = run.students.wanted
     try:
         check_cacheable(teacher, data, wanted)

@@ -4,21 +4,35 @@ import copy
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol
 
 import torch
+from pytorch_lightning import Trainer
 from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
 from kd.distill.sharding import Sharding
 from kd.distill.student import Student
-from kd.fit_to_machine.run import Run
+from kd.distill.students import Students
 from kd.models.sharding import own
 from kd.optim import each_of
+from kd.teachers import RunTeacher
 
-HEAD_ROOM = (
-    0.2  # of the memory, for what the count does not see: temporary buffers, fragmentation, the loader's batches
-)
+# of the memory, for what the count does not see: temporary buffers, fragmentation, the loader's batches
+HEAD_ROOM = 0.2
+
+
+class Run(Protocol):
+    """A :class:`kd.DistillationModule` attached to its trainer, as far as it is measured."""
+
+    teacher: RunTeacher | None
+
+    @property
+    def trainer(self) -> Trainer: ...
+
+    @property
+    def students(self) -> Students: ...
 
 
 def size_of(tensors: Iterable[Tensor]) -> int:
@@ -50,10 +64,7 @@ def state_bytes(optimizer: Optimizer) -> int:
 
 
 class Memory:
-    """Bytes of a training step's parts, from one forward of a few pictures; activations grow with the batch.
-
-    Activations are those of plain execution: ``compile`` keeps fewer.
-    """
+    """Bytes of a training step's parts, from one forward of a few pictures without ``compile``."""
 
     def __init__(self, run: Run) -> None:
         device, students = run.trainer.strategy.root_device, list(run.students.named().values())
@@ -77,7 +88,6 @@ class Memory:
 
     @property
     def saved(self) -> int:
-        """Bytes that sharding over the processes saves each of them."""
         return self.unsharded - self.student - self.gradients - self.optimizer
 
     def total(self, batch_size: int) -> float:
@@ -95,7 +105,6 @@ class Memory:
         return int(state * (1 - 1 / processes) / self.per_picture) if self.shards == 1 else 0
 
     def report(self, batch_size: int, optimizers: Iterable[Optimizer]) -> dict[str, float]:
-        """Megabytes by part, with the state that the optimizers of this process really hold."""
         parts = {
             "teacher": self.teacher,
             "student": self.student,
@@ -120,7 +129,6 @@ def _input(student: Student, count: int, device: torch.device) -> Tensor:
 
 
 def available_bytes(device: torch.device, local_processes: int) -> int:
-    """What this process may still take: of the GPU, or its share of the machine's memory."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line)

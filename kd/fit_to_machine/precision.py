@@ -20,8 +20,7 @@ PLUGINS: dict[str, Callable[[], Precision]] = {
 
 
 def choose_precision(accelerator: str) -> tuple[str, str]:
-    """bf16 autocast; where the device has none something else. And a line that says why, empty on a GPU with
-    bfloat16."""
+    """The precision, bf16-mixed where the device has it, and the reason; empty on a GPU with bfloat16."""
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return "bf16-mixed", ""
@@ -35,10 +34,7 @@ def choose_precision(accelerator: str) -> tuple[str, str]:
 
 
 def precision_of_cpu(capabilities: Mapping[str, object], measured: Callable[[], float]) -> tuple[str, str]:
-    """bf16 autocast where a CPU has instructions for it, or is faster in it all the same; else float32. And the reason.
-
-    oneDNN emulates bfloat16 on any AVX512, at a fraction of float32's speed: that it can says nothing.
-    """
+    """The precision of a CPU and the reason; oneDNN emulates bfloat16 on any AVX512: that says nothing."""
     named = next((name for name in BFLOAT16 if capabilities.get(name)), None)
     if named:
         return "bf16-mixed", f"precision: bf16-mixed, as this CPU has {named}"

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 PARENT = "KD_PARENT"  # names the process with which a child ends
@@ -16,13 +17,16 @@ _OF_A_JOB = {
 
 
 def start_kd_train(items: Sequence[str], **popen: Any) -> subprocess.Popen:
-    """Starts ``kd-train``; where this process ends in any way, SIGKILL too, the child gets a SIGTERM (Linux).
-
-    To be called by a thread that lives as long as the child may: the kernel counts its end as the parent's.
-    """
+    """Starts ``kd-train``, which gets a SIGTERM when this thread (Linux counts it as the parent) ends in any way."""
     env = {k: v for k, v in os.environ.items() if k not in _OF_A_JOB and not k.startswith(("SLURM_", "TORCHELASTIC_"))}
     env |= {**(popen.pop("env", None) or {}), PARENT: str(os.getpid())}
     return subprocess.Popen([sys.executable, "-m", "kd.cli", *items], env=env, **popen)
+
+
+def die_with_parent() -> None:
+    """Asks the kernel (Linux) for a SIGTERM at the parent's end."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def end_with_parent() -> None:
@@ -30,6 +34,15 @@ def end_with_parent() -> None:
     parent = os.environ.pop(PARENT, None)  # popped: processes that this one starts have another parent
     if parent is None or not sys.platform.startswith("linux"):
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    die_with_parent()
     if os.getppid() != int(parent):  # it ended before the kernel was asked
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+SAYS_HOW = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+
+
+def wait_asleep() -> None:
+    """Waiting threads sleep: OpenMP's spin on cores that others need (scripts/bench/threads.py). Before torch."""
+    if not any(name in os.environ for name in SAYS_HOW):
+        os.environ["OMP_WAIT_POLICY"] = "passive"

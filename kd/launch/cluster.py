@@ -3,7 +3,7 @@
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -36,8 +36,7 @@ class Cluster:
         return [f"--trainer.num_nodes={self.num_nodes}", *devices]
 
     def environment(self) -> "LightningEnvironment | None":
-        """For the trainer: by the variables alone, where Lightning would take SLURM's or Kubernetes' ones beside them
-        for the job's; None where Lightning's own choice is right."""
+        """A plain environment where Lightning would take SLURM's or Kubernetes' variables for the job's; else None."""
         if self.launcher in ("torchrun", "SLURM"):
             return None
         from lightning_fabric.plugins.environments import LightningEnvironment
@@ -46,32 +45,19 @@ class Cluster:
 
     @property
     def starts_each_process(self) -> bool:
-        """Whether the launcher has started every process itself, so that none may start more."""
         return self.launcher in ("torchrun", "mpirun", "SLURM")
 
 
 def recognise(env: Mapping[str, str] = os.environ, resource_file: Path | None = None) -> Cluster | None:
-    """The job that this process is part of; None for a process of its own.
-
-    The one that started this process itself is asked first: ``mpirun`` starts processes inside SLURM's and SageMaker's
-    jobs, whose variables are there as well.
-    """
+    """The job of this process, or None; ``mpirun`` may run inside SLURM's or SageMaker's jobs, so it counts first."""
     for name in RANKS:
         _number(env, name, default=0)
     file = groups.base(env) / groups.RESOURCE_FILE if resource_file is None else resource_file
     machines = groups.machines(env, file)
     if env.get("KD_ROLE", "train") not in ("train", "data"):
         raise UserError(f"KD_ROLE: must be train or data, got '{env['KD_ROLE']}'")
-    starters: list[Callable[[], Cluster | None]] = [
-        lambda: _torchrun(env),
-        lambda: _mpirun(env, machines),
-        lambda: _data_machine(env, machines),
-        lambda: _skypilot(env),
-        lambda: _sagemaker(env, machines),
-        lambda: _train_job(env),
-        lambda: _slurm(env),
-    ]
-    found = next((cluster for starter in starters if (cluster := starter())), None)
+    starters = (_torchrun, _mpirun, _data_machine, _skypilot, _sagemaker, _train_job, _slurm)
+    found = next((cluster for starter in starters if (cluster := starter(env, machines))), None)
     if found and found.starts_each_process and env.get("KD_ROLE") == "data":
         raise UserError(f"KD_ROLE: data, but {found.launcher} starts processes that train; start kd-train without it")
     if "KD_DATA_NODES" not in env or (found and found.role == "data"):
@@ -82,7 +68,7 @@ def recognise(env: Mapping[str, str] = os.environ, resource_file: Path | None = 
     return replace(found or Cluster("KD_DATA_NODES", 1, None), data_nodes=count)
 
 
-def _torchrun(env: Mapping[str, str]) -> Cluster | None:
+def _torchrun(env: Mapping[str, str], _: groups.Machines | None) -> Cluster | None:
     if "TORCHELASTIC_RUN_ID" not in env:
         return None
     if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and env.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
@@ -98,17 +84,14 @@ def _torchrun(env: Mapping[str, str]) -> Cluster | None:
 
 
 def _mpirun(env: Mapping[str, str], machines: groups.Machines | None) -> Cluster | None:
-    """Open MPI has started one process for each GPU."""
     if "OMPI_COMM_WORLD_SIZE" not in env:
         return None
     size, rank = _number(env, "OMPI_COMM_WORLD_SIZE", 1), _number(env, "OMPI_COMM_WORLD_RANK")
     local_size, local_rank = _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", 1), _number(env, "OMPI_COMM_WORLD_LOCAL_RANK")
     nodes = _nodes("OMPI_COMM_WORLD_SIZE", size, local_size)
     if not rank < size or rank % local_size != local_rank:
-        raise UserError(
-            f"OMPI_COMM_WORLD_RANK: {rank} of {size} is process {local_rank} of {local_size} on its machine; ranks "
-            "must be dealt machine by machine (mpirun --map-by slot)"
-        )
+        raise UserError(f"OMPI_COMM_WORLD_RANK: {rank} of {size} is process {local_rank} of {local_size} on its "
+                        "machine; ranks must be dealt machine by machine (mpirun --map-by slot)")  # fmt: skip
     if machines and len(machines.train) != nodes:
         raise UserError(
             f"OMPI_COMM_WORLD_SIZE: {size} processes, {local_size} on a machine, make {nodes} machine(s), but "
@@ -116,10 +99,8 @@ def _mpirun(env: Mapping[str, str], machines: groups.Machines | None) -> Cluster
         )
     address = env.get("MASTER_ADDR") or ("127.0.0.1" if nodes == 1 else machines.train[0] if machines else "")
     if not address:
-        raise UserError(
-            "MASTER_ADDR: mpirun on several machines does not say where rank 0 is; start it with mpirun -x "
-            "MASTER_ADDR=HOST"
-        )
+        start = "start it with mpirun -x MASTER_ADDR=HOST"
+        raise UserError(f"MASTER_ADDR: mpirun on several machines does not say where rank 0 is; {start}")
     job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid", "")
     port = env.get("MASTER_PORT") or (str(20000 + int(_digest(job), 16) % 10000) if job and nodes == 1 else PORT)
     variables = {"MASTER_ADDR": address, "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": str(size),
@@ -128,7 +109,6 @@ def _mpirun(env: Mapping[str, str], machines: groups.Machines | None) -> Cluster
 
 
 def _data_machine(env: Mapping[str, str], machines: groups.Machines | None) -> Cluster | None:
-    """A machine that is said to prepare data, in a job whose launcher knows no groups."""
     if env.get("KD_ROLE") != "data" or machines:
         return None
     if not env.get("MASTER_ADDR"):
@@ -136,8 +116,7 @@ def _data_machine(env: Mapping[str, str], machines: groups.Machines | None) -> C
     return Cluster("KD_ROLE", 1, None, {"MASTER_ADDR": env["MASTER_ADDR"]}, role="data", data_nodes=1)
 
 
-def _skypilot(env: Mapping[str, str]) -> Cluster | None:
-    """One ``kd-train`` is started on each machine."""
+def _skypilot(env: Mapping[str, str], _: groups.Machines | None) -> Cluster | None:
     if "SKYPILOT_NODE_IPS" not in env:
         return None
     addresses, rank = env["SKYPILOT_NODE_IPS"].split(), _number(env, "SKYPILOT_NODE_RANK")
@@ -163,8 +142,7 @@ def _sagemaker(env: Mapping[str, str], machines: groups.Machines | None) -> Clus
     return Cluster("SageMaker", len(machines.train), gpus or None, variables, job, role, len(machines.data))
 
 
-def _train_job(env: Mapping[str, str]) -> Cluster | None:
-    """Kubeflow's TrainJob gives torchrun's settings to a container that starts ``kd-train`` without torchrun."""
+def _train_job(env: Mapping[str, str], _: groups.Machines | None) -> Cluster | None:
     if "PET_NNODES" not in env:
         return None
     nodes, rank = _number(env, "PET_NNODES", 1), _number(env, "PET_NODE_RANK", default=0)
@@ -175,16 +153,15 @@ def _train_job(env: Mapping[str, str]) -> Cluster | None:
     return Cluster("TrainJob", nodes, devices, variables, env.get("PET_RDZV_ID"))
 
 
-def _slurm(env: Mapping[str, str]) -> Cluster | None:
+def _slurm(env: Mapping[str, str], _: groups.Machines | None) -> Cluster | None:
     if "SLURM_PROCID" not in env:
         return None
     if _number(env, "SLURM_NTASKS", 1, default=1) == 1:  # a shell within a job runs many things; a batch job is one
         shell = "SLURM_STEP_ID" not in env or env.get("SLURM_JOB_NAME", "bash") in ("bash", "interactive")
         return None if shell else Cluster("SLURM", 1, None, job=env.get("SLURM_JOB_ID"))
     if "SLURM_STEP_ID" not in env:  # set by srun: without it this process alone would wait for all others
-        raise UserError(
-            f"SLURM_NTASKS: the job has {env['SLURM_NTASKS']} tasks and this is one; start it with: srun kd-train ..."
-        )
+        raise UserError(f"SLURM_NTASKS: the job has {env['SLURM_NTASKS']} tasks and this is one; start it with: srun "
+                        "kd-train ...")  # fmt: skip
     tasks = _number(env, "SLURM_NTASKS", 1)
     nodes = _number(env, "SLURM_NNODES" if "SLURM_NNODES" in env else "SLURM_JOB_NUM_NODES", 1, default=1)
     return Cluster("SLURM", nodes, _nodes("SLURM_NTASKS", tasks, nodes), job=env.get("SLURM_JOB_ID"))
@@ -205,7 +182,6 @@ def _nodes(name: str, processes: int, parts: int) -> int:
 
 
 def _meeting(address: str, port: str, rank: int, nodes: int, name: str) -> dict[str, str]:
-    """The variables of the machine number ``rank``; ``name`` is the variable that says so."""
     if not rank < nodes:
         raise UserError(f"{name}: machine {rank} of a job of {nodes} (they count from 0)")
     if not address:
@@ -215,9 +191,7 @@ def _meeting(address: str, port: str, rank: int, nodes: int, name: str) -> dict[
 
 def marker(job: str | None, runs: Path, command: Sequence[str]) -> Path | None:
     """The file that names the run folder of this command in this job: a restarted job finds its run again."""
-    if job is None:
-        return None
-    return runs / f".job-{_digest(job, *command)}"
+    return None if job is None else runs / f".job-{_digest(job, *command)}"
 
 
 def _digest(*parts: str) -> str:

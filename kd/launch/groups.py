@@ -30,10 +30,6 @@ class Machines:
 
 
 def machines(env: Mapping[str, str], resource_file: Path) -> Machines | None:
-    """The machines, from the resource file and from the variables that SageMaker's toolkits set; None without either.
-
-    In a cluster of several instance groups only the training group trains.
-    """
     from_file: dict[str, Any] = {}
     if resource_file.is_file():
         from_file = read_json(resource_file.read_text(encoding="utf-8"), str(resource_file), dict)
@@ -71,7 +67,6 @@ def _listed(env: Mapping[str, str], from_file: Mapping[str, Any]) -> list[dict[s
 
 
 def _groups(env: Mapping[str, str], from_file: Mapping[str, Any], hosts: list[str]) -> dict[str, list[str]]:
-    """Group -> its hosts, sorted; each of the job's hosts is in one of them."""
     groups = {g["instance_group_name"]: sorted(g["hosts"]) for g in _listed(env, from_file)} or {"train": sorted(hosts)}
     grouped = sorted(host for names in groups.values() for host in names)
     if grouped != sorted(hosts):
@@ -81,10 +76,8 @@ def _groups(env: Mapping[str, str], from_file: Mapping[str, Any], hosts: list[st
 
 def _current(env: Mapping[str, str], from_file: Mapping[str, Any], groups: Mapping[str, list[str]], here: str) -> str:
     group = next(name for name, hosts in groups.items() if here in hosts)
-    named = {
-        env.get("SM_CURRENT_INSTANCE_GROUP"),
-        *(from_file.get(f"current_{k}") for k in ("group_name", "instance_group")),
-    }
+    named = {from_file.get(f"current_{key}") for key in ("group_name", "instance_group")}
+    named.add(env.get("SM_CURRENT_INSTANCE_GROUP"))
     wrong = (named - {None, "", group}) if len(groups) > 1 else set()
     if wrong:
         raise UserError(f"current_group_name: {', '.join(map(str, wrong))}, but {here} is listed in '{group}'")
@@ -92,37 +85,28 @@ def _current(env: Mapping[str, str], from_file: Mapping[str, Any], groups: Mappi
 
 
 def _training_group(groups: Mapping[str, list[str]], current: str, role: str | None) -> str:
-    """The one group that trains: by ``KD_ROLE`` of this machine, else by the words in the groups' names."""
-    roles = {name: _role(name) for name in groups} if len(groups) > 1 else {current: "train"}
+    roles: dict[str, str | None] = {current: "train"} if len(groups) == 1 else {}
+    for name in () if roles else groups:
+        known = [role for role, words in _WORDS.items() if words & set(re.split(r"[^a-z]+", name.lower()))]
+        roles[name] = known[0] if len(known) == 1 else None
     if role:
         roles[current] = role
     training = [name for name, known in roles.items() if known == "train"]
     training = training or [name for name, known in roles.items() if known is None]
     if len(training) != 1:
         what = f"'{', '.join(training)}' would train" if training else "none of them trains"
-        raise UserError(
-            f"instance_groups: {', '.join(groups)}: {what}; one must, and it alone: name it train and the others data, "
-            "or set KD_ROLE=train or data on each machine"
-        )
+        raise UserError(f"instance_groups: {', '.join(groups)}: {what}; one must, and it alone: name it train and the "
+                        "others data, or set KD_ROLE=train or data on each machine")  # fmt: skip
     return training[0]
 
 
-def _role(name: str) -> str | None:
-    words = set(re.split(r"[^a-z]+", name.lower()))
-    found = [role for role, known in _WORDS.items() if words & known]
-    return found[0] if len(found) == 1 else None
-
-
 def _check_types(env: Mapping[str, str], from_file: Mapping[str, Any], train: list[str]) -> None:
-    """A machine without GPUs does not train while others have some."""
     with_gpus = {g["instance_group_name"]: has_gpus(g.get("instance_type", "")) for g in _listed(env, from_file)}
     training = next((g for g in _listed(env, from_file) if sorted(g["hosts"]) == train), None)
     if training and any(with_gpus.values()) and with_gpus[training["instance_group_name"]] is False:
         others = ", ".join(name for name, has in with_gpus.items() if has)
-        raise UserError(
-            f"instance_groups: '{training['instance_group_name']}' would train on {training['instance_type']}, which "
-            f"has no GPU, while {others} has"
-        )
+        raise UserError(f"instance_groups: '{training['instance_group_name']}' would train on "
+                        f"{training['instance_type']}, which has no GPU, while {others} has")  # fmt: skip
 
 
 def has_gpus(instance_type: str) -> bool | None:
@@ -131,7 +115,6 @@ def has_gpus(instance_type: str) -> bool | None:
     >>> has_gpus("ml.p4d.24xlarge"), has_gpus("g5.xlarge"), has_gpus("ml.c5.18xlarge"), has_gpus("local")
     (True, True, False, None)
     """
-    match = re.fullmatch(
-        r"(?:ml\.)?([a-z]+)\d[\w-]*\.(?:\d*x?large|medium|small|micro|nano|metal[\w-]*)", instance_type
-    )
+    size = r"(?:\d*x?large|medium|small|micro|nano|metal[\w-]*)"
+    match = re.fullmatch(rf"(?:ml\.)?([a-z]+)\d[\w-]*\.{size}", instance_type)
     return match[1] in ("p", "g", "gr") if match else None

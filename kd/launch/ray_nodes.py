@@ -1,9 +1,5 @@
-"""The Ray cluster of a job with a data tier: a node on every machine, labelled with what the machine is for.
+"""The Ray cluster (extra ``ray``) of a job with a data tier: a node on every machine, labelled by its role."""
 
-Ray is started as a program of its own (extra ``ray``), which ends with the process that started it.
-"""
-
-import ctypes
 import importlib.util
 import os
 import signal
@@ -16,14 +12,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import FrameType
 from typing import IO
 
 from kd.errors import RunError, Stopped, UserError
+from kd.launch.child import die_with_parent
 from kd.launch.cluster import Cluster
 
 WAIT_S = 1800.0  # for machines of the job that come up later
 ANSWER_S = 5.0
+FIRST_MISSING = "data.engine: ray: the first machine has not answered at {} within half an hour"
+TRAINING_MISSING = ("KD_ROLE: no machine that trains has answered at {} within 30 minutes (it starts Ray with "
+                    "config=remote_data)")  # fmt: skip
 SEEN_DOWN = 5  # times in a row that the first machine does not answer before it counts as gone
 READY = """
 import ray, sys, time
@@ -36,12 +35,9 @@ while sum(n["Alive"] and n["Labels"].get("kd-role") == "data" for n in ray.nodes
 """
 
 
-def _port() -> int:
-    return int(os.environ.get("KD_RAY_PORT", "6379"))
-
-
 def _address(cluster: Cluster) -> tuple[str, int]:
-    return cluster.variables.get("MASTER_ADDR") or os.environ.get("MASTER_ADDR") or socket.gethostname(), _port()
+    host = cluster.variables.get("MASTER_ADDR") or os.environ.get("MASTER_ADDR") or socket.gethostname()
+    return host, int(os.environ.get("KD_RAY_PORT", "6379"))
 
 
 def _own_address(host: str) -> list[str]:
@@ -91,16 +87,13 @@ def _start(*arguments: str, role: str) -> _Node:
     process = subprocess.Popen(
         [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats",
          f"--labels=kd-role={role}", *arguments],
-        stdout=log, stderr=log, start_new_session=True, preexec_fn=_end_with_parent,
+        stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent,
     )  # fmt: skip
     return _Node(process, log)
 
 
 def check_secret(cluster: Cluster | None) -> None:
-    """Who may join a Ray cluster may run any code there: the machines of a job know each other by a secret.
-
-    To be called before Ray is imported, which looks once at how machines know each other.
-    """
+    """Who joins a Ray cluster may run code there: requires a shared secret, before Ray is imported (it looks once)."""
     if cluster is None or not cluster.data_nodes or os.environ.get("RAY_ADDRESS"):
         return
     if os.environ.get("RAY_AUTH_MODE") == "disabled" or os.environ.get("RAY_AUTH_TOKEN_PATH"):
@@ -111,24 +104,15 @@ def check_secret(cluster: Cluster | None) -> None:
     os.environ["RAY_AUTH_MODE"] = "token"
 
 
-def _end_with_parent() -> None:
-    with suppress(OSError, AttributeError):  # Linux
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-
-
 @contextmanager
 def nodes_of(cluster: Cluster | None, engine: str) -> Iterator[None]:
-    """On a machine that trains, while it trains: Ray beside it, and the machines that prepare data have come.
-
-    Does nothing for a job without such machines.
-    """
+    """Runs Ray on this training machine meanwhile, and waits for the machines that prepare data; else does nothing."""
     if cluster is None or not cluster.data_nodes or os.environ.get("RAY_ADDRESS"):
         yield
         return
     if engine != "ray":
-        raise UserError(
-            f"data.engine: {engine}, but {cluster.data_nodes} machine(s) of the job prepare data; config=remote_data"
-        )
+        raise UserError(f"data.engine: {engine}, but {cluster.data_nodes} machine(s) of the job prepare data; "
+                        "config=remote_data")  # fmt: skip
     host, port = address = _address(cluster)
     os.environ["RAY_ADDRESS"] = f"{host}:{port}"
     if any(os.environ.get(name, "0") != "0" for name in ("LOCAL_RANK", "SLURM_LOCALID")):
@@ -151,19 +135,21 @@ def nodes_of(cluster: Cluster | None, engine: str) -> Iterator[None]:
         node.end()
 
 
-def _wait_for(address: tuple[str, int], node: _Node | None = None) -> None:
+def _wait_for(
+    address: tuple[str, int], node: _Node | None = None, received: Sequence[int] = (), missing: str = FIRST_MISSING
+) -> None:
     until = time.monotonic() + WAIT_S
     while not _answers(address):
         if node:
             node.check()
+        if received:
+            raise Stopped(received[0])
         if time.monotonic() > until:
-            where = f"{address[0]}:{address[1]}"
-            raise UserError(f"data.engine: ray: the first machine has not answered at {where} within half an hour")
+            raise UserError(missing.format(f"{address[0]}:{address[1]}"))
         time.sleep(1)
 
 
 def _wait_for_data(address: str, count: int, node: _Node | None = None) -> None:
-    """Until this machine's own node is there, and those of all machines that prepare data."""
     until = time.monotonic() + WAIT_S
     while True:
         ask = [sys.executable, "-c", READY, address, str(count), str(max(0.0, until - time.monotonic()))]
@@ -179,45 +165,25 @@ def _wait_for_data(address: str, count: int, node: _Node | None = None) -> None:
 
 
 def prepare_data(cluster: Cluster) -> int:
-    """On a machine that prepares data: gives its cores to those that train, until they are done."""
     address = _address(cluster)
     received: list[int] = []
     if threading.current_thread() is threading.main_thread():
-
-        def note(number: int, frame: FrameType | None) -> None:
-            received.append(number)
-
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, note)
+            signal.signal(number, lambda number, frame: received.append(number))
     print(f"kd-train: waits for {address[0]}:{address[1]}, to prepare data for it", flush=True)
-    _wait(address, received)
+    _wait_for(address, None, received, TRAINING_MISSING)
     print(f"kd-train: prepares data for {address[0]}:{address[1]}", flush=True)
     node = _start(f"--address={address[0]}:{address[1]}", role="data")
     try:
-        _until_gone(address, received, node)
+        down = 0
+        while down < SEEN_DOWN:
+            if received:
+                raise Stopped(received[0])
+            time.sleep(1)
+            down = 0 if _answers(address) else down + 1
+            if not down:
+                node.check()
     finally:
         node.end()
     print("kd-train: training has ended", flush=True)
     return 0
-
-
-def _wait(address: tuple[str, int], received: Sequence[int]) -> None:
-    until = time.monotonic() + WAIT_S
-    while not _answers(address):
-        if received:
-            raise Stopped(received[0])
-        if time.monotonic() > until:
-            raise UserError(f"KD_ROLE: no machine that trains has answered at {address[0]}:{address[1]} within "
-                            f"{WAIT_S / 60:.0f} minutes (it starts Ray with config=remote_data)")  # fmt: skip
-        time.sleep(1)
-
-
-def _until_gone(address: tuple[str, int], received: Sequence[int], node: _Node) -> None:
-    down = 0
-    while down < SEEN_DOWN:
-        if received:
-            raise Stopped(received[0])
-        time.sleep(1)
-        down = 0 if _answers(address) else down + 1
-        if not down:
-            node.check()

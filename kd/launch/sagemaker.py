@@ -29,14 +29,12 @@ class Container:
         return self.base / "checkpoints" / self.trial
 
     def deliver(self, run: Path) -> None:
-        """Copies a finished run, without the checkpoints that it could resume from, to where SageMaker fetches
-        models."""
+        """Copies a finished run, without its checkpoints, to where SageMaker fetches models."""
         left_out = shutil.ignore_patterns("checkpoints", ".lock", "*.part")
         shutil.copytree(run, self.base / "model", ignore=left_out, dirs_exist_ok=True)
 
 
 def container(env: Mapping[str, str] = os.environ) -> Container | None:
-    """The container that this process runs in; None elsewhere."""
     folder = base(env)
     config = folder / "input" / "config"
     if not config.is_dir():

@@ -20,7 +20,7 @@ from kd.distill.step import GivenTeacher, as_teacher, make_student, objective_of
 from kd.distill.student import Student
 from kd.distill.students import StepOutput, Students, total_of
 from kd.errors import UserError
-from kd.fit_to_machine import Memory, reopened, settled
+from kd.fit_to_machine import Memory, apply_auto, restore_auto
 from kd.lightning_internals import trainer_of
 from kd.losses import DistillLoss
 from kd.losses.base import equal_on_all_ranks
@@ -175,7 +175,7 @@ class DistillationModule(Inference):
         if self.teacher is not None and sample is not None and not self.resumed:
             settle_losses(self.students, self.teacher, sample, self.trainer.strategy.broadcast)
         if self.data is not None:
-            self.answer_by(settled(self, self.data))
+            self.answer_by(apply_auto(self, self.data))
             if self.trainer.is_global_zero:
                 self.memory = Memory(self)  # now: later its layers may be sharded
         self.students.compile_in_place()
@@ -285,4 +285,4 @@ class DistillationModule(Inference):
             return
         self.resume.check(checkpoint, self.data)
         if self.data is not None:
-            self.answer_by(reopened(self, self.answering_teacher, self.data, checkpoint.get("kd_cached", False)))
+            self.answer_by(restore_auto(self, self.answering_teacher, self.data, checkpoint.get("kd_cached", False)))

@@ -1,3 +1,1 @@
-"""From a command line and YAML files to one typed configuration and the objects that it describes. Not API.
-
-What the user has mistaken is a UserError, everywhere here."""
+"""From a command line and YAML files to typed settings and their objects; mistakes are UserErrors. Not API."""

@@ -25,7 +25,6 @@ T = TypeVar("T")
 
 
 def data_of(config: Mapping[str, Any]) -> DistillationDataModule:
-    """The data module of resolved settings. It needs no data tier."""
     data = {**config["data"], "seed": config.get("seed", 0)}
     if data.get("engine") == "ray":
         data |= {"engine": "torch", "tier": None, "num_workers": "auto"}
@@ -38,18 +37,18 @@ def task_of(config: Mapping[str, Any]) -> Task:
 
 
 def teacher_specs(config: Mapping[str, Any]) -> dict[str, TeacherSpec]:
-    """The settings of the teachers by name; a single teacher's name is empty."""
-    model = config["model"]
+    given = teachers_in(config["model"])
+    found = _told(config, lambda: {k: cast(TeacherSpec, made(TeacherSpec, spec, k)) for k, spec in given.items()})
+    return {key.removeprefix("model.teachers.").removeprefix("model.teacher"): spec for key, spec in found.items()}
+
+
+def teachers_in(model: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The settings of a run's teachers, by key: ``model.teacher``, or ``model.teachers.NAME`` of each."""
     one, several = model.get("teacher"), model.get("teachers") or {}
-    given = {"": one} if one else several
-    keys = {name: f"model.teachers.{name}" if name else "model.teacher" for name in given}
-    return _told(
-        config, lambda: {name: cast(TeacherSpec, made(TeacherSpec, given[name], keys[name])) for name in given}
-    )
+    return {"model.teacher": one} if one else {f"model.teachers.{name}": spec for name, spec in several.items()}
 
 
 def student_in(file: Path, request: Request, config: Mapping[str, Any]) -> tuple[nn.Module, Preprocess, list[str]]:
-    """The student in a file: built by timm, by :mod:`kd.models`, or by a class that the user stands for."""
     named = (config["model"].get("student") or {}).get("builder") or {}
     trusted = [*request.trust, *([ALL] if "trust" in request.flags else []), *named.get("class_path", "").split()]
     return load_student(file, trusted_class(builder_in(file), trusted))
@@ -94,21 +93,18 @@ def made(kind: object, value: object, key: str) -> object:
         return value if type(value) in plain else str(value)
     if float in plain and isinstance(value, int | str) and type(value) not in (bool, *plain):
         return _number(value, key)
-    if isinstance(value, str | int) and {*plain} <= {int, float, bool, NoneType} and not _fits(value, kinds):
-        raise UserError(f"{key}: must be {_words(kinds)}, got '{value}'")
+    if isinstance(value, str | int) and {*plain} <= {int, float, bool, NoneType}:
+        _check_plain(value, kinds, key)
     return value
 
 
-def _fits(value: str | int, kinds: Sequence[Any]) -> bool:
+def _check_plain(value: str | int, kinds: Sequence[Any], key: str) -> None:
     names = [name for one in kinds if get_origin(one) is Literal for name in get_args(one)]
-    return value in names or type(value) in kinds or Any in kinds
-
-
-def _words(kinds: Sequence[Any]) -> str:
-    names = [name for one in kinds if get_origin(one) is Literal for name in get_args(one)]
+    if value in names or type(value) in kinds or Any in kinds:
+        return
     plain = [getattr(one, "__name__", str(one)) for one in kinds if one is not NoneType and get_origin(one) != Literal]
     words = [*(TYPES.get(name, name) for name in plain), *([f"one of {', '.join(names)}"] if names else [])]
-    return " or ".join(words)
+    raise UserError(f"{key}: must be {' or '.join(words)}, got '{value}'")
 
 
 def _number(value: int | str, key: str) -> float:
@@ -119,8 +115,7 @@ def _number(value: int | str, key: str) -> float:
 
 
 def _named(value: Mapping[str, Any], key: str) -> object:
-    """An object of ``class_path`` and ``init_args``. A class of ours that has taken another's place leaves the
-    arguments that it does not know: mistyped ones were refused before."""
+    """An object of ``class_path`` and ``init_args``; a class of ours ignores the arguments of the class it replaced."""
     kind, given = named_class(value["class_path"], key), value.get("init_args") or {}
     if kind.__module__.startswith("kd."):
         given = {name: own for name, own in given.items() if name in signature(kind).parameters}
@@ -139,7 +134,6 @@ def _object(kind: type, given: Mapping[str, Any], key: str) -> object:
 
 
 def named_class(name: str, key: str) -> type:
-    """A class by its path; of our sources the name is enough. :mod:`kd.run.trust` has checked who names it."""
     module, _, last = name.rpartition(".")
     try:
         found = getattr(import_module(module or "kd.data.sources"), last, None)

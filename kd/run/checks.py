@@ -23,8 +23,8 @@ from kd.run.messages import one_line
 from kd.run.trust import check_plain
 from kd.storage.elsewhere import yaml_of
 
+# settings that an empty text would turn off in silence
 EMPTY = ("checkpoint.monitor", "data.unlabeled", "model.teacher.checkpoint", "model.student.checkpoint")
-"""Settings that an empty text would turn off in silence."""
 
 
 def check_values(config: dict[str, Any]) -> None:
@@ -39,11 +39,8 @@ def check_values(config: dict[str, Any]) -> None:
         if not isinstance(name, str):
             raise UserError(f"students: a name is text, got {name!r}")
     _check_callbacks(config["trainer"])
-    _check_graphs(config, config["trainer"]["accumulate_grad_batches"])
     _check_sizes(config["data"])
-
-
-def _check_graphs(config: dict[str, Any], accumulated: int) -> None:
+    accumulated = config["trainer"]["accumulate_grad_batches"]
     for key, value in flatten(config).items():
         if key.endswith("student.compile") and value == "reduce-overhead" and accumulated > 1:
             raise UserError(f"{key}: reduce-overhead needs trainer.accumulate_grad_batches=1, got {accumulated}: its "
@@ -82,7 +79,6 @@ def check_name(name: str) -> None:
 
 
 def check_student(name: str, own: dict[str, Any]) -> None:
-    """Refuses what one of several students must share with the others."""
     foreign = [key for key in flatten(own) if key and not key.startswith(("model.", "optim."))]
     foreign += [key for key in flatten(own) if key.startswith(("model.teacher.", "model.teachers.", "model.task."))]
     if foreign:
@@ -102,10 +98,7 @@ def _check_sizes(data: dict[str, Any]) -> None:
 
 
 def check_losses(objective: Objective, key: str, classes: int) -> None:
-    """Tries the losses over logits on four made-up answers: an extreme setting leaves the range of float32.
-
-    What the trial can't ask for (a loss with other inputs) is left to the run.
-    """
+    """Rejects losses over logits that are NaN or infinite on four made-up answers."""
     trial = objective.task.trial(classes) if classes else None
     if trial is None:
         return
@@ -142,12 +135,11 @@ def build(kind: type, *args: object, **arguments: object) -> object:
 
 
 def blamed(config: dict[str, Any], unbuilt: Unbuilt) -> str | None:
-    """Which of the configured classes it was that could not be built, and why."""
+    """Which of the configured classes could not be built, and why; arguments built of settings are not compared."""
     for key, node in _classes(config):
-        own = node.get("init_args") or {}
-        if node["class_path"].rpartition(".")[2] == unbuilt.kind.__name__ and all(
-            _same(value, unbuilt.arguments.get(name)) for name, value in own.items()
-        ):
+        own, given = node.get("init_args") or {}, unbuilt.arguments
+        same = (isinstance(v, (dict, list)) or v == given.get(k) or str(v) == str(given.get(k)) for k, v in own.items())
+        if node["class_path"].rpartition(".")[2] == unbuilt.kind.__name__ and all(same):
             return _blamed(key, unbuilt.kind, own, unbuilt.reason)
     return None
 
@@ -172,11 +164,6 @@ def told_by_key(error: Exception, config: dict[str, Any]) -> Exception:
     exact = [k for k in keys if message.endswith(f"got {flat[k]}") or message.endswith(f"got '{flat[k]}'")]
     found = exact or keys
     return UserError(message.replace(name, found[0].replace(".init_args", "") + ":", 1) if found else message)
-
-
-def _same(said: object, given: object) -> bool:
-    """Whether an argument is what the settings say; what was built of settings is compared nowhere."""
-    return isinstance(said, (dict, list)) or said == given or str(said) == str(given)
 
 
 def _blamed(key: str, kind: type, arguments: dict[str, Any], error: Exception) -> str:

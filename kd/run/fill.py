@@ -1,7 +1,6 @@
 """Fills the caches of a recipe's teachers ahead of training: what ``kd-cache`` does."""
 
 import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -28,13 +27,13 @@ class Fill(LightningModule):
     def __init__(self, teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted) -> None:
         super().__init__()
         self.teacher, self.pictures, self.wanted = teacher, data, wanted
-        self.asked: RunTeacher = teacher
+        self.answering_teacher: RunTeacher = teacher
         self.view = 0
         self._by_tier = False
 
     @property
     def caches(self) -> dict[str, CachedTeacher]:
-        return caches_of(self.asked)
+        return caches_of(self.answering_teacher)
 
     def setup(self, stage: str) -> None:
         if self.caches:
@@ -45,21 +44,21 @@ class Fill(LightningModule):
         announce = self.trainer.is_global_zero
         asking = [m for m in self.teacher.members.values() if m.spec.cache_pixels == "auto"]
         fits = bool(asking) and pixels_fit(asking[0], Layout(self.pictures))[0]
-        self.asked = open_cache(self.teacher, self.pictures, self.wanted, announce, filling=True, auto_pixels=fits)
-        self.pictures.reading = reading_of(self.asked)
+        self.answering_teacher = open_cache(
+            self.teacher, self.pictures, self.wanted, announce, filling=True, auto_pixels=fits
+        )
+        self.pictures.reading = reading_of(self.answering_teacher)
 
     def val_dataloader(self) -> DataLoader:
-        loader = self.pictures.fill_dataloader(
-            self.view, self._present, self.trainer.global_rank, self.trainer.world_size,
-            self._answering if self._by_tier else None,
-        )  # fmt: skip
+        answering = (lambda collate: AnsweringCollate(collate, self.caches)) if self._by_tier else None
+        place = self.trainer.global_rank, self.trainer.world_size
+        loader = self.pictures.fill_dataloader(self.view, self._present, *place, answering)
         label = f"view {self.view + 1}/{next(iter(self.caches.values())).views}"
         total = len(loader) * self.pictures.batch_size * self.trainer.world_size
         self._bar = bar(label=label, total=total, disable=not self.trainer.is_global_zero)
         return loader
 
     def _tier_answers(self) -> bool:
-        """Whether a data tier computes the answers: where it has GPUs, or none are here. Else it makes the pictures."""
         tier = self.pictures.tier
         if tier is None or not (tier.use_gpus() or self.trainer.strategy.root_device.type == "cpu"):
             return False
@@ -68,9 +67,6 @@ class Fill(LightningModule):
                 raise UserError(f"{member.key}.placement: must be same or cpu where a data tier computes the answers, "
                                 f"got '{member.spec.placement}'")  # fmt: skip
         return True
-
-    def _answering(self, collate: Callable[..., Batch]) -> AnsweringCollate:
-        return AnsweringCollate(collate, self.caches)
 
     def _present(self, view: int, index: np.ndarray) -> np.ndarray:
         found = [cache.present(view, index) for cache in self.caches.values()]
@@ -88,7 +84,6 @@ class Fill(LightningModule):
 
 
 def fill(model: DistillationModule, data: DistillationDataModule, trainer: Trainer, out: str | None = None) -> int:
-    """Fills all views, on as many processes as the trainer has; returns the exit status."""
     data.prepare_data()
     teacher, wanted = model.teacher, model.students.wanted
     if teacher is None or not wanted:

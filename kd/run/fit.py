@@ -22,7 +22,6 @@ from kd.storage.elsewhere import json_of, text_of
 
 
 def fit(run: Run) -> int:
-    """Trains a run (:meth:`kd.run.run.Run.to_train`); returns the exit status."""
     cli, status = run.cli, 1
     try:
         status = _fit(cli, run.place.checkpoint)
@@ -36,7 +35,6 @@ def fit(run: Run) -> int:
 
 
 def _say_data(cli: KDCLI, say: Callable[..., None]) -> None:
-    """What there is to learn from, and what is odd about it."""
     info = cli.datamodule.info
     say(f"data: {cli.datamodule.source.describe()}", flush=True)
     bad = cli.datamodule.skipped
@@ -54,9 +52,8 @@ def _say_data(cli: KDCLI, say: Callable[..., None]) -> None:
         of_all = f"{len(shared)} of {info.val} validation pictures are training pictures too"
         say(f"      warning: {of_all}, for example {held_out}{'' if held_out == trained else f' ({trained})'}")
     if info.classes and cli.model.task.labels and not info.labels:
-        say(
-            "      training on the unlabelled pictures alone: no task loss (beside labelled ones: data.unlabeled_ratio)"
-        )
+        beside = "no task loss (beside labelled ones: data.unlabeled_ratio)"
+        say(f"      training on the unlabelled pictures alone: {beside}")
     if info.labels and not cli.model.task.labels:
         say("      the labels are not looked at: the student has no classifier (model.student.head=false)")
     limits = {name: getattr(cli.trainer, name) for name in ("limit_train_batches", "limit_val_batches")}
@@ -140,7 +137,6 @@ def _ended_by(cli: KDCLI, error: Exception, resume_from: Path | None, say: Calla
 
 
 def _named(error: Exception, trainer: Container[str]) -> Exception:
-    """Lightning puts the argument that it complains of into backticks."""
     argument = re.match(r"\W*`(?:Trainer\()?(\w+)", str(error))
     if argument and argument[1] in trainer:
         return UserError(f"trainer.{argument[1]}: {' '.join(str(error).split())[:200]}")

@@ -16,6 +16,7 @@ from kd.run.suggest import hint
 PACKAGE = Path(__file__).parent.parent
 SETTINGS = Path(__file__).with_name("settings.py")
 FILLED = {"data.seed"}  # from another setting
+CLASSES = {"losses": ("LogitLoss", "FeatureLoss", "LayersLoss"), "sources": ("Source",), "tasks": ("Task",)}
 
 
 def plain(key: str) -> str:
@@ -32,7 +33,6 @@ class Key:
 
     @property
     def type(self) -> str:
-        """The annotation in words: ``float >= 0 | None``."""
         limit = r"(?:Range\('(.*?)'\)|Like\(.*?\))"
         return re.sub(rf"Annotated\[(.*?), {limit}\]", r"\1 \2", ast.unparse(self.kind)).replace("  ", " ").strip()
 
@@ -68,15 +68,6 @@ def _definition(name: str) -> ast.ClassDef | ast.FunctionDef | None:
     return next((node for node in nodes if node.name == name), None)
 
 
-def _class(name: str) -> ast.ClassDef | None:
-    node = _definition(name)
-    return node if isinstance(node, ast.ClassDef) else None
-
-
-def _is_dataclass(node: ast.ClassDef) -> bool:
-    return any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
-
-
 def arguments(name: str) -> dict[str, Key]:
     """What a class or function of ours takes, by name.
 
@@ -95,7 +86,7 @@ def arguments(name: str) -> dict[str, Key]:
     inherited: dict[str, Key] = {}
     for base in _files()[name][1]:
         inherited |= arguments(base) if base in _files() else {}
-    if not _is_dataclass(node):
+    if not any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
         return inherited
     fields = [n for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
     own = [_key(ast.unparse(n.target), n.annotation, n.value, texts) for n in fields]
@@ -149,7 +140,6 @@ def members(kind: ast.expr) -> list[ast.expr]:
 
 
 def _texts(docstring: str) -> dict[str, str]:
-    """Arguments explained in a docstring: the first sentence of each."""
     found: dict[str, str] = {}
     section = re.search(r"^(?:Args|Attributes):\n(.*?)(?=^\S|\Z)", docstring, re.M | re.S)
     for entry in re.split(r"\n(?=    \w+: )", "\n" + section[1]) if section else []:
@@ -181,9 +171,8 @@ def _group(group: str, name: str) -> dict[str, Key]:
 
 
 def subclasses(*bases: str) -> dict[str, str]:
-    """Our classes below ``bases`` that can be named in a configuration, with the first line of their docstrings."""
     names = [name for name in _files() if not name.startswith("_") and name not in bases and _is_below(name, bases)]
-    return {name: (ast.get_docstring(_class(name) or ast.Module([], [])) or "").split("\n")[0] for name in names}
+    return {name: (ast.get_docstring(_definition(name) or ast.Module([], [])) or "").split("\n")[0] for name in names}
 
 
 def _is_below(name: str, bases: tuple[str, ...]) -> bool:
@@ -234,7 +223,6 @@ def _merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
 
 
 def check(given: Iterable[str], content: dict[str, Any]) -> None:
-    """Rejects unknown keys before torch is imported."""
     own, closed = of_recipe(content)
     known = {**schema(), **own}
     losses = [name.split(".")[2] for name in closed if name.startswith("model.distill_losses.")]
@@ -256,7 +244,6 @@ def _is_one(name: str, known: dict[str, Key], closed: set[str]) -> bool:
 
 
 def table(keys: dict[str, Key], pattern: str) -> str:
-    """Keys in which ``pattern`` occurs, a line each: name, type, default, meaning."""
     found = [key for key in keys.values() if pattern.lower() in key.name.lower()] if pattern else list(keys.values())
     if not found:
         raise UserError(f"no key with '{pattern}' in its name (kd-train --keys)")

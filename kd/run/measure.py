@@ -35,10 +35,11 @@ from kd.tasks.features import rank_of_gram
 from kd.teachers import FrozenTeacher, RunTeacher, build_teacher
 
 Found = tuple[nn.Module, Prepare, list[str], DistillationDataModule]  # A model, its input, its classes, the data
+Models = dict[str, tuple[Callable[[Tensor], Tensor], int]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     split: str = "val"  # of the data
     folder: str | None = None  # of other pictures
     robust: bool = False  # on damaged pictures too
@@ -52,14 +53,13 @@ class Asked:
 
     @property
     def file(self) -> str:
-        """Name of the figures' file in a run's folder. A folder is never called as one of the run's own splits."""
         name = Path(self.folder).resolve().name if self.folder else self.split
         return f"eval_{f'folder_{name}' if self.folder and name in ('train', 'val') else name}.json"
 
 
 @dataclass
 class Subject:
-    name: str  # as it was asked for
+    name: str  # as it was given
     run: Path | None  # its folder; None for a bare weights file
     model: nn.Module  # in eval mode
     prepare: Prepare  # its input
@@ -77,18 +77,17 @@ class Evaluation:
     pairs: list[tuple[int, int]] = field(default_factory=list)
 
     @classmethod
-    def written(cls, results: list[dict[str, Any]], runs: Sequence[Path | None], asked: Asked) -> "Evaluation":
-        """Writes the figures of each run in its folder, and of all to ``asked.out``."""
+    def written(cls, results: list[dict[str, Any]], runs: Sequence[Path | None], options: Options) -> "Evaluation":
         text = [json.dumps(result, indent=2) + "\n" for result in results]
         files = []
         for own, run in zip(text, runs, strict=True):
             if run is not None:
-                files.append(run / asked.file)
+                files.append(run / options.file)
                 files[-1].write_text(own)
-        if asked.out is not None:
-            files.append(asked.out)
-            if asked.out.suffix == ".json":
-                asked.out.write_text(text[0] if len(text) == 1 else json.dumps(results, indent=2) + "\n")
+        if options.out is not None:
+            files.append(options.out)
+            if options.out.suffix == ".json":
+                options.out.write_text(text[0] if len(text) == 1 else json.dumps(results, indent=2) + "\n")
         return cls(results, files)
 
 
@@ -98,31 +97,36 @@ def is_run(word: str) -> bool:
     return not (path.is_file() or (path / "config.json").is_file())
 
 
-def subjects(request: Request, asked: Asked) -> list[Subject]:
+def subjects(request: Request, options: Options) -> list[Subject]:
     words = [str(run_at(word)) if is_url(word) else word for word in request.rest]  # fetched once
     first = next((word for word in words if is_run(word)), None)
     if first is not None and request.recipe is not None:
         raise UserError(f"recipe: {first} has settings of its own; data.key=value changes them")
-    return [_of_run(word, request, asked) if is_run(word) else _of_file(word, first, request, asked) for word in words]
+    return [_of_run(w, request, options) if is_run(w) else _of_file(w, first, request, options) for w in words]
 
 
-def _of_run(word: str, request: Request, asked: Asked) -> Subject:
+def _of_run(word: str, request: Request, options: Options) -> Subject:
     run = Run.open(word, request)
-    data = _data(run.config, asked, run.classes)
+    data = _data(run.config, options, run.classes)
     run.task.build(len(run.classes), data.source.ignore_index)
     return Subject(str(run.folder), run.folder, run.model, run.preprocess, run.classes, data, run.task, run.teacher())
 
 
-def _of_file(word: str, run: str | None, request: Request, asked: Asked) -> Subject:
-    """A model without a run; beside one, on the run's pictures and compared with its teacher."""
+def _of_file(word: str, run: str | None, request: Request, options: Options) -> Subject:
     file = weights_file(Path(word), "weights")
     given = {item.split("=", 1)[0] for item in request.overrides}
-    if not (run or request.recipe or asked.folder or "data.source" in given):
+    if not (run or request.recipe or options.folder or "data.source" in given):
         raise UserError(f"{word}: on which pictures? folder=DIR (DIR/<class>/*.jpg), recipe=NAME, or "
                         "data.source=ImageFolder data.source.root=DIR")  # fmt: skip
     config = Run.settings(run_at(run) / "config.yaml" if run else None, request)
-    ours = file.suffix == ".safetensors" and {"arch", "kwargs"} <= read_metadata(file).keys()
-    model, prepare, classes, data = _ours(file, request, config, asked) if ours else _foreign(word, config, asked)
+    said = read_metadata(file) if file.suffix == ".safetensors" else {}
+    if not {"arch", "kwargs"} <= said.keys():
+        model, prepare, classes, data = _foreign(word, config, options)
+    elif said.get("classifies") == "false":
+        raise UserError(f"{file}: nothing has trained the student's classifier (kd-predict writes its features)")
+    else:
+        model, prepare, classes = student_in(file, request, config)
+        data = _data(config, options, classes)
     if not (run or request.recipe) and "data.img_size" not in given:
         data.size = prepare.size  # views as large as the model's input
     task = task_of(config)
@@ -131,23 +135,15 @@ def _of_file(word: str, run: str | None, request: Request, asked: Asked) -> Subj
     return Subject(word, None, model, prepare, classes, data, task, teacher)
 
 
-def _ours(file: Path, request: Request, config: dict[str, Any], asked: Asked) -> Found:
-    if read_metadata(file).get("classifies") == "false":
-        raise UserError(f"{file}: nothing has trained the student's classifier (kd-predict writes its features)")
-    model, prepare, classes = student_in(file, request, config)
-    return model, prepare, classes, _data(config, asked, classes)
-
-
-def _foreign(word: str, config: dict[str, Any], asked: Asked) -> Found:
-    """A weights file as it may be a teacher's, with its classes in the data's order."""
+def _foreign(word: str, config: dict[str, Any], options: Options) -> Found:
     said = about(word)
-    if not (said.arch or asked.arch):
+    if not (said.arch or options.arch):
         raise UserError(f"arch: {word} does not say which model it is; give the name of one of timm's: arch=NAME")
-    folder = asked.folder
+    folder = options.folder
     own = said.classes or (class_folders(joined(folder), "folder", place_of(folder, "folder")) if folder else [])
-    data = _data(config, asked, own if asked.folder else None)
+    data = _data(config, options, own if options.folder else None)
     classes = list(data.source.classes)
-    spec = TeacherSpec(checkpoint=word, arch=asked.arch, img_size=asked.img_size)
+    spec = TeacherSpec(checkpoint=word, arch=options.arch, img_size=options.img_size)
     try:
         built = build_teacher(spec, len(classes), classes, "weights", task_of(config).dense)
     except UserError as error:
@@ -156,91 +152,82 @@ def _foreign(word: str, config: dict[str, Any], asked: Asked) -> Found:
     return built.in_the_datas_classes(), built.prepare, classes, data
 
 
-def _data(config: dict[str, Any], asked: Asked, classes: list[str] | None) -> DistillationDataModule:
-    """The pictures, whose classes must be ``classes`` where those are known."""
+def _data(config: dict[str, Any], options: Options, classes: list[str] | None) -> DistillationDataModule:
     data = data_of(config)
-    if asked.folder:
-        data.use_folder(asked.folder, classes or [])
-    data.split(asked.place)
+    if options.folder:
+        data.use_folder(options.folder, classes or [])
+    data.split(options.place)
     if classes is not None:
         check_classes(data, classes)
     return data
 
 
-def evaluate(request: Request, asked: Asked) -> Evaluation:
+def evaluate(request: Request, options: Options) -> Evaluation:
     if any(_gives_features(word) for word in request.rest):
-        return _evaluate_features(request, asked)
-    measured = subjects(request, asked)
-    _check_same_pictures(measured, asked)
-    task, csv_file = measured[0].task, asked.out if asked.out is not None and asked.out.suffix == ".csv" else None
+        return _evaluate_features(request, options)
+    measured = subjects(request, options)
+    _check_same_pictures(measured, options)
+    task, csv_file = measured[0].task, options.out if options.out is not None and options.out.suffix == ".csv" else None
     if not task.in_rows and csv_file:
         raise UserError("out: of scenes there is no table a picture; kd-predict writes their masks")
     kept = [Answers(task, s.classes) if task.in_rows else None for s in measured]
     own_data = not any(item.startswith("data.source") for item in request.overrides)
-    results = [measure(s, asked, a, own_data) for s, a in zip(measured, kept, strict=True)]
+    results = [measure(s, options, a, own_data) for s, a in zip(measured, kept, strict=True)]
     answers = [a for a in kept if a is not None]
-    found = Evaluation.written(results, [subject.run for subject in measured], asked)
+    found = Evaluation.written(results, [subject.run for subject in measured], options)
     if csv_file:
-        _write_answers(csv_file, measured, answers, asked)
+        _write_answers(csv_file, measured, answers, options)
     found.pairs = [answers[0].only(other) for other in answers[1:]]
     return found
 
 
-def _check_same_pictures(measured: Sequence[Subject], asked: Asked) -> None:
+def _check_same_pictures(measured: Sequence[Subject], options: Options) -> None:
     """Raises a UserError where models would be compared on different pictures or labels."""
-    first, *others = (_named(subject, asked) for subject in measured)
+    splits = ((subject.data.split(options.place), subject.classes) for subject in measured)
+    first, *others = ((len(split.targets), identity(split), classes) for split, classes in splits)
     for subject, found in zip(measured[1:], others, strict=True):
         if found != first:
             raise UserError(f"{measured[0].name} and {subject.name} have other pictures or labels to validate with "
-                            f"({first['pictures']:,} and {found['pictures']:,}); name the same for all: folder=DIR or "
+                            f"({first[0]:,} and {found[0]:,}); name the same for all: folder=DIR or "
                             "data.source.root=DIR")  # fmt: skip
 
 
-def _named(subject: Subject, asked: Asked) -> dict[str, Any]:
-    split = subject.data.split(asked.place)
-    return {"pictures": len(split.targets), "content": identity(split), "classes": subject.classes}
-
-
-def measure(subject: Subject, asked: Asked, answers: Answers | None, own_data: bool) -> dict[str, Any]:
-    """Measures a model (and its teacher): metrics, fidelity, and damaged pictures where they are asked for."""
+def measure(subject: Subject, options: Options, answers: Answers | None, own_data: bool) -> dict[str, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data, task, classes = subject.data, subject.task, subject.classes
     fidelity = task.fidelity(len(classes))
     readers = [each for each in (fidelity, answers) if each is not None]
-    batches = data.eval_dataloader(asked.place)
+    batches = data.eval_dataloader(options.place)
     found = evaluation.evaluate(subject.model, subject.prepare, batches, task, subject.teacher, device, readers)
-    if fidelity is not None and asked.place == "val" and own_data and subject.run is not None:
+    if fidelity is not None and options.place == "val" and own_data and subject.run is not None:
         write(subject.run, fidelity, data, "val", classes)
     models = {"student": subject.model} | ({"teacher": subject.teacher.model} if subject.teacher else {})
     return {
         "run": subject.name,
-        "data": asked.folder or f"{data.source.describe()} ({asked.split})",
-        "pictures": len(data.split(asked.place).targets),
+        "data": options.folder or f"{data.source.describe()} ({options.split})",
+        "pictures": len(data.split(options.place).targets),
         **({"left_out": data.left_out} if data.left_out else {}),
         **{name: {"params": count_parameters(model), **found[name]} for name, model in models.items()},
         **({"fidelity": fidelity.result(classes)} if fidelity is not None else {}),
-        **({"robust": _robust(subject, asked, device)} if asked.robust else {}),
+        **({"robust": _robust(subject, options, device)} if options.robust else {}),
     }
 
 
-def _robust(subject: Subject, asked: Asked, device: torch.device) -> dict[str, dict[str, list[float]]]:
-    """The task's main metric on damaged pictures: by damage and model, at each strength."""
+def _robust(subject: Subject, options: Options, device: torch.device) -> dict[str, dict[str, list[float]]]:
     found: dict[str, dict[str, list[float]]] = {}
     for name in CORRUPTIONS:
         for strength in STRENGTHS:
             subject.task.reset()
-            batches = corrupted(subject.data.eval_dataloader(asked.place), name, strength)
-            metrics = evaluation.evaluate(
-                subject.model, subject.prepare, batches, subject.task, subject.teacher, device
-            )
-            for model, values in metrics.items():
-                found.setdefault(name, {}).setdefault(model, []).append(values[subject.task.primary])
+            batches = corrupted(subject.data.eval_dataloader(options.place), name, strength)
+            task, model = subject.task, subject.model
+            metrics = evaluation.evaluate(model, subject.prepare, batches, task, subject.teacher, device)
+            for which, values in metrics.items():
+                found.setdefault(name, {}).setdefault(which, []).append(values[task.primary])
     return found
 
 
-def _write_answers(file: Path, measured: Sequence[Subject], kept: Sequence[Answers], asked: Asked) -> None:
-    """A line a picture: its name, its label, and each model's answer with its probability."""
-    split, alone = measured[0].data.split(asked.place), len(measured) == 1
+def _write_answers(file: Path, measured: Sequence[Subject], kept: Sequence[Answers], options: Options) -> None:
+    split, alone = measured[0].data.split(options.place), len(measured) == 1
     columns = {}
     for subject, answers in zip(measured, kept, strict=True):
         first = next(iter(answers.rows.values()), {})
@@ -256,12 +243,6 @@ def _write_answers(file: Path, measured: Sequence[Subject], kept: Sequence[Answe
     write_whole(file, lambda opened: opened.write(text.getvalue().encode()))
 
 
-@dataclass
-class _Model:
-    call: Callable[[Tensor], Tensor]
-    params: int
-
-
 def _gives_features(word: str) -> bool:
     """Whether a word of the command line names a run whose student has no classifier, or one that nothing trained."""
     if not is_run(word):
@@ -270,58 +251,56 @@ def _gives_features(word: str) -> bool:
     return file.is_file() and read_metadata(file).get("classifies") == "false"
 
 
-def _evaluate_features(request: Request, asked: Asked) -> Evaluation:
+def _evaluate_features(request: Request, options: Options) -> Evaluation:
     other = next((word for word in request.rest if not _gives_features(word)), None)
     without = request.rest[0] if other is None else next(word for word in request.rest if _gives_features(word))
     if other is not None:
         raise UserError(f"{without} has no classifier and {other} has one: they can't be compared by one measure")
-    csv_file = asked.out is not None and asked.out.suffix == ".csv"
-    for key, given in (("folder", asked.folder), ("robust", asked.robust), ("out", csv_file)):
+    csv_file = options.out is not None and options.out.suffix == ".csv"
+    for key, given in (("folder", options.folder), ("robust", options.robust), ("out", csv_file)):
         if given:
             raise UserError(f"{key}: needs a classifier, and {without} has none; data.probe.root=DIR measures features "
                             "by labelled pictures")  # fmt: skip
-    results = [_features_of_run(word, request, asked) for word in request.rest]
-    return Evaluation.written(results, [Path(result["run"]) for result in results], asked)
+    results = [_features_of_run(word, request, options) for word in request.rest]
+    return Evaluation.written(results, [Path(result["run"]) for result in results], options)
 
 
-def _features_of_run(word: str, request: Request, asked: Asked) -> dict[str, Any]:
+def _features_of_run(word: str, request: Request, options: Options) -> dict[str, Any]:
     opened = Run.open(word, request)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data, models = opened.data, _models(opened, device)
-    found = {name: {"params": model.params, "rankme": 0.0} for name, model in models.items()}
-    for name, rank in _ranks(models, data, asked.split, device).items():
-        found[name]["rankme"] = rank
+    ranks = _ranks(models, data, options.split, device)
+    found: dict[str, dict[str, float]] = {name: {"params": n, "rankme": ranks[name]} for name, (_, n) in models.items()}
     if data.probe is not None:
         batches = bar(data.eval_dataloader("probe"), label="labelled pictures", unit=" batches")
-        seen = look_at({name: model.call for name, model in models.items()}, batches, bank_of(data), device)
+        seen = look_at({name: call for name, (call, _) in models.items()}, batches, bank_of(data), device)
         for name in models:
             found[name] |= seen.accuracy(name)
     return {
         "run": str(opened.folder),
-        "data": f"{data.source.describe()} ({asked.split})",
-        "pictures": len(data.split(asked.split).targets),
+        "data": f"{data.source.describe()} ({options.split})",
+        "pictures": len(data.split(options.split).targets),
         **({"probe": data.probe.root} if data.probe else {}),
         **found,
     }
 
 
-def _models(opened: FinishedRun, device: torch.device) -> dict[str, _Model]:
+def _models(opened: FinishedRun, device: torch.device) -> Models:
+    """Each model's call on uint8 pictures, and its number of parameters."""
     student, prepare = opened.model.to(device), opened.preprocess
-    models = {"student": _Model(lambda images: student(prepare(images)), count_parameters(student))}
+    models: Models = {"student": (lambda images: student(prepare(images)), count_parameters(student))}
     for name, teacher in opened.feature_teachers().items():
         teacher.to(device)
-        models[f"teacher {name}".strip()] = _Model(teacher, count_parameters(teacher.model))
+        models[f"teacher {name}".strip()] = teacher, count_parameters(teacher.model)
     return models
 
 
 @torch.inference_mode()
-def _ranks(
-    models: dict[str, _Model], data: DistillationDataModule, split: str, device: torch.device
-) -> dict[str, float]:
+def _ranks(models: Models, data: DistillationDataModule, split: str, device: torch.device) -> dict[str, float]:
     grams: dict[str, Tensor] = {}
     for batch in bar(data.eval_dataloader(split), label="evaluating", unit=" batches"):
         images = batch["image"][batch["index"] >= 0].to(device)
-        for name, model in models.items():
-            x = model.call(images).double()
+        for name, (call, _) in models.items():
+            x = call(images).double()
             grams[name] = grams.get(name, torch.zeros((), device=device)) + x.T @ x
     return {name: round(rank_of_gram(gram), 4) for name, gram in grams.items()}

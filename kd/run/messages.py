@@ -12,7 +12,6 @@ PROTOCOLS = {
     "Builder": "it needs the method build(self, num_classes: int, img_size: tuple[int, int] | None) -> nn.Module, with "
     "these annotations"
 }
-CLASSES = {"source": ("Source",), "losses": ("LogitLoss", "FeatureLoss", "LayersLoss"), "task": ("Task",)}
 
 
 def one_line(message: str, known: list[str]) -> str:
@@ -114,13 +113,13 @@ def _no_key(key: str, known: list[str]) -> str:
 
 
 def _argument_names() -> list[str]:
-    ours = [name for bases in CLASSES.values() for name in keys.subclasses(*bases)]
+    ours = [name for bases in keys.CLASSES.values() for name in keys.subclasses(*bases)]
     found = {argument for name in [*ours, "Projection", "TapSpec"] for argument in keys.arguments(name)}
     return sorted(found | {name.rpartition(".")[2] for name in keys.schema()})
 
 
 def _near_class(key: str, name: str) -> str:
-    part = next((part for part in CLASSES if part in key), "")
-    known = sorted(keys.subclasses(*CLASSES[part])) if part else []
+    part = next((part for part in keys.CLASSES if part[:-1] in key), "")
+    known = sorted(keys.subclasses(*keys.CLASSES[part])) if part else []
     ours = f" (ours: {', '.join(known)}; others by their class path)" if known else " (a class path: package.Class)"
     return near(name, known) or ours

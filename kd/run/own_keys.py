@@ -23,25 +23,23 @@ def whole_number(own: Mapping[str, object], key: str, default: int, low: int = 1
 
 
 def whole_numbers(own: Mapping[str, str], key: str, default: str) -> list[int]:
-    """Several positive whole numbers with commas between, sorted."""
     words = own.get(key, default).strip("[]").replace(" ", "").split(",")
     if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
         raise UserError(f"{key}: must be whole numbers > 0 with commas between, got '{own[key]}'")
     return sorted({int(word) for word in words})
 
 
-def positive(key: str, text: str, below: float = 1e6) -> float:
+def positive(key: str, text: str, below: float = 1e6, or_zero: bool = False) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = 0.0
-    if not 0 < value < below:
+        value = -1.0
+    if not (0 < value < below or (or_zero and value == 0)):
         raise UserError(f"{key}: must be a number > 0, got '{text}'")
     return value
 
 
 def truth(own: dict[str, str], key: str) -> bool:
-    """A yes or no of a command's own keys; no where it is not given."""
     text = own.get(key, "false").lower()
     if text not in ("true", "false"):
         raise UserError(f"{key}: must be true or false, got '{own[key]}'")
@@ -49,7 +47,6 @@ def truth(own: dict[str, str], key: str) -> bool:
 
 
 def refuse_foreign(request: Request, takes: tuple[str, ...]) -> None:
-    """Raises a UserError for what is neither the command's own key nor of the run's data or teacher."""
     foreign = [item for item in request.overrides if not item.startswith(("data.", "model.teacher"))]
     if foreign:
         known = ", ".join(f"{key}=" for key in takes)

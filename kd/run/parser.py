@@ -65,8 +65,6 @@ FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # for what was dumped here
 
 
 class Parser(LightningArgumentParser):
-    """Says what is wrong in one line, with the nearest key."""
-
     def instantiate_classes(self, cfg: Namespace) -> Namespace:
         failed: list[Unbuilt] = []
 
@@ -89,7 +87,6 @@ class Parser(LightningArgumentParser):
 
 
 def _import_only(trusted: list[str]) -> None:
-    """What settings name is imported while they are parsed: only then are they resolved, and can be checked."""
     set_parsing_settings(
         import_path_denylist=[] if ALL in trusted else ["*"], import_path_allowlist=importable(trusted),
         instantiate_subclass_spec_in_any=False,
@@ -156,14 +153,12 @@ class KDCLI(LightningCLI):
         parser.add_lightning_class_args(DistillationDataModule, "data")
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Groups and links: what two parts share is typed once."""
         parser.add_class_arguments(OptimSpec, "optim")
         parser.add_class_arguments(CheckpointSpec, "checkpoint")
         parser.add_class_arguments(MonitorSpec, "monitor")
         parser.link_arguments("seed", "data.seed")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parses without ``sys.argv`` (Lightning's own warns where both are there)."""
         items = list(args or [])
         _import_only(self._trusted)
         try:
@@ -191,6 +186,17 @@ class KDCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Nothing: :meth:`build` does, when all settings are known."""
 
+    def check_groups(self) -> None:
+        """Reports mistakes in the groups that are built in a run alone: before machines cost money."""
+        config = self.as_dict()
+        for key, spec in (("monitor", MonitorSpec), ("optim", OptimSpec)):
+            try:
+                spec(**config[key])
+            except UserError:
+                raise
+            except ValueError as error:  # it begins with the argument's name
+                raise UserError(f"{key}." + str(error).replace(" ", ": ", 1)) from error
+
     def _seed(self) -> None:
         logging.getLogger("lightning_fabric.utilities.seed").setLevel(logging.WARNING)
         seed_everything(self.config.seed, workers=True, verbose=False)
@@ -211,9 +217,8 @@ class KDCLI(LightningCLI):
         except Exception as error:
             raise told_by_key(error, self.as_dict()) from error
         for name, module in self.model.named_students().items():
-            check_losses(
-                module.objective, f"students.{name}.model" if name else "model", len(self.datamodule.info.classes)
-            )
+            key = f"students.{name}.model" if name else "model"
+            check_losses(module.objective, key, len(self.datamodule.info.classes))
             check_batch(module.objective.active, self.datamodule.batch_size, self.trainer.world_size)
         self.datamodule.splits.check_fraction()
         if self.model.teacher is not None:
@@ -222,11 +227,10 @@ class KDCLI(LightningCLI):
             raise UserError(f"trainer.strategy: '{self.config.trainer.strategy}' is not supported; take ddp")
 
     def _set_loggers_aside(self) -> None:
-        """Loggers by class path are built once the run has a folder (:class:`kd.callbacks.loggers.Loggers`)."""
         self._logger = self.config.trainer.logger
         self._yaml = self.as_yaml()
-        asked = yaml.load(self._yaml, FAST)["trainer"]["logger"]
-        self.loggers = [spec for spec in (asked if isinstance(asked, list) else [asked]) if isinstance(spec, dict)]
+        loggers = yaml.load(self._yaml, FAST)["trainer"]["logger"]
+        self.loggers = [x for x in (loggers if isinstance(loggers, list) else [loggers]) if isinstance(x, dict)]
         for spec in self.loggers:
             check_packages(spec)
         if self.loggers:
@@ -234,10 +238,8 @@ class KDCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config
-        known = [
-            f"val/{name}"
-            for name in self.model.task.metric_names(bool(self.model.teacher and self.model.teacher.has_head))
-        ]
+        taught = bool(self.model.teacher and self.model.teacher.has_head)
+        known = [f"val/{name}" for name in self.model.task.metric_names(taught)]
         monitor = config.checkpoint.monitor or f"val/{self.model.task.monitored}"
         has_best = any(module.is_measured for module in self.model.named_students().values())
         if config.checkpoint.monitor and not has_best and not config.resume:
@@ -262,22 +264,13 @@ class KDCLI(LightningCLI):
         best = Best(self.folder, monitor, mode)
         self.summary = Summary(self.folder, preflight, preemption, config.recipe, config.seed, best)
         loggers = Loggers(self.folder, self.loggers, build_loggers, flatten(yaml.load(self._yaml, FAST)))
+        nodes = Nodes(self.cluster.launcher if self.cluster else None)
+        several = [StudentFolders(self.folder, best, self.student_configs, save_student)] if config.students else []
         ours: list[Callback] = [
-            Nodes(self.cluster.launcher if self.cluster else None),
-            preflight,
-            FeatureProbe(preflight),
-            self.folder,
-            loggers,
-            LearningRate(),
-            LastStep(),
-        ]
-        ours += [Finite(), preemption, *watching]
-        ours += [best, FidelityRecord(self.folder, preflight, best), self.summary]
-        if config.students:
-            ours.append(StudentFolders(self.folder, best, self.student_configs, save_student))
-        ours.append(last)
-        if self.model.task.draws:
-            ours.append(Predictions(self.folder))
+            nodes, preflight, FeatureProbe(preflight), self.folder, loggers, LearningRate(), LastStep(), Finite(),
+            preemption, *watching, best, FidelityRecord(self.folder, preflight, best), self.summary, *several, last,
+            *([Predictions(self.folder)] if self.model.task.draws else []),
+        ]  # fmt: skip
         if config.trainer.enable_progress_bar is not False:
             ours.append(Progress(next((w.so_far for w in watching if isinstance(w, Phases)), None)))
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": ours}
@@ -297,19 +290,17 @@ class KDCLI(LightningCLI):
         return trainer
 
     def _plugins(self) -> list[object] | None:
-        """The recipe's own plugins, and how the processes find each other where Lightning would mistake the job."""
         own = self.config_init.trainer.plugins
-        asked = [*own] if isinstance(own, list | tuple) else [own] if own else []
+        plugins = [*own] if isinstance(own, list | tuple) else [own] if own else []
         environment = self.cluster.environment() if self.cluster else None
-        if environment and not any(isinstance(plugin, ClusterEnvironment) for plugin in asked):
-            asked.append(environment)
-        return asked or None
+        if environment and not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
+            plugins.append(environment)
+        return plugins or None
 
     def _module(self, built: Namespace) -> DistillationModule:
         return assemble(self.datamodule.info, optim=built.optim, **built.model)
 
     def _together(self) -> DistillationModule:
-        """Several students, each as it would be in a run of its own."""
         parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False)
         parser.add_class_arguments(OptimSpec, "optim")
         _add_model(parser)
@@ -331,7 +322,6 @@ class KDCLI(LightningCLI):
         return yaml.load(self.as_yaml(), FAST)
 
     def as_yaml(self) -> str:
-        """The resolved configuration; ``kd-train FILE`` repeats the run."""
         return self._dump(self.config.clone())
 
     def _dump(self, config: Namespace) -> str:

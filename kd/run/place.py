@@ -67,8 +67,7 @@ class Place:
 def place_of(
     config: Mapping[str, Any], given: Resumed | None, job: str | None, command: Sequence[str], together: bool = False
 ) -> Place:
-    """Where the run of these settings goes, and what it resumes: the run that the command line names, else the one that
-    the settings name (``resume``), else the one that this command of the launcher's job has begun before."""
+    """Where the run goes, and what it resumes: the command line's run, the settings', or the one this job began."""
     resumed, runs_dir = given, str(config["runs_dir"])
     if resumed is None and config["resume"]:
         resumed = Resumed.named(str(config["resume"]), together)
@@ -94,7 +93,6 @@ def place_of(
 
 
 def _run_of(path: Path) -> Path:
-    """The run folder where a checkpoint inside it is named."""
     if path.suffix != ".ckpt" or path.parent.name != "checkpoints":
         return path
     run = path.parent.parent
@@ -102,14 +100,11 @@ def _run_of(path: Path) -> Path:
         return run
     if not path.is_file():
         raise UserError(f"resume: there is no {path}")
-    raise UserError(
-        f"resume: {path.name} holds weights alone; resume={run} resumes from {LAST}, and "
-        f"model.student.checkpoint={path} starts a new run with these weights"
-    )
+    raise UserError(f"resume: {path.name} holds weights alone; resume={run} resumes from {LAST}, and "
+                    f"model.student.checkpoint={path} starts a new run with these weights")  # fmt: skip
 
 
 def _kept_in(folder: Path, runs_dir: str) -> str:
-    """The URL below which a resumed run is kept: it stays where it was."""
     url = url_of(folder)
     if not url or on_disk(url).resolve() != folder.resolve():
         raise UserError(f"runs_dir: {runs_dir} has no run {folder}; give its URL (resume=), or runs_dir=FOLDER")
@@ -139,7 +134,6 @@ def _checkpoint(folder: Path) -> Path:
 
 
 def check_start(run: Path, config: Mapping[str, Any]) -> None:
-    """Refuses to change how the student of a resumed run has started, and whether it has an average."""
     before: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # the configuration of the run before may be damaged
         before = yaml_of(text_of(run / "config.yaml"))
@@ -150,13 +144,10 @@ def check_start(run: Path, config: Mapping[str, Any]) -> None:
                       for c in (before, config))  # fmt: skip
         if (then is None) != (here is None):
             key = f"students.{name}.model.ema_decay" if name else "model.ema_decay"
-            raise UserError(
-                f"{key}: a resumed run keeps its average, or goes without one as it began ({then}, given {here})"
-            )
+            raise UserError(f"{key}: a resumed run keeps its average, or goes without one as it began ({then}, given "
+                            f"{here})")  # fmt: skip
     old, now = before["model"]["student"], config["model"]["student"]
     for key in START:
         if old.get(key) != now[key] and "auto" not in (old.get(key), now[key]):
-            raise UserError(
-                f"model.student.{key}: has no effect on a resumed run, whose weights come from its checkpoint "
-                f"({old.get(key)}, given {now[key]})"
-            )
+            raise UserError(f"model.student.{key}: has no effect on a resumed run, whose weights come from its "
+                            f"checkpoint ({old.get(key)}, given {now[key]})")  # fmt: skip

@@ -49,7 +49,7 @@ class Request:
         """For the parser: what the user stands for; then in order of rising priority recipe, overlays, overrides."""
         contents, trees = self._checked()
         args = [TRUSTED + name for name in vouched(contents, trees, self.trust, "trust" in self.flags)]
-        args += [f"--config={_as_now(file, content if self.here else {})}" for file, content in contents.items()]
+        args += [f"--config={migrate_class_paths(f, content if self.here else {})}" for f, content in contents.items()]
         if self.recipe and next(iter(contents.values())).get("recipe") is None:
             args.append(f"--recipe={next(iter(contents)).stem}")
         overrides = [_with_folders(item, _as_tree(item) if self.here else {}) for item in self.overrides]
@@ -86,7 +86,6 @@ class Request:
         return text if "str" in takes and not takes & {"int", "bool", "list"} and value is not None else value
 
     def _checked(self) -> tuple[dict[Path, dict[Any, Any]], list[dict[str, Any]]]:
-        """Files and overrides, without what a first look refuses."""
         contents = {file: files.read(file) for file in self._files()}
         for file, content in contents.items():
             files.check_text(content, f"{file}: ")
@@ -106,6 +105,9 @@ class Request:
                 check_file(file, content, self.trust)
         return contents, trees
 
+    def value_of(self, key: str) -> str | None:
+        return next((item.split("=", 1)[1] for item in reversed(self.overrides) if item.startswith(f"{key}=")), None)
+
     @property
     def trusted(self) -> list[str]:
         return [*(f"trust={module}" for module in self.trust), *(["--trust"] if "trust" in self.flags else [])]
@@ -114,9 +116,8 @@ class Request:
         """Refuses settings that no part of a run would read, and returns all (:func:`kd.run.unread.check_read`)."""
         given = [_as_tree(item) for item in self.overrides]
         resumed = {"resume": self.resume} if self.resume else {}
-        return check_read(
-            [files.read(file) for file in self._files()], {k: v for tree in given for k, v in tree.items()} | resumed
-        )
+        typed = {key: value for tree in given for key, value in tree.items()}
+        return check_read([files.read(file) for file in self._files()], typed | resumed)
 
     def _files(self) -> list[Path]:
         found = [find("recipes", self.recipe)] if self.recipe else []
@@ -141,7 +142,7 @@ def _check(names: list[str], values: dict[str, Any], whole: dict[str, Any]) -> N
     keys.check(names, whole)
 
 
-def _as_now(file: Path, content: dict[Any, Any]) -> str:
+def migrate_class_paths(file: Path, content: dict[Any, Any]) -> str:
     """The file, or its text where class paths in it have moved, or folders go by a channel's name."""
     text = file.read_text(encoding="utf-8")
     now = _with_folders(current(text), content)
@@ -149,7 +150,6 @@ def _as_now(file: Path, content: dict[Any, Any]) -> str:
 
 
 def _with_folders(text: str, content: dict[Any, Any]) -> str:
-    """``channel:NAME`` replaced by the folder, wherever it is a value."""
     for value in {value for _, value in files.leaves(content) if str(value).startswith(CHANNEL)}:
         text = text.replace(value, folder_of(value))
     return text
@@ -184,10 +184,9 @@ def _entries_whole(overrides: list[str], contents: Iterable[dict[Any, Any]]) -> 
     >>> _entries_whole(["model.taps.at.student=a", "seed=1", "model.taps.at.teacher=b"], [])
     ['model.taps.at={"student": "a", "teacher": "b"}', 'seed=1']
     """
-    there = {
-        f"model.{kind}.{name}" for c in contents for kind in ENTRIES for name in (c.get("model") or {}).get(kind) or {}
-    }
-    there |= {item.split("=")[0] for item in overrides}
+    there = {item.split("=")[0] for item in overrides}
+    for model, kind in ((c.get("model") or {}, kind) for c in contents for kind in ENTRIES):
+        there |= {f"model.{kind}.{name}" for name in model.get(kind) or {}}
     made: dict[str, dict[str, Any]] = {}
     whole: list[str] = []
     for item in overrides:
@@ -214,7 +213,6 @@ def _check_says_something(key: str, value: object) -> None:
 
 
 def _as_tree(item: str) -> dict[str, Any]:
-    """``key=value`` with the value as YAML, where it is any."""
     key, _, value = item.partition("=")
     try:
         return {key: yaml_of(value)}
@@ -275,11 +273,9 @@ def _sort_in(request: Request, key: str, value: str) -> None:
         if request.recipe is not None:
             raise UserError(f"recipe is given twice: '{request.recipe}' and '{value}'")
         request.recipe = value
-    elif key == "config":
-        request.overlays.append(value)
     elif key == "resume":
         request.resume = value
-    elif key == "trust":
-        request.trust.append(value)
+    elif key in ("config", "trust"):
+        (request.overlays if key == "config" else request.trust).append(value)
     else:
         request.overrides.append(f"{key}={value}")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,8 @@ class Run:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # until the monitor handles it, it must not kill
         cluster = join_cluster(request)
-        together = _machines(cluster, request) > 1
+        machines = request.value_of("trainer.num_nodes") or ""
+        together = (machines.isdigit() and int(machines) > 1) or (cluster is not None and cluster.num_nodes > 1)
         given = resumed_by(request, together)
         args = request.parser_args()
         if request.check_read().get("data.source") == "FoodTagMini" and is_rank_zero():
@@ -89,10 +91,8 @@ class Run:
     @staticmethod
     def settings(file: Path | None, request: Request) -> dict[str, Any]:
         """A run folder's settings with a command line's put in, as plain values; without a file, of its recipe."""
-        asked = Request(
-            request.recipe, request.overlays, [*request.overrides], trust=request.trust, flags=request.flags
-        )
-        return Run.of(asked).config if file is None and request.recipe is not None else asked.over(file)
+        own = replace(request, overrides=[*request.overrides], cluster=[], here=True)
+        return Run.of(own).config if file is None and request.recipe is not None else own.over(file)
 
     @staticmethod
     def open(place: str, request: Request | None = None, takes: tuple[str, ...] = ()) -> "FinishedRun":
@@ -122,41 +122,28 @@ def settings_of(items: list[str]) -> dict[str, Any]:
 
 
 def take_over(container: sagemaker.Container, request: Request) -> None:
-    """SageMaker's hyperparameters are settings, and what it keeps of a job is where the run's folder is."""
     if request.rest == ["train"]:  # what SageMaker starts an image with that names no command
         request.rest = []
     merge(request, container.settings, "SageMaker's hyperparameters")
     request.overlays = [sagemaker.folder_of(name) for name in request.overlays]
     request.recipe = sagemaker.folder_of(request.recipe) if request.recipe else None
-    if not any(item.startswith("runs_dir=") for item in request.overrides):
+    if request.value_of("runs_dir") is None:
         request.overrides.append(f"runs_dir={container.runs_dir}")
-
-
-def _machines(cluster: Cluster | None, request: Request) -> int:
-    asked = [item.split("=", 1)[1] for item in request.overrides if item.startswith("trainer.num_nodes=")]
-    given = asked[-1] if asked and asked[-1].isdigit() else "1"
-    return max(int(given), cluster.num_nodes if cluster else 1)
 
 
 def join_cluster(request: Request) -> Cluster | None:
     """The launcher's job, unless the command line says itself how many machines there are."""
     cluster = recognise()
-    if cluster is None or any(item.startswith("trainer.num_nodes=") for item in request.overrides):
+    if cluster is None or request.value_of("trainer.num_nodes") is not None:
         return None
-    _check_devices(cluster, request.overrides)
+    devices = request.value_of("trainer.devices")  # where the launcher has started every process there are no others
+    if cluster.starts_each_process and cluster.devices and devices not in (None, "auto", str(cluster.devices)):
+        raise UserError(f"trainer.devices: {devices}, but {cluster.launcher} has started {cluster.devices} on each "
+                        "machine")  # fmt: skip
     request.cluster = cluster.arguments()
     for name, value in cluster.variables.items():
         os.environ.setdefault(name, value)
     return cluster
-
-
-def _check_devices(cluster: Cluster, overrides: list[str]) -> None:
-    """Where the launcher has started every process, the command line can't ask for others."""
-    asked = next((item.split("=", 1)[1] for item in reversed(overrides) if item.startswith("trainer.devices=")), None)
-    if cluster.starts_each_process and cluster.devices and asked not in (None, "auto", str(cluster.devices)):
-        raise UserError(
-            f"trainer.devices: {asked}, but {cluster.launcher} has started {cluster.devices} on each machine"
-        )
 
 
 def _draw_ahead(folder: Path) -> None:

@@ -47,12 +47,8 @@ class Like:
 
     def refuses(self, value: object) -> str:
         """What is wrong with a value; empty for one that fits, or no text."""
-        fits = (
-            isinstance(value, bool)
-            or not isinstance(value, str | int | float)
-            or re.fullmatch(self.pattern, str(value))
-        )
-        return "" if fits else self.text
+        text = isinstance(value, str | int | float) and not isinstance(value, bool)
+        return self.text if text and not re.fullmatch(self.pattern, str(value)) else ""
 
 
 Limit: TypeAlias = Range | Like
@@ -489,9 +485,7 @@ class MonitorSettings(Checked):
     prometheus_port: Count | None = None
     prometheus_host: str = "127.0.0.1"
     otlp: Annotated[str, ADDRESS] | None = None
-    cloudwatch: (
-        Annotated[str, Like(r"(?!AWS/)[\w.\-/#:]{1,255}", "must be a namespace other than AWS's own")] | None
-    ) = None
+    cloudwatch: Annotated[str, NAMESPACE] | None = None
     send_every_s: Positive = 60.0
     price_per_hour: Weight | None = None
     rules_every_s: Weight = 60.0

@@ -54,7 +54,6 @@ def unbroken_output() -> Iterator[None]:
 
 
 def quiet_libraries() -> None:
-    """Silences Lightning's hardware lines and tips, and warnings that call for nothing."""
     for name in ("pytorch_lightning", "lightning_fabric", "timm", "torch.distributed"):
         logging.getLogger(name).setLevel(logging.ERROR)
     for message in (
@@ -64,7 +63,6 @@ def quiet_libraries() -> None:
         ".*`_scheduled_optimizer_step`.*",
         ".*number of training batches.*smaller than the logging interval.*",
         ".*dataloader is not resumable.*",
-        ".*your dataloader is not resumable.*",
         ".*lr_scheduler.step.*before.*optimizer.step.*",
         ".*in eval mode at the start of training.*",
         ".*It is recommended to use `self.log.*sync_dist=True.*",

@@ -21,23 +21,19 @@ from kd.launch.child import start_kd_train
 from kd.launch.cluster import is_rank_zero
 from kd.models import TeacherSpec, completed
 from kd.models.weights import about, weights_file
-from kd.run.build import data_of
+from kd.run.build import data_of, teachers_in
 from kd.run.paths import find
 from kd.storage.checkpoints import newest_whole
 from kd.storage.elsewhere import json_of
 
-TRAIN = "train"
-"""``model.teacher.checkpoint``: train the teacher even where one ships with its recipe."""
-
-
+TRAIN = "train"  # as ``model.teacher.checkpoint``: train the teacher even where one ships with its recipe
 LEAST_STEPS = 8  # of an epoch, where a teacher is trained first: fewer and longer ones undo what its backbone learnt
 
 
 def teacher_settings(
     config: dict[str, Any], typed: Iterable[str], resolved: Callable[[list[str]], dict[str, Any]]
 ) -> dict[str, Any]:
-    """The settings by which a run takes the teacher that its recipe names, trained now if need be; none where it needs
-    none. Few pictures lower a ``data.batch_size`` that was not ``typed``."""
+    """The settings that give the run its recipe's teacher, which is trained now if need be; empty where it has one."""
     _refuse_random_weights(config)
     teacher = config["model"]["teacher"]
     if teacher and teacher["backbone"] and (not teacher["recipe"] or teacher["checkpoint"] not in (None, TRAIN)):
@@ -82,7 +78,6 @@ def _batch(config: dict[str, Any]) -> float:
 
 
 def shipped_teacher(teacher: dict[str, Any], source: Source) -> Path | None:
-    """The weights beside the teacher's recipe, where they are of this architecture, size and classes."""
     file = find("recipes", teacher["recipe"]).with_suffix(".safetensors")
     if not file.is_file():
         return None
@@ -98,32 +93,19 @@ def shipped_teacher(teacher: dict[str, Any], source: Source) -> Path | None:
 
 def _refuse_random_weights(config: dict[str, Any]) -> None:
     """A teacher that nobody has trained is a forgotten key, and the preflight would take a minute to find out."""
-    model = config["model"]
-    specs = {"teacher": model["teacher"]} if model["teacher"] else {}
-    specs |= {f"teachers.{name}": spec for name, spec in (model["teachers"] or {}).items()}
-    for name, spec in specs.items():
-        if (
-            not any(spec[k] for k in ("checkpoint", "pretrained", "recipe", "builder"))
-            and config["preflight"] == "stop"
-        ):
-            raise UserError(
-                f"model.{name}.checkpoint: random weights: no checkpoint given; give a file, or "
-                f"model.{name}.pretrained=true (preflight=warn distils from it all the same)"
-            )
+    for key, spec in teachers_in(config["model"]).items() if config["preflight"] == "stop" else ():
+        if not any(spec[k] for k in ("checkpoint", "pretrained", "recipe", "builder")):
+            raise UserError(f"{key}.checkpoint: random weights: no checkpoint given; give a file, or "
+                            f"{key}.pretrained=true (preflight=warn distils from it all the same)")  # fmt: skip
 
 
 def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """The settings, by key, where a teacher's checkpoint names another architecture than the settings.
-
-    A recipe's architecture gives way to the file's; one that was typed does not."""
+    """The teacher settings that its checkpoint's architecture replaces, by key; a typed architecture stays."""
     typed = {item.partition("=")[0] for item in overrides}
-    model: dict[str, Any] = config["model"]
     found: dict[str, Any] = {}
-    specs = {"model.teacher": model["teacher"]} if model["teacher"] else {}
-    specs |= {f"model.teachers.{name}": spec for name, spec in (model["teachers"] or {}).items()}
-    for key, given in specs.items():
+    for key, given in teachers_in(config["model"]).items():
         said, arch = about(given["checkpoint"]), TeacherSpec(given["arch"]).arch
-        if not said.arch or given["builder"] or _base(said.arch) == _base(arch):
+        if not said.arch or given["builder"] or said.arch.partition(".")[0] == arch.partition(".")[0]:
             continue
         if f"{key}.arch" in typed:
             if said.foreign:  # timm may have several names for it
@@ -138,31 +120,16 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str
     return found
 
 
-def _base(arch: str) -> str:
-    return arch.partition(".")[0]
-
-
-ONE_PROCESS = [
-    "trainer.devices=1", "trainer.num_nodes=1", "trainer.strategy=auto", "optim.zero=false",
-]  # fmt: skip
+ONE_PROCESS = ["trainer.devices=1", "trainer.num_nodes=1", "trainer.strategy=auto", "optim.zero=false"]
 
 
 def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
-    """The command line of the teacher's own run: its recipe, with this run's data, architecture, device and limits."""
     teacher, data = config["model"]["teacher"], config["data"]
+    limits = ("accelerator", "limit_train_batches", "limit_val_batches")  # a trial run trains a trial teacher
     passed = {
-        "data.source": data["source"],
-        "data.on_bad_image": data["on_bad_image"],
-        "data.val_fraction": data["val_fraction"],
-        "data.num_workers": data["num_workers"],
-        "model.student.arch": teacher["arch"],
-        "model.student.img_size": teacher["img_size"],
-        "model.student.kwargs": teacher["kwargs"],
-        "model.student.mean": teacher["mean"],
-        "model.student.std": teacher["std"],
-        "trainer.accelerator": config["trainer"]["accelerator"],
-        "trainer.limit_train_batches": config["trainer"]["limit_train_batches"],  # a trial run trains a trial teacher
-        "trainer.limit_val_batches": config["trainer"]["limit_val_batches"],
+        **{f"data.{key}": data[key] for key in ("source", "on_bad_image", "val_fraction", "num_workers")},
+        **{f"model.student.{key}": teacher[key] for key in ("arch", "img_size", "kwargs", "mean", "std")},
+        **{f"trainer.{key}": config["trainer"][key] for key in limits},
     }
     if splits_itself:
         passed["seed"] = config["seed"]
@@ -173,7 +140,6 @@ def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
 
 
 def key_of(config: dict[str, Any], source: Source) -> str:
-    """A hash of everything that determines a trained teacher: settings, data, our code, the libraries' versions."""
     import timm
     import torch
     import torchvision
@@ -194,10 +160,7 @@ def key_of(config: dict[str, Any], source: Source) -> str:
 
 
 def trained_teacher(items: list[str], key: str, name: str, say: bool) -> Path:
-    """The run folder of the teacher, trained now unless the cache has it. Two processes at once train one.
-
-    A training that was stopped or killed resumes from its last checkpoint.
-    """
+    """The teacher's run folder: from the cache, resumed or trained now; two processes at once train one."""
     home = cache_dir() / "teachers"
     final = home / f"{name}-{key}"
     home.mkdir(parents=True, exist_ok=True)
@@ -219,7 +182,6 @@ def trained_teacher(items: list[str], key: str, name: str, say: bool) -> Path:
 
 
 def _begin(items: list[str], part: Path, name: str) -> list[str]:
-    """The command line that resumes a training in ``part``, or starts one."""
     run = part / name / "000"
     if newest_whole(run / "checkpoints")[0] is not None:
         print(f"teacher: resuming the training that was stopped ({run})", flush=True)
@@ -245,12 +207,7 @@ def _run(items: list[str], owner: int) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    by_signal = {
-        130: signal.SIGINT,
-        143: signal.SIGTERM,
-        -signal.SIGINT: signal.SIGINT,
-        -signal.SIGTERM: signal.SIGTERM,
-    }
-    if received or status in by_signal:
-        raise Stopped(received[0] if received else by_signal[status])
+    by_signal = {130: signal.SIGINT, 143: signal.SIGTERM}.get(status, -status)
+    if received or by_signal in (signal.SIGINT, signal.SIGTERM):
+        raise Stopped(received[0] if received else by_signal)
     return status

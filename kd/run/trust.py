@@ -1,8 +1,7 @@
 """What a YAML file may run. Class paths are code: a file from elsewhere may name classes of known packages alone.
 
-Files of one's own are the recipes and overlays that are found by name, and YAML files below the present folder. A run
-folder's ``config.yaml`` is one's own where its run was started here (the cache folder remembers a digest of it).
-SECURITY.md, beside this file, says what is promised.
+One's own are recipes and overlays found by name, YAML files below the present folder, and the ``config.yaml`` of runs
+started here (the cache folder keeps a digest of it). SECURITY.md, beside this file, says what is promised.
 """
 
 import hashlib
@@ -33,10 +32,7 @@ NO_PATH = re.compile(r"(val|train)/\w+|RUN(/[\w.+-]*[\w+-])*|")  # metrics, and 
 
 
 def check_plain(tree: object) -> None:
-    """Arguments of architectures and optimizers are plain values and lists: a class path there means a mistake.
-
-    Texts hold no control characters.
-    """
+    """Rejects control characters, and class paths where plain values are taken (``kwargs``)."""
     files.check_text(tree)
     for key, _ in files.leaves(tree):
         if PLAIN.search(key):
@@ -44,10 +40,7 @@ def check_plain(tree: object) -> None:
 
 
 def check_file(file: Path, content: Mapping[Any, Any], trusted: Iterable[str]) -> None:
-    """Refuses what a file from elsewhere must not name.
-
-    ``trusted`` are modules that the user trusts beyond :data:`PACKAGES`.
-    """
+    """Rejects what a file from elsewhere must not name, beside :data:`PACKAGES` and ``trusted`` modules."""
     reason = None if is_own(file) else _refusal(content, list(trusted))
     if reason:
         raise UserError(f"{file}: {reason}")
@@ -69,7 +62,6 @@ def check_resolved(config: Mapping[Any, Any], trusted: list[str]) -> None:
 
 
 def _chosen(tree: object) -> object:
-    """Settings without the arguments that a class has by itself."""
     if isinstance(tree, list):
         return [_chosen(value) for value in tree]
     if not isinstance(tree, dict):
@@ -156,9 +148,8 @@ def _trusted(value: str, trusted: Iterable[str]) -> bool:
     """Whether a class is, or lies below, what the user stands for, by any of its names."""
     kind = _loaded(value)
     names = [value, *([f"{kind.__module__}.{kind.__qualname__}"] if kind else [])]
-    return any(_below(name, other) for other in trusted for name in names) or bool(
-        kind and kind in map(_loaded, trusted)
-    )
+    same = kind is not None and kind in map(_loaded, trusted)
+    return same or any(_below(name, other) for other in trusted for name in names)
 
 
 def _loaded(name: str) -> type | None:

@@ -12,10 +12,6 @@ from kd.run.files import flatten
 RESOLVED = {"name", "resume", "students"}  # a run's config.yaml holds them too, as it holds every other key
 
 
-def _none(values: Iterable[object]) -> bool:
-    return not any(values)
-
-
 READERS: tuple[tuple[str, Callable[[Iterable[object]], bool], tuple[str, ...], str], ...] = (
     (r"model\.task\.(label_smoothing|class_weights)", all, ("model.student.head", "model.task_loss_weight"),
      "the loss on the labels reads it"),
@@ -31,22 +27,17 @@ READERS: tuple[tuple[str, Callable[[Iterable[object]], bool], tuple[str, ...], s
     (r"trainer\.(limit_test_batches|limit_predict_batches)", any, (), "training neither tests nor predicts"),
     (r"trainer\.(default_root_dir|model_registry)", any, ("trainer.callbacks", "trainer.logger", "trainer.profiler"),
      "the run's files are in runs_dir; callbacks, loggers and profilers of your own read it"),
-    (r"name", _none, ("resume",), "a resumed run keeps its folder"),
+    (r"name", lambda values: not any(values), ("resume",), "a resumed run keeps its folder"),
 )  # fmt: skip
 """Settings (a pattern), the settings that decide whether something reads them, and what that is."""
 
 
 def check_read(files: Sequence[Mapping[Any, Any]], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns all settings by key; refuses one of a recipe or the command line that differs from its default in vain.
-
-    Overlays serve many recipes, and a run's ``config.yaml`` holds every key, so that those may be idle. So may a
-    recipe's setting that a later file or the command line has made idle.
-    """
+    """All settings by key; refuses one of the recipe or command line that is idle (overlays and run folders may be)."""
     layers = [flatten(dict(file)) for file in files] + [flatten(dict(overrides))]
     layers = [{keys.plain(key): value for key, value in layer.items()} for layer in layers]
-    whole = {
-        keys.plain(key): value for key, value in flatten(keys.merged([*map(dict, files)], dict(overrides))).items()
-    }
+    together = flatten(keys.merged([*map(dict, files)], dict(overrides)))
+    whole = {keys.plain(key): value for key, value in together.items()}
     recipe = -1 if not files or set(files[0]) >= RESOLVED else 0
     for name, value in whole.items():
         source = _newest(layers, name)

@@ -40,9 +40,7 @@ def _bounded() -> type[tarfile.TarInfo]:
 
 
 @contextmanager
-def opened(
-    archive: Path, key: str = "", compressed: bool = True
-) -> Iterator[Iterator[tuple[tarfile.TarInfo, IO[bytes]]]]:
+def opened(archive: Path, key: str = "", compressed: bool = True) -> Iterator[Iterator[File]]:
     """The regular files of an archive, each with its content; links, devices and sparse files are left out."""
     try:
         with tarfile.open(archive, "r:*" if compressed else "r:", tarinfo=_bounded()) as tar:
@@ -53,9 +51,8 @@ def opened(
         if isinstance(error, OSError) and error.errno:  # of the disk, not of the archive
             raise
         hint = "" if compressed else "; a compressed one must be unpacked"
-        raise UserError(
-            f"{key + ': ' if key else ''}{archive} is not a {'' if compressed else 'plain '}tar file ({error}){hint}"
-        ) from error
+        raise UserError(f"{key + ': ' if key else ''}{archive} is not a {'' if compressed else 'plain '}tar file "
+                        f"({error}){hint}") from error  # fmt: skip
 
 
 def _files(tar: tarfile.TarFile) -> Iterator[File]:
@@ -70,10 +67,7 @@ def _files(tar: tarfile.TarFile) -> Iterator[File]:
 
 
 def unpack(archive: Path, into: Path) -> None:
-    """Writes the files of a ``.tar``, compressed or not, into a folder, which is made where it is missing.
-
-    By hand, as Python has a filter for that from 3.11.4 on alone.
-    """
+    """Writes the files of a ``.tar`` into a folder; Python has a safe filter for that only from 3.11.4 on."""
     root = into.resolve()
     root.mkdir(parents=True, exist_ok=True)
     with opened(archive) as files:

@@ -5,6 +5,7 @@ checksum looked at here. It finds accidents (a torn write, a flipped bit), not m
 """
 
 import fcntl
+import json
 import os
 import socket
 import zipfile
@@ -47,7 +48,6 @@ def todays_names(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def models_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The students' weights in a training checkpoint of ours, by student; the average's where there is one."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for key, value in todays_names(state).items():
         _, name, part, rest = key.split(".", 3)
@@ -59,7 +59,6 @@ def models_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def check_writable(folder: Path) -> None:
-    """Tries whether a run's folder can be made or written, before hours of work; leaves nothing behind."""
     try:
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         with TemporaryDirectory(prefix=".kd-", dir=there):
@@ -80,10 +79,7 @@ def claim(parent: Path) -> Path:
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object], keep: Path | None = None) -> None:
-    """Writes a file so that ``path`` is at any moment either the old one or the whole new one, even after a power cut.
-
-    ``keep`` is the name under which the old file is kept.
-    """
+    """Writes a file whole or not at all, even after a power cut; the old one is kept under the name ``keep``."""
     part = path.with_name(f"{path.name}.part")
     try:
         with fresh(part) as file:
@@ -98,6 +94,10 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object], keep: Path | N
         _keep(path, keep)
     part.replace(path)
     _sync_folder(path.parent)
+
+
+def write_json(path: Path, content: object) -> None:
+    write_whole(path, lambda file: file.write((json.dumps(content, indent=2) + "\n").encode()))
 
 
 def _keep(path: Path, keep: Path) -> None:
@@ -165,10 +165,9 @@ LOCK = ".lock"
 
 
 class RunLock:
-    """Holds a run's folder. The system lets go of it when the process ends, in whatever way.
+    """Holds a run's folder until the process ends; rank 0 holds it for its job.
 
-    A POSIX record lock: it also holds between machines (NFS), and the loader's processes do not inherit it, so a killed
-    run's orphans keep nobody out. Rank 0 holds it for all processes of a job.
+    A POSIX record lock: it works between machines (NFS), and a killed run's loader processes do not inherit it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -201,7 +200,3 @@ def holder_of(folder: Path) -> str:
     except OSError:
         return ""
     return ""
-
-
-def is_held(folder: Path) -> bool:
-    return bool(holder_of(folder))

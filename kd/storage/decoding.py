@@ -1,7 +1,5 @@
 """Encoded pictures by Pillow alone: opened with their size known before anything is decoded, upright, in eight bits;
 and which part of a picture validation shows, at which scale.
-
-Training, prediction and the server read by the same few functions; none of them needs torch.
 """
 
 import math
@@ -26,7 +24,6 @@ class TooLarge(BadPicture):
 
 
 def open_picture(stream: IO[bytes], max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Pillow's picture of an encoded one, of which the header alone is read yet."""
     if Image.MAX_IMAGE_PIXELS is not None:  # Pillow's own bound must not be the tighter one
         Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
     try:
@@ -60,11 +57,7 @@ class Frame(NamedTuple):
 def frame(
     picture: tuple[int, int], size: Sequence[int], crop_ratio: float | None, max_pixels: int = MAX_PIXELS
 ) -> Frame:
-    """The view of validation, ``kd-predict`` and the server: scaled so that the centre crop keeps ``crop_ratio``.
-
-    A square view keeps the picture's shape. A picture that would be scaled to more than 8 times its crop is cut to its
-    middle first; of all others every pixel is scaled.
-    """
+    """The view of validation, prediction and server; of one scaled to 8 times its crop the middle alone counts."""
     crop = (size[1], size[0])
     wide, tall = (round(side / (crop_ratio or 1)) for side in crop)
     if wide == tall and crop_ratio:
@@ -107,7 +100,6 @@ def upright(image: Image.Image) -> Image.Image:
 
 
 def in_words(error: Exception) -> BadPicture:
-    """Why a picture can't be read, in one line without the library's paths."""
     if isinstance(error, BadPicture):
         return error
     if isinstance(error, UnidentifiedImageError):

@@ -1,7 +1,6 @@
 """Files from elsewhere are data: how large they may be, what they may hold, and which places their names reach.
 
-Run folders, recipes, lists, buckets: whatever reads them does so by these functions, and what is written into a folder
-that came from elsewhere follows none of its links. Which code they may name says :mod:`kd.run.trust`.
+All readers use these functions; what is written there follows no links. :mod:`kd.run.trust` limits the code they name.
 """
 
 import json
@@ -80,7 +79,6 @@ def plain_name(name: str, where: str) -> str:
 
 
 def inside(folder: Path, name: str, where: str) -> Path:
-    """The file of a name below a folder."""
     file = folder / name
     plain = "\0" not in name and file != folder and file.name != ".."
     if not (plain and file.resolve().is_relative_to(folder.resolve())):

@@ -23,8 +23,7 @@ CLAIM = ".claimed"
 class Mirror:
     """Follows the folder of a run with a copy in an object store.
 
-    A thread sends each new checkpoint, and now and then what grows; nothing in training waits for it. What fails is
-    tried again. Only the job's first process follows; the others know by it that the place can be written.
+    A thread of the job's first process sends new checkpoints, and now and then what grows; training never waits.
     """
 
     def __init__(self, url: str) -> None:
@@ -52,7 +51,6 @@ class Mirror:
         return [int(name) for name in names if name.isdigit()]
 
     def claim(self, recipe: str, name: str) -> None:
-        """Takes a run's name, before any other machine does."""
         path = f"{self.root}/{recipe}/{name}"
         try:
             if tried(lambda: self.files.find(path), f"{self.url} can't be read"):
@@ -109,7 +107,8 @@ class Mirror:
         # In this order they are sent: a checkpoint that others replace before the one that replaces it, and last.ckpt
         # after the records of its steps, since a machine that resumes cuts what is newer but can't make what is missing
         inside = (p for p in self.folder.rglob("*") if p.is_file() and not p.is_symlink())
-        found = {p.relative_to(self.folder).as_posix(): p for p in inside if not _is_passing(p)}
+        kept = (p for p in inside if not (p.name.startswith(".") or p.name.endswith(".part")))  # no locks, no parts
+        found = {p.relative_to(self.folder).as_posix(): p for p in kept}
         first = sorted(found, key=lambda name: (name == LATEST, not name.startswith("checkpoints/previous"), name))
         return {name: found[name] for name in first}
 
@@ -143,7 +142,6 @@ class Mirror:
         tried(lambda: self.files.pipe_file(f"{self.root}/{name}", data), f"{self.url}: {name} can't be written")
 
     def _upload(self, file: Path, name: str) -> None:
-        """One file, whole; one that changes meanwhile is left for the next time."""
         path = f"{self.root}/{self.place}/{name}"
         try:
             if name == LATEST:
@@ -216,8 +214,3 @@ def _link(file: Path, name: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _is_passing(file: Path) -> bool:
-    """Locks, and what is being written."""
-    return file.name.startswith(".") or file.name.endswith(".part")

@@ -9,8 +9,9 @@ import hashlib
 import os
 import time
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,19 +69,22 @@ def tried(attempt: Callable[[], Given], what: str) -> Given:
 
 
 def fetched(url: str, folder: Path, key: str) -> Path:
-    """A copy of a whole file on the local disk, made once for each content that it has had."""
     files, path = file_system(url, key)
-    try:
+    with _named(url, key):
         found = tried(lambda: files.info(path), f"{url} can't be read")
-        size = int(found["size"])
-        state = [str(found.get(name)) for name in ("ETag", "LastModified", "mtime", "created")]
-        digest = hashlib.sha256("\0".join([url, str(size), *state]).encode()).hexdigest()[:16]
+        size, digest = int(found["size"]), hashlib.sha256(f"{url} {_state(found)}".encode()).hexdigest()[:16]
         file = inside(folder / digest, url.rpartition("/")[2], key)
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.parent / ".lock"):  # one of all processes fetches it
             if not file.is_file() or file.stat().st_size != size:
                 fetch_whole(files.get_file, path, file, size)
         return file
+
+
+@contextmanager
+def _named(url: str, key: str) -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError as error:
         raise UserError(f"{key}: there is no {url}") from error
     except OSError as error:
@@ -101,12 +105,11 @@ def fetch_whole(get: Callable[[str, str], object], path: str, file: Path, size: 
     part.replace(file)
 
 
-class Kept:
+class LocalCache:
     """Copies on the local disk, shared by all processes of a machine.
 
-    Where they would take more than ``limit``, those that were used longest ago go. A disk without room keeps nothing,
-    and the run continues. Each copy ends in its checksum, which every reading compares: one that was cut or has changed
-    is fetched again.
+    Above ``limit`` those used longest ago go; a full disk keeps nothing. Each ends in a checksum: what was cut or has
+    changed is fetched again.
     """
 
     def __init__(self, folder: Path, limit: int | None = None) -> None:
@@ -165,27 +168,21 @@ class Kept:
 
 
 class Ranged:
-    """The files below a URL, read by ranges.
-
-    What is read is kept in blocks, see :class:`Kept`. They are small where not all can be kept, as a picture's
-    neighbours would be gone again before their turn comes.
-    """
+    """The files below a URL, read by ranges through cached blocks, which are small where not all can be kept."""
 
     def __init__(self, url: str, folder: Path, whole: int, limit: int | None = None) -> None:
         self.url = url
         self.block = LARGE if limit is None or whole <= limit else SMALL
-        self.kept = Kept(folder / f"blocks-{self.block}", limit)
+        self.cache = LocalCache(folder / f"blocks-{self.block}", limit)
 
     def read(self, name: str, offset: int, size: int) -> bytes:
         first, last = offset // self.block, (offset + size - 1) // self.block
-        data = b"".join(self._block(name, number) for number in range(first, last + 1))
+        blocks = (self.cache.get(f"{name}/{n:08d}", partial(self._fetched, name, n)) for n in range(first, last + 1))
+        data = b"".join(blocks)
         start = offset - first * self.block
         if len(data) < start + size:
             raise OSError(f"{self.url}/{name} is truncated")
         return data[start : start + size]
-
-    def _block(self, name: str, number: int) -> bytes:
-        return self.kept.get(f"{name}/{number:08d}", lambda: self._fetched(name, number))
 
     def _fetched(self, name: str, number: int) -> bytes:
         start = number * self.block
@@ -217,15 +214,8 @@ def _sum(data: bytes) -> bytes:
     return zlib.crc32(data).to_bytes(SUM, "big")
 
 
-# -- files of a folder, each read whole --------------------------------------------------------------------------------
-
-
 def listed(url: str, key: str, below: bool = True) -> dict[str, str]:
-    """The files of a folder: ``SIZE-HASH`` by name, see :func:`size_in`; nothing where there is no such folder.
-
-    One listing in pages, with ``below`` however deep the files lie (``FOLDER/FILE``); the file system's own memory of
-    it is given back. Messages name ``key``.
-    """
+    """The files of a folder: ``SIZE-HASH`` (:func:`size_in`) by name, with ``below`` at any depth; or empty."""
     files, path = file_system(url, key)
 
     def found() -> dict[str, dict[str, object]]:
@@ -268,7 +258,6 @@ def size_in(state: str) -> int:
 
 
 def whole_file(url: str, size: int) -> bytes:
-    """A file's content, by one request."""
     folder = url.rpartition("/")[0].rstrip("/")  # a store's names may have empty parts
 
     def fetch() -> bytes:
@@ -283,10 +272,6 @@ def whole_file(url: str, size: int) -> bytes:
 
 def content_of(url: str, key: str) -> bytes:
     files, path = file_system(url, key)
-    try:
+    with _named(url, key):
         files.invalidate_cache()
         return tried(lambda: bytes(files.cat_file(path)), f"{url} can't be read")
-    except FileNotFoundError as error:
-        raise UserError(f"{key}: there is no {url}") from error
-    except OSError as error:
-        raise UserError(f"{key}: {first_line(error)}") from error

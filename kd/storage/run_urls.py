@@ -10,7 +10,7 @@ from filelock import FileLock
 
 from kd.errors import UserError, first_line
 from kd.machine import cache_dir
-from kd.storage.checkpoints import LAST, PREVIOUS, is_held, run_folder, write_whole
+from kd.storage.checkpoints import LAST, PREVIOUS, holder_of, run_folder, write_whole
 from kd.storage.elsewhere import inside, json_of, plain_name, text_of
 from kd.storage.objects import fetch_whole, file_system, is_url, tried
 
@@ -30,28 +30,21 @@ def on_disk(place: str) -> Path:
 
 
 def run_at(place: str) -> Path:
-    """A run's folder as the commands take it: a folder, a recipe's ``latest``, or either by URL, fetched first."""
     return fetched_run(place, "run", checkpoints=False) if is_url(place) else run_folder(Path(place))
 
 
 def folder_of_runs(place: str, command: str) -> Path:
-    """``runs_dir`` of a command that writes many runs side by side."""
     if is_url(place):
         raise UserError(f"runs_dir: {command} writes to a folder of this machine, got {place}")
     return Path(place)
 
 
 def url_of(folder: Path) -> str:
-    """Where the store has a run's folder; empty where it has none."""
     return Copies(folder).url
 
 
 def fetched_marker(place: str, marker: Path, together: bool) -> None:
-    """Brings the file by which a restarted job finds its run, and that run, to this machine.
-
-    Nothing happens where ``place``, the ``runs_dir``, is a folder. ``together``: see :func:`fetched_run`; a run that
-    only this machine knows is none then.
-    """
+    """Fetches the marker by which a restarted job finds its run, and that run; nothing for a ``runs_dir`` on disk."""
     if not is_url(place):
         return
     recipe = f"{place.rstrip('/')}/{marker.parent.name}"
@@ -71,10 +64,7 @@ def fetched_marker(place: str, marker: Path, together: bool) -> None:
 
 
 def fetched_run(url: str, key: str = "resume", checkpoints: bool = True, together: bool = False) -> Path:
-    """The folder of a run in an object store, on this machine's disk.
-
-    Where the run continued here after its last checkpoint was sent, an upload was cut, and what is here stays.
-    """
+    """The local folder of a run in an object store; what continued here after its last upload stays."""
     url = url.rstrip("/")
     try:
         files, path = file_system(url, key)
@@ -83,7 +73,7 @@ def fetched_run(url: str, key: str = "resume", checkpoints: bool = True, togethe
             name = _name_in(tried(lambda: files.cat_file(path), f"{url} can't be read"), f"{key}: {url}")
             url, path = (f"{of.removesuffix('latest')}{name}" for of in (url, path))
         folder = on_disk(url)
-        if folder.is_dir() and is_held(folder):  # it is trained here: nothing there is newer
+        if folder.is_dir() and holder_of(folder):  # it is trained here: nothing there is newer
             return folder
         if not tried(lambda: files.exists(f"{path}/config.yaml"), f"{url} can't be read"):
             if (folder / "config.yaml").is_file() and not together:  # nothing of it was sent yet
@@ -114,10 +104,8 @@ def _fetch_all(
             (copies.folder / name).unlink(missing_ok=True)
     stays = checkpoints and not together and copies.changed_here(LATEST)
     if stays and LATEST in there and not copies.is_ours(LATEST, there[LATEST]):
-        raise UserError(
-            f"{key}: the run has continued both in {copies.folder} and, from another machine, in {copies.url}; "
-            f"remove the folder to go on from there"
-        )
+        raise UserError(f"{key}: the run has continued both in {copies.folder} and, from another machine, in "
+                        f"{copies.url}; remove the folder to go on from there")  # fmt: skip
     for name, found in there.items():
         wanted = not Path(name).name.startswith(".") and (checkpoints or not name.startswith("checkpoints/"))
         changed, file = copies.changed_here(name), inside(copies.folder, name, key)
@@ -128,14 +116,12 @@ def _fetch_all(
 
 
 def state_of(file: Path) -> list[int]:
-    """What changes when a file on this disk does: its size, and the time of its last change."""
     found = file.stat()
     return [found.st_size, found.st_mtime_ns]
 
 
 def tag_of(found: Mapping[str, Any]) -> str:
-    """What changes when a file in the store does, by the first name that it has; of a time whole seconds, as stores
-    tell it with more digits in one answer than in another."""
+    """What changes with a file in the store; times in whole seconds, as stores give more digits at some times."""
     name = next((name for name in TAGS if found.get(name)), "")
     value = found.get(name, "")
     value = int(value.timestamp()) if hasattr(value, "timestamp") else value
@@ -162,11 +148,9 @@ class Copies:
         return known.get("there") == tag_of(found) or known.get("sending") == int(found["size"])
 
     def differ(self, name: str, found: Mapping[str, Any]) -> bool:
-        """Whether the store has another file than the one that was last seen there, or this machine has no copy."""
         return not (self.folder / name).is_file() or self.known.get(name, {}).get("there") != tag_of(found)
 
     def changed_here(self, name: str) -> bool:
-        """Whether the file here is another than the one that was the same as the store's."""
         file = self.folder / name
         return name in self.known and file.is_file() and self.known[name]["here"] != state_of(file)
 

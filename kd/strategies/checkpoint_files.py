@@ -27,9 +27,8 @@ class CheckpointFiles(TorchCheckpointIO):
             said = _by_the_disk(error)
             if said is None:
                 raise
-            raise RunError(
-                f"the checkpoint {path} can't be written: {said.strerror or said}; the one before is as it was"
-            ) from error
+            raise RunError(f"the checkpoint {path} can't be written: {said.strerror or said}; the one before is as it "
+                           "was") from error  # fmt: skip
         if path.name == LAST:
             self._last_is_damaged = False
 

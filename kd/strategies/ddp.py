@@ -73,8 +73,6 @@ class DDP(HookedDDP):
 
 
 class SMDDPStrategy(DDP):
-    """DDP over SageMaker's smddp, as older recipes name it."""
-
     def __init__(self, **kwargs: object) -> None:
         super().__init__("smddp", "smdistributed.dataparallel.torch.torch_smddp", **kwargs)  # type: ignore[arg-type]
 

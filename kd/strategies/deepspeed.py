@@ -64,8 +64,6 @@ class DeepSpeed(DDPStrategy):
         self.stage, self._zero = stage, zero or {}
         self._trained: list[list[nn.Parameter]] = []
 
-    # -- the engine --------------------------------------------------------------------------------------------------
-
     @property
     def engine(self) -> "deepspeed.DeepSpeedEngine":
         return self.model
@@ -74,9 +72,8 @@ class DeepSpeed(DDPStrategy):
         """Called by the module before the optimizer is made; the engine cuts them when there is one."""
         for student in students.named().values():
             if student.average is not None and self.stage == 3:
-                raise UserError(
-                    "model.ema_decay: the average of a sharded student is not kept; leave it out with stage 3"
-                )
+                raise UserError("model.ema_decay: the average of a sharded student is not kept; leave it out with "
+                                "stage 3")  # fmt: skip
             if student.optim.zero:
                 raise UserError("optim.zero: DeepSpeed shards the optimizer's state already; leave config=zero out")
 
@@ -84,7 +81,6 @@ class DeepSpeed(DDPStrategy):
         """Nothing: the engine takes DDP's place once there is an optimizer."""
 
     def setup_optimizers(self, trainer: Trainer) -> None:
-        """Builds the optimizer and gives it to the engine, together with what it trains."""
         super().setup_optimizers(trainer)
         (optimizer,) = self.optimizers
         self._check(trainer, optimizer)
@@ -104,14 +100,11 @@ class DeepSpeed(DDPStrategy):
 
     def _check(self, trainer: Trainer, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, (AdamW, Adam, SGD)):
-            raise UserError(
-                "optim.name: DeepSpeed cuts across the layers, so each number must be updated by itself and for one "
-                f"student: adamw, adam or sgd, got {type(optimizer).__name__}"
-            )
+            raise UserError("optim.name: DeepSpeed cuts across the layers, so each number must be updated by itself "
+                            f"and for one student: adamw, adam or sgd, got {type(optimizer).__name__}")  # fmt: skip
         if trainer.precision not in PRECISIONS:
-            raise UserError(
-                f"trainer.precision: DeepSpeed takes {' or '.join(PRECISIONS)} here, got '{trainer.precision}'"
-            )
+            raise UserError(f"trainer.precision: DeepSpeed takes {' or '.join(PRECISIONS)} here, got "
+                            f"'{trainer.precision}'")  # fmt: skip
         if trainer.gradient_clip_algorithm == "value":
             raise UserError("trainer.gradient_clip_algorithm: DeepSpeed clips by norm, got 'value'")
 
@@ -153,18 +146,13 @@ class DeepSpeed(DDPStrategy):
         model: LightningModule | nn.Module | None = None,
         **kwargs: object,
     ) -> object:
-        """Forward and backward pass by the closure, then the engine's step (it clips)."""
         assert self.lightning_module is not None
         loss = self.precision_plugin._wrap_closure(self.lightning_module, optimizer, closure)
         self.engine.step()
         if not self.engine.was_step_applied():
-            raise RunError(
-                f"a gradient was NaN or infinite in step {self.lightning_module.global_step}; the last checkpoint is "
-                "from before"
-            )
+            raise RunError(f"a gradient was NaN or infinite in step {self.lightning_module.global_step}; the last "
+                           "checkpoint is from before")  # fmt: skip
         return loss
-
-    # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Whole tensors on rank 0; all ranks must call it."""
@@ -189,10 +177,8 @@ class DeepSpeed(DDPStrategy):
                 whole |= {"step": example["step"]} if "step" in example else {}
                 state[number] = {key: value.to("cpu", copy=True) for key, value in whole.items()}
         numbers = count()
-        groups = [
-            {**group, "params": [next(numbers) for _ in trained]}
-            for group, trained in zip(optimizer.param_groups, self._trained, strict=True)
-        ]
+        pairs = zip(optimizer.param_groups, self._trained, strict=True)
+        groups = [{**group, "params": [next(numbers) for _ in trained]} for group, trained in pairs]
         return {"state": state, "param_groups": groups}
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:

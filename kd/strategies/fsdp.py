@@ -20,8 +20,7 @@ from kd.models.sharding import shard
 class FSDP(ModelParallelStrategy):
     """Every block of the student, what is left of it, and every loss with parameters is sharded over all processes.
 
-    Its checkpoints are those of the other strategies (whole tensors, the optimizer's state by number): a run resumes
-    with either.
+    Its checkpoints are those of the other strategies: a run resumes with either.
 
     Args:
         **kwargs: ``process_group_backend`` and ``timeout``, as for Lightning's ``ModelParallelStrategy``.
@@ -39,7 +38,6 @@ class FSDP(ModelParallelStrategy):
         super().setup_environment()
 
     def shard(self, students: Students) -> None:
-        """Shards the students and the losses in place; called by the module before the optimizer is made."""
         mesh = self.device_mesh["data_parallel"]
         for student in students.named().values():
             if student.average is not None:
@@ -60,7 +58,6 @@ class FSDP(ModelParallelStrategy):
         return _renamed(state, {name: i for i, name in enumerate(_names(state))})
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Loads weights and optimizer state of any strategy's checkpoint into the shards."""
         assert self.model is not None
         checkpoint = self.checkpoint_io.load_checkpoint(checkpoint_path)
         options = StateDictOptions(full_state_dict=True)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from kd.launch.threads import SAYS_HOW
+from kd.launch.child import SAYS_HOW
 from scripts.bench.harness import options, spread, write
 
 ARMS = {

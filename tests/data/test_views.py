@@ -19,7 +19,8 @@ from kd.data import transforms
 from kd.data.transforms import EvalView
 from kd.run.settings import Augment
 from kd.ship.export.manifest import Manifest
-from kd.ship.serving.pictures import BadUpload, view
+from kd.ship.serving.pictures import view
+from kd.ship.serving.room import Refused
 from kd.storage.decoding import LONGEST, TooLarge, frame
 from tests._helpers import ROOT
 
@@ -125,7 +126,7 @@ def test_pictures_beyond_reason_are_refused_and_a_tiny_crop_ratio_takes_no_memor
         frame((1, 40_000_000), (168, 224), 0.875, 40_000_000)  # stretched: its middle is not all that is shown
     with pytest.raises(TooLarge):
         frame((40_000_000, 1), (224, 224), None, 40_000_000)
-    with pytest.raises(BadUpload) as refused:
+    with pytest.raises(Refused) as refused:
         view(flat(8, 400_000), manifest((224, 224), 0.875, "segmentation"), 40_000_000)
     assert refused.value.status == 413 and "too long and narrow" in str(refused.value)
     for side in (1000, 3000):  # a picture of any size that passes is shown up to this shape

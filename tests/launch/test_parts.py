@@ -7,9 +7,9 @@ import pytest
 from pytorch_lightning import Trainer
 
 from kd.errors import UserError
+from kd.launch.child import SAYS_HOW, wait_asleep
 from kd.launch.groups import base, has_gpus, machines
 from kd.launch.loopback import meet_on_loopback
-from kd.launch.threads import SAYS_HOW, wait_asleep
 
 
 def described(tmp_path: Path, groups: dict[str, tuple[str, list[str]]], here: str) -> Path:

@@ -17,7 +17,7 @@ from typing import IO, Any, Protocol
 from kd.data.pictures import MAX_BYTES, open_regular
 from kd.errors import UserError
 from kd.machine import cache_dir
-from kd.storage.objects import Kept, content_of, is_url, listed, size_in, whole_file
+from kd.storage.objects import LocalCache, content_of, is_url, listed, size_in, whole_file
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 AT_ONCE = 16  # requests of one process to a store: each waits for its answer many times longer than it works
@@ -154,7 +154,7 @@ class Store:
             raise OSError(f"has {size:,} bytes, more than any picture")
         return BytesIO(self._copies().get(self._copy(file), partial(whole_file, file, size), size))
 
-    def _copies(self) -> Kept:
+    def _copies(self) -> LocalCache:
         return _kept(cache_dir() / "pictures" / _hash(self.root)[:16], self.limit)
 
     def _copy(self, file: str) -> str:
@@ -188,8 +188,8 @@ class Store:
 
 
 @lru_cache(maxsize=16)
-def _kept(folder: Path, limit: int | None) -> Kept:
-    return Kept(folder, limit)  # one a process: it counts what it writes
+def _kept(folder: Path, limit: int | None) -> LocalCache:
+    return LocalCache(folder, limit)  # one a process: it counts what it writes
 
 
 def _hash(text: str) -> str:

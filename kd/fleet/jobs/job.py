@@ -3,9 +3,8 @@
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ from kd.errors import UserError
 from kd.launch.groups import has_gpus
 from kd.report.prices import price_of, read_prices
 from kd.run import files
-from kd.run.own_keys import positive, truth
+from kd.run.own_keys import positive, take, truth
 from kd.run.paths import find
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.storage.run_urls import folder_of_runs
 
-_SPECS = {"monitor": "kd.monitor.keys.MonitorSpec", "optim": "kd.optim.OptimSpec"}  # built nowhere but in a run
 KEYS = ("instances", "data_instances", "spot", "image", "hours", "prices", "job", "wait")
 
 
@@ -82,7 +80,6 @@ class Job:
 
     @property
     def channels(self) -> list[str]:
-        """Names of the data roots that the settings, or files of one's own, name as ``channel:NAME``."""
         values = [item.partition("=")[2] for item in self.items]
         values += [str(value) for path in self.files.values() for _, value in files.leaves(files.read(path))]
         return sorted({name for value in values for name in re.findall(r"(?<![\w/])channel:([\w.-]+)", value)})
@@ -92,12 +89,12 @@ class Job:
         return {"train": self.machines, **({"data": self.data_machines} if self.data_machines else {})}
 
     def command(self, place: str) -> list[str]:
-        """The arguments of ``kd-train`` where the files lie in ``place``."""
-        return [self._at(item, place) for item in self.items]
+        return self.with_files({name: f"{place}/{name}" for name in self.files})
 
-    def _at(self, item: str, place: str) -> str:
-        key, _, value = item.partition("=")
-        return f"{key}={place}/{value}" if key in ("recipe", "config") and value in self.files else item
+    def with_files(self, places: Mapping[str, object]) -> list[str]:
+        """The arguments of ``kd-train``, with the places of the job's own files."""
+        pairs = ((item, *item.split("=", 1)) if "=" in item else (item, "", "") for item in self.items)
+        return [f"{k}={places[v]}" if k in ("recipe", "config") and v in places else item for item, k, v in pairs]
 
     def need(self, key: str, example: str) -> str:
         value = self.image if key == "image" else self.own.get(key)
@@ -120,8 +117,7 @@ def read_job(request: Request, own: dict[str, str]) -> Job:
     items = [f"recipe={_name(request.recipe, 'recipes', own_files)}"]
     items += [f"config={_name(overlay, 'configs', own_files)}" for overlay in request.overlays]
     items += request.trusted
-    runs_dir = [item.split("=", 1)[1] for item in request.overrides if item.startswith("runs_dir=")]
-    request.overrides = [item for item in request.overrides if not item.startswith("runs_dir=")]
+    runs_dir = take(request, "runs_dir").get("runs_dir")
     config = _checked(request)
     _check_machines(config, machines, data)
     return Job(
@@ -135,7 +131,7 @@ def read_job(request: Request, own: dict[str, str]) -> Job:
         hours=positive("hours", own.get("hours", str((config["monitor"]["max_hours"] or 23) + 1))),
         image=own.get("image"),
         processes=_processes(config, machines),
-        runs_dir=folder_of_runs(runs_dir[-1] if runs_dir else config["runs_dir"], "kd-launch"),
+        runs_dir=folder_of_runs(config["runs_dir"] if runs_dir is None else runs_dir, "kd-launch"),
         own={key: value for key, value in own.items() if key not in KEYS},
         prices=prices,
         secret=secrets.token_hex(32) if data else "",
@@ -144,7 +140,6 @@ def read_job(request: Request, own: dict[str, str]) -> Job:
 
 
 def _step(config: dict[str, Any], machines: Machines) -> str:
-    """The pictures of an optimizer step: what a learning rate is chosen for."""
     batch, each, steps = config["data"]["batch_size"], _processes(config, machines), config["trainer"]
     accumulate = steps["accumulate_grad_batches"] or 1
     parts = f"{batch} x {machines.count * each if each else 'all'} processes"
@@ -165,32 +160,22 @@ def _name(name: str, kind: str, own: dict[str, Path]) -> str:
 
 
 def _checked(request: Request) -> dict[str, Any]:
-    """The resolved settings of the run: mistakes are reported here, before machines cost money."""
-    config = Run.of(replace(request, here=False)).config
-    for key, spec in _SPECS.items():
-        module, _, name = spec.rpartition(".")
-        try:
-            getattr(import_module(module), name)(**config[key])
-        except UserError:
-            raise
-        except ValueError as error:  # it begins with the argument's name
-            raise UserError(f"{key}." + str(error).replace(" ", ": ", 1)) from error
-    return config
+    run = Run.of(replace(request, here=False))
+    run.cli.check_groups()
+    return run.config
 
 
 def _check_machines(config: dict[str, Any], machines: Machines, data: Machines | None) -> None:
     accelerator = str(config["trainer"]["accelerator"])
     if accelerator in ("gpu", "cuda") and machines.has_gpus is False:
-        raise UserError(
-            f"instances: {machines.type} has no GPU, but the run wants one (trainer.accelerator={accelerator})"
-        )
+        wants = f"the run wants one (trainer.accelerator={accelerator})"
+        raise UserError(f"instances: {machines.type} has no GPU, but {wants}")
     if data is not None and config["data"]["engine"] != "ray":
         raise UserError(f"data_instances: {data} would do nothing: data.engine is {config['data']['engine']}, not ray "
                         "(config=remote_data)")  # fmt: skip
 
 
 def _processes(config: dict[str, Any], machines: Machines) -> int | None:
-    """One a GPU; on CPUs as many as the settings say."""
     devices = config["trainer"]["devices"]
     if machines.gpus:
         return machines.gpus
@@ -209,7 +194,6 @@ def _job_name(own: dict[str, str], recipe: str, now: Callable[[], float] = time.
     stem = re.sub(r"[^a-z0-9]+", "-", Path(recipe).stem.lower()).strip("-")[:30] or "run"
     name = own.get("job") or f"{stem}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now()))}"
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name):
-        raise UserError(
-            f"job: must be lower-case letters, digits and dashes, 52 at most, and begin with a letter, got '{name}'"
-        )
+        raise UserError("job: must be lower-case letters, digits and dashes, 52 at most, and begin with a letter, got "
+                        f"'{name}'")  # fmt: skip
     return name

@@ -1,7 +1,6 @@
 """Kubernetes: a TrainJob of Kubeflow's Trainer 2, sent with ``kubectl``."""
 
 import json
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import yaml
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job, Machines
 from kd.fleet.jobs.program import ask, need
-from kd.fleet.jobs.target import Outcome
+from kd.fleet.jobs.target import Outcome, followed
 from kd.storage.elsewhere import json_of
 
 POLL_S = 10
@@ -18,8 +17,6 @@ RUNS, FILES = "/kd-runs", "/kd-files"
 
 
 class Kubernetes:
-    """A TrainJob; a data tier is a Job beside it."""
-
     keys: Mapping[str, str] = {
         "claim": "PersistentVolumeClaim for runs and data, at /kd-runs in every container; shared by all machines",
         "namespace": "of the job (default)",
@@ -36,12 +33,8 @@ class Kubernetes:
             content = {name: path.read_text(encoding="utf-8") for name, path in job.files.items()}
             documents.insert(0, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(job), "data": content})
         if job.data_machines:
-            secret: dict[str, object] = {
-                "apiVersion": "v1",
-                "kind": "Secret",
-                "metadata": _metadata(job),
-                "stringData": {"token": job.secret},
-            }
+            token = {"stringData": {"token": job.secret}}
+            secret: dict[str, object] = {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(job), **token}
             documents = [secret, *documents, _data_job(job, job.data_machines)]
         return {"trainjob.yaml": yaml.safe_dump_all(documents, sort_keys=False, width=1000)}
 
@@ -61,25 +54,23 @@ class Kubernetes:
     def follow(self, handle: str, folder: Path) -> Outcome:
         namespace, name, *_ = handle.split(" ")
         print(f"kd-launch: kubectl -n {namespace} logs -f -l jobset.sigs.k8s.io/jobset-name={name} shows its log")
-        last = ""
-        while True:
+
+        def poll() -> tuple[str, Outcome | None]:
             answer = json_of(ask(["kubectl", "-n", namespace, "get", "trainjob", name, "-o", "json"]))
             state, message = _state(answer.get("status", {}).get("conditions", []))
-            if state != last:
-                print(f"kd-launch: {name}: {state} {message}".rstrip(), flush=True)
-                last = state
-            if state in ("Complete", "Failed"):
-                ask(["kubectl", "-n", namespace, "delete", "--ignore-not-found", "job", f"{name}-data"])
-                return Outcome(state == "Complete", f"{state} {message}".rstrip(), where=handle)
-            time.sleep(POLL_S)
+            text = f"{state} {message}".rstrip()
+            return text, Outcome(state == "Complete", text, where=handle) if state in ("Complete", "Failed") else None
+
+        outcome = followed(name, poll, POLL_S)
+        ask(["kubectl", "-n", namespace, "delete", "--ignore-not-found", "job", f"{name}-data"])
+        return outcome
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
-        """Copies the run's folder out of the claim, through a container that does nothing else."""
         namespace, name, recipe, claim, image = outcome.where.split(" ")
         pod, part = f"{name}-fetch", into.with_name(f".{into.name}.part")
         kubectl = ["kubectl", "-n", namespace]
-        container = {"name": "fetch", "image": image, "command": ["sleep", "3600"], "volumeMounts": _mounts({})}
-        spec = {"containers": [container], "volumes": _volumes(claim, {}, name), "restartPolicy": "Never"}
+        container: dict[str, object] = {"name": "fetch", "image": image, "command": ["sleep", "3600"]}
+        spec = {**_pod(container, claim, {}, name), "restartPolicy": "Never"}
         ask([*kubectl, "apply", "-f", "-"],
             json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod}, "spec": spec}))  # fmt: skip
         try:
@@ -100,6 +91,7 @@ def _command(job: Job) -> list[str]:
 
 
 def _train_job(job: Job) -> dict[str, object]:
+    tier = job.data_machines
     trainer: dict[str, object] = {
         "image": job.need("image", "REGISTRY/kd:TAG"),
         "numNodes": job.machines.count,
@@ -109,20 +101,13 @@ def _train_job(job: Job) -> dict[str, object]:
         "env": [  # the job's name, by which a restarted one finds its run again
             {"name": "PET_RDZV_ID", "value": job.name},
             {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"},
-            *(
-                [{"name": "KD_DATA_NODES", "value": str(job.data_machines.count)}, _token(job)]
-                if job.data_machines
-                else []
-            ),
+            *([{"name": "KD_DATA_NODES", "value": str(tier.count)}, _token(job)] if tier else []),
         ],
         "resourcesPerNode": _resources("instances", job.machines),
     }
-    claim = job.need("claim", "NAME")
-    pod = {"containers": [{"name": "node", "volumeMounts": _mounts(job.files)}],
-           "volumes": _volumes(claim, job.files, job.name)}  # fmt: skip
-    patch = {
-        "template": {"spec": {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": {"spec": pod}}}}]}}
-    }
+    pod = _pod({"name": "node"}, job.need("claim", "NAME"), job.files, job.name)
+    template = {"spec": {"template": {"spec": pod}}}
+    patch = {"template": {"spec": {"replicatedJobs": [{"name": "node", "template": template}]}}}
     return {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
@@ -141,21 +126,15 @@ def _token(job: Job) -> dict[str, object]:
 
 
 def _data_job(job: Job, machines: Machines) -> dict[str, object]:
-    """Its containers join the first training machine, by the name that the TrainJob gives it."""
-    container = {
+    head = f"{job.name}-node-0-0.{job.name}"
+    container: dict[str, object] = {
         "name": "data",
         "image": job.image,
         "command": ["kd-train", *_command(job)],
-        "env": [
-            {"name": "KD_ROLE", "value": "data"},
-            {"name": "MASTER_ADDR", "value": f"{job.name}-node-0-0.{job.name}"},
-            _token(job),
-        ],
+        "env": [{"name": "KD_ROLE", "value": "data"}, {"name": "MASTER_ADDR", "value": head}, _token(job)],
         "resources": _resources("data_instances", machines),
-        "volumeMounts": _mounts(job.files),
     }
-    pod = {"restartPolicy": "OnFailure", "containers": [container],
-           "volumes": _volumes(job.need("claim", "NAME"), job.files, job.name)}  # fmt: skip
+    pod = {"restartPolicy": "OnFailure", **_pod(container, job.need("claim", "NAME"), job.files, job.name)}
     metadata = {**_metadata(job), "name": f"{job.name}-data"}
     spec = {
         "completions": machines.count,
@@ -174,14 +153,12 @@ def _resources(key: str, machines: Machines) -> dict[str, dict[str, str]]:
     return {"requests": wanted, "limits": dict(wanted)}
 
 
-def _mounts(files: Mapping[str, Path]) -> list[dict[str, str]]:
-    mounts = [{"name": "kd-runs", "mountPath": RUNS}]
-    return mounts + ([{"name": "kd-files", "mountPath": FILES}] if files else [])
-
-
-def _volumes(claim: str, files: Mapping[str, Path], name: str) -> list[dict[str, object]]:
+def _pod(container: dict[str, object], claim: str, files: Mapping[str, Path], name: str) -> dict[str, object]:
+    """The spec of a pod whose container sees the claim, and the job's own files where there are some."""
+    mounts = [{"name": "kd-runs", "mountPath": RUNS}, *([{"name": "kd-files", "mountPath": FILES}] if files else [])]
     volumes: list[dict[str, object]] = [{"name": "kd-runs", "persistentVolumeClaim": {"claimName": claim}}]
-    return volumes + ([{"name": "kd-files", "configMap": {"name": name}}] if files else [])
+    volumes += [{"name": "kd-files", "configMap": {"name": name}}] if files else []
+    return {"containers": [{**container, "volumeMounts": mounts}], "volumes": volumes}
 
 
 def _state(conditions: list[dict[str, str]]) -> tuple[str, str]:

@@ -1,11 +1,13 @@
-"""The programs by which places are reached: ``sbatch``, ``sky``, ``kubectl``, ``ssh``."""
+"""Programs by which places are reached (``sbatch``, ``kubectl``, ``ssh``), and places that share our folders."""
 
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from kd.errors import UserError
+from kd.fleet.jobs.job import Job
 
 
 def need(program: str, where: str) -> None:
@@ -22,8 +24,6 @@ def ask(command: Sequence[str], text: str | None = None) -> str:
 
 
 class Tail:
-    """New lines of a log file, printed as they come."""
-
     def __init__(self, file: Path) -> None:
         self._file, self._read = file, 0
 
@@ -37,3 +37,19 @@ class Tail:
         self._read += len(whole)
         if whole:
             print(whole.decode(errors="replace"), end="", flush=True)
+
+
+def command(job: Job) -> str:
+    items = job.with_files({name: path.absolute() for name, path in job.files.items()})
+    return shlex.join([*items, f"runs_dir={job.runs_dir.absolute()}", f"name={job.name}"])
+
+
+def refuse_spot(job: Job, who: str) -> None:
+    if job.spot:
+        raise UserError(f"spot: {who} have no price by the hour; spot=true is for sagemaker and sky")
+    if job.channels:
+        raise UserError(f"channel:{job.channels[0]}: {who} see this machine's folders; give the folder itself")
+
+
+def fetched(into: Path) -> Path | None:
+    return into if into.is_dir() else None

@@ -1,9 +1,7 @@
 """SageMaker: the request of one training job, sent with boto3 (extra ``aws``)."""
 
-import difflib
 import json
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -11,10 +9,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kd.errors import UserError
+from kd.errors import UserError, did_you_mean
 from kd.fleet.jobs.bucket import bucket_url
 from kd.fleet.jobs.job import Job, Machines
-from kd.fleet.jobs.target import Outcome
+from kd.fleet.jobs.target import Outcome, followed
 from kd.run.own_keys import positive
 from kd.storage.archives import unpack
 from kd.storage.elsewhere import json_of, text_of
@@ -22,16 +20,14 @@ from kd.storage.elsewhere import json_of, text_of
 if TYPE_CHECKING:
     from boto3 import Session
     from botocore.client import BaseClient
-    from botocore.exceptions import ClientError
     from botocore.model import ServiceModel
 
 POLL_S = 20
+METRICS = ("train/loss", "val/acc1", "val/miou", "val/map")
 METRIC = r"(?:^|\s){name} (-?[0-9.]+(?:e[+-]?[0-9]+)?)"  # A value in the line that ``kd-train`` prints after each epoch
 
 
 class SageMaker:
-    """Training jobs, homogeneous or of two instance groups."""
-
     keys: Mapping[str, str] = {
         "role": "ARN of the role that the job takes",
         "bucket": "s3://BUCKET[/FOLDER] for results and checkpoints",
@@ -40,21 +36,22 @@ class SageMaker:
     }
 
     def write(self, job: Job) -> dict[str, str]:
-        """``request.json``: of CreateTrainingJob, checked against the service's own model."""
-        request = training_job(job)
+        request = {"TrainingJobName": job.name, **common(job), "HyperParameters": hyperparameters(job)}
+        request["AlgorithmSpecification"]["ContainerEntrypoint"] = ["kd-train"]  # as the SDK's ModelTrainer does
         check_request("CreateTrainingJob", request)
         return {"request.json": json.dumps(request, indent=2) + "\n"}
 
     def check(self, job: Job) -> None:
         session = aws_session()
         s3 = session.client("s3")
-        with told_in_a_line():
+        with boto_errors():
             for key, url in {"bucket": job.own["bucket"], **channels(job)}.items():
                 bucket, _, prefix = url.removeprefix("s3://").partition("/")
                 try:
                     s3.head_bucket(Bucket=bucket)
                 except s3.exceptions.ClientError as error:
-                    raise UserError(f"{key}: no bucket '{bucket}' to be had ({_code(error)})") from error
+                    reason = " ".join(error.response["Error"].get(part, "") for part in ("Code", "Message")).strip()
+                    raise UserError(f"{key}: no bucket '{bucket}' to be had ({reason})") from error
                 if key != "bucket" and not s3.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)["KeyCount"]:
                     raise UserError(f"{key}: there is nothing at {url}")
 
@@ -65,44 +62,38 @@ class SageMaker:
 
     def follow(self, handle: str, folder: Path) -> Outcome:
         session = aws_session()
-        client, log, last = session.client("sagemaker"), _Log(session.client("logs"), handle), ""
-        while True:
-            with told_in_a_line():
+        client, log = session.client("sagemaker"), _Log(session.client("logs"), handle)
+
+        def poll() -> tuple[str, Outcome | None]:
+            with boto_errors():
                 answer = client.describe_training_job(TrainingJobName=handle)
                 log.print_new()
-            status = f"{answer['TrainingJobStatus']}: {answer.get('SecondaryStatus', '')}"
-            if status != last:
-                print(f"kd-launch: {handle}: {status}", flush=True)
-                last = status
-            if answer["TrainingJobStatus"] in ("Completed", "Failed", "Stopped"):
-                return _outcome(answer)
-            time.sleep(POLL_S)
+            status = answer["TrainingJobStatus"]
+            ended = status in ("Completed", "Failed", "Stopped")
+            return f"{status}: {answer.get('SecondaryStatus', '')}", _outcome(answer) if ended else None
+
+        return followed(handle, poll, POLL_S)
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
-        return unpacked(outcome, into)
-
-
-def unpacked(outcome: Outcome, into: Path) -> Path | None:
-    bucket, _, key = outcome.where.removeprefix("s3://").partition("/")
-    if not key:
-        return None
-    part = into.with_name(f".{into.name}.part")
-    with tempfile.TemporaryDirectory() as folder, told_in_a_line():
-        archive = Path(folder) / "model.tar.gz"
-        aws_session().client("s3").download_file(bucket, key, str(archive))
-        unpack(archive, part)
-    part.rename(into)
-    return into
+        bucket, _, key = outcome.where.removeprefix("s3://").partition("/")
+        if not key:
+            return None
+        part = into.with_name(f".{into.name}.part")
+        with tempfile.TemporaryDirectory() as folder, boto_errors():
+            archive = Path(folder) / "model.tar.gz"
+            aws_session().client("s3").download_file(bucket, key, str(archive))
+            unpack(archive, part)
+        part.rename(into)
+        return into
 
 
 @contextmanager
 def uploaded(job: Job) -> Iterator["Session"]:
-    """The files of the job's own in its bucket; gone again where what follows fails."""
     session = aws_session()
     bucket, _, prefix = f"{_place(job)}/files/".removeprefix("s3://").partition("/")
     s3, sent = session.client("s3"), []
     try:
-        with told_in_a_line():
+        with boto_errors():
             for name, path in job.files.items():
                 s3.upload_file(str(path), bucket, prefix + name)
                 sent.append(prefix + name)
@@ -117,16 +108,8 @@ def read_request(folder: Path) -> dict[str, Any]:
     return json_of(text_of(folder / "request.json"))
 
 
-def training_job(job: Job) -> dict[str, Any]:
-    """The request, as the SDK's ModelTrainer builds it for an image with its own entry point."""
-    request = {"TrainingJobName": job.name, **common(job), "HyperParameters": hyperparameters(job)}
-    request["AlgorithmSpecification"]["ContainerEntrypoint"] = ["kd-train"]
-    return request
-
-
 def common(job: Job) -> dict[str, Any]:
-    """What a training job and a tuning job's trials have in common."""
-    seconds = max(1, round(job.hours * 3600))
+    seconds, volume = max(1, round(job.hours * 3600)), job.own.get("volume_gb", "100")
     stop = {"MaxRuntimeInSeconds": seconds}
     if job.spot:
         stop["MaxWaitTimeInSeconds"] = 2 * seconds  # the time without a machine counts here
@@ -138,20 +121,14 @@ def common(job: Job) -> dict[str, Any]:
         "AlgorithmSpecification": {
             "TrainingImage": job.need("image", "ACCOUNT.dkr.ecr.REGION.amazonaws.com/kd:TAG"),
             "TrainingInputMode": "File",
-            "MetricDefinitions": [
-                {"Name": name, "Regex": METRIC.format(name=name)}
-                for name in ("train/loss", "val/acc1", "val/miou", "val/map")
-            ],
+            "MetricDefinitions": [{"Name": name, "Regex": METRIC.format(name=name)} for name in METRICS],
         },
         **({"InputDataConfig": inputs} if inputs else {}),
         "OutputDataConfig": {"S3OutputPath": f"{_place(job)}/output", "CompressionType": "GZIP"},
         "StoppingCondition": stop,
         "EnableManagedSpotTraining": job.spot,
         "CheckpointConfig": {"S3Uri": f"{_place(job)}/checkpoints", "LocalPath": "/opt/ml/checkpoints"},
-        "ResourceConfig": {
-            **_machines(job),
-            "VolumeSizeInGB": int(positive("volume_gb", job.own.get("volume_gb", "100"))),
-        },
+        "ResourceConfig": {**_machines(job), "VolumeSizeInGB": int(positive("volume_gb", volume))},
         "Environment": {"PYTHONUNBUFFERED": "1", **({"RAY_AUTH_TOKEN": job.secret} if job.secret else {})},
     }
 
@@ -161,7 +138,6 @@ def _place(job: Job) -> str:
 
 
 def hyperparameters(job: Job) -> dict[str, str]:
-    """The settings of the run; what is given several times is a list."""
     found: dict[str, str] = {}
     overlays = []
     for item in job.command("channel:files"):
@@ -171,9 +147,8 @@ def hyperparameters(job: Job) -> dict[str, str]:
         elif key == "--trust":
             raise UserError("--trust: SageMaker takes settings alone; name the module (trust=MODULE)")
         elif (key.endswith("+") or key == "trust") and key in found:
-            raise UserError(
-                f"{key}: is given twice, and SageMaker takes a key once; put it into an overlay of your own"
-            )
+            once = "SageMaker takes a key once; put it into an overlay of your own"
+            raise UserError(f"{key}: is given twice, and {once}")
         else:
             found[key] = value
     if overlays:
@@ -213,18 +188,15 @@ def _machines(job: Job) -> dict[str, Any]:
 def _check_type(key: str, machines: Machines) -> None:
     known = _model().shape_for("TrainingInstanceType").enum
     if machines.type not in known:
-        near = difflib.get_close_matches(machines.type, known, 1)
-        hint = f"; did you mean '{near[0]}'?" if near else " (ml.p4d.24xlarge, ml.g5.xlarge, ...)"
+        hint = did_you_mean(machines.type, known) or " (ml.p4d.24xlarge, ml.g5.xlarge, ...)"
         raise UserError(f"{key}: SageMaker has no '{machines.type}'{hint}")
 
 
 def _model() -> "ServiceModel":
-    botocore_session = _import("botocore.session")
-    return botocore_session.get_session().get_service_model("sagemaker")
+    return _import("botocore.session").get_session().get_service_model("sagemaker")
 
 
 def check_request(operation: str, request: dict[str, Any]) -> None:
-    """Holds a request against the service's own model."""
     from botocore.validate import ParamValidator
 
     report = ParamValidator().validate(request, _model().operation_model(operation).input_shape)
@@ -249,8 +221,7 @@ def aws_session() -> "Session":
 
 
 @contextmanager
-def told_in_a_line() -> Iterator[None]:
-    """What AWS or the way to it refuses is the user's to mend."""
+def boto_errors() -> Iterator[None]:
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -258,11 +229,6 @@ def told_in_a_line() -> Iterator[None]:
         yield
     except (BotoCoreError, ClientError, Boto3Error) as error:
         raise UserError(f"sagemaker: {' '.join(str(error).split())[:300]}") from error
-
-
-def _code(error: "ClientError") -> str:
-    answer = error.response["Error"]
-    return f"{answer.get('Code', '')} {answer.get('Message', '')}".strip()
 
 
 def _outcome(answer: Mapping[str, Any]) -> Outcome:
@@ -275,8 +241,6 @@ def _outcome(answer: Mapping[str, Any]) -> Outcome:
 
 
 class _Log:
-    """New lines of a job's log streams, one stream a machine."""
-
     GROUP = "/aws/sagemaker/TrainingJobs"
 
     def __init__(self, client: "BaseClient", job: str) -> None:

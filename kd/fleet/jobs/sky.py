@@ -18,8 +18,6 @@ SCHEMES = "s3|gs|https|r2|cos|oci|nebius"  # of the stores that SkyPilot mounts
 
 
 class SkyPilot:
-    """``sky jobs launch``: an interrupted machine is replaced, and the run resumes from the bucket."""
-
     keys: Mapping[str, str] = {
         "bucket": "s3://BUCKET[/FOLDER], gs://... for the runs",
         "infra": "cloud and region (aws/us-east-1); default: the cheapest",
@@ -27,7 +25,6 @@ class SkyPilot:
     }
 
     def write(self, job: Job) -> dict[str, str]:
-        """``sky.yaml``: a task, or a job group of a training and a data task."""
         documents: list[dict[str, object]] = [_task(job, "train", job.machines)]
         if job.data_machines is None:
             documents[0]["name"] = job.name
@@ -50,7 +47,6 @@ class SkyPilot:
         return f"{job.name} {bucket_url(job, SCHEMES)}/{job.name}/{job.recipe}/{job.name}"
 
     def follow(self, handle: str, folder: Path) -> Outcome:
-        """``sky jobs logs``, which ends with the job."""
         name, where = handle.split(" ", 1)
         status = subprocess.run(["sky", "jobs", "logs", "--name", name], check=False).returncode
         return Outcome(status == 0, "SUCCEEDED" if status == 0 else f"sky jobs logs: status {status}", where=where)

@@ -5,15 +5,13 @@ import shlex
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job, Machines
-from kd.fleet.jobs.program import Tail, ask, need
-from kd.fleet.jobs.shared_folder import command, fetched, refuse_spot
-from kd.fleet.jobs.target import Outcome
+from kd.fleet.jobs.program import Tail, ask, command, fetched, need, refuse_spot
+from kd.fleet.jobs.target import Outcome, followed
 from kd.run.own_keys import whole_number
 
 POLL_S = 10
@@ -50,8 +48,6 @@ END_DATA = 'kill "$data" 2>/dev/null\nwait "$data"\n'
 
 
 class Slurm:
-    """``sbatch``; a data tier is the second part of a heterogeneous job."""
-
     keys: Mapping[str, str] = {
         "partition": "of the cluster",
         "account": "that pays",
@@ -91,16 +87,15 @@ class Slurm:
         return ask(["sbatch", "--parsable", str(folder / "train.sbatch")]).split(";")[0]
 
     def follow(self, handle: str, folder: Path) -> Outcome:
-        log, last = Tail(folder / "log"), ""
-        while True:
+        log = Tail(folder / "log")
+
+        def poll() -> tuple[str, Outcome | None]:
             state, elapsed = _state(handle)
             log.print_new()
-            if state != last:
-                print(f"kd-launch: job {handle}: {state}", flush=True)
-                last = state
-            if state not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED", "RESIZING"):
-                return Outcome(state == "COMPLETED", f"{state}; {folder / 'log'}", elapsed)
-            time.sleep(POLL_S)
+            lasts = state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED", "RESIZING")
+            return state, None if lasts else Outcome(state == "COMPLETED", f"{state}; {folder / 'log'}", elapsed)
+
+        return followed(f"job {handle}", poll, POLL_S)
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
         return fetched(into)
@@ -108,9 +103,8 @@ class Slurm:
 
 def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
     if machines.parts is None:
-        raise UserError(
-            f"{key}: SLURM knows no '{machines.type}'; say what each machine has (4xgpu:8, 2xa100:8, 1xcpu:16)"
-        )
+        raise UserError(f"{key}: SLURM knows no '{machines.type}'; say what each machine has (4xgpu:8, 2xa100:8, "
+                        "1xcpu:16)")  # fmt: skip
     kind, count = machines.parts
     usual = max(1, count // processes) if kind == "cpu" else CORES
     cores = whole_number(job.own, "cpus_per_task", usual, high=10_000)
@@ -129,8 +123,7 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
 
 
 def _state(job_id: str) -> tuple[str, float | None]:
-    """The job's state and the hours that it has run; the controller forgets a job soon, where accounts are kept those
-    know it."""
+    """The job's state and its hours so far; accounting still has a job that the controller has forgotten."""
     try:
         answer = ask(["scontrol", "--oneliner", "show", "job", job_id])
     except UserError:

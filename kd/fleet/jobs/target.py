@@ -1,6 +1,7 @@
 """What every place that a job can be sent to answers to."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -10,13 +11,24 @@ from kd.fleet.jobs.job import Job
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job has ended."""
-
     done: bool  # it has trained to its end
     text: str  # in a line
     hours: float | None = None  # that it ran, where the place says so
     billed_hours: float | None = None  # that are paid for, where the place says so
     where: str = ""  # its results are, in the place's own terms
+
+
+def followed(name: str, poll: Callable[[], tuple[str, Outcome | None]], seconds: float) -> Outcome:
+    """Polls a job until it has an outcome; prints each new state."""
+    last = ""
+    while True:
+        state, outcome = poll()
+        if state != last:
+            print(f"kd-launch: {name}: {state}", flush=True)
+            last = state
+        if outcome is not None:
+            return outcome
+        time.sleep(seconds)
 
 
 class Target(Protocol):

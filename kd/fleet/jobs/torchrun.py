@@ -10,8 +10,7 @@ from pathlib import Path
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job
-from kd.fleet.jobs.program import Tail, need
-from kd.fleet.jobs.shared_folder import command, fetched, refuse_spot
+from kd.fleet.jobs.program import Tail, command, fetched, need, refuse_spot
 from kd.fleet.jobs.target import Outcome
 from kd.run.own_keys import whole_number
 
@@ -42,7 +41,6 @@ class Torchrun:
     }
 
     def write(self, job: Job) -> dict[str, str]:
-        """``train.sh``, the same for each machine that trains, and ``data.sh``."""
         refuse_spot(job, "torchrun's machines")
         hosts, data_hosts = _hosts(job)
         head = hosts[0] if hosts else "localhost"
@@ -64,15 +62,13 @@ class Torchrun:
             need("ssh", "OpenSSH")
 
     def submit(self, job: Job, folder: Path) -> str:
-        """Starts the scripts; they go on when this process ends."""
         hosts, data_hosts = _hosts(job)
         places = [(host, "train.sh") for host in hosts or [""]] + [(host, "data.sh") for host in data_hosts]
         started = []
         for number, (host, script) in enumerate(places):
             start = f"ssh -o BatchMode=yes -- {shlex.quote(host)} bash -s <" if host else "bash"
-            script, log, status = (
-                shlex.quote(str(folder / file)) for file in (script, f"log.{number}", f"status.{number}")
-            )
+            names = (script, f"log.{number}", f"status.{number}")
+            script, log, status = (shlex.quote(str(folder / name)) for name in names)
             line = f"{start} {script} >{log} 2>&1; echo $? >{status}"
             process = subprocess.Popen(["bash", "-c", line], start_new_session=True, stdin=subprocess.DEVNULL)
             started.append(str(process.pid))

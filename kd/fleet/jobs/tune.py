@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kd.errors import UserError
 from kd.fleet.jobs import sagemaker
 from kd.fleet.jobs.job import Job
-from kd.fleet.jobs.target import Outcome
+from kd.fleet.jobs.target import Outcome, followed
 from kd.fleet.tuning.plan import Plan, plan
 from kd.fleet.tuning.space import Space, item
 from kd.run.own_keys import take, whole_number
@@ -25,7 +24,6 @@ STRATEGIES = {"tpe": "Bayesian", "random": "Random", "grid": "Grid"}
 
 
 def planned(request: Request) -> tuple[Plan, int]:
-    """Checks a search; leaves the request with what each trial has in common."""
     foreign = next((item for item in request.overrides if item.startswith(NOT_THERE)), None)
     if foreign:
         raise UserError(f"{foreign.split('=')[0]}: SageMaker's tuning has no such thing; kd-tune has")
@@ -42,9 +40,7 @@ def planned(request: Request) -> tuple[Plan, int]:
     return found, jobs
 
 
-class SageMakerSearch:
-    keys: Mapping[str, str] = sagemaker.SageMaker.keys
-
+class SageMakerSearch(sagemaker.SageMaker):
     def __init__(self, search: Plan | None = None, jobs: int = 1) -> None:
         self.search, self.jobs = search, jobs
 
@@ -62,28 +58,23 @@ class SageMakerSearch:
         )
         return {"request.json": json.dumps(request, indent=2) + "\n"}
 
-    def check(self, job: Job) -> None:
-        sagemaker.SageMaker().check(job)
-
     def submit(self, job: Job, folder: Path) -> str:
         with sagemaker.uploaded(job) as session:
             session.client("sagemaker").create_hyper_parameter_tuning_job(**sagemaker.read_request(folder))
         return job.name
 
     def follow(self, handle: str, folder: Path) -> Outcome:
-        client, last = sagemaker.aws_session().client("sagemaker"), ""
-        while True:
-            with sagemaker.told_in_a_line():
+        client = sagemaker.aws_session().client("sagemaker")
+
+        def poll() -> tuple[str, Outcome | None]:
+            with sagemaker.boto_errors():
                 answer = client.describe_hyper_parameter_tuning_job(HyperParameterTuningJobName=handle)
             counts = {k: v for k, v in answer.get("TrainingJobStatusCounters", {}).items() if v}
             status = answer["HyperParameterTuningJobStatus"]
-            line = ", ".join([status, *(f"{count} {kind}" for kind, count in counts.items())])
-            if line != last:
-                print(f"kd-launch: {handle}: {line}", flush=True)
-                last = line
-            if status in ("Completed", "Failed", "Stopped"):
-                return self._outcome(client, answer)
-            time.sleep(POLL_S)
+            ended = self._outcome(client, answer) if status in ("Completed", "Failed", "Stopped") else None
+            return ", ".join([status, *(f"{count} {kind}" for kind, count in counts.items())]), ended
+
+        return followed(handle, poll, POLL_S)
 
     def _outcome(self, client: "BaseClient", answer: Mapping[str, Any]) -> Outcome:
         best = answer.get("BestTrainingJob")
@@ -92,24 +83,19 @@ class SageMakerSearch:
             return Outcome(False, f"{status}: {answer.get('FailureReason', 'no trial')}")
         value = best.get("FinalHyperParameterTuningJobObjectiveMetric", {})
         values = " ".join(f"{key}={text}" for key, text in best.get("TunedHyperParameters", {}).items())
-        with sagemaker.told_in_a_line():
+        with sagemaker.boto_errors():
             trained = client.describe_training_job(TrainingJobName=best["TrainingJobName"])
         where = (trained.get("ModelArtifacts") or {}).get("S3ModelArtifacts", "")
         text = f"best of {best['TrainingJobName']}: {value.get('MetricName')} {value.get('Value')} with {values}"
         return Outcome(True, text, where=where)
 
-    def fetch(self, outcome: Outcome, into: Path) -> Path | None:
-        return sagemaker.unpacked(outcome, into)
-
 
 def tuning_job(job: Job, search: Plan, jobs: int) -> dict[str, Any]:
-    """The request of a search; a trial's container is started without a command, as SageMaker does it there."""
     objective = search.objectives[0]
     definition = sagemaker.common(job)
-    definition["AlgorithmSpecification"]["MetricDefinitions"] = [
-        {"Name": objective.name, "Regex": sagemaker.METRIC.format(name=objective.name)}
-    ]
-    ranges: dict[str, list[dict[str, Any]]] = {}
+    metric = {"Name": objective.name, "Regex": sagemaker.METRIC.format(name=objective.name)}
+    definition["AlgorithmSpecification"]["MetricDefinitions"] = [metric]
+    way, ranges = objective.direction.capitalize(), dict[str, list[dict[str, Any]]]()
     for space in search.space:
         kind, entry = _range(space)
         ranges.setdefault(kind, []).append(entry)
@@ -117,10 +103,7 @@ def tuning_job(job: Job, search: Plan, jobs: int) -> dict[str, Any]:
         "HyperParameterTuningJobName": job.name,
         "HyperParameterTuningJobConfig": {
             "Strategy": STRATEGIES[search.sampler],
-            "HyperParameterTuningJobObjective": {
-                "Type": objective.direction.capitalize(),
-                "MetricName": objective.name,
-            },
+            "HyperParameterTuningJobObjective": {"Type": way, "MetricName": objective.name},
             "ResourceLimits": {"MaxNumberOfTrainingJobs": search.trials, "MaxParallelTrainingJobs": jobs},
             "ParameterRanges": ranges,
         },

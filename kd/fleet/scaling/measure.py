@@ -3,7 +3,7 @@
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,6 @@ PHASES_OF = {"teacher": ("teacher",), "forward": ("student", "loss"), "backward"
 
 @dataclass(frozen=True)
 class Case:
-    """One short run: ``batch`` pictures of each process."""
-
     strategy: str
     processes: int
     batch: int
@@ -83,9 +81,15 @@ class Plan:
             raise UserError(f"{case.name}: {(messages or lines)[-1].removeprefix('kd-train: ')} ({log})")
         return read_run(self.folder / self.recipe / case.name)
 
-    def measured(self) -> Iterator[tuple[Case, Run]]:
-        for case in self.cases():
-            yield case, self.run(case)
+
+def claim(parent: Path) -> Path:
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = parent / f"{max((int(p.name) for p in parent.iterdir() if p.name.isdigit()), default=-1) + 1:03d}"
+        folder.mkdir()
+    except OSError as error:
+        raise UserError(f"runs_dir: {parent} can't be written: {error.strerror}") from error
+    return folder
 
 
 def reading(case: Case, run: Run) -> Reading:
@@ -108,7 +112,6 @@ def reading(case: Case, run: Run) -> Reading:
 
 
 def _sent_mb(facts: Facts) -> float | None:
-    """MB that a process of this machine sends in a step, by its network devices."""
     if len(facts.usual_steps) < 2:
         return None
     began, ended = facts.usual_steps[0]["t"], facts.usual_steps[-1]["t"]
@@ -121,6 +124,5 @@ def _sent_mb(facts: Facts) -> float | None:
 
 
 def ring_times(runs: Sequence[Run]) -> list[tuple[int, float, float]]:
-    """``(processes, MB, ms)`` of the all-reduces that the runs have timed."""
     found: list[dict[str, Any]] = [event for run in runs if (event := run.event("ring"))]
     return [(e["processes"], size / 1e6, 1000 * s) for e in found for size, s in e["times"]]

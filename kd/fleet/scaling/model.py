@@ -1,18 +1,18 @@
 """How a step grows with the batch and with the processes: fitted to short runs, then carried on to more machines.
 
-A step is what one process does with its batch (the teacher, the student's forward and backward pass, the rest; each a
-fixed part and one a picture) and what of the processes' talking shows. Talking follows the alpha-beta model of rings
-(Thakur et al., "Optimization of collective communication operations in MPICH", IJHPCA 2005).
+A step is one process's compute (fixed, and for each picture) and the communication that shows, by the alpha-beta model
+of rings (Thakur et al., "Optimization of collective communication operations in MPICH", IJHPCA 2005).
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import linear_regression, mean
 
 PARTS = ("teacher", "forward", "backward", "rest")
+# times that (n - 1) / n of the gradients' bytes leave each process in a step: an all-reduce is two; ZeRO also sends the
+# updated weights; FSDP gathers the weights twice and scatters the gradients
 PASSES = {"ddp": 2, "zero": 3, "fsdp": 3}
-"""Times that ``(n - 1) / n`` of the gradients' bytes leave each process in a step: an all-reduce is two; ZeRO sends the
-updated weights as well; FSDP gathers the weights twice and scatters the gradients."""
 
 PARAMETERS = 2  # of a line: two readings are on it whatever they are
 
@@ -31,7 +31,6 @@ class Reading:
     spread: float = 0.0  # of its steps, as a share of the median: half of what two thirds of them lie within
 
     def slower(self) -> "Reading":
-        """The same run, all of it longer by its steps' spread."""
         times = 1 + self.spread
         parts = {name: ms * times for name, ms in self.parts.items()}
         return replace(self, parts=parts, exposed=self.exposed * times)
@@ -43,8 +42,6 @@ class Reading:
 
 @dataclass(frozen=True)
 class Line:
-    """``fixed + each * pictures``, in ms."""
-
     fixed: float
     each: float
 
@@ -58,13 +55,10 @@ def fit_line(points: Sequence[tuple[float, float]]) -> Line:
     >>> fit_line([(8, 20.0), (16, 30.0)])
     Line(fixed=10.0, each=1.25)
     """
-    count = len(points)
-    x, y = sum(p[0] for p in points) / count, sum(p[1] for p in points) / count
-    spread = sum((p[0] - x) ** 2 for p in points)
-    each = sum((p[0] - x) * (p[1] - y) for p in points) / spread if spread else y / x
+    x, y = zip(*points, strict=True)
+    each, fixed = linear_regression(x, y) if len({*x}) > 1 else (mean(y) / mean(x), 0.0)
     if each < 0:
-        return Line(y, 0.0)
-    fixed = y - each * x
+        return Line(mean(y), 0.0)
     return Line(fixed, each) if fixed >= 0 else Line(0.0, sum(a * b for a, b in points) / sum(a * a for a, _ in points))
 
 
@@ -92,8 +86,6 @@ def fit_ring(times: Sequence[tuple[int, float, float]]) -> Ring:
 
 @dataclass(frozen=True)
 class Talk:
-    """What of a strategy's communication shows."""
-
     overlap: float  # share of the backward pass behind which it hides
     fixed_ms: float  # that it costs beside (pieces, waiting for the slowest)
 
@@ -146,7 +138,6 @@ class Model:
         return sum(line(batch) for line in self.rates.values())
 
     def step_ms(self, processes: int, batch: float, machines: int = 1, network: Network | None = None) -> float:
-        """A step of ``processes`` on each of ``machines``, ``batch`` pictures each."""
         if processes * machines == 1:
             return self.compute_ms(batch)
         ring = PASSES[self.strategy] * self.ring.pass_ms(processes, self.gradient_mb)
@@ -157,11 +148,7 @@ class Model:
         return self.compute_ms(batch) + self.talk.shown(ring, self.rates["backward"](batch))
 
     def band(self, batch: float, machines: int, network: Network) -> tuple[float, float, float]:
-        """Ms a step of so many full machines: at best, expected, at worst.
-
-        It holds the error of the model and what the steps' spread does to what is fitted to them: the root of the
-        summed squares of each reading's effect.
-        """
+        """Milliseconds of a step on so many machines: best, expected, worst (model's error, steps' spread)."""
         rates = (1.0, 1.0, 1.0) if network.given else (2.0, 1.0, 0.5)
         rate = [Network(network.gbit * times, True, network.latency_ms) for times in rates]
         best, middle, worst = (self.step_ms(self.processes, batch, machines, r) for r in rate)
@@ -171,19 +158,10 @@ class Model:
 
 
 def fit(readings: Sequence[Reading], strategy: str, ring: Ring, gradient_mb: float) -> Model:
-    """The model of one strategy, from the readings of all.
-
-    What a process does by itself is read on a full machine (the most processes measured): they take cores and memory
-    from each other. It is that of ``ddp``, as only its talking is timed apart; what another strategy takes beyond it is
-    talking.
-    """
+    """The model of one strategy: compute as ``ddp`` has it on a full machine, all beyond it is communication."""
     model = _fit(readings, strategy, ring, gradient_mb)
-    shaken = (
-        _fit([r.slower() if r is one else r for r in readings], strategy, ring, gradient_mb)
-        for one in readings
-        if one.spread
-    )
-    return replace(model, shaken=tuple(shaken))
+    shaken = ([r.slower() if r is one else r for r in readings] for one in readings if one.spread)
+    return replace(model, shaken=tuple(_fit(other, strategy, ring, gradient_mb) for other in shaken))
 
 
 def _fit(readings: Sequence[Reading], strategy: str, ring: Ring, gradient_mb: float) -> Model:

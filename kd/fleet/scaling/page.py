@@ -30,7 +30,10 @@ def content(
             "rates_ms": {part: {"fixed": line.fixed, "a_picture": line.each} for part, line in model.rates.items()},
             "alpha_ms": model.ring.alpha_ms, "ms_per_mb": model.ring.ms_per_mb, "overlap": model.talk.overlap,
             "fixed_ms": model.talk.fixed_ms, "gradient_mb": model.gradient_mb, "error": model.error,
-            "serial_part": serial_part([(r.processes, r.step_ms) for r in strong_of(readings, name)]),
+            "serial_part": serial_part([  # of one process, then of those that share its batch
+                (r.processes, r.step_ms) for r in readings
+                if r is alone or (r.strategy == name and r.batch != alone.batch)
+            ]),
         }
         for name, model in models.items()
     }  # fmt: skip
@@ -45,13 +48,7 @@ def content(
 
 
 def efficiency(alone: Reading, r: Reading) -> float:
-    """Images/s of a process over those of one process by itself."""
     return (r.batch / r.step_ms) / (alone.batch / alone.step_ms)
-
-
-def strong_of(readings: Sequence[Reading], strategy: str) -> list[Reading]:
-    """One process, then those that share its batch."""
-    return [readings[0], *(r for r in readings[1:] if r.strategy == strategy and r.batch != readings[0].batch)]
 
 
 def _predicted(
@@ -113,9 +110,8 @@ def band(values: Sequence[float]) -> str:
 def _headline(found: Mapping[str, Any]) -> str:
     most = max(m["processes"] for m in found["measured"])
     full = [m for m in found["measured"] if m["processes"] == most]
-    best = {
-        kind: max((m for m in full if m["kind"] == kind), key=lambda m: m["efficiency"]) for kind in ("weak", "strong")
-    }
+    order = sorted(full, key=lambda m: -m["efficiency"])
+    best = {kind: next(m for m in order if m["kind"] == kind) for kind in ("weak", "strong")}
     text = ", ".join(f"{m['efficiency']:.0%} {kind} with {m['strategy']}" for kind, m in best.items())
     serial = found["fitted"][best["strong"]["strategy"]]["serial_part"]
     text = f"{most} processes here: efficiency {text}; {serial:.0%} of a step does not shrink with more processes"
@@ -124,12 +120,10 @@ def _headline(found: Mapping[str, Any]) -> str:
 
 def _assumed(found: Mapping[str, Any]) -> list[str]:
     network, errors = found["network"], {name: fit["error"] for name, fit in found["fitted"].items()}
-    given = (
-        "as given" if network["given"] else "taken for granted (network=GBIT), with half and double of it in the band"
-    )
-    full = max(
-        (m for m in found["measured"] if (m["strategy"], m["kind"]) == ("ddp", "weak")), key=lambda m: m["processes"]
-    )
+    granted = "taken for granted (network=GBIT), with half and double of it in the band"
+    given = "as given" if network["given"] else granted
+    weak = (m for m in found["measured"] if (m["strategy"], m["kind"]) == ("ddp", "weak"))
+    full = max(weak, key=lambda m: m["processes"])
     teacher = full["parts_ms"]["teacher"]
     free = [
         f"the teacher takes {teacher:.1f} of {full['step_ms']:.1f} ms with {_case(full, full['processes'])}: with its "
@@ -161,7 +155,6 @@ def _cost(m: Mapping[str, Any], found: Mapping[str, Any]) -> list[Any]:
 
 
 def _curves(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Efficiency over processes: what was measured, then what is predicted; of one strategy with its band."""
     charts = []
     for kind in ("weak", "strong"):
         series: dict[str, dict[int, float]] = {}

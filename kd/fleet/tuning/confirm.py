@@ -9,7 +9,7 @@ from kd.callbacks.shared_preflight import FOLDER
 from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.fleet.tuning.page import write_page
-from kd.fleet.tuning.places import Place, Share, deal, gpus_of
+from kd.fleet.tuning.places import Place, deal, gpus_of
 from kd.fleet.tuning.plan import LATENCY, Objective, Plan
 from kd.fleet.tuning.results import BEST, Confirmation, chosen, print_table, write_best
 from kd.fleet.tuning.search import Search
@@ -22,13 +22,18 @@ TEST = "test"
 
 def search_and_confirm(plan: Plan) -> int:
     """Searches, writes what was found after each trial, prints the table; returns the exit status."""
-    with _places(plan.jobs, plan.config["trainer"]["accelerator"]) as free, _preflight_once(plan):
-        return _search_and_confirm(plan, free)
+    jobs, accelerator = plan.jobs, plan.config["trainer"]["accelerator"]
+    with _preflight_once(plan):
+        if isinstance(jobs, int):
+            return _search_and_confirm(plan, deal(jobs, gpus_of(accelerator)))
+        from kd.fleet.tuning.ray_cluster import joined
+
+        with joined(jobs, accelerator) as free:
+            return _search_and_confirm(plan, free)
 
 
 @contextmanager
 def _preflight_once(plan: Plan) -> Iterator[None]:
-    """Inside, a run reads what another's preflight has found of the same teacher and validation pictures."""
     before = os.environ.get(FOLDER)
     os.environ[FOLDER] = str((plan.folder / "preflight").resolve())
     try:
@@ -68,7 +73,6 @@ def _write(search: Search) -> None:
 
 
 def revive(search: Search) -> None:
-    """Trains the trial that ``revive`` names; what it reaches counts as a trial of its own."""
     objectives, wanted = search.plan.objectives, search.plan.revive
     pruned = search.study.trials("pruned")
     sign = 1 if objectives[0].maximize else -1
@@ -95,7 +99,6 @@ def revive(search: Search) -> None:
 
 
 def confirm(search: Search, plan: Plan) -> list[Confirmation]:
-    """Runs the winner and the default on the same fresh seeds; on a test split too, where the data have one."""
     objective = plan.objectives[0]
     if objective.name == LATENCY:
         raise UserError(f"confirm: {LATENCY} does not depend on the seed; name an accuracy first")
@@ -133,19 +136,6 @@ def _compared(objective: Objective, name: str, seeds: tuple[int, ...], values: l
 
 
 def has_test_split(plan: Plan) -> bool:
-    """Whether the pictures' folder has a ``test`` beside ``train`` and ``val``."""
     source = plan.config["data"]["source"] or {}
     root = str((source.get("init_args") or {}).get("root") or "")
     return str(source.get("class_path", "")).endswith(".ImageFolder") and bool(root) and ImageFolder(root).has(TEST)
-
-
-@contextmanager
-def _places(jobs: int | Share, accelerator: str) -> Iterator[list[Place]]:
-    """The shares of this machine, or of the Ray cluster that is joined or started meanwhile."""
-    if isinstance(jobs, int):
-        yield list(deal(jobs, gpus_of(accelerator)))
-        return
-    from kd.fleet.tuning.ray_cluster import joined
-
-    with joined(jobs, accelerator) as found:
-        yield found

@@ -2,17 +2,14 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kd.fleet.tuning.plan import Plan
 from kd.fleet.tuning.results import chosen, ranked, row
 from kd.fleet.tuning.space import Space, duration, item, short
-from kd.fleet.tuning.study import Study
+from kd.fleet.tuning.study import FrozenTrial, Study
 from kd.fleet.tuning.trials import epoch_values
 from kd.report import html
-
-if TYPE_CHECKING:
-    import optuna
 
 PAGE = "report.html"
 
@@ -26,7 +23,7 @@ def write_page(study: Study, plan: Plan, confirmed: str = "") -> Path:
     return html.write_page(plan.folder / PAGE, title, sections)
 
 
-def _name(trial: "optuna.trial.FrozenTrial") -> str:
+def _name(trial: FrozenTrial) -> str:
     return f"trial {trial.number}"
 
 
@@ -78,10 +75,8 @@ def _slices(study: Study, plan: Plan) -> list[dict[str, Any]]:
             continue
         labels = [str(label) for label in space.labels]
         x = [labels.index(str(t.params[space.key])) if labels else t.params[space.key] for t in trials]
-        points = [
-            [v, t.values[0], _name(t), best is not None and t.number == best.number]
-            for v, t in zip(x, trials, strict=True)
-        ]
+        marked = best.number if best is not None else None
+        points = [[v, t.values[0], _name(t), t.number == marked] for v, t in zip(x, trials, strict=True)]
         made.append({
             "kind": "points", "title": f"{objective.name} over {space.key}", "points": points, "log": space.log,
             "labels": labels or None, "x_name": space.key.split(".")[-1], "y_name": objective.name,
@@ -124,9 +119,8 @@ def _curves(study: Study, plan: Plan) -> dict[str, Any] | None:
     best, curves = chosen(study, plan), []
     for trial in study.trials("complete", "pruned"):
         values = epoch_values(Path(trial.user_attrs["folder"]), objective.name)
-        state = (
-            "stopped" if trial.state.name == "PRUNED" else "best" if best and trial.number == best.number else "done"
-        )
+        done = "best" if best and trial.number == best.number else "done"
+        state = "stopped" if trial.state.name == "PRUNED" else done
         if values:
             curves.append([_name(trial), values, state])
     curves.sort(key=lambda curve: curve[2] == "best")
@@ -134,7 +128,6 @@ def _curves(study: Study, plan: Plan) -> dict[str, Any] | None:
 
 
 def _front(study: Study, plan: Plan) -> list[dict[str, Any]]:
-    """Two objectives against each other; the chosen point is marked."""
     best, done = chosen(study, plan), study.trials("complete")
     if len(plan.objectives) < 2 or best is None:
         return []
@@ -161,8 +154,6 @@ def _failures(study: Study) -> dict[str, Any] | None:
     failed = study.trials("failed")
     if not failed:
         return None
-    rows = [
-        [str(t.number), t.user_attrs.get("reason", ""), " ".join(item(k, v) for k, v in t.params.items())]
-        for t in failed
-    ]
+    given = [" ".join(item(key, value) for key, value in t.params.items()) for t in failed]
+    rows = [[str(t.number), t.user_attrs.get("reason", ""), text] for t, text in zip(failed, given, strict=True)]
     return {"kind": "table", "title": "Failed trials", "columns": ["trial", "why", "with"], "rows": rows, "long": True}

@@ -11,6 +11,7 @@ from typing import IO, Protocol
 import torch
 
 from kd.launch.child import start_kd_train
+from kd.machine import core_ids
 
 RUNNER = "runner"  # a lock beside a trial's log: of a run that holds no other, wherever it is
 
@@ -56,13 +57,11 @@ class Slot:
 
 
 def deal(jobs: int, gpus: Sequence[str]) -> list[Slot]:
-    """The machine's cores and GPUs in ``jobs`` shares that do not overlap."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    cores = core_ids() or []
     return [Slot(tuple(cores[i::jobs]), tuple(gpus[i::jobs])) for i in range(jobs)]
 
 
 def gpus_of(accelerator: str) -> list[str]:
-    """The GPUs that runs may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
     if accelerator not in ("auto", "gpu", "cuda") or not torch.cuda.is_available():
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

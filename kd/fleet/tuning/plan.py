@@ -1,16 +1,15 @@
 """A search as it is asked for: checked as a whole before anything is written."""
 
-import difflib
 import json
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kd.errors import UserError
+from kd.errors import UserError, did_you_mean
 from kd.fleet.tuning.places import Share
 from kd.fleet.tuning.space import SearchSpace, Space, item, parse
+from kd.machine import cores
 from kd.report.metric import less_is_better
 from kd.run import files
 from kd.run.build import task_of
@@ -36,8 +35,6 @@ KEYS = ("trials", "jobs", "hours", "trial_hours", "objective", "sampler", "prune
 
 @dataclass(frozen=True)
 class Objective:
-    """A number that a run reports, and whether more of it is better."""
-
     name: str  # ``val/acc1``, or one of :data:`OF_THE_SUMMARY`
     maximize: bool  # more is better
 
@@ -100,8 +97,7 @@ def plan(request: Request) -> Plan:
     config = Run(args).config
     if config["students"]:
         raise UserError("students: a search trains one student a trial; set students=null")
-    items = [f"recipe={request.recipe}", *(f"config={o}" for o in request.overlays)]
-    items += request.trusted
+    items = [f"recipe={request.recipe}", *(f"config={o}" for o in request.overlays), *request.trusted]
     objectives = _objectives(given.get("objective"), config)
     several = len(objectives) > 1
     pruner = str(given.get("pruner") or ("none" if several or not objectives[0].name.startswith("val/") else "asha"))
@@ -112,9 +108,7 @@ def plan(request: Request) -> Plan:
         raise UserError(f"sampler: a grid needs choices or integers; search.{floats[0]} is neither")
     name = str(given.get("name") or "search")
     check_name(name)
-    hours, trial_hours = (
-        positive(key, str(given[key])) if given.get(key) is not None else None for key in ("hours", "trial_hours")
-    )
+    limits = {key: positive(key, str(given[key])) for key in ("hours", "trial_hours") if given.get(key) is not None}
     return Plan(
         items=[*items, *overrides],
         config=config,
@@ -122,8 +116,8 @@ def plan(request: Request) -> Plan:
         objectives=objectives,
         trials=whole_number(given, "trials", 20),
         jobs=_jobs(given),
-        hours=hours,
-        trial_hours=trial_hours,
+        hours=limits.get("hours"),
+        trial_hours=limits.get("trial_hours"),
         sampler=sampler,
         pruner=pruner,
         folder=folder_of_runs(config["runs_dir"], "kd-tune") / config["recipe"] / "tune" / name,
@@ -133,7 +127,6 @@ def plan(request: Request) -> Plan:
 
 
 def _sorted(request: Request) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Settings of the search, spaces by key, and what is left for the runs."""
     own: dict[str, Any] = {}
     searched: dict[str, str] = {}
     overrides = []
@@ -149,7 +142,6 @@ def _sorted(request: Request) -> tuple[dict[str, Any], dict[str, str], list[str]
 
 
 def _from_file(request: Request, own: dict[str, Any], searched: dict[str, str]) -> dict[str, Any]:
-    """``tune=FILE``, or what ships for the recipe; spaces of the command line are added to it."""
     shipped = folder("recipes") / "tune" / f"{request.recipe}.yaml"
     if "tune" not in own and (searched or not shipped.is_file()):
         return {}
@@ -163,25 +155,11 @@ def _from_file(request: Request, own: dict[str, Any], searched: dict[str, str]) 
     files.check_text(content, f"tune: {file}: ")
     for key in content:
         if key not in KEYS and key != "search":
-            near = difflib.get_close_matches(str(key), [*KEYS, "search"], 1, 0.5)
-            raise UserError(f"tune: {file}: no key '{key}'{f'; did you mean {near[0]!r}?' if near else ''}")
-    spaces = flatten_spaces(content.get("search", {}))
+            raise UserError(f"tune: {file}: no key '{key}'{did_you_mean(str(key), [*KEYS, 'search'], 0.5)}")
+    spaces = {key: space for key, space in flatten(content.get("search", {})).items() if space != {}}
     if "trust" not in request.flags:
         check_file(file, spaces, request.trust)
     return {**content, "search": {**spaces, **searched}}
-
-
-def flatten_spaces(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Spaces by dotted key; nested or dotted in YAML.
-
-    >>> flatten_spaces({"optim": {"lr": "log:1e-4..1e-2"}, "data.batch_size": [8, 16]})
-    {'optim.lr': 'log:1e-4..1e-2', 'data.batch_size': [8, 16]}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        where = f"{prefix}{key}"
-        flat |= flatten_spaces(value, f"{where}.") if isinstance(value, dict) else {where: value}
-    return flat
 
 
 def _objectives(text: str | None, config: dict[str, Any]) -> tuple[Objective, ...]:
@@ -193,17 +171,14 @@ def _objectives(text: str | None, config: dict[str, Any]) -> tuple[Objective, ..
     for objective in found:
         if objective.name not in (*known, *OF_THE_SUMMARY, LATENCY):
             allowed = ", ".join([*known, *OF_THE_SUMMARY, LATENCY])
-            raise UserError(
-                f"objective: no run reports '{objective.name}'; it may be {allowed} "
-                "(- before it: less is better, +: more is), several with commas"
-            )
+            raise UserError(f"objective: no run reports '{objective.name}'; it may be {allowed} (- before it: less is "
+                            "better, +: more is), several with commas")  # fmt: skip
     if len({o.name for o in found}) < len(found):
         raise UserError(f"objective: '{text}' names one twice")
     return found
 
 
 def _objective(text: str) -> Objective:
-    """In the metric's own direction, or as a sign says."""
     name = text.lstrip("+-")
     return Objective(name, text.startswith("+") if text != name else not less_is_better(name))
 
@@ -225,9 +200,8 @@ def _check_pruner(pruner: str, objectives: Sequence[Objective]) -> None:
     if len(objectives) > 1:
         raise UserError(f"pruner: {pruner} can't weigh several objectives against each other; pruner=none")
     if not objectives[0].name.startswith("val/"):
-        raise UserError(
-            f"pruner: {pruner} reads every epoch, but {objectives[0].name} is known at the end; pruner=none"
-        )
+        name = objectives[0].name
+        raise UserError(f"pruner: {pruner} reads every epoch, but {name} is known at the end; pruner=none")
 
 
 def _one_of(key: str, value: object, allowed: Sequence[str]) -> str:
@@ -243,14 +217,12 @@ def _jobs(given: dict[str, Any]) -> int | Share:
     if share:
         raise UserError(f"{next(iter(share))}: is a trial's share of a cluster (jobs=ray); jobs=K deals this machine's")
     jobs = whole_number(given, "jobs", 1)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if jobs > cores:
-        raise UserError(f"jobs: {jobs} trials at a time can't have a core each of {cores}")
+    if jobs > cores():
+        raise UserError(f"jobs: {jobs} trials at a time can't have a core each of {cores()}")
     return jobs
 
 
 def _search_space(spaces: Sequence[Space], args: list[str]) -> SearchSpace:
-    """Checks that a run takes every value, and finds the keys that only some choices of another key bring about."""
     ordered: list[Space] = []
     below: dict[str, tuple[str, tuple[int, ...]]] = {}
     for space in sorted(spaces, key=lambda space: space.key.count(".")):
@@ -267,7 +239,6 @@ def _search_space(spaces: Sequence[Space], args: list[str]) -> SearchSpace:
 
 
 def _under(above: Space, space: Space, args: list[str]) -> tuple[tuple[int, ...], list[Any]]:
-    """The choices of ``above`` under which ``space`` exists, and its examples as a run takes them."""
     allowed, taken, refused = [], list[Any](), None
     for i, choice in enumerate(above.choices or ()):
         try:
@@ -281,7 +252,6 @@ def _under(above: Space, space: Space, args: list[str]) -> tuple[tuple[int, ...]
 
 
 def _taken(args: list[str], chosen: Sequence[tuple[str, Any]], space: Space) -> list[Any]:
-    """The examples of a space as a run's configuration holds them."""
     taken = []
     for example in space.examples():
         items = [f"--{item(key, value)}" for key, value in [*chosen, (space.key, example)]]
@@ -290,8 +260,8 @@ def _taken(args: list[str], chosen: Sequence[tuple[str, Any]], space: Space) -> 
     return taken
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> Callable[[], str] | None:
-    """What was changed since a search was begun, as a text to be made; None for nothing."""
+def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """The first setting that was changed since a search was begun; empty for none."""
     before, now = json_of(json.dumps(before)), json_of(json.dumps(now))
-    changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    return (lambda: f"{changed[0]}={before.get(changed[0])}, now {now.get(changed[0])}") if changed else None
+    changed = (key for key in {**before, **now} if before.get(key) != now.get(key))
+    return next((f"{key}={before.get(key)}, now {now.get(key)}" for key in changed), "")

@@ -1,8 +1,4 @@
-"""Trials on a Ray cluster (extra ``ray``): on each of its machines a process that starts and watches a run.
-
-All machines see the search's folder and the data under the same paths, and have ``kd`` installed. Ray chooses the
-machine and deals GPUs; what a trial is, and when it is stopped, is decided in ``search.py``.
-"""
+"""Trials on a Ray cluster (extra ``ray``), whose machines share paths and have ``kd``; Ray deals machines and GPUs."""
 
 import fcntl
 import os
@@ -28,10 +24,7 @@ with suppress(ImportError):  # joined() says what is missing
 
 
 class Runner:
-    """Starts a run and waits for its end, on a machine of the cluster, in a process of its own.
-
-    Where this process ends in any way, the kernel makes the run save and end.
-    """
+    """Starts and watches a run on a machine of the cluster; where this process ends, the kernel makes the run save."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -42,7 +35,6 @@ class Runner:
         """Says that it is there."""
 
     def run(self, items: Sequence[str], log: str, folder: str, env: dict[str, str]) -> int:
-        """The run's exit status."""
         with Path(log).open("a") as opened, Path(log).with_name(RUNNER).open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # a run whose search was killed may still be saving
             with self._changing:
@@ -71,9 +63,8 @@ class RayRun:
         self._status: int | None = None
         self._runner: Any = kind.remote()
         self._there = self._runner.greet.remote()
-        self._end = self._runner.run.remote(
-            list(items), str(log.resolve()), str(Path.cwd()), {FOLDER: os.environ[FOLDER]}
-        )
+        env = {FOLDER: os.environ[FOLDER]}
+        self._end = self._runner.run.remote(list(items), str(log.resolve()), str(Path.cwd()), env)
 
     def poll(self) -> int | None:
         if self._status is None and ray.wait([self._end], timeout=0)[0]:
@@ -105,7 +96,6 @@ class RayPlace:
     share: Share  # what of it
 
     def start(self, items: Sequence[str], log: Path, owner: IO[str] | None = None) -> RayRun:
-        """See :meth:`Place.start`; the run's lock is one of its own machine's."""
         return RayRun(self.share, items, log)
 
 
@@ -127,7 +117,6 @@ def joined(share: Share, accelerator: str) -> Iterator[list[Place]]:
 
 
 def _init(own: Path) -> None:
-    """Joins, or starts a Ray whose files lie in the folder ``own``."""
     try:
         ray.init("auto", log_to_driver=False, logging_level="ERROR")
     except ConnectionError as error:
@@ -141,7 +130,6 @@ def _init(own: Path) -> None:
 
 
 def _room(share: Share, accelerator: str) -> list[Place]:
-    """As many shares as fit on the cluster's machines."""
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     with_gpus = accelerator in ("auto", "gpu", "cuda") and any(r.get("GPU") for r in machines)
     gpus = share.gpus if share.gpus is not None else int(with_gpus)

@@ -5,7 +5,7 @@ import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from rich.console import Console
@@ -13,12 +13,9 @@ from rich.table import Table
 
 from kd.fleet.tuning.plan import Plan
 from kd.fleet.tuning.space import item, short
-from kd.fleet.tuning.study import Study
+from kd.fleet.tuning.study import FrozenTrial, Study
 from kd.storage.checkpoints import write_whole
 from kd.storage.elsewhere import text_of, yaml_of
-
-if TYPE_CHECKING:
-    import optuna
 
 BEST = "best.yaml"
 SHOWN = 10
@@ -35,7 +32,7 @@ def chosen(study: Study, plan: Plan) -> Any | None:
     columns = [[s * t.values[i] for t in front] for i, s in enumerate(signs)]
     ranges = [max(c) - min(c) or 1.0 for c in columns]
 
-    def distance(t: "optuna.trial.FrozenTrial") -> float:
+    def distance(t: FrozenTrial) -> float:
         gaps = [(max(c) - s * v) / r for c, s, v, r in zip(columns, signs, t.values, ranges, strict=True)]
         return sum(gap**2 for gap in gaps)
 
@@ -43,7 +40,6 @@ def chosen(study: Study, plan: Plan) -> Any | None:
 
 
 def write_best(study: Study, plan: Plan) -> Path | None:
-    """``best.yaml``: a recipe that repeats the best trial; None before any has ended."""
     best = chosen(study, plan)
     if best is None:
         return None
@@ -60,7 +56,6 @@ def write_best(study: Study, plan: Plan) -> Path | None:
 
 
 def ranked(study: Study, plan: Plan) -> list[Any]:
-    """Finished trials, the best first; then those stopped early, then those that failed."""
     sign = 1 if plan.objectives[0].maximize else -1
     done = sorted(study.trials("complete"), key=lambda t: -sign * t.values[0])
     return done + study.trials("pruned") + study.trials("failed")
@@ -76,8 +71,7 @@ def print_table(study: Study, plan: Plan) -> None:
     Console(width=None if sys.stdout.isatty() else max(100, shutil.get_terminal_size().columns)).print(table)
 
 
-def row(trial: "optuna.trial.FrozenTrial", plan: Plan, keys: list[str]) -> list[str]:
-    """A trial's cells: number, objectives (or what became of it), epochs, seconds, values."""
+def row(trial: FrozenTrial, plan: Plan, keys: list[str]) -> list[str]:
     attrs = trial.user_attrs
     if trial.state.name == "FAIL":
         values = [f"failed: {attrs.get('reason', '')}"] + [""] * (len(plan.objectives) - 1)
@@ -110,14 +104,12 @@ class Confirmation:
     def text(self) -> str:
         mean, half = self.interval()
         best, default = statistics.mean(self.best), statistics.mean(self.default)
-        means = (
-            f"{self.objective} on fresh seeds {self.seeds}: the winner {best:.4g}, the default {default:.4g} (means)"
-        )
+        values = f"the winner {best:.4g}, the default {default:.4g} (means)"
+        means = f"{self.objective} on fresh seeds {self.seeds}: {values}"
         if half == float("inf"):
             return f"{means}; one seed says nothing of the spread."
         better = (mean if self.maximize else -mean) > 0
         survives = better and abs(mean) > half
-        verdict = (
-            "survives" if survives else "does not survive" if better else "is none: the default is as good or better"
-        )
+        lost = "does not survive" if better else "is none: the default is as good or better"
+        verdict = "survives" if survives else lost
         return f"{means}. The difference, {mean:+.4g} ± {round(half, 6):.2g} (95 %, paired by seed), {verdict}."

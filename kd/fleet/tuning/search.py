@@ -15,11 +15,12 @@ from filelock import FileLock
 
 from kd.errors import Stopped, UserError
 from kd.fleet.tuning.places import Place
-from kd.fleet.tuning.plan import Plan, differences
+from kd.fleet.tuning.plan import Plan, difference
 from kd.fleet.tuning.space import duration, item, short
 from kd.fleet.tuning.study import Study
-from kd.fleet.tuning.trials import Job, Owner
+from kd.fleet.tuning.trials import Job, Owner, epoch_values
 from kd.machine import signals_kept
+from kd.run.build import teachers_in
 from kd.run.run import settings_of
 from kd.run.train_first import teacher_settings
 
@@ -39,12 +40,9 @@ class Search:
     """One process's part in a search; others, here or on other machines, may work in the same folder."""
 
     def __init__(
-        self,
-        plan: Plan,
-        free: Sequence[Place],
-        say: Callable[[str], None] = print,
+        self, plan: Plan, free: Sequence[Place], say: Callable[[str], None] = print,
         changed: Callable[["Search"], None] = lambda search: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.plan, self.say, self.changed = plan, say, changed
         plan.folder.mkdir(parents=True, exist_ok=True)
         self.lock = FileLock(plan.folder / "ask.lock")
@@ -62,17 +60,12 @@ class Search:
 
     def _check_settings(self) -> None:
         now = self.plan.settings()
-        changed = differences(self.study.begun_with(now), now)
-        if changed is not None:
-            raise UserError(
-                f"name: the search in {self.plan.folder} was begun with {changed()}; "
-                "give the same settings to resume it, or name=OTHER to begin another"
-            )
-
-    # -- trials --------
+        changed = difference(self.study.begun_with(now), now)
+        if changed:
+            raise UserError(f"name: the search in {self.plan.folder} was begun with {changed}; give the same "
+                            "settings to resume it, or name=OTHER to begin another")  # fmt: skip
 
     def run(self) -> None:
-        """Searches until the trials or the hours are used up."""
         with _signals(self._on_signal):
             self.extra = _shared(self.plan, self.say)
             try:
@@ -92,7 +85,7 @@ class Search:
         if self.stopped_by is not None:
             self._end_all(signal.Signals(self.stopped_by).name)
             raise Stopped(self.stopped_by)
-        if self._hours_are_up():
+        if self.plan.hours is not None and time.monotonic() - self.began > 3600 * self.plan.hours:
             self._end_all("its hours are up")
             return True
         failed = self.study.trials("failed")
@@ -100,9 +93,6 @@ class Search:
             self._end_all("the first trials failed")
             raise UserError(f"the first {len(failed)} trials failed, the last: {failed[-1].user_attrs.get('reason')}")
         return False
-
-    def _hours_are_up(self) -> bool:
-        return self.plan.hours is not None and time.monotonic() - self.began > 3600 * self.plan.hours
 
     def folder_of(self, number: int) -> Path:
         return self.plan.folder / "trials" / f"{number:04d}"
@@ -120,7 +110,6 @@ class Search:
             job.begin([*self.plan.items, *self.extra, *values])
 
     def _taken_over(self) -> tuple[Any, dict[str, Any], Owner] | None:
-        """A trial whose process was killed, here or elsewhere."""
         for frozen in self.study.trials("running"):
             owner = Owner.take(self.folder_of(frozen.number))
             if owner is not None:
@@ -150,11 +139,10 @@ class Search:
         return done and self.plan.wants_latency and job.time_student()
 
     def _report(self, running: Running) -> None:
-        """Reports the epochs so far, and stops a trial that is not worth its time."""
         if len(self.plan.objectives) > 1 or not self.plan.objectives[0].name.startswith("val/"):
             return
         known = self.study.reported(running.trial.number)
-        for epoch, value in running.job.epochs(self.plan.objectives[0].name):
+        for epoch, value in epoch_values(running.job.run, self.plan.objectives[0].name):
             if epoch in known:
                 continue
             running.trial.report(value, epoch)
@@ -172,9 +160,8 @@ class Search:
         elif job.stopped == "pruned" and by_signal:
             self.study.tell(running.trial, "pruned", None, notes)
         elif not by_signal or job.stopped in ("", TOO_LONG):
-            reason = (
-                job.reason() if job.stopped != TOO_LONG else f"took longer than trial_hours={self.plan.trial_hours}"
-            )
+            too_long = f"took longer than trial_hours={self.plan.trial_hours}"
+            reason = too_long if job.stopped == TOO_LONG else job.reason()
             self.study.tell(running.trial, "failed", None, {"reason": reason, **notes})
         self.running.remove(running)
         self.free.append(job.slot)
@@ -183,8 +170,6 @@ class Search:
             self.seconds.append(max(time.monotonic() - job.began, summary.get("wall_s") or 0.0))  # it may be resumed
             self.say(self.line(running))
             self.changed(self)
-
-    # -- what is said --------
 
     def line(self, running: Running) -> str:
         trial = next(t for t in self.study.trials() if t.number == running.trial.number)
@@ -208,10 +193,7 @@ class Search:
             left = min(left, max(0.0, 3600 * self.plan.hours - (time.monotonic() - self.began)))
         return f"{ended} of {total} ended{so_far}" + (f", about {duration(left)} left" if math.isfinite(left) else "")
 
-    # -- the end --------
-
     def _end_all(self, why: str) -> None:
-        """Stops all trials and waits until they have saved: no process is left over."""
         for running in self.running:
             running.job.stop(why)
         while self.running:
@@ -229,7 +211,6 @@ class Search:
         return [*self.going, *(running.job for running in self.running)]
 
     def wait(self, jobs: Sequence[Job], items: Sequence[Sequence[str]]) -> None:
-        """Runs jobs that are no trials, as many at a time as the machine has shares."""
         with _signals(self._on_signal):
             self._wait(list(zip(jobs, items, strict=True)))
 
@@ -255,9 +236,7 @@ class Search:
 
 
 def _shared(plan: Plan, say: Callable[[str], None]) -> list[str]:
-    """What all trials have in common and one can do for all: the teacher is trained or found once."""
-    config = plan.config["model"]
-    specs = [config["teacher"]] if config["teacher"] else list((config["teachers"] or {}).values())
+    specs = list(teachers_in(plan.config["model"]).values())
     if not specs:
         return []
     searched = any(space.key.startswith(("model.teacher", "data.source")) for space in plan.space)
@@ -273,7 +252,6 @@ def _shared(plan: Plan, say: Callable[[str], None]) -> list[str]:
 
 @contextmanager
 def _signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Inside, SIGTERM and SIGINT only set a mark."""
     with signals_kept():
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, handler)

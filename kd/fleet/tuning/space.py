@@ -32,7 +32,6 @@ class Space:
         return [c if isinstance(c, str | int | float | bool) else json.dumps(c) for c in self.choices or ()]
 
     def examples(self) -> list[Any]:
-        """Values that show whether the configuration takes it: all choices, or both ends."""
         return list(self.choices) if self.choices is not None else [self.low, self.high]
 
     def suggest(self, trial: "optuna.Trial") -> object:

@@ -12,7 +12,7 @@ try:
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
-    from optuna.trial import Trial, TrialState
+    from optuna.trial import FrozenTrial, Trial, TrialState
 except ImportError as error:
     raise UserError(f"searching needs the extra tune: pip install 'kd-train[tune]' ({error})") from error
 
@@ -24,10 +24,7 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 class Study:
-    """A search in a folder: a journal that several processes and machines may write, and that survives any kill.
-
-    ``optuna-dashboard FOLDER/journal.log`` reads it.
-    """
+    """A search in a folder, as an Optuna journal (``optuna-dashboard FOLDER/journal.log``) that survives any kill."""
 
     def __init__(
         self, folder: Path, directions: Sequence[str], sampler: str, pruner: str, epochs: int, seed: int
@@ -35,10 +32,8 @@ class Study:
         journal = str(folder / JOURNAL)
         storage = JournalStorage(JournalFileBackend(journal, _WholeLines(journal)))
         self.exhausted = False
-        ways: Any = list(directions)
-        self.study: Any = optuna.create_study(
-            storage=storage, study_name="kd-tune", directions=ways, load_if_exists=True
-        )
+        given: Any = {"storage": storage, "study_name": "kd-tune", "directions": list(directions)}
+        self.study: Any = optuna.create_study(load_if_exists=True, **given)
         self._sampler, self._seed = sampler, seed
         self._sow()
         with warnings.catch_warnings():
@@ -56,24 +51,20 @@ class Study:
         self.exhausted = True
 
     def begun_with(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """The settings that the search was begun with; those given where it begins now."""
         if "settings" not in self.study.user_attrs:
             self.study.set_user_attr("settings", settings)
         return self.study.user_attrs["settings"]
 
     def trials(self, *states: str) -> list[Any]:
-        """Trials so far, all or those in a state (``running``, ``complete``, ``pruned``, ``failed``)."""
         wanted = tuple({**_STATES, "running": TrialState.RUNNING}[s] for s in states) or None
         return self.study.get_trials(deepcopy=False, states=wanted)
 
     def ask(self, space: SearchSpace) -> tuple[Trial, dict[str, Any]]:
-        """A new trial and its values; one process at a time may ask."""
         self._sow()
         trial = self.study.ask()
         return trial, space.suggest(trial)
 
     def again(self, number: int, space: SearchSpace) -> tuple[Trial, dict[str, Any]]:
-        """A trial that another process has begun, and its values: those not chosen yet are now."""
         frozen = next(t for t in self.trials() if t.number == number)
         trial = Trial(self.study, frozen._trial_id)
         return trial, space.suggest(trial)
@@ -86,11 +77,9 @@ class Study:
             trial.set_user_attr(name, value)
         self.study.tell(trial, list(values) if values else None, state=_STATES[state])
 
-    def add(self, like: "optuna.trial.FrozenTrial", values: Sequence[float], notes: dict[str, Any]) -> None:
-        trial = optuna.trial.create_trial(
-            params=like.params, distributions=like.distributions, values=list(values), user_attrs=notes
-        )
-        self.study.add_trial(trial)
+    def add(self, like: FrozenTrial, values: Sequence[float], notes: dict[str, Any]) -> None:
+        same: Any = {"params": like.params, "distributions": like.distributions}
+        self.study.add_trial(optuna.trial.create_trial(values=list(values), user_attrs=notes, **same))
 
     def best(self) -> list[Any]:
         return self.study.best_trials if self.trials("complete") else []
@@ -111,8 +100,7 @@ class Study:
 
 
 class _WholeLines(JournalFileSymlinkLock):
-    """The journal's lock. Its holder cuts off the part of a line that a killed process has left: the next line would
-    be written to its end, and no process could read the search any more."""
+    """The journal's lock; its holder cuts off the part of a line that a killed process left."""
 
     def acquire(self) -> bool:
         held = super().acquire()

@@ -21,10 +21,7 @@ MOST_LOST = 3  # machines that go under one trial: then it is the trial
 
 
 class Owner:
-    """A lock on a trial's folder: held by the process that looks after it and by its run, let go by any end of both.
-
-    A run on another machine can't be handed it, and holds one of its own there.
-    """
+    """A lock on a trial's folder, held by the search and by its run; a run elsewhere holds one of its own machine."""
 
     def __init__(self, file: IO[str]) -> None:
         self.file = file
@@ -94,7 +91,6 @@ class Job:
         return not (self.run / "export" / "latency.json").is_file()
 
     def time_student(self) -> bool:
-        """Starts ``kd-latency`` on the finished run; False where it was timed before, or can't be."""
         if not self.untimed or self.timed:
             return False
         self.timed = True
@@ -138,29 +134,23 @@ class Job:
         except (OSError, ValueError):
             return {}
 
-    def epochs(self, metric: str) -> list[tuple[int, float]]:
-        return epoch_values(self.run, metric)
-
     def reason(self) -> str:
         """Why the run failed, in a line: the last that ``kd-train`` has said of it."""
         try:
             text = (self.folder / LOG).read_text(encoding="utf-8", errors="replace")
         except OSError:
             text = ""
-        lines = re.findall(
-            r"kd-(?:train|latency): (?!the traceback|to resume|resume)(?:rank \d+: )?(?:failed: )?(.+)", text
-        )
+        said = r"kd-(?:train|latency): (?!the traceback|to resume|resume)(?:rank \d+: )?(?:failed: )?(.+)"
         last = text.strip().splitlines()[-1:] or ["no output"]
         status = self.status or 0
         if self.lost > MOST_LOST:
             return f"its machine went {self.lost} times"
         if status < 0:
             return f"killed by {signal.Signals(-status).name}"
-        return (lines or last)[-1][:200]
+        return (re.findall(said, text) or last)[-1][:200]
 
 
 def evaluate(run: Path, split: str, slot: Place) -> dict[str, float]:
-    """What ``kd-eval`` says of a finished run's student on a split; empty where it can't."""
     file = run / f"eval_{split}.json"
     if not file.is_file():
         process = slot.start(["eval", str(run), f"split={split}"], run.parent.parent / LOG)
@@ -170,7 +160,6 @@ def evaluate(run: Path, split: str, slot: Place) -> dict[str, float]:
 
 
 def epoch_values(run: Path, metric: str) -> list[tuple[int, float]]:
-    """Each epoch (from 1) with its value of a metric, from a run's ``metrics.csv``."""
     try:
         with (run / "metrics.csv").open(newline="", encoding="utf-8") as file:
             rows = [row for row in csv.DictReader(file) if row.get(metric) and row.get("epoch")]

@@ -37,12 +37,8 @@ class Backbone(Format):
         state = {k: v.contiguous() for k, v in model.state_dict().items() if not k.startswith(head)}
         arch, kwargs = made_of(job.weights, "to=backbone")
         kwargs["num_classes"] = 0
-        metadata = {
-            "arch": arch,
-            "kwargs": json.dumps(kwargs),
-            "img_size": json.dumps(model_size(job.weights)),
-            "dense": json.dumps(model is not job.student),
-        }
+        about = {"kwargs": kwargs, "img_size": model_size(job.weights), "dense": model is not job.student}
+        metadata = {"arch": arch, **{key: json.dumps(value) for key, value in about.items()}}
         file = folder / "backbone.safetensors"
         whole = in_order(save(state, {**metadata, **job.manifest.as_metadata()}))
         write_whole(file, lambda opened: opened.write(whole))
@@ -54,7 +50,6 @@ class Backbone(Format):
         return below
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
-        """See :meth:`kd.ship.export.base.Format.open`: gives the last layer's features, flattened, ``(N, D)``."""
         meta = read_metadata(file)
         manifest = from_metadata(meta, file)
         kwargs = json_of(meta["kwargs"])
@@ -75,7 +70,6 @@ class Backbone(Format):
 
 
 def _below_the_classifier(model: Any, images: torch.Tensor) -> torch.Tensor:
-    """float ``(N, 3, H, W)`` -> the features before pooling, ``(N, D)``."""
     return model.forward_features(images).flatten(1)
 
 

@@ -57,7 +57,6 @@ class Format(ABC):
     needs: Mapping[str, Sequence[str]] = {}
 
     def check(self, key: str, int8: bool) -> None:
-        """Raises a UserError that names ``key`` and the extra where one is missing."""
         for extra, modules in self.needs.items():
             for module in modules:
                 need(module, extra, key)

@@ -1,9 +1,8 @@
 """The formats by the names that ``kd-export to=`` takes; another one is given by its class path."""
 
-import difflib
 from importlib import import_module
 
-from kd.errors import UserError
+from kd.errors import UserError, did_you_mean
 from kd.ship.export.base import Format
 
 FORMATS = {
@@ -20,9 +19,7 @@ FORMATS = {
 def find_format(name: str) -> Format:
     module, _, kind = FORMATS.get(name, name).rpartition(".")
     try:
-        found = getattr(import_module(module), kind)()
+        return getattr(import_module(module), kind)()
     except (ImportError, AttributeError, ValueError) as error:
-        near = difflib.get_close_matches(name, FORMATS, 1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
+        hint = did_you_mean(name, FORMATS)
         raise UserError(f"to: must be one of {', '.join(FORMATS)}, got '{name}'{hint}") from error
-    return found

@@ -1,7 +1,6 @@
 """Every export against the student in torch, on real validation pictures: nothing ships unseen."""
 
 import copy
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterable
@@ -21,7 +20,7 @@ from kd.progress import bar
 from kd.ship.export.base import Format, Job, Limits, Runtime
 from kd.ship.export.manifest import FILE, Layout, Manifest
 from kd.ship.finished import FinishedRun
-from kd.storage.checkpoints import write_whole
+from kd.storage.checkpoints import write_json
 from kd.storage.elsewhere import json_of, text_of
 from kd.tasks import Features, Task
 
@@ -32,23 +31,10 @@ REPEATS = 15  # Batches of one picture that the two latencies are medians of
 def compare(
     student: nn.Module, runtime: Runtime, manifest: Manifest, batches: Iterable[Batch], task: Task
 ) -> dict[str, Any]:
-    """Runs both on the same pictures.
-
-    Args:
-        student: :class:`kd.ship.export.prepared.Prepared` in float32 on the CPU.
-        runtime: the export.
-        manifest: of the export.
-        batches: validation's.
-        task: built for the classes.
-
-    Returns:
-        ``pictures``; ``max_difference`` and ``mean_difference`` of the logits; ``agreement`` in 0..1, the share of what
-        :meth:`kd.tasks.Task.same` calls the same; ``metric`` (its name), ``student`` and ``export`` (its values, absent
-        for features); ``student_ms`` and ``export_ms``, medians at a batch of 1.
-    """
+    """Runs both on the same pictures on the CPU: differences, agreement in 0..1, metric, milliseconds."""
     task = Features() if manifest.task == "features" else task
     tasks = {"student": task, "export": copy.deepcopy(task)}
-    worst, total, numbers, same, asked, pictures = 0.0, 0.0, 0, 0, 0, 0
+    worst, total, numbers, same, answered, pictures = 0.0, 0.0, 0, 0, 0, 0
     one: torch.Tensor | None = None
     for batch in bar(batches, label="comparing with the student", unit=" batches"):
         real = batch["index"] >= 0
@@ -57,20 +43,16 @@ def compare(
         one = given[:1] if one is None else one
         expected, exported = student(given), torch.from_numpy(np.array(runtime(given.numpy())))
         difference = (expected - exported).abs()
-        worst, total, numbers = (
-            max(worst, difference.max().item()),
-            total + difference.sum().item(),
-            numbers + difference.numel(),
-        )
-        pictures += len(given)
+        worst, total = max(worst, difference.max().item()), total + difference.sum().item()
+        numbers, pictures = numbers + difference.numel(), pictures + len(given)
         answers = {"student": task.fit(expected, target), "export": task.fit(exported, target)}
         agreed = task.same(*answers.values())
-        same, asked = same + int(agreed.sum()), asked + agreed.numel()
+        same, answered = same + int(agreed.sum()), answered + agreed.numel()
         for name, logits in answers.items() if task.labels else ():
             tasks[name].update(logits, target, None)
     assert one is not None
     found: dict[str, Any] = {
-        "pictures": pictures, "max_difference": worst, "mean_difference": total / numbers, "agreement": same / asked,
+        "pictures": pictures, "max_difference": worst, "mean_difference": total / numbers, "agreement": same / answered,
     }  # fmt: skip
     if task.labels:
         found["metric"] = task.primary
@@ -90,21 +72,13 @@ def _latency(student: nn.Module, runtime: Runtime, one: torch.Tensor) -> dict[st
 
 
 def failure(found: dict[str, Any], int8: bool, limits: Limits) -> str:
-    """What an export has lost too much of, in words; empty where it may ship."""
     if int8 and "metric" in found:
+        falls = f"{found['metric']} falls from {found['student']:.2%} to {found['export']:.2%}"
         lost = found["student"] - found["export"]
-        if lost > limits.drop:
-            return (
-                f"{found['metric']} falls from {found['student']:.2%} to {found['export']:.2%}, "
-                f"by more than {100 * limits.drop:g} points (max_drop)"
-            )
-        return ""
-    if found["agreement"] < limits.agreement:
-        return (
-            f"it agrees with the student on {found['agreement']:.3%} of {found['pictures']} pictures, "
-            f"fewer than {limits.agreement:.3%} (min_agreement)"
-        )
-    return ""
+        return f"{falls}, by more than {100 * limits.drop:g} points (max_drop)" if lost > limits.drop else ""
+    agrees = f"it agrees with the student on {found['agreement']:.3%} of {found['pictures']} pictures"
+    few = found["agreement"] < limits.agreement
+    return f"{agrees}, fewer than {limits.agreement:.3%} (min_agreement)" if few else ""
 
 
 def size_mb(path: Path) -> float:
@@ -127,8 +101,7 @@ class Wanted:
 
 
 def export(run: FinishedRun, wanted: Wanted, out: Path, vouch: Callable[[bytes], None]) -> tuple[str, dict[str, Any]]:
-    """Writes beside ``out`` first; what fails to agree, or anything that goes wrong, leaves nothing there. ``vouch``
-    notes the content of a file that was made on this machine."""
+    """Why an export is not kept (empty: it is in ``out``), and the comparison, also in ``export/export.json``."""
     kind, layout, int8 = wanted.kind, wanted.layout, wanted.int8
     manifest = run.manifest(wanted.to, layout, int8)
     if kind.features:
@@ -161,8 +134,7 @@ def export(run: FinishedRun, wanted: Wanted, out: Path, vouch: Callable[[bytes],
     record = run.folder / "export" / "export.json"
     record.parent.mkdir(exist_ok=True)
     known = json_of(text_of(record)) if record.is_file() else {}
-    text = json.dumps({**known, wanted.name: found}, indent=2) + "\n"
-    write_whole(record, lambda opened: opened.write(text.encode()))
+    write_json(record, {**known, wanted.name: found})
     return problem, found
 
 
@@ -173,12 +145,8 @@ def lines(found: dict[str, Any]) -> list[str]:
         ("agreement", f"{found['agreement']:.2%} of {found['pictures']} pictures"),
     ]
     if "metric" in found:
-        rows += [
-            (f"{found['metric']} of the student", f"{found['student']:.2%}"),
-            ("of the export", f"{found['export']:.2%}"),
-        ]
-    rows += [
-        ("one picture", f"student {found['student_ms']:.2f} ms, export {found['export_ms']:.2f} ms"),
-        ("size", f"{found['size_mb']:.1f} MB"),
-    ]
+        rows.append((f"{found['metric']} of the student", f"{found['student']:.2%}"))
+        rows.append(("of the export", f"{found['export']:.2%}"))
+    rows.append(("one picture", f"student {found['student_ms']:.2f} ms, export {found['export_ms']:.2f} ms"))
+    rows.append(("size", f"{found['size_mb']:.1f} MB"))
     return [f"{name:<22} {value}" for name, value in rows]

@@ -30,7 +30,6 @@ class Hub(Format):
         return folder
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
-        """See :meth:`kd.ship.export.base.Format.open`: built by timm, prepared as its configuration says."""
         model: Any = timm.create_model(f"local-dir:{file}", pretrained=True).eval()
         cfg, layout = model.pretrained_cfg, read_manifest(file).layout
         prepare = Preprocess(cfg["input_size"][1:], cfg["mean"], cfg["std"])
@@ -52,5 +51,4 @@ def made_of(weights: Path, key: str) -> tuple[str, dict[str, Any]]:
 
 
 def model_size(weights: Path) -> int | list[int]:
-    """The side, or height and width, of a student's input in pixels."""
     return json_of(read_metadata(weights)["img_size"])

@@ -29,11 +29,7 @@ def as_lines(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The input and the answer of an exported student.
-
-    A picture is scaled so that its centre crop of ``size`` keeps ``crop_ratio`` of it, and goes in as uint8 RGB; what
-    follows (scaling to the model's own size, normalisation) is inside the exported graph.
-    """
+    """Input and answer of an export: a centre crop as uint8 RGB goes in; scaling and normalisation are in the graph."""
 
     # what the answer is: logits of one class a picture, of several labels, of a class for every pixel, features,
     # or numbers, each under the name of a class
@@ -85,9 +81,8 @@ def from_metadata(metadata: dict[str, str], file: Path) -> Manifest:
     try:
         return _manifest({key: json_of(value) for key, value in found.items()})
     except (ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"{file} was not written by kd-export: its metadata does not say what goes in ({error})"
-        ) from error
+        lacks = f"its metadata does not say what goes in ({error})"
+        raise UserError(f"{file} was not written by kd-export: {lacks}") from error
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -15,7 +15,6 @@ PICTURES = 300  # Training pictures that calibrate (NNCF's own default)
 
 
 def quantized(model: "onnx.ModelProto | openvino.Model", job: Job) -> "onnx.ModelProto | openvino.Model":
-    """An int8 copy of an ONNX or OpenVINO model, calibrated on training pictures."""
     nncf = need("nncf", "openvino", "int8=true")
     pictures = list(job.calibration())
     attends = any("Attention" in type(module).__name__ for module in job.student.modules())
@@ -23,6 +22,5 @@ def quantized(model: "onnx.ModelProto | openvino.Model", job: Job) -> "onnx.Mode
     by_name = type(model).__module__.startswith("onnx")
     data = nncf.Dataset(pictures, (lambda x: {INPUT: x}) if by_name else None)
     with contextlib.redirect_stdout(io.StringIO()):  # its progress bars
-        return nncf.quantize(
-            model, data, subset_size=len(pictures), model_type=nncf.ModelType.TRANSFORMER if attends else None
-        )
+        kind = nncf.ModelType.TRANSFORMER if attends else None
+        return nncf.quantize(model, data, subset_size=len(pictures), model_type=kind)

@@ -3,7 +3,8 @@
 import logging
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,6 @@ EXTRA = "export"
 
 
 class Onnx(Format):
-    """``model.onnx``: uint8 pictures in, a dynamic batch, the manifest in the metadata."""
-
     quantises = True
     needs: Mapping[str, Sequence[str]] = {EXTRA: ("onnx", "onnxscript", "onnxruntime")}
 
@@ -60,9 +59,8 @@ def as_runtime(session: "onnxruntime.InferenceSession") -> Runtime:
 
 
 def open_model(file: Path, threads: int) -> tuple[Manifest, Runtime]:
-    """An exported ``model.onnx``: what it says of itself, and what runs it."""
     session = open_session(file, threads)
-    return from_metadata(metadata_of(session), file), as_runtime(session)
+    return from_metadata(dict(session.get_modelmeta().custom_metadata_map), file), as_runtime(session)
 
 
 def _program(job: Job) -> "torch.onnx.ONNXProgram":
@@ -84,7 +82,6 @@ def _program(job: Job) -> "torch.onnx.ONNXProgram":
 
 
 def why(error: BaseException | None) -> str:
-    """The unsupported operator, or else the first line of what went wrong."""
     first = ""
     for cause in causes(error):
         text = re.sub(r"\x1b\[[\d;]*m", "", str(cause))
@@ -96,19 +93,13 @@ def why(error: BaseException | None) -> str:
     return first[:200]
 
 
-class _quiet:
-    def __init__(self, *names: str) -> None:
-        self._loggers = [logging.getLogger(name) for name in names]
-
-    def __enter__(self) -> None:
-        self._levels = [logger.level for logger in self._loggers]
-        for logger in self._loggers:
+@contextmanager
+def _quiet(*names: str) -> Iterator[None]:
+    levels = {logging.getLogger(name): logging.getLogger(name).level for name in names}
+    try:
+        for logger in levels:
             logger.setLevel(logging.CRITICAL)
-
-    def __exit__(self, *_: object) -> None:
-        for logger, level in zip(self._loggers, self._levels, strict=True):
+        yield
+    finally:
+        for logger, level in levels.items():
             logger.setLevel(level)
-
-
-def metadata_of(session: "onnxruntime.InferenceSession") -> dict[str, str]:
-    return dict(session.get_modelmeta().custom_metadata_map)

@@ -32,7 +32,6 @@ class OpenVino(Format):
         return file
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
-        """See :meth:`.base.Format.open`. float32 stays float32, where the CPU would like bfloat16 better."""
         openvino = need("openvino", EXTRA, str(file))
         settings = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
         if threads:

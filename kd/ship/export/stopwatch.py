@@ -47,9 +47,8 @@ class Stopwatch:
             return self._mine.recv()
         except (EOFError, OSError) as error:
             self._process.join()
-            raise UserError(
-                f"the model's process ended with status {self._process.exitcode} (out of memory?)"
-            ) from error
+            status = self._process.exitcode
+            raise UserError(f"the model's process ended with status {status} (out of memory?)") from error
 
     def measure(self, pictures: object, repeats: int) -> tuple[list[float], float]:
         return self._ask((pictures, repeats))

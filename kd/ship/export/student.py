@@ -23,20 +23,17 @@ from kd.models.output_scale import unit_output
 from kd.models.own import OwnModel, build_own
 from kd.models.segmenter import DenseModel
 from kd.module.distillation import DistillationModule
-from kd.storage.checkpoints import models_in, write_whole
+from kd.storage.checkpoints import models_in, write_json, write_whole
 from kd.storage.elsewhere import json_of
 
 
 def student_metadata(student: Student) -> dict[str, str]:
-    """What one needs to use the weights, as safetensors metadata: architecture, arguments, input, classes."""
     want: Any = student.prepare
     dense = isinstance(student.model, DenseModel)
     made: Any = student.model.backbone if dense else student.model
     classes = student.classes
-    content: dict[str, Any] = {
-        "kwargs": {**getattr(made, "made_with", {}), "num_classes": len(classes)},
-        "classes": classes,
-    }
+    kwargs = {**getattr(made, "made_with", {}), "num_classes": len(classes)}
+    content: dict[str, Any] = {"kwargs": kwargs, "classes": classes}
     if isinstance(want, Preprocess):
         size = want.size[0] if want.size[0] == want.size[1] else want.size
         content |= {"img_size": size, "mean": want.mean, "std": want.std}
@@ -79,8 +76,7 @@ def save_student(module: DistillationModule | Student, path: str | Path, checkpo
 
 
 def in_order(file: bytes) -> bytes:
-    """The same file with its metadata sorted, which the library writes in an order drawn anew each time: equal students
-    are equal files."""
+    """The same file with sorted metadata: the library draws its order anew, and equal students are equal files."""
     end = 8 + int.from_bytes(file[:8], "little")
     header = json_of(file[8:end])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -92,7 +88,6 @@ def in_order(file: bytes) -> bytes:
 def timm_config(
     model: nn.Module, arch: str, made_with: dict[str, Any], want: Preprocess, classes: list[str], crop_ratio: float
 ) -> dict[str, Any]:
-    """The ``config.json`` by which timm builds the student and knows its input and class names."""
     own: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
     return {
         "architecture": arch,
@@ -116,10 +111,7 @@ def timm_config(
 
 
 def write_timm_folder(weights: Path, folder: Path, config: dict[str, Any]) -> None:
-    """Writes what ``timm.create_model("local-dir:...", pretrained=True)`` reads.
-
-    The weights are the same file under a second name; a copy where the file system has no links.
-    """
+    """Writes a folder for ``timm.create_model("local-dir:...")``; the weights are linked where possible."""
     folder.mkdir(exist_ok=True)
     part = folder / "model.safetensors.part"
     part.unlink(missing_ok=True)
@@ -128,8 +120,7 @@ def write_timm_folder(weights: Path, folder: Path, config: dict[str, Any]) -> No
     except OSError:
         shutil.copyfile(weights, part)
     part.replace(folder / "model.safetensors")
-    text = json.dumps(config, indent=2) + "\n"
-    write_whole(folder / "config.json", lambda file: file.write(text.encode()))
+    write_json(folder / "config.json", config)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -161,7 +152,6 @@ def load_student(path: Path, builder: type | None = None) -> tuple[nn.Module, Pr
 
 
 def builder_in(path: Path) -> str:
-    """Class path of the builder that the file's model needs; empty where timm builds it."""
     made_by = json_of(read_metadata(path).get("builder", "{}"))
     return str(made_by.get("class_path", "")) if isinstance(made_by, dict) else ""
 
@@ -190,9 +180,8 @@ def _rebuilt(path: Path, meta: dict[str, Any], builder: type | None) -> Callable
     size = meta["img_size"]
     size = (size, size) if isinstance(size, int) else tuple(size)
     make: Any = builder or HuggingFace
-    return lambda: build_own(
-        make(**arguments), meta["kwargs"]["num_classes"], size, meta["mean"], meta["std"], str(path)
-    )
+    count = meta["kwargs"]["num_classes"]
+    return lambda: build_own(make(**arguments), count, size, meta["mean"], meta["std"], str(path))
 
 
 def tensors_in(path: Path) -> dict[str, tuple[int, ...]]:

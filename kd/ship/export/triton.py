@@ -37,8 +37,6 @@ dynamic_batching {{
 
 
 class Triton(Format):
-    """The ONNX file with what Triton wants beside it."""
-
     quantises = True
     needs = Onnx.needs
 
@@ -57,7 +55,6 @@ class Triton(Format):
 
 
 def config(manifest: Manifest, answer: tuple[int, ...]) -> str:
-    """``config.pbtxt``; ``answer`` is the shape of one picture's."""
     labels = '\n    label_filename: "labels.txt"' if manifest.task in ("classification", "multilabel") else ""
     return CONFIG.format(
         name=NAME, max_batch=MAX_BATCH, input=INPUT, output=OUTPUT,

@@ -19,11 +19,11 @@ from kd.ship.export.base import Runtime
 from kd.ship.export.manifest import Manifest
 from kd.ship.serving.answers import answer
 from kd.ship.serving.batcher import Batcher
-from kd.ship.serving.bodies import Limits, Refused, read_uploads
+from kd.ship.serving.bodies import Limits, read_uploads
 from kd.ship.serving.hosts import KnownHosts
 from kd.ship.serving.metrics import Metrics
-from kd.ship.serving.pictures import BadUpload, view
-from kd.ship.serving.room import Busy, Room, Share
+from kd.ship.serving.pictures import view
+from kd.ship.serving.room import Busy, Refused, Room, Share
 from kd.ship.serving.threads import Daemons
 
 PAGE = Path(__file__).parent / "page.html"
@@ -39,17 +39,13 @@ T = TypeVar("T")
 
 
 class Server:
-    """One student, and its teacher beside it where asked."""
-
     def __init__(
         self, manifest: Manifest, models: dict[str, Runtime], limits: Limits, hosts: Collection[str] = ()
     ) -> None:
         self.manifest, self.models, self.limits, self.hosts = manifest, models, limits, hosts
         self.metrics, self.ready, self.open_requests = Metrics(), False, 0
-        wait = limits.max_wait_ms / 1000
-        self.batchers = {
-            name: Batcher(model, limits.max_batch, wait, limits.queue, self.metrics) for name, model in models.items()
-        }
+        given = limits.max_batch, limits.max_wait_ms / 1000, limits.queue, self.metrics
+        self.batchers = {name: Batcher(model, *given) for name, model in models.items()}
         self._bytes, self._pictures = Room(BODIES * limits.max_upload_mb * 1e6), Room(limits.queue)
         self._decoders, self._free = Daemons(limits.decoders, "decoder"), asyncio.Semaphore(limits.decoders)
 
@@ -62,8 +58,6 @@ class Server:
         self.ready = False
         for batcher in self.batchers.values():
             await batcher.stop()
-
-    # -- requests ----------------------------------------------------------------------------------------------------
 
     async def predict(self, request: Request) -> Response:
         start = time.perf_counter()
@@ -79,7 +73,7 @@ class Server:
         try:
             async with asyncio.timeout(self.limits.timeout_s):
                 return JSONResponse(await self._predictions(request))
-        except (Refused, BadUpload) as error:
+        except Refused as error:
             return _error(error.status, str(error))
         except Busy:
             return _busy()
@@ -115,8 +109,8 @@ class Server:
     async def _view(self, name: str, data: bytes) -> np.ndarray:
         try:
             return await self._elsewhere(view, data, self.manifest, self.limits.max_pixels)
-        except BadUpload as error:
-            raise BadUpload(error.status, f"{name}: {error}") from error
+        except Refused as error:
+            raise Refused(error.status, f"{name}: {error}") from error
 
     async def _elsewhere(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs in a decoder's thread. A call that hangs keeps its thread; calls that wait for one hold nothing else."""
@@ -147,13 +141,8 @@ class Server:
         return Response(self.metrics.text(), media_type=self.metrics.content_type)
 
     def app(self) -> Starlette:
-        routes = [
-            Route("/", self.page),
-            Route("/predict", self.predict, methods=["POST"]),
-            Route("/healthz", self.healthz),
-            Route("/readyz", self.readyz),
-            Route("/metrics", self.numbers),
-        ]
+        pages = {"/": self.page, "/healthz": self.healthz, "/readyz": self.readyz, "/metrics": self.numbers}
+        routes = [Route("/predict", self.predict, methods=["POST"]), *(Route(*page) for page in pages.items())]
         middleware = [Middleware(KnownHosts, names=self.hosts)]
         return Starlette(routes=routes, middleware=middleware, lifespan=self.life)
 

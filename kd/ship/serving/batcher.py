@@ -17,11 +17,7 @@ Waiting = tuple[np.ndarray, asyncio.Future[np.ndarray]]
 
 
 class Batcher:
-    """Runs a model on what waits, up to ``max_batch`` pictures at a time, in one thread.
-
-    A batch waits ``max_wait_s`` for company; a model that is busy gathers without waiting. More than ``queue`` are
-    refused.
-    """
+    """Runs a model in one thread on up to ``max_batch`` pictures, gathered for ``max_wait_s`` or while it is busy."""
 
     def __init__(self, runtime: Runtime, max_batch: int, max_wait_s: float, queue: int, metrics: Metrics) -> None:
         self.runtime, self.max_batch, self.max_wait_s, self.metrics = runtime, max_batch, max_wait_s, metrics
@@ -33,7 +29,6 @@ class Batcher:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Ends after what waits, or without a model that hangs."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._queue.join(), ENDING_S)
         if self._task is not None:
@@ -57,7 +52,7 @@ class Batcher:
                 pictures = np.stack([picture for picture, _ in wanted])
                 start = time.perf_counter()
                 try:
-                    answers = await loop.run_in_executor(self._thread, self._call(pictures))
+                    answers = await loop.run_in_executor(self._thread, self.runtime, pictures)
                 except Exception as error:  # the clients get an error, the server continues
                     _settle(wanted, lambda i, e=error: e)  # type: ignore[misc]
                 else:
@@ -66,9 +61,6 @@ class Batcher:
                     _settle(wanted, lambda i, a=answers: a[i])  # type: ignore[misc]
             for _ in batch:
                 self._queue.task_done()
-
-    def _call(self, pictures: np.ndarray) -> Callable[[], np.ndarray]:
-        return lambda: self.runtime(pictures)
 
     async def _gather(self) -> list[Waiting]:
         batch = [await self._queue.get()]

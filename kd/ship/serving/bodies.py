@@ -9,7 +9,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from kd.ship.serving.room import Share
+from kd.ship.serving.room import Refused, Share
 from kd.storage.elsewhere import json_of
 
 DROPPED = 8  # A body of so many times the limit is cut off
@@ -31,16 +31,7 @@ class Limits:
     decoders: int = 2  # threads that decode
 
 
-class Refused(Exception):
-    """A request that is answered with an error."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-
-
 async def read_uploads(request: Request, limits: Limits, share: Share, parse: Elsewhere) -> list[Upload]:
-    """The pictures of a request; never more bytes in memory than the limits, of this request and of all."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind == "multipart/form-data":
         found = await _multipart(request, limits, share)

@@ -10,10 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class KnownHosts:
-    """Passes on requests to this machine's own names, from pages of the server itself.
-
-    An address is always known: what a page elsewhere can make a browser believe are names (DNS rebinding).
-    """
+    """Refuses other hosts' names and other sites' pages (DNS rebinding); IP addresses are always known."""
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
         self.app, self.names = app, {"localhost", *names}

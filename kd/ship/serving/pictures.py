@@ -6,35 +6,25 @@ import numpy as np
 from PIL import Image
 
 from kd.ship.export.manifest import Manifest
+from kd.ship.serving.room import Refused
 from kd.storage.decoding import BadPicture, TooLarge, decoded, frame, open_picture
 
 
-class BadUpload(Exception):
-    """An upload that is refused."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-
-
 def view(data: bytes, manifest: Manifest, max_pixels: int) -> np.ndarray:
-    """What validation would show of a picture: scaled, its centre cut out."""
     try:
         with open_picture(io.BytesIO(data), max_pixels) as opened:
             pixels = np.asarray(_scaled(decoded(opened), manifest, max_pixels))
     except TooLarge as error:
-        raise BadUpload(413, str(error).replace("data.", "")) from error
+        raise Refused(413, str(error).replace("data.", "")) from error
     except BadPicture as error:
-        raise BadUpload(415, str(error)) from error
+        raise Refused(415, str(error)) from error
     return pixels if manifest.layout == "nhwc" else pixels.transpose(2, 0, 1)
 
 
 def _scaled(picture: Image.Image, manifest: Manifest, max_pixels: int) -> Image.Image:
     """Masks are of the whole picture."""
-    (height, width), whole = manifest.size, manifest.task == "segmentation"
-    (left, top, wide, tall), scaled, (x, y) = frame(
-        picture.size, manifest.size, None if whole else manifest.crop_ratio, max_pixels
-    )
+    (height, width), ratio = manifest.size, None if manifest.task == "segmentation" else manifest.crop_ratio
+    (left, top, wide, tall), scaled, (x, y) = frame(picture.size, manifest.size, ratio, max_pixels)
     if (wide, tall) != picture.size:
         picture = picture.crop((left, top, left + wide, top + tall))
     return picture.resize(scaled, Image.Resampling.BILINEAR).crop((x, y, x + width, y + height))

@@ -3,20 +3,24 @@
 from typing import Self
 
 
+class Refused(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
 class Busy(Exception):
     """Too much waits already."""
 
 
 class Room:
-    """So much may be held at a time."""
-
     def __init__(self, most: float) -> None:
         self.most, self.held = most, 0.0
 
 
 class Share:
-    """What one request holds of a room; a context manager that gives it back."""
-
     def __init__(self, room: Room) -> None:
         self._room, self._mine = room, 0.0
 

@@ -42,9 +42,8 @@ class _Lingering:
 class _Connection(H11Protocol):
     """uvicorn's, of which no stage lasts for ever: headers take seconds, a request and its answer their time-out.
 
-    A connection above the bound takes the place of the one that has sent no whole request for longest: 503. What a
-    client sends after the server has ended a connection is read and dropped for a while: closing a socket with unread
-    bytes would reset it, and the client would lose an answer that was sent.
+    A connection above the bound replaces the one that has sent no whole request for longest (503). What a client sends
+    after the server's end is read for a while: a socket closed with unread bytes would lose the answer.
     """
 
     most: int  # connections that the server has not ended; a third as many that it has are read
@@ -144,7 +143,6 @@ class _Uvicorn(uvicorn.Server):
             listening.listen(WAITING)  # asyncio would accept as many at a time: the system keeps them meanwhile
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answers what open connections send for a while, with ``Connection: close``, then closes them."""
         self._server.ready = False
         for server in self.servers:
             server.close()
@@ -181,10 +179,7 @@ def serve(server: Server, listening: socket.socket) -> None:
 
 
 def connections(limits: Limits) -> tuple[int, int]:
-    """How many may be open and how many are accepted at a time; a few times these are open for a moment.
-
-    Half of the files that the process may open are left to that, and to all else; an eighth to those that are ending.
-    """
+    """How many connections may be open (3/8 of the files of the process) and how many are accepted at a time."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     files = 1 << 20 if files < 0 else files
     return min(3 * files // 8, max(1024, 2 * limits.queue)), max(1, min(128, files // 16))

@@ -7,8 +7,7 @@ import pytest
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job
-from kd.fleet.jobs.program import Tail, ask, need
-from kd.fleet.jobs.shared_folder import command, fetched, refuse_spot
+from kd.fleet.jobs.program import Tail, ask, command, fetched, need, refuse_spot
 from kd.fleet.jobs.target import Outcome
 
 

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("starlette")
 from starlette.requests import Request
 
-from kd.ship.serving.bodies import Limits, Refused, read_uploads
+from kd.ship.serving.bodies import Limits, read_uploads
 from kd.ship.serving.hosts import KnownHosts
-from kd.ship.serving.room import Busy, Room, Share
+from kd.ship.serving.room import Busy, Refused, Room, Share
 from kd.ship.serving.threads import Daemons
 
 

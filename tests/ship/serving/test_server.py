@@ -250,7 +250,7 @@ def test_mistakes_take_one_line(finished: Path, tmp_path: Path, capsys: pytest.C
     with socket.create_server(("127.0.0.1", 0)) as taken:
         cases = [
             ([str(finished), f"port={taken.getsockname()[1]}"], "can't be used: Address already in use"),
-            ([str(finished), "queue=0"], "queue: must be a whole number > 0, got '0'"),
+            ([str(finished), "queue=0"], "queue: must be a whole number >= 1, got '0'"),
             ([str(finished), "ports=1"], "no key 'ports'"),
             ([str(tmp_path)], "is neither a finished run nor an ONNX export"),
         ]

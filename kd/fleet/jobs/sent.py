@@ -1,0 +1,67 @@
+"""A job that was sent: the folder that keeps what was sent, and following it until its run is here."""
+
+import shutil
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kd.errors import UserError
+from kd.fleet.jobs.job import Job
+from kd.fleet.jobs.target import Target
+from kd.launch.groups import read_json
+from kd.storage.checkpoints import write_json
+from kd.storage.elsewhere import text_of
+
+RECORD = "job.json"
+
+
+def send(target: Target, job: Job, folder: Path, files: dict[str, str], place: str) -> None:
+    """Writes the job's folder and sends it; nothing is left of a job that could not be sent."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError as error:
+        raise UserError(f"job: there is a job {folder} already; without a recipe, job= follows it") from error
+    for name, text in files.items():
+        (folder / name).touch(0o600)  # it may hold the secret of the job's machines
+        (folder / name).write_text(text, encoding="utf-8")
+    try:
+        handle = target.submit(job, folder)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    groups = [{"name": k, "machines": str(g), "price_per_hour": job.prices.get(k)} for k, g in job.groups.items()]
+    record = {"target": place, "job": job.name, "recipe": job.recipe, "groups": groups, "handle": handle}
+    write_json(folder / RECORD, record)
+    print(f"kd-launch: sent as {handle}; {folder / next(iter(files))}", flush=True)
+
+
+def sent_before(name: str, runs: str) -> Path:
+    found = sorted(Path(runs).glob(f"*/jobs/{name}/{RECORD}"))
+    if not found:
+        sent = f"no job '{name}' was sent from here ({runs}/*/jobs)"
+        raise UserError(f"job: {sent}; to send it, give recipe= and instances=")
+    return found[0].parent
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    return read_json(text_of(folder / RECORD), str(folder / RECORD), dict)
+
+
+def follow(target: Target, record: dict[str, Any], folder: Path) -> int:
+    try:
+        outcome = target.follow(record["handle"], folder)
+    except KeyboardInterrupt:
+        again = f"kd-launch {record['target'].split()[0]} job={record['job']} follows it"
+        print(f"\nkd-launch: the job continues; {again}", file=sys.stderr)
+        return 130
+    write_json(folder / RECORD, record | {key: value for key, value in asdict(outcome).items() if key != "done"})
+    if not outcome.done:
+        print(f"kd-launch: {record['job']}: {outcome.text}", file=sys.stderr)
+        return 1
+    into = folder.parent.parent / record["job"]
+    run = into if into.exists() else target.fetch(outcome, into)
+    if run is not None:
+        shutil.copy(folder / RECORD, run / RECORD)
+    print(f"kd-launch: {record['job']}: {outcome.text}" + (f"; run folder: {run}" if run else ""), flush=True)
+    return 0
