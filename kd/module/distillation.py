@@ -131,7 +131,6 @@ class DistillationModule(Inference):
         return first
 
     def named_students(self) -> dict[str, Student]:
-        """The students by name; a single one has the empty name."""
         return self.students.named()
 
     @property
