@@ -36,7 +36,8 @@ def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> 
         part = candidates[first : first + AT_ONCE]
         module, data = _students(run, part, steps)
         module.begin(cache(data.sample_pictures), data)
-        found = {name: {"before": value} for name, value in measured(module, data).items()}
+        drawn = {one.name for one in part if not one.inherits}  # whose weights say nothing yet
+        found = {name: {} if name in drawn else {"before": value} for name, value in measured(module, data).items()}
         keep(found)
         students = module.named_students()
         for start in range(0, len(part) if steps else 0, IN_STEP):

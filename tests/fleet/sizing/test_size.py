@@ -21,6 +21,7 @@ from kd.report.sized import candidate_of, card_of
 from kd.run.request import translate
 from kd.run.run import Run
 from tests._helpers import ARCH, TINY, draw_folder, save_teacher, write_recipe
+from tests.distill.test_label_free import label_free_recipe
 
 LARGE = {**TINY, "embed_dim": 64, "depth": 4, "num_heads": 4}
 
@@ -268,4 +269,22 @@ def test_runtimes_models_and_input_sizes(given: dict, recipe: Path, tmp_path: Pa
         pytest.importorskip("openvino")
     rows, choice = kd.size(recipe, {"candidates": 3, "steps": 1, "runs_dir": str(tmp_path / "runs"), **given})
     assert choice is not None and all(one["latency_ms"] > 0 for one in rows)
-    assert "archs" not in given or any(not one["inherits"] and "after" in one for one in rows)
+    others = [one for one in rows if not one["inherits"]]
+    assert [one["name"] for one in others] == ["resnet10t"] * ("archs" in given)
+    assert all("after" in one and "before" not in one for one in others)
+
+
+@pytest.mark.slow
+def test_students_without_a_classifier_are_compared_by_labelled_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw_folder(tmp_path / "pictures"), draw_folder(tmp_path / "labelled")
+    weights = save_teacher(tmp_path / "dino.safetensors", **LARGE)
+    teachers = {"dino": {"arch": ARCH, "img_size": 32, "kwargs": LARGE, "checkpoint": str(weights)}}
+    recipe = label_free_recipe(tmp_path / "tiny.yaml", tmp_path / "pictures", teachers)
+    assert size_main([f"recipe={recipe}"]) == 2
+    assert "data.probe.root: sizes of students without a classifier" in capsys.readouterr().err
+    given = {"candidates": 3, "steps": 1, "data.probe.root": str(tmp_path / "labelled")}
+    rows, choice = kd.size(recipe, {**given, "model.student.inherit": True})
+    assert choice is not None and all(0 <= one["before"] <= 1 for one in rows)
+    assert json.loads((tmp_path / "sizes" / "tiny" / "000" / "sizes.json").read_text())["metric"] == "knn1"

@@ -1,0 +1,70 @@
+"""Do scores before training rank the sizes of students? Spearman's rank correlation with what training makes of them.
+
+    python scripts/bench/size.py recipe=grocery_vit data.source.root=DIR model.teacher.checkpoint=TEACHER \
+        [candidates=12] [steps=60] [epochs=5] [together=4]
+
+Each size is scored right after inheriting and after a short distillation, as ``kd-size`` does on held-out training
+pictures, then trained with the recipe for some epochs from a fresh start, and validated. Printed: all figures, rho of
+both scores with the result, and how much worse the size with the best score is than the best in hindsight.
+"""
+
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torchmetrics.functional import spearman_corrcoef
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import kd
+
+OWN = {"candidates": 12, "steps": 60, "epochs": 5, "together": 4}
+
+
+def main(words: list[str]) -> None:
+    """Runs the comparison for a recipe and prints it as Markdown."""
+    given = dict(word.split("=", 1) for word in words)
+    own = {key: int(given.pop(key, default)) for key, default in OWN.items()}
+    recipe, runs = given.pop("recipe"), tempfile.mkdtemp(prefix="kd-bench-")
+    settings = {**given, "runs_dir": f"{runs}/runs"}
+    start = time.process_time()
+    rows, _ = kd.size(recipe, {**settings, "candidates": own["candidates"], "steps": own["steps"]})
+    searched = time.process_time() - start
+    for i in range(0, len(rows), own["together"]):
+        part = rows[i : i + own["together"]]
+        students = {row["name"]: {f"model.student.{key}": row[key] for key in ("arch", "img_size", "kwargs", "inherit")}
+                    for row in part}  # fmt: skip
+        result = kd.train(recipe, {**settings, "students": students, "trainer.max_epochs": own["epochs"]})
+        for row in part:
+            (row["trained"],) = (
+                value for key, value in result.summary["students"][row["name"]]["val"].items() if key == METRIC
+            )
+    show(rows, own, searched)
+
+
+METRIC = "acc1"
+
+
+def show(rows: list[dict], own: dict[str, int], seconds: float) -> None:
+    """Prints the table and what follows from it."""
+    print(f"\n| size | parameters (M) | ms | before | after {own['steps']} steps | val after {own['epochs']} epochs |")
+    print("|---|---|---|---|---|---|")
+    for row in sorted(rows, key=lambda row: row["params"]):
+        print(f"| {row['name']} | {row['params_m']:.3f} | {row['latency_ms']:.2f} | {row['before']:.1%} | "
+              f"{row['after']:.1%} | {row['trained']:.1%} |")  # fmt: skip
+    trained = torch.tensor([row["trained"] for row in rows])
+    for key in ("before", "after", "params_m"):
+        score = torch.tensor([float(row[key]) for row in rows])
+        lost = float(trained.max() - trained[score.argmax()])
+        print(f"\n{key}: rho {float(spearman_corrcoef(score, trained)):.3f} over {len(rows)} sizes; its best is "
+              f"{100 * lost:.1f} points below the best in hindsight")  # fmt: skip
+    print(f"\nkd-size took {seconds:.0f} s of CPU time")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or not any(re.match("recipe=", word) for word in sys.argv[1:]):
+        sys.exit(__doc__)
+    main(sys.argv[1:])
