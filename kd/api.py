@@ -105,12 +105,11 @@ def size(
 
     Args:
         recipe: a recipe's name, or a YAML file.
-        settings: values by key: of the run, and ``latency_ms``, ``mb``, ``params_m``, ``runtime``, ``int8``,
-            ``threads``, ``batch``, ``archs``, ``img_sizes``, ``candidates``, ``steps``.
+        settings: values by key, of the run and of ``kd-size`` (``latency_ms``, ``runtime``, ...).
 
     Returns:
-        All candidates, each with ``name``, ``arch``, ``kwargs``, ``img_size``, ``latency_ms``, ``mb``, ``params``,
-        ``score`` (in 0..1, absent where it is over a budget), ``front`` and ``within``; and the chosen one.
+        All candidates (``name``, ``arch``, ``kwargs``, ``latency_ms``, ``mb``, ``params``, ``front``, ``within``, and
+        ``score`` where it is within the budget, a share in 0..1), and the chosen one.
 
     Raises:
         UserError: a mistake in them, or a budget that no candidate meets; nothing is written.

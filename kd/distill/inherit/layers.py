@@ -59,14 +59,7 @@ class BlockActivations:
 
     @classmethod
     def of(cls, block: Any, before: Tensor, after: Tensor, kept: Tensor) -> "BlockActivations":
-        """Runs a block.
-
-        Args:
-            block: the teacher's.
-            before: what the teacher's norms see of the stream before it, (N, L, D_teacher).
-            after: what they see of the stream that the student's should equal afterwards.
-            kept: the tokens that the student has too.
-        """
+        """Runs a block on what the norms see of the stream before it; ``after``: what the student's should equal."""
         first = [getattr(block.mlp, name) for name, _ in FIRST_LAYERS[type(block.mlp)]]
         with _caught(block.attn.qkv, block.attn.proj, block.mlp.fc2, *first) as seen:
             middle = before + block.drop_path1(block.ls1(block.attn(block.norm1(before))))
@@ -80,12 +73,9 @@ class BlockActivations:
 def inherit_block(
     block: Any, found: BlockActivations, stream: Tensor, projection: Tensor, shares: Tensor | None
 ) -> Tensor:
-    """Fits one block; returns the student's stream behind it.
+    """Fits a block to the teacher's; takes the student's stream (N, L, D_student) before it, returns that behind it.
 
-    Args:
-        found: the teacher's block.
-        stream: the student's stream before it, (N, L, D_student).
-        shares: how much each token counts in the fits, (L,); all the same if None.
+    ``shares``: how much each token counts, (L,).
     """
     teacher = found.block
     write = projection @ (_gamma(teacher.ls1)[:, None] * teacher.attn.proj.weight)

@@ -12,13 +12,7 @@ from kd.models.preprocess import Images, Preprocess
 
 
 class MeasuredTeacher:
-    """What the fits read of a teacher, each computed when it is first read.
-
-    Args:
-        model: the teacher: a plain ViT.
-        pictures: a sample, uint8 (N, 3, H, W).
-        prepare: the teacher's preprocessing.
-    """
+    """What the fits read of a plain ViT on a sample, uint8 (N, 3, H, W), each computed when it is first read."""
 
     def __init__(self, model: ViT, pictures: Images, prepare: Preprocess) -> None:
         self.model, self.pictures, self.prepare = model, pictures, prepare
@@ -31,10 +25,9 @@ class MeasuredTeacher:
         return torch.cat([self.model(self.prepare(part)) for part in self.pictures.split(64)])
 
     def see_as(self, student: ViT, size: tuple[int, int]) -> None:
-        """Measures the stream with the student's patches of pictures of a size; kept until another grid is asked for.
+        """Measures the stream with the student's patches of pictures of a size; kept until another grid is read.
 
-        :attr:`streams` is then what the norms see before each block and after the last, each (N, L, D_teacher), and
-        :attr:`moment` the second moment of its directions.
+        :attr:`streams` is what the norms see before each block and after the last, each (N, L, D_teacher).
         """
         grid = grid_of(student, size)
         if grid == self._grid:

@@ -27,27 +27,17 @@ SETTINGS = ("arch", "img_size", "kwargs", "checkpoint", "pretrained", "inherit")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A student that might be trained.
+    """A student that might be trained."""
 
-    Attributes:
-        name: ``w192d12h3`` for width, depth and heads, or timm's name; with the input's side where there are several.
-        spec: its settings.
-        params: how many it has.
-        cost: parameters times pixels, to order candidates by.
-        inherits: it starts from the teacher's layers.
-        own: it is the recipe's own student.
-    """
-
-    name: str
+    name: str  # w192d12h3 for width, depth and heads, or timm's name; with the input's side where there are several
     spec: StudentSpec
     params: int
-    cost: int
-    inherits: bool
-    own: bool = False
+    cost: int  # parameters times pixels, to order candidates by
+    inherits: bool  # it starts from the teacher's layers
+    own: bool = False  # it is the recipe's own student
 
     @classmethod
     def of(cls, name: str, spec: StudentSpec, model: nn.Module, inherits: bool, own: bool = False) -> "Candidate":
-        """Named as a student of a run may be."""
         params, pixels = count_parameters(model), prod(preprocess_for(model, spec.img_size).size)
         return cls(re.sub(r"\W", "_", name), spec, params, params * pixels, inherits, own)
 
@@ -66,11 +56,7 @@ def drawing(spec: StudentSpec, student: Student, key: str = "model.student") -> 
 def candidates(
     student: Student, teacher: RunTeacher, archs: Sequence[str], sizes: Sequence[int], count: int
 ) -> list[Candidate]:
-    """The recipe's student, models by name, and as many of the grid as ``count`` leaves, the cheapest first.
-
-    Raises:
-        UserError: an unknown model, or nothing can be inherited from the teacher and no model is named.
-    """
+    """The recipe's student, models by name, and as many of the grid as ``count`` leaves, the cheapest first."""
     spec, size = student.spec, cast(Any, student.prepare).size
     assert spec is not None
     all_sizes: list[Any] = [*sizes] or [spec.img_size or size]

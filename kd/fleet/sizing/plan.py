@@ -41,11 +41,7 @@ class Plan:
 
 
 def plan(request: Request) -> Plan:
-    """Takes the command's own keys from its line.
-
-    Raises:
-        UserError: a value that a key can't have, or a runtime whose extra is missing.
-    """
+    """Takes the command's own keys from its line; a runtime whose extra is missing is refused."""
     own = take(request, *KEYS)
     runtime, int8 = own.get("runtime", "torch"), truth(own, "int8")
     if runtime not in RUNTIMES:

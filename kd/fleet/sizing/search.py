@@ -53,12 +53,7 @@ def _key(parts: Sequence[object]) -> str:
 
 
 class Search:
-    """One search.
-
-    Args:
-        run: the recipe's, with its teacher.
-        plan: what is asked for.
-    """
+    """One search over the students of a recipe's run, whose teacher is settled."""
 
     def __init__(self, run: Run, plan: Plan) -> None:
         self.run, self.plan, self.began = run, plan, time.monotonic()
@@ -82,11 +77,7 @@ class Search:
         self.results = Results(self.folder / "results.json")
 
     def found(self) -> dict[str, Any]:
-        """Measures what is not known yet; what ``sizes.json`` holds.
-
-        Raises:
-            UserError: a budget that no candidate meets.
-        """
+        """Measures what is not known yet; what ``sizes.json`` holds. A budget that no candidate meets is refused."""
         plan, teacher = self.plan, self._teacher()
         rows = {one.name: _row(one) for one in (*self.candidates, *teacher)}
         light = [one for one in self.candidates if one.own or not exceeded(rows[one.name], plan.budget)]
@@ -188,10 +179,8 @@ def check(rows: Sequence[Row], budget: Mapping[str, float]) -> None:
 
 
 def predict(scored: Sequence[Row], reached: Mapping[str, float | None]) -> int:
-    """What finished runs gained over their scores, added to each score: median, least and most. Of too few: nothing.
-
-    Returns:
-        The number of sizes with a finished run.
+    """Adds what finished runs gained over their scores to each score: median, least and most; of too few runs nothing.
+    Returns their number.
     """
     gains = [value - row["score"] for row in scored if (value := reached[row["name"]]) is not None]
     if len(gains) >= EVIDENCE:

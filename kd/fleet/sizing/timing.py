@@ -66,10 +66,7 @@ def latencies(
 ) -> dict[str, dict[str, float]]:
     """By candidate ``latency_ms``, the medians of the fastest and the slowest round, and ``mb`` of the exported file.
 
-    Args:
-        student: the recipe's own, whose task and classes all have.
-        data: gives the size of the pictures, and some of them to calibrate int8 with.
-        given: what they are timed under.
+    All have the task and the classes of ``student``, the recipe's own; ``data`` gives pictures to calibrate int8 with.
     """
     with TemporaryDirectory(prefix="kd-size-") as folder:
         shown = bar(candidates, label=f"making candidates for {given.runtime}", unit=" candidates")
