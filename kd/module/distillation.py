@@ -179,13 +179,11 @@ class DistillationModule(Inference):
                 self.memory = Memory(self)  # now: later its layers may be sharded
         self.students.compile_in_place()
 
-    def begin(
-        self, pictures: Callable[[int], Tensor] | None, data: DistillationDataModule | None
-    ) -> list[str]:  # fmt: skip
+    def begin(self, sample: Callable[[int], Tensor] | None, data: DistillationDataModule | None) -> list[str]:
         """Gives the students their first weights, while the teacher is whole and not yet placed; what is to be said."""
         self.begun = True
         labelled = data.sample if data is not None else None
-        pairs = zip(self.students.begin(self.teacher, pictures), self.named_students().values(), strict=True)
+        pairs = zip(self.students.begin(self.teacher, sample), self.named_students().values(), strict=True)
         return [text for said, student in pairs if (text := said or fit_new_classifier(student, labelled))]
 
     def answer_by(self, teacher: RunTeacher | None) -> None:
