@@ -29,7 +29,8 @@ kd-launch: sends a run to other machines, follows it and fetches its folder.
   prices=FILE       instance: price of an hour; then monitor.budget= stops the run, and the report knows the cost
   job=NAME          of the job (recipe and time)
   wait=false        only sends it
-  --dry-run         shows what would be sent, exactly (but for the secret of its machines), and sends nothing
+  --dry-run         shows what would be sent, exactly (but for the secret of its machines), and sends nothing; what is
+                    not known yet (image, role, bucket, channels) has placeholders
   --tune            a search in place of one run: search.KEY=SPACE trials=N jobs=K objective=val/acc1 (sagemaker)
 
 All other keys are the run's (kd-train --keys). Keys of the places:
@@ -52,7 +53,12 @@ def run(request: Request) -> int:
         target, place = _search(place, request), SEARCH
     job = read_job(request, own)
     files = target.write(job)
+    missing = job.what_is_missing()
+    if missing and "dry-run" not in request.flags:
+        raise UserError(missing)
     if "dry-run" in request.flags:
+        if missing:
+            print(f"kd-launch: to send it, {missing}", file=sys.stderr)
         print(f"kd-launch: pictures an optimizer step: {job.step} (optim.lr_batch)", file=sys.stderr)
         for name, text in files.items():
             text = text.replace(job.secret, "SECRET") if job.secret else text  # a terminal's lines are kept and shown

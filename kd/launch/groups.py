@@ -118,3 +118,15 @@ def has_gpus(instance_type: str) -> bool | None:
     size = r"(?:\d*x?large|medium|small|micro|nano|metal[\w-]*)"
     match = re.fullmatch(rf"(?:ml\.)?([a-z]+)\d[\w-]*\.{size}", instance_type)
     return match[1] in ("p", "g", "gr") if match else None
+
+
+def gpus_of(instance_type: str) -> int | None:
+    if not has_gpus(instance_type):
+        return 0 if has_gpus(instance_type) is False else None
+    family, _, size = instance_type.removeprefix("ml.").partition(".")
+    if family in ("g4dn", "g5", "g6", "g6e"):
+        return {"12xlarge": 4, "24xlarge": 4, "48xlarge": 8, "metal": 8}.get(size, 1)
+    if family in ("p2", "p3", "p3dn", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300"):
+        several = {"8xlarge": 8 if family == "p2" else 4, "16xlarge": 16 if family == "p2" else 8}
+        return {"24xlarge": 8, "48xlarge": 8, **several}.get(size, 1)
+    return None

@@ -9,11 +9,11 @@ from kd.fleet.jobs.job import Job
 
 def bucket_url(job: Job, schemes: str) -> str:
     first = schemes.split("|")[0]
-    url = job.need("bucket", f"{first}://BUCKET[/FOLDER]").rstrip("/")
+    url = job.need("bucket", f"{first}://BUCKET/FOLDER").rstrip("/")
     found = re.fullmatch(rf"(?:{schemes})://([^/]+)(/.*)?", url)
     if not found:
         raise UserError(f"bucket: must be a URL ({first}://BUCKET[/FOLDER]), got '{url}'")
-    if not re.fullmatch(r"[a-z0-9][\w.-]{1,61}[a-z0-9]", found[1], re.ASCII):
+    if "bucket" not in job.missing and not re.fullmatch(r"[a-z0-9][\w.-]{1,61}[a-z0-9]", found[1], re.ASCII):
         raise UserError("bucket: a bucket's name has 3 to 63 lower-case letters, digits, dots and dashes, got "
                         f"'{found[1]}'")  # fmt: skip
     return url

@@ -4,12 +4,12 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError
-from kd.launch.groups import has_gpus
+from kd.launch.groups import gpus_of, has_gpus
 from kd.report.prices import price_of, read_prices
 from kd.run import files
 from kd.run.own_keys import positive, take, truth
@@ -77,6 +77,7 @@ class Job:
     prices: dict[str, float]  # of an hour of all machines of a group
     secret: str = ""  # by which the machines of a data tier know each other
     step: str = ""  # how many pictures an optimizer step takes, in words
+    missing: dict[str, str] = field(default_factory=dict)  # keys that sending needs -> what stands in their place
 
     @property
     def channels(self) -> list[str]:
@@ -99,8 +100,12 @@ class Job:
     def need(self, key: str, example: str) -> str:
         value = self.image if key == "image" else self.own.get(key)
         if not value:
-            raise UserError(f"{key}: must be given ({key}={example})")
-        return value
+            self.missing[key] = example
+        return value or example
+
+    def what_is_missing(self) -> str:
+        examples = " ".join(f"{key}={example}" for key, example in self.missing.items())
+        return f"{', '.join(self.missing)}: must be given ({examples})" if self.missing else ""
 
 
 def read_job(request: Request, own: dict[str, str]) -> Job:
@@ -173,6 +178,32 @@ def _check_machines(config: dict[str, Any], machines: Machines, data: Machines |
     if data is not None and config["data"]["engine"] != "ray":
         raise UserError(f"data_instances: {data} would do nothing: data.engine is {config['data']['engine']}, not ray "
                         "(config=remote_data)")  # fmt: skip
+    gpus = gpus_of(machines.type) if machines.gpus is None else machines.gpus
+    _check_processes(config, machines, gpus)
+    _check_strategy(config["trainer"]["strategy"], machines)
+
+
+def _check_processes(config: dict[str, Any], machines: Machines, gpus: int | None) -> None:
+    devices = config["trainer"]["devices"]
+    listed = len([part for part in devices.split(",") if part.strip()]) if "," in str(devices) else None
+    wanted = len(devices) if isinstance(devices, list) else listed or (int(devices) if str(devices).isdigit() else None)
+    on_gpus = gpus and str(config["trainer"]["accelerator"]) != "cpu"
+    if on_gpus and wanted and wanted > gpus:
+        what = f"{gpus} GPU{'s' * (gpus > 1)}"
+        raise UserError(f"trainer.devices: {wanted} processes, but {machines.type} has {what}")
+    if config["optim"]["zero"] and machines.count == 1 and on_gpus and (wanted or gpus) == 1:
+        raise UserError(f"optim.zero: needs several processes, and {machines} has one GPU")
+
+
+def _check_strategy(strategy: str | dict[str, Any], machines: Machines) -> None:
+    spec = {"class_path": strategy} if isinstance(strategy, str) else strategy
+    options = spec.get("init_args") or {}
+    backend = options.get("backend") or options.get("process_group_backend")
+    if backend == "smddp" or spec["class_path"].endswith(".SMDDPStrategy"):
+        raise UserError("trainer.strategy: no image can have smddp and kd: the newest smddp (2.5.0) is for torch "
+                        "2.4.1, kd needs torch 2.8; config=nodes_4x8 trains over NCCL")  # fmt: skip
+    if backend == "nccl" and machines.has_gpus is False:
+        raise UserError(f"trainer.strategy: nccl needs GPUs, and {machines.type} has none")
 
 
 def _processes(config: dict[str, Any], machines: Machines) -> int | None:

@@ -1,6 +1,7 @@
 """SageMaker: the request of one training job, sent with boto3 (extra ``aws``)."""
 
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kd.errors import UserError, did_you_mean
 from kd.fleet.jobs.bucket import bucket_url
+from kd.fleet.jobs.channels import Channel, channels, network
 from kd.fleet.jobs.job import Job, Machines
 from kd.fleet.jobs.target import Outcome, followed
 from kd.run.own_keys import positive
@@ -31,12 +33,19 @@ class SageMaker:
     keys: Mapping[str, str] = {
         "role": "ARN of the role that the job takes",
         "bucket": "s3://BUCKET[/FOLDER] for results and checkpoints",
-        "channel.NAME": "s3://... of data, as data.source.root=channel:NAME",
+        "channel.NAME": "data for data.source.root=channel:NAME: s3://, fsx://FILE_SYSTEM_ID/MOUNT_NAME/..., efs://",
+        "channel.NAME.input_mode": "File (copied before the start) or FastFile (read when opened)",
+        "channel.NAME.access": "ro or rw, of fsx:// and efs:// (ro)",
+        "subnets": "of the VPC, with commas between; fsx:// and efs:// need one",
+        "security_groups": "of the VPC, with commas between",
         "volume_gb": "disk of each machine (100)",
+        "kms_key": "encrypts disks and results (instances with disks of their own encrypt these themselves)",
+        "tags": "KEY=VALUE of the job, with commas between",
+        "max_wait_hours": "with spot=true: hours until the end, waiting for machines included (twice hours=)",
     }
 
     def write(self, job: Job) -> dict[str, str]:
-        request = {"TrainingJobName": job.name, **common(job), "HyperParameters": hyperparameters(job)}
+        request = {"TrainingJobName": job.name, **common(job), **tags(job), "HyperParameters": hyperparameters(job)}
         request["AlgorithmSpecification"]["ContainerEntrypoint"] = ["kd-train"]  # as the SDK's ModelTrainer does
         check_request("CreateTrainingJob", request)
         return {"request.json": json.dumps(request, indent=2) + "\n"}
@@ -45,7 +54,8 @@ class SageMaker:
         session = aws_session()
         s3 = session.client("s3")
         with boto_errors():
-            for key, url in {"bucket": job.own["bucket"], **channels(job)}.items():
+            data = {f"channel.{channel.name}": channel.url for channel in channels(job) if channel.in_s3}
+            for key, url in {"bucket": job.own["bucket"], **data}.items():
                 bucket, _, prefix = url.removeprefix("s3://").partition("/")
                 try:
                     s3.head_bucket(Bucket=bucket)
@@ -109,14 +119,13 @@ def read_request(folder: Path) -> dict[str, Any]:
 
 
 def common(job: Job) -> dict[str, Any]:
-    seconds, volume = max(1, round(job.hours * 3600)), job.own.get("volume_gb", "100")
-    stop = {"MaxRuntimeInSeconds": seconds}
-    if job.spot:
-        stop["MaxWaitTimeInSeconds"] = 2 * seconds  # the time without a machine counts here
-    inputs = [_channel(name.removeprefix("channel."), url) for name, url in channels(job).items()]
+    data = channels(job)
+    inputs = [channel.request() for channel in data]
     if job.files:
-        inputs.append(_channel("files", f"{_place(job)}/files/"))
+        inputs.append(Channel("files", f"{_place(job)}/files/").request())
+    key = {"KmsKeyId": job.own["kms_key"]} if job.own.get("kms_key") else {}
     return {
+        **network(job, data),
         "RoleArn": job.need("role", "arn:aws:iam::ACCOUNT:role/NAME"),
         "AlgorithmSpecification": {
             "TrainingImage": job.need("image", "ACCOUNT.dkr.ecr.REGION.amazonaws.com/kd:TAG"),
@@ -124,11 +133,15 @@ def common(job: Job) -> dict[str, Any]:
             "MetricDefinitions": [{"Name": name, "Regex": METRIC.format(name=name)} for name in METRICS],
         },
         **({"InputDataConfig": inputs} if inputs else {}),
-        "OutputDataConfig": {"S3OutputPath": f"{_place(job)}/output", "CompressionType": "GZIP"},
-        "StoppingCondition": stop,
+        "OutputDataConfig": {"S3OutputPath": f"{_place(job)}/output", "CompressionType": "GZIP", **key},
+        "StoppingCondition": _stop(job),
         "EnableManagedSpotTraining": job.spot,
         "CheckpointConfig": {"S3Uri": f"{_place(job)}/checkpoints", "LocalPath": "/opt/ml/checkpoints"},
-        "ResourceConfig": {**_machines(job), "VolumeSizeInGB": int(positive("volume_gb", volume))},
+        "ResourceConfig": {
+            **_machines(job),
+            **({"VolumeKmsKeyId": job.own["kms_key"]} if key and not _has_disks(job) else {}),
+            "VolumeSizeInGB": int(positive("volume_gb", job.own.get("volume_gb", "100"))),
+        },
         "Environment": {"PYTHONUNBUFFERED": "1", **({"RAY_AUTH_TOKEN": job.secret} if job.secret else {})},
     }
 
@@ -159,20 +172,28 @@ def hyperparameters(job: Job) -> dict[str, str]:
     return found
 
 
-def channels(job: Job) -> dict[str, str]:
-    found = {key: value for key, value in job.own.items() if key.startswith("channel.")}
-    for key, url in found.items():
-        if not url.startswith("s3://"):
-            raise UserError(f"{key}: must be s3://BUCKET[/FOLDER], got '{url}'")
-    missing = [name for name in job.channels if f"channel.{name}" not in found]
-    if missing:
-        raise UserError(f"channel.{missing[0]}: must be given: a setting names channel:{missing[0]}")
-    return found
+def _stop(job: Job) -> dict[str, int]:
+    wait = job.own.get("max_wait_hours")
+    if wait is not None and not job.spot:
+        raise UserError("max_wait_hours: only a job with spot=true waits for machines")
+    hours = positive("max_wait_hours", wait) if wait is not None else 2 * job.hours
+    if hours < job.hours:
+        raise UserError(f"max_wait_hours: must be at least hours ({job.hours:g}), got {hours:g}")
+    longest = {"MaxWaitTimeInSeconds": max(1, round(hours * 3600))} if job.spot else {}
+    return {"MaxRuntimeInSeconds": max(1, round(job.hours * 3600)), **longest}
 
 
-def _channel(name: str, url: str) -> dict[str, Any]:
-    source = {"S3DataType": "S3Prefix", "S3Uri": url, "S3DataDistributionType": "FullyReplicated"}
-    return {"ChannelName": name, "DataSource": {"S3DataSource": source}}
+def tags(job: Job) -> dict[str, list[dict[str, str]]]:
+    found = [item.partition("=") for item in job.own.get("tags", "").split(",") if item]
+    wrong = next((key + equals for key, equals, _ in found if not (key.strip() and equals)), None)
+    if wrong is not None:
+        raise UserError(f"tags: must be KEY=VALUE with commas between, got '{wrong}'")
+    return {"Tags": [{"Key": key.strip(), "Value": value.strip()} for key, _, value in found]} if found else {}
+
+
+def _has_disks(job: Job) -> bool:
+    # SageMaker refuses a key of the volume for instances with local disks
+    return any(re.match(r"ml\.(p3dn|p[4-9]|g\d|trn|[a-z]+\dd)", group.type) for group in job.groups.values())
 
 
 def _machines(job: Job) -> dict[str, Any]:

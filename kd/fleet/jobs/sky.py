@@ -91,10 +91,7 @@ def _resources(job: Job, role: str, machines: Machines) -> dict[str, object]:
 
 
 def _mounts(job: Job) -> dict[str, object]:
-    urls = {name: job.own.get(f"channel.{name}") for name in job.channels}
-    missing = next((name for name, url in urls.items() if not url), None)
-    if missing:
-        raise UserError(f"channel.{missing}: must be given: a setting names channel:{missing}")
+    urls = {name: job.need(f"channel.{name}", f"s3://BUCKET/{name}") for name in job.channels}
     return {
         RUNS: {"source": f"{bucket_url(job, SCHEMES)}/{job.name}", "mode": "MOUNT_CACHED"},
         **{f"{CHANNELS}/{name}": {"source": url, "mode": "MOUNT"} for name, url in urls.items()},

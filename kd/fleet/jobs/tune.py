@@ -101,6 +101,7 @@ def tuning_job(job: Job, search: Plan, jobs: int) -> dict[str, Any]:
         ranges.setdefault(kind, []).append(entry)
     return {
         "HyperParameterTuningJobName": job.name,
+        **sagemaker.tags(job),
         "HyperParameterTuningJobConfig": {
             "Strategy": STRATEGIES[search.sampler],
             "HyperParameterTuningJobObjective": {"Type": way, "MetricName": objective.name},

@@ -164,7 +164,7 @@ def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[st
     ("items", "told"),
     [
         (["nowhere"], "what is 'nowhere'? Places are sagemaker, sky, slurm, kubernetes, torchrun"),
-        (["sky", "instances=1xA100:8"], "image: must be given"),
+        (["sky", "instances=1xA100:8"], "image, bucket: must be given (image=REGISTRY/kd:TAG bucket=s3://BUCKET/FOLDER)"),
         (["sky", "instances=1xgpu:8", *CLOUD], "instances: SkyPilot wants a GPU's name"),
         (["sky", "instances=1xA100:8", "bucket=food", *CLOUD], "bucket: must be a URL"),
         (["sky", "instances=1xcpu:8", "trainer.accelerator=gpu", *CLOUD], "instances: cpu:8 has no GPU"),

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from kd.cli import main
+from kd.fleet.jobs.channels import Channel
+from kd.launch.groups import gpus_of
 from tests._forks import start, status_of
 from tests._helpers import write_recipe
 
@@ -17,6 +19,7 @@ boto3 = pytest.importorskip("boto3")
 moto = pytest.importorskip("moto")
 
 ROLE = "role=arn:aws:iam::123456789012:role/kd-training"
+VPC = ["subnets=subnet-1a,subnet-2b", "security_groups=sg-3c"]
 PLACE = [ROLE, "image=123456789012.dkr.ecr.eu-west-1.amazonaws.com/kd:1", "bucket=s3://kd-test/runs"]
 
 
@@ -79,6 +82,47 @@ def test_the_request(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
     assert "InstanceType" not in request["ResourceConfig"]
     assert request["Environment"]["RAY_AUTH_TOKEN"] == "SECRET"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_data_in_a_file_system_keys_and_tags(capsys: pytest.CaptureFixture[str]) -> None:
+    request = request_of(
+        capsys, "recipe=grocery_vit", "instances=2xml.p4d.24xlarge", "spot=true", "hours=5", "max_wait_hours=30",
+        *VPC, "channel.photos=fsx://fs-0123456789abcdef0/mnt/food", "channel.old=efs://fs-0123456789",
+        "channel.old.access=rw", "channel.packs=s3://kd-test/packs", "channel.packs.input_mode=FastFile",
+        "kms_key=alias/kd", "tags=project=food, team=a=b", "data.source.root=channel:photos",
+        "model.teacher.checkpoint=channel:old/t.pt",
+    )  # fmt: skip
+    photos, old, packs = request["InputDataConfig"]
+    assert photos["DataSource"]["FileSystemDataSource"] == {
+        "FileSystemId": "fs-0123456789abcdef0", "FileSystemAccessMode": "ro", "FileSystemType": "FSxLustre",
+        "DirectoryPath": "/mnt/food",
+    }  # fmt: skip
+    assert old["DataSource"]["FileSystemDataSource"] == {
+        "FileSystemId": "fs-0123456789", "FileSystemAccessMode": "rw", "FileSystemType": "EFS", "DirectoryPath": "/",
+    }  # fmt: skip
+    assert packs["InputMode"] == "FastFile"
+    assert request["VpcConfig"] == {"Subnets": ["subnet-1a", "subnet-2b"], "SecurityGroupIds": ["sg-3c"]}
+    assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 18000, "MaxWaitTimeInSeconds": 108000}
+    assert request["Tags"] == [{"Key": "project", "Value": "food"}, {"Key": "team", "Value": "a=b"}]
+    assert request["OutputDataConfig"]["KmsKeyId"] == "alias/kd"
+    assert "VolumeKmsKeyId" not in request["ResourceConfig"]  # its disks are its own
+    request = request_of(capsys, "recipe=foodtag_vit", "instances=1xml.c5.4xlarge", "kms_key=alias/kd")
+    assert request["ResourceConfig"]["VolumeKmsKeyId"] == "alias/kd"
+
+
+def test_parts_of_requests() -> None:
+    types = ["ml.p4d.24xlarge", "ml.g5.12xlarge", "g5.16xlarge", "ml.p3.8xlarge", "ml.p2.xlarge", "ml.c5.large"]
+    assert [gpus_of(name) for name in (*types, "ml.g7.48xlarge", "local")] == [8, 4, 1, 4, 1, 0, None, None]
+    files = Channel("files", "s3://kd-test/runs/files/").request()
+    assert list(files) == ["ChannelName", "DataSource"]
+
+
+def test_a_dry_run_needs_only_what_the_request_is_about(capsys: pytest.CaptureFixture[str]) -> None:
+    items = ["recipe=grocery_vit", "instances=1xml.g5.xlarge", "data.source.root=channel:photos"]
+    assert main("launch", ["sagemaker", *items, "--dry-run"]) == 0
+    told = capsys.readouterr()
+    assert "kd-launch: to send it, channel.photos, role, image, bucket: must be given (channel.photos=s3:" in told.err
+    assert json.loads(told.out)["RoleArn"] == "arn:aws:iam::ACCOUNT:role/NAME"
 
 
 def test_a_search(portable: Path, cloud: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,7 +232,31 @@ def test_a_run_from_launch_to_report(
         (["hours=0"], "hours: must be a number > 0, got '0'"),
         (["--trust"], "--trust: SageMaker takes settings alone; name the module (trust=MODULE)"),
         (["job=Food_1"], "job: must be lower-case letters"),
-        (["data.source.root=channel:photos"], "channel.photos: must be given: a setting names channel:photos"),
+        (["data.source.root=channel:photos"], "channel.photos: must be given (channel.photos=s3://BUCKET"),
+        (["role=", "image=", "data.source.root=channel:b"], 
+         "channel.b, role, image: must be given (channel.b=s3://BUCKET/b role="),
+        (["channel.a=fsx://fs-0123456789/mnt/a"], "channel.a: fsx://fs-0123456789/mnt/a is in a VPC: give subnets="),
+        (["channel.a=fsx://fs-0123456789/", *VPC], "channel.a: FSx wants its mount name as the first folder"),
+        (["channel.a=efs://food", *VPC], "channel.a: must be s3://BUCKET[/FOLDER], fsx://FILE_SYSTEM_ID/MOUNT_NAME"),
+        (["channel.a=efs://fs-0123456789", "channel.a.input_mode=FastFile", *VPC],
+         "channel.a.input_mode: a file"),
+        (["channel.train.input_mode=Pipe"], "channel.train.input_mode: Pipe is a stream that is read once"),
+        (["channel.train.input_mode=Fast"], "channel.train.input_mode: must be File or FastFile, got 'Fast'"),
+        (["channel.train.access=rw"],
+         "channel.train.access: rw is for fsx:// and efs://; SageMaker only reads from S3"),
+        (["channel.no.access=ro"], "channel.no.access: there is no channel.no"),
+        (["subnets=subnet-1"], "subnets, security_groups: a VPC needs both"),
+        (["subnets=net-1"], "subnets: must be subnet-... with commas between, got 'net-1'"),
+        (["tags=food"], "tags: must be KEY=VALUE with commas between, got 'food'"),
+        (["max_wait_hours=9"], "max_wait_hours: only a job with spot=true waits for machines"),
+        (["spot=true", "hours=5", "max_wait_hours=4"], "max_wait_hours: must be at least hours (5), got 4"),
+        (["config=smddp_4x8", "instances=4xml.p4d.24xlarge"], "trainer.strategy: no image can have smddp and kd"),
+        (["trainer.accelerator=auto", "trainer.devices=8", "instances=1xml.g5.12xlarge"],
+         "trainer.devices: 8 processes, but ml.g5.12xlarge has 4 GPUs"),
+        (["trainer.accelerator=auto", "config=zero"],
+         "optim.zero: needs several processes, and 1 x ml.g5.xlarge has one"),
+        (["instances=1xml.c5.4xlarge", "trainer.strategy=kd.strategies.ddp.DDP", "trainer.strategy.backend=nccl"],
+         "trainer.strategy: nccl needs GPUs, and ml.c5.4xlarge has none"),
         (["role=x"], "SageMaker would refuse the request: Invalid length for parameter RoleArn"),
     ],
 )  # fmt: skip
