@@ -225,8 +225,7 @@ def steps_done(global_step: int, by_epochs: int, total_by_epochs: float, max_ste
     """
     if max_steps < 0:
         return by_epochs
-    left = min(total_by_epochs - by_epochs, max_steps - global_step)
-    return max(0, int(min(total_by_epochs, max_steps) - left))
+    return max(0, int(min(total_by_epochs, max_steps) - min(total_by_epochs - by_epochs, max_steps - global_step)))
 
 
 def short_window(batches: float, accumulate: int, batch_idx: int) -> float:
@@ -237,8 +236,7 @@ def short_window(batches: float, accumulate: int, batch_idx: int) -> float:
     >>> [short_window(6, 4, b) for b in range(6)]
     [1.0, 1.0, 1.0, 1.0, 2.0, 2.0]
     """
-    first = batch_idx - batch_idx % accumulate
-    return accumulate / min(accumulate, batches - first)
+    return accumulate / min(accumulate, batches - (batch_idx - batch_idx % accumulate))
 
 
 def warmup_cosine(step: int, warmup_steps: int, total_steps: float, min_ratio: float) -> float:

@@ -15,8 +15,7 @@ class Confusions(Metric):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        zeros = torch.zeros(2, num_classes, num_classes, dtype=torch.long)
-        self.add_state("counts", zeros, dist_reduce_fx="sum")
+        self.add_state("counts", torch.zeros(2, num_classes, num_classes, dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, columns: Tensor, target: Tensor, index: Tensor) -> None:
         ones = torch.ones_like(target, dtype=torch.long)

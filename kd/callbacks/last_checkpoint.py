@@ -31,8 +31,7 @@ class LastCheckpoint(Checkpoint):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Puts the batch counter right where the checkpoint's run had batches of another size, or other ranks."""
-        run = RunContext.of(trainer)
-        data = run.data
+        data = RunContext.of(trainer).data
         state = checkpoint.get(type(data).__qualname__, {})
         if not state.get("samples"):
             return

@@ -19,8 +19,7 @@ class LearningRate(Callback):
         if (trainer.global_step + 1) % every and batch_idx and not last:
             return
         (optimizer,) = trainer.optimizers
-        students = run.students.named()
-        for name, own in zip(students, each_of(optimizer), strict=True):
+        for name, own in zip(run.students.named(), each_of(optimizer), strict=True):
             run.module.log(f"{name}/train/lr" if name else "train/lr", own.param_groups[0]["lr"])
 
 

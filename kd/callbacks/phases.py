@@ -210,8 +210,7 @@ class Phases(Closing):
         if self._cuda and run.module.memory is not None:
             available = available_bytes(run.device, trainer.num_devices)
             self.header |= room_for(run.module.memory, data.batch_size, available, trainer.world_size)
-        file = self.folder.path / "records" / f"phases.rank{trainer.global_rank}.jsonl"
-        self._writer = Writer(file, self.header)
+        self._writer = Writer(self.folder.path / "records" / f"phases.rank{trainer.global_rank}.jsonl", self.header)
         self._total = self._writer.last_total or _no_steps()
         model = trainer.strategy.model
         if isinstance(model, DistributedDataParallel) and not model._comm_hooks:

@@ -117,8 +117,7 @@ class Preflight(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Where the teacher is not to run in training, all answers of the next epoch must be there."""
-        run = RunContext.of(trainer)
-        caches = [cache for cache in run.module.caches.values() if cache.only]
+        caches = [cache for cache in RunContext.of(trainer).module.caches.values() if cache.only]
         if not caches:
             return
         batches: Any = trainer.train_dataloader.batch_sampler  # type: ignore[union-attr]
@@ -173,8 +172,7 @@ class Preflight(Callback):
         return answers
 
     def _is_weak(self, task: Task, val: dict[str, float], found: Found) -> bool:
-        enough = 2 * found.classes >= len(found.counts)
-        return enough and val[task.primary] <= task.chance(found.counts, found.total)
+        return 2 * found.classes >= len(found.counts) and val[task.primary] <= task.chance(found.counts, found.total)
 
     def _judge(
         self, trainer: Trainer, task: Task, name: str, found: Found, key: str, before: bool

@@ -35,8 +35,7 @@ class FeatureProbe(Callback):
         members = dict(run.teacher.members)
         seen = self._look(run, members)
         if ALL not in members:
-            units = [F.normalize(x, dim=1) for x in seen.features.values()]
-            seen.features[ALL] = torch.cat(units, dim=1)
+            seen.features[ALL] = torch.cat([F.normalize(x, dim=1) for x in seen.features.values()], dim=1)
         found = {name: seen.accuracy(name) for name in seen.features}
         several = len(members) > 1
         self.preflight.teacher_val = found[ALL]

@@ -68,8 +68,7 @@ class Summary(Callback):
         self._optimizer_state = optimizer_state(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        run = RunContext.of(trainer)
-        self.write(trainer, run, "done")
+        self.write(trainer, RunContext.of(trainer), "done")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Writes the summary of a run that did not, with the reason; the traceback goes to ``error.txt``."""

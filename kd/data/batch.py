@@ -77,9 +77,7 @@ def as_batch(given: object) -> Batch:
 
 def real_rows(batch: Batch) -> slice | Tensor:
     """Which pictures are no padding: a slice where the loader has counted them, for which no device is asked."""
-    if "index" not in batch or "real" in batch:
-        return slice(batch.get("real"))
-    return batch["index"] >= 0
+    return slice(batch.get("real")) if "index" not in batch or "real" in batch else batch["index"] >= 0
 
 
 class RangeCheck:

@@ -20,6 +20,5 @@ def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
         classes.setdefault(target if isinstance(target, int) else None, []).append(i)
     chosen = []
     for numbers in classes.values():
-        count = min(max(1, round(fraction * len(numbers))), len(numbers) - 1)
-        chosen.append(rng.permutation(numbers)[:count])
+        chosen.append(rng.permutation(numbers)[: min(max(1, round(fraction * len(numbers))), len(numbers) - 1)])
     return np.sort(np.concatenate(chosen))

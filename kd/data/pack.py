@@ -108,5 +108,4 @@ def _resized(split: Split, i: int, short_side: int | None) -> tuple[bytes, str]:
         raise UserError(f"data.source: {named(split, i)} can't be read: {error}") from error
     if short_side is None or min(picture.shape[-2:]) <= short_side:
         return data, "png" if data.startswith(b"\x89PNG") else "jpg"
-    smaller = tvf.resize(picture, [short_side], antialias=True)
-    return encode_jpeg(smaller, JPEG_QUALITY), "jpg"
+    return encode_jpeg(tvf.resize(picture, [short_side], antialias=True), JPEG_QUALITY), "jpg"

@@ -144,5 +144,4 @@ class Masks(Targets):
         """A picture's mask; without labels -1, which the task skips, not ``ignore_index``, which distillation skips."""
         if isinstance(target, Tensor):
             return target
-        value = 254 if ignore_index == 255 else 255
-        return tv_tensors.Mask(torch.full((1, *size), value, dtype=torch.uint8))
+        return tv_tensors.Mask(torch.full((1, *size), 254 if ignore_index == 255 else 255, dtype=torch.uint8))

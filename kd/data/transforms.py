@@ -142,5 +142,4 @@ def _paste(pairs: Tensor, share: Tensor, *box: Tensor) -> Tensor:
     left, top, right, bottom = (edge[:, None] for edge in box)
     x, y = (torch.arange(n, device=pairs.device) for n in (pairs.shape[-1], pairs.shape[-2]))
     across, down = (x >= left) & (x < right), (y >= top) & (y < bottom)
-    inside = across[:, None, :] & down[:, :, None]
-    return torch.where(inside[:, None, None], pairs.flip(1), pairs)
+    return torch.where((across[:, None, :] & down[:, :, None])[:, None, None], pairs.flip(1), pairs)

@@ -44,8 +44,7 @@ class HeadlessStudent(Student):
     @torch.no_grad()
     def _centre(self, pictures: Tensor) -> None:
         """Subtracts the features' mean over a sample: what all pictures share hides in their cosines what differs."""
-        norm = final_norm(self.model)
-        bias = getattr(norm, "bias", None)
+        bias = getattr(final_norm(self.model), "bias", None)
         if bias is None:
             return
         training = self.model.training

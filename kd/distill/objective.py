@@ -143,8 +143,7 @@ class Objective(nn.Module):
     @property
     def lender(self) -> str:
         """SimKD: the teacher whose classifier is taken over."""
-        name = next(n for n, loss in self.losses.items() if loss is self.taken_classifier)
-        return self._teacher_of.get(name, ALL)
+        return self._teacher_of.get(next(n for n, loss in self.losses.items() if loss is self.taken_classifier), ALL)
 
     @property
     def layers_of_student(self) -> dict[str, tuple[list[str], str]]:

@@ -171,8 +171,7 @@ def info_of(task: Task, model: nn.Module | None = None) -> DataInfo:
     if not count:
         name = type(task).__name__
         raise UserError(f"task: how many classes has the data? task={name}(num_classes) or data=kd.DataInfo(classes)")
-    classes = [str(i) for i in range(count)]
-    return DataInfo(classes, kind=task.kind, ignore_index=task.ignore_index)
+    return DataInfo([str(i) for i in range(count)], kind=task.kind, ignore_index=task.ignore_index)
 
 
 def moving_average(model: nn.Module, decay: float | None) -> ModelEmaV3 | None:

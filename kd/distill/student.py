@@ -57,8 +57,7 @@ class Student(nn.Module):
         self.start, self.not_inherited, self.parent = start, not_inherited, parent
         self.optim = optim or OptimSpec()
         self.lr = self.optim.lr
-        frozen = self.spec is not None and self.spec.freeze
-        self._trained = freeze_backbone(model, self.arch) if frozen else ()
+        self._trained = freeze_backbone(model, self.arch) if self.spec is not None and self.spec.freeze else ()
         self._scale_output(loaded=self.spec is not None and self.spec.checkpoint is not None)
         self.train()  # Lightning leaves modes as it finds them
         self.taps = Taps(model, [], prepare, "model.taps")

@@ -27,8 +27,7 @@ def _in_view(answering_teacher: RunTeacher | None, data: DistillationDataModule)
 
 def _tune(run: Run, data: DistillationDataModule) -> None:
     """Sets what ``data`` leaves to be measured: the batch size on rank 0, loader processes on all ranks at once."""
-    students = run.students.named()
-    for name, student in students.items():
+    for name, student in run.students.named().items():
         if "batch_size" in data.auto and student.optim.lr_batch is None:
             of = f" of {name}" if name else ""
             raise UserError(f"optim.lr_batch{of}: say which global batch optim.lr={student.optim.lr:g} is meant for; "

@@ -125,8 +125,7 @@ def tried_size(size: int, most: int, memory: Memory, available: float, peak: Cal
     half = peak(size // 2) if size > 1 else None
     if whole is None or half is None or whole <= half:
         return size
-    each = (whole - half) / (size - size // 2)
-    larger = min(most, memory.fits(available, each, TRIED_ROOM))
+    larger = min(most, memory.fits(available, (whole - half) / (size - size // 2), TRIED_ROOM))
     return larger if larger > size and peak(larger) is not None else size
 
 
@@ -146,8 +145,7 @@ def _peak_bytes(run: Run, data: DistillationDataModule, size: int, device: torch
 
 def learn_from(output: Tensor | tuple[Tensor, ...]) -> Tensor:
     """Any loss of a model's output (some give two in training): what its backward costs does not depend on which."""
-    outputs = output if isinstance(output, tuple) else (output,)
-    return torch.stack([x.float().square().mean() for x in outputs]).sum()
+    return torch.stack([x.float().square().mean() for x in (output if isinstance(output, tuple) else (output,))]).sum()
 
 
 def fastest_num_workers(run: Run, data: DistillationDataModule) -> tuple[int, str]:

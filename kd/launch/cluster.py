@@ -52,8 +52,7 @@ def recognise(env: Mapping[str, str] = os.environ, resource_file: Path | None = 
     """The job of this process, or None; ``mpirun`` may run inside SLURM's or SageMaker's jobs, so it counts first."""
     for name in RANKS:
         _number(env, name, default=0)
-    file = groups.base(env) / groups.RESOURCE_FILE if resource_file is None else resource_file
-    machines = groups.machines(env, file)
+    machines = groups.machines(env, groups.base(env) / groups.RESOURCE_FILE if resource_file is None else resource_file)
     if env.get("KD_ROLE", "train") not in ("train", "data"):
         raise UserError(f"KD_ROLE: must be train or data, got '{env['KD_ROLE']}'")
     starters = (_torchrun, _mpirun, _data_machine, _skypilot, _sagemaker, _train_job, _slurm)

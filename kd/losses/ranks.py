@@ -56,9 +56,7 @@ def of_all_ranks(*tensors: Tensor) -> tuple[Tensor, ...]:
     alike, or of which each computes its own rows' share, then has the gradient of one process with the whole batch,
     once DDP has averaged the parameters' gradients. All processes must have as many rows.
     """
-    if not in_parallel():
-        return tensors
-    return tuple(_AllGather.apply(x.contiguous()) for x in tensors)
+    return tensors if not in_parallel() else tuple(_AllGather.apply(x.contiguous()) for x in tensors)
 
 
 def own_rows(count: int) -> slice:

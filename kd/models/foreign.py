@@ -75,8 +75,7 @@ def of_mobilenet(state: Mapping[str, Tensor], model: nn.Module) -> tuple[dict[st
     before, _, name = end.rpartition("features.1.")
     parts = tuple(f"{before}{part}." for part in ("features", "classifier"))
     inner = {key.removeprefix(before): value for key, value in state.items() if key.startswith(parts)}
-    modules = sorted({key.rpartition(".")[0] for key in inner}, key=_in_order)
-    names = dict(zip(modules, ours, strict=False))
+    names = dict(zip(sorted({key.rpartition(".")[0] for key in inner}, key=_in_order), ours, strict=False))
     eps = MOBILENETS[f"features.1.{name}"] - next(m.eps for m in model.modules() if isinstance(m, nn.BatchNorm2d))
     named: dict[str, Tensor] = {}
     for key, value in inner.items():

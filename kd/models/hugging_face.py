@@ -53,8 +53,7 @@ class HuggingFace:
         if not self.path:
             return None
         own = self._config()
-        heads = [name for name in own.architectures or [] if "ForImageClassification" in name]
-        return own.num_labels if heads else 0
+        return own.num_labels if any("ForImageClassification" in name for name in own.architectures or []) else 0
 
     @property
     def class_names(self) -> list[str]:

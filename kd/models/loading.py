@@ -75,8 +75,7 @@ def _other_classes(
             return f"names {given[0]} classes, the data has {wanted[0]}"
     if not names or not classes or list(names) == list(classes):
         return ""
-    pairs = enumerate(zip(names, classes, strict=False))
-    i = next((i for i, (a, b) in pairs if a != b), None)
+    i = next((i for i, (a, b) in enumerate(zip(names, classes, strict=False)) if a != b), None)
     if i is None:
         return f"names {len(names)} classes, the data has {len(classes)}"
     return f"was trained on other classes: class {i} is {names[i]!r} there, {classes[i]!r} in the data"
@@ -218,8 +217,7 @@ def _with_positions(state: dict[str, Tensor], model: nn.Module, about: About) ->
     prefix = positions.shape[1] - old[0] * old[1]
     if old == list(new) or prefix not in (0, getattr(model, "num_prefix_tokens", 0)):
         return state
-    resampled = resample_abs_pos_embed(positions, list(new), old, num_prefix_tokens=prefix)
-    return {**state, "pos_embed": resampled}
+    return {**state, "pos_embed": resample_abs_pos_embed(positions, list(new), old, num_prefix_tokens=prefix)}
 
 
 def freeze_backbone(model: nn.Module, arch: str) -> tuple[str, ...]:

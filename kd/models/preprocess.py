@@ -47,8 +47,7 @@ class Preprocess:
             images = tvf.resize(images, list(self.size), antialias=True)
         mean, std = self._moments_on(images.device)
         order = torch.channels_last if self.channels_last else torch.preserve_format
-        pictures = images.to(torch.float32, memory_format=order).mul_(1 / 255).sub_(mean)
-        return pictures.div_(std).to(self.dtype)
+        return images.to(torch.float32, memory_format=order).mul_(1 / 255).sub_(mean).div_(std).to(self.dtype)
 
     def _moments_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation ``(3, 1, 1)``, copied to each device once: a copy waits for all that runs."""

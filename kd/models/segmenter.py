@@ -71,6 +71,5 @@ class DenseHead(nn.Module):
         self.classifier = nn.Conv2d(width, num_classes, 1)
 
     def forward(self, features: list[Tensor], size: tuple[int, int]) -> Tensor:
-        levels = zip(self.levels, features, strict=True)
-        maps = [F.interpolate(level(x), size, mode="bilinear") for level, x in levels]
+        maps = [F.interpolate(level(x), size, mode="bilinear") for level, x in zip(self.levels, features, strict=True)]
         return self.classifier(self.fuse(sum(maps[1:], maps[0])))

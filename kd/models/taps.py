@@ -93,8 +93,7 @@ class Taps:
         return self._found[wanted]
 
     def _run(self) -> None:
-        some = next(self._model.parameters())
-        self._model(some.new_zeros(TRIAL, 3, *self._size))
+        self._model(next(self._model.parameters()).new_zeros(TRIAL, 3, *self._size))
 
     @torch.no_grad()
     def _last_map(self, run: Callable[[], Any], key: str) -> str:
@@ -132,8 +131,7 @@ class Taps:
         if not given or not (features or spread):
             raise UserError(f"{key}: {_title(self._model)} has no map before its classifier: name a layer")
         last = (features or spread)[-1]
-        same = [path for path, x in given if x is last]
-        return min(reversed(same), key=lambda path: path.count("."))
+        return min(reversed([path for path, x in given if x is last]), key=lambda path: path.count("."))
 
     def _is_map(self, x: Tensor) -> bool:
         if x.ndim == 4:
@@ -193,9 +191,7 @@ class Taps:
     def _is_channels_last(self, x: Tensor) -> bool:
         """By the picture's shape; where that leaves it open, by what timm says of the model."""
         first, last = self._turned(x)
-        if abs(first - last) < 0.05:
-            return getattr(self._model, "output_fmt", "NCHW") == "NHWC"
-        return last < first
+        return getattr(self._model, "output_fmt", "NCHW") == "NHWC" if abs(first - last) < 0.05 else last < first
 
 
 def _matches(path: str, pattern: str) -> bool:

@@ -190,8 +190,7 @@ def _state_in(content: object) -> dict[str, Tensor]:
 def _names_in(content: object) -> list[str]:
     if not isinstance(content, Mapping):
         return []
-    places = [content, *(content[k] for k in ("meta", "hyper_parameters") if isinstance(content.get(k), Mapping))]
-    for place in places:
+    for place in [content, *(content[k] for k in ("meta", "hyper_parameters") if isinstance(content.get(k), Mapping))]:
         for name in NAMES:
             found = _name_list(place.get(name))
             if found:
@@ -210,9 +209,7 @@ def _name_list(value: object) -> list[str]:
             value = sorted(value, key=value.get)  # type: ignore[arg-type]
         elif all(str(k).isdigit() for k in value):
             value = [value[k] for k in sorted(value, key=int)]
-    if isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value):
-        return list(value)
-    return []
+    return list(value) if isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value) else []
 
 
 def read_names(file: Path, key: str) -> list[str]:

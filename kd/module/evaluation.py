@@ -119,8 +119,7 @@ class Validation:
         if not judged:
             return {}
         models = {name: student.logits for name, student in judged.items()}
-        task = self.students.only_or_first.task
-        seen = Look(task, self.teacher, models, in_step=in_step).at(self.with_known(batch))
+        seen = Look(self.students.only_or_first.task, self.teacher, models, in_step=in_step).at(self.with_known(batch))
         if seen is None:
             return {}
         for name, student in judged.items():

@@ -32,8 +32,7 @@ class Inference(LightningModule):
     def validation_step(self, batch: object, batch_idx: int) -> ValidationLogits:
         """Adds one batch to each student's metrics; padding (index -1) is left out."""
         trainer = trainer_of(self)  # none where it is called by hand
-        in_step = trainer is not None and isinstance(trainer.strategy, Sharding)
-        return self.validation.add(as_batch(batch), in_step)
+        return self.validation.add(as_batch(batch), trainer is not None and isinstance(trainer.strategy, Sharding))
 
     def on_validation_epoch_end(self) -> None:
         """Logs the task's metrics over all processes, as ``val/<name>`` or ``<student>/val/<name>``."""

@@ -83,5 +83,4 @@ def clip(module: LightningModule, optimizer: Optimizer, value: float | None, alg
         if scales_gradients(module.trainer) or algorithm == "value" or not value:
             module.clip_gradients(own, value, algorithm)
             continue
-        parameters = [p for group in own.param_groups for p in group["params"]]
-        torch.nn.utils.clip_grad_norm_(parameters, value)
+        torch.nn.utils.clip_grad_norm_([p for group in own.param_groups for p in group["params"]], value)

@@ -47,8 +47,7 @@ class Confusion(Closing):
                 self._counts[name] += torch.bincount(places, minlength=classes * classes)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        run = RunContext.of(trainer)
-        classes = run.students.data_info.classes
+        classes = RunContext.of(trainer).students.data_info.classes
         for name in list(self._counts):
             matrix = trainer.strategy.reduce(self._counts.pop(name), reduce_op="sum").view(len(classes), -1)
             if trainer.is_global_zero and self.folder.path is not None and int(matrix.sum()):

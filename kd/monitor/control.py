@@ -50,8 +50,7 @@ def parse(text: str) -> MonitorCommand:
             elif key == "interval":
                 found["interval_s"] = _at_least(0.05, float(value))
             else:
-                least = {"health": 0, "kernels": 1}[key]
-                found[key] = int(_at_least(least, int(value)))
+                found[key] = int(_at_least({"health": 0, "kernels": 1}[key], int(value)))
         except (ValueError, KeyError):
             raise ValueError(f"'{word}' is not known; known: {WORDS}") from None
     return MonitorCommand(**found)

@@ -50,8 +50,7 @@ class Health(Closing):
         self.newest: dict[str, dict[str, Any]] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        run = RunContext.of(trainer)
-        for student in run.students.named().values():
+        for student in RunContext.of(trainer).students.named().values():
             self._chosen(student.model)
 
     def _chosen(self, student: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -167,8 +166,7 @@ class _Reading:
             norms = [whole(norm) for norm in torch._foreach_norm(gradients)]
             self._grad_norm = torch.linalg.vector_norm(torch.stack(norms))
         weights = [p for p in parameters if p.ndim >= 2]
-        chosen = weights[:: max(1, len(weights) // LAYERS)][:LAYERS]
-        self._before = [(p, p.detach().clone()) for p in chosen]
+        self._before = [(p, p.detach().clone()) for p in weights[:: max(1, len(weights) // LAYERS)][:LAYERS]]
 
     @torch.no_grad()
     def values(self, teacher: Tensor | None, terms: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -128,8 +128,7 @@ class Watch(Closing):
 def ask_rules(folder: Path) -> dict[str, Any]:
     """``verdict`` and ``findings`` so far, computed in another process; empty where that fails."""
     command = [sys.executable, "-m", "kd.report", str(folder)]
-    root = str(Path(__file__).parents[2])
-    paths = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+    paths = os.pathsep.join(p for p in (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")) if p)
     try:
         done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, timeout=300)
         return dict(json_of(done.stdout))

@@ -64,8 +64,7 @@ def _differences(rows: Sequence[Sequence[str]]) -> str:
 
 def _hardware(runs: Sequence[Facts]) -> list[list[str]]:
     devices = [f"{facts.header.get('device_name', 'unknown')} x {facts.devices}" for facts in runs]
-    cores = [str(facts.header.get("cores", "")) for facts in runs]
-    return [["devices", *devices], ["cores of a machine", *cores]]
+    return [["devices", *devices], ["cores of a machine", *(str(facts.header.get("cores", "")) for facts in runs)]]
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------

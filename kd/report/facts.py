@@ -31,8 +31,7 @@ class Facts(MachineFacts):
     def epochs(self) -> float:
         setting = (self.run.config.get("trainer") or {}).get("max_epochs")
         limits = [self.header.get("max_epochs", setting), self._max_steps / self.batches_per_epoch]
-        known = [n for n in limits if n is not None and n > 0]
-        return min(known, default=math.inf)
+        return min([n for n in limits if n is not None and n > 0], default=math.inf)
 
     @property
     def _max_steps(self) -> float:
@@ -89,8 +88,7 @@ class Facts(MachineFacts):
     @cached_property
     def price(self) -> float | None:
         """Of an hour of the whole job: as the run knew it, by number or by table."""
-        setting = (self.run.config.get("monitor") or {}).get("price_per_hour")
-        return self.header.get("price_per_hour", setting)
+        return self.header.get("price_per_hour", (self.run.config.get("monitor") or {}).get("price_per_hour"))
 
     @cached_property
     def devices(self) -> int:
@@ -99,9 +97,7 @@ class Facts(MachineFacts):
     @cached_property
     def length(self) -> float | None:
         """Epochs of the whole run: as many as it had, or is to have where it still trains."""
-        if "status" in self.run.summary or not math.isfinite(self.epochs):
-            return self.epochs_done
-        return self.epochs
+        return self.epochs_done if "status" in self.run.summary or not math.isfinite(self.epochs) else self.epochs
 
     @cached_property
     def hours(self) -> float | None:

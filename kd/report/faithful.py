@@ -140,8 +140,7 @@ def _pictures(content: dict[str, Any], of: str) -> list[Section]:
         items = [_item(example) for example in examples if example["image"].startswith("data:image/jpeg;base64,")]
         if items:
             colours = {name: c for name, c in content.get("colours", {}).items() if re.fullmatch("#[0-9a-f]{6}", c)}
-            legend = list(colours.items())
-            found.append({"kind": "pictures", "title": f"{title}{of}", "items": items, "legend": legend})
+            found.append({"kind": "pictures", "title": f"{title}{of}", "items": items, "legend": list(colours.items())})
     return found
 
 

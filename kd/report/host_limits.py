@@ -77,8 +77,7 @@ def cpu_contention(facts: Facts, at: float = 0.2) -> Limit | None:
     pressed = bool(facts.hot or swings)
     fewer = fewer_workers(facts, 1 if pressed else facts.loading_cores / processes)
     lever = f"data.num_workers={fewer} instead of {workers}"
-    work = 0.0 if pressed else (facts.loading_cores * step + processes * threads * free) / cores
-    gain = step / max(free, work)
+    gain = step / max(free, 0.0 if pressed else (facts.loading_cores * step + processes * threads * free) / cores)
     if gain >= WORTH:
         return Limit("host", text, lever, gain)
     return Limit("host", text, f"{lever}, and cheaper pictures (resized once, ahead of training): at most", step / free)

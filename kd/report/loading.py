@@ -124,9 +124,7 @@ def maker_ms(facts: Facts) -> float:
             return facts.loading_busy * cost
         return (1 - facts.loader_wait) * cost
     kept_up = facts.step_ms * _makers(facts, now, facts.devices, None)
-    if waits(facts) and not _held_up(facts):
-        return kept_up
-    return min(1000 * tier.batch_s, kept_up)
+    return kept_up if waits(facts) and not _held_up(facts) else min(1000 * tier.batch_s, kept_up)
 
 
 def _held_up(facts: Facts) -> bool:
@@ -174,8 +172,7 @@ def local_step(facts: Facts, phases: Mapping[str, float], workers: int | None) -
         cost, busy, count = batch_ms(facts), facts.loading_busy, facts.workers if workers is None else workers
     if count == 0:
         return rest + cost
-    floor = (busy * cost + facts.threads * rest) / cores if facts.cpu or count > cores else 0.0
-    return max(rest, cost / count, floor)
+    return max(rest, cost / count, (busy * cost + facts.threads * rest) / cores if facts.cpu or count > cores else 0.0)
 
 
 def machines_needed(facts: Facts, rest: float, cores: float) -> int:

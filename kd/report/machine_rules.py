@@ -36,8 +36,7 @@ def io_bottleneck(
     skip: int = 1000,
 ) -> Finding | None:
     """I/O wait above ``high`` % and GPUs (none: 0 %) below ``low`` %, in more than ``share`` of the samples."""
-    used = gpu or [0.0] * len(io_wait)
-    pairs = list(zip(io_wait, used, strict=False))[skip:]
+    pairs = list(zip(io_wait, gpu or [0.0] * len(io_wait), strict=False))[skip:]
     hits = sum(w > high and g < low for w, g in pairs)
     if not pairs or hits <= share * len(pairs):
         return None
@@ -98,8 +97,7 @@ def memory_leak(
 def _growth(rule: str, what: str, unit: str, values: Sequence[float], increase: float, least: float) -> Finding | None:
     if len(values) < 20:
         return None
-    edges = [round(i * len(values) / 10) for i in range(11)]
-    blocks = [mean(values[a:b]) for a, b in pairwise(edges)]
+    blocks = [mean(values[a:b]) for a, b in pairwise([round(i * len(values) / 10) for i in range(11)])]
     rises = sum(b > a for a, b in pairwise(blocks))
     grown = blocks[-1] - blocks[0]
     if rises < 8 or grown < increase * blocks[0] or grown < least:

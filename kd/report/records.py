@@ -52,8 +52,7 @@ class Run:
         return list(self.config.get("students") or [""])
 
     def model_of(self, student: str) -> dict[str, Any]:
-        found = (self.summary.get("students") or {}).get(student) if student else self.summary.get("student")
-        return found or {}
+        return ((self.summary.get("students") or {}).get(student) if student else self.summary.get("student")) or {}
 
     def health_of(self, student: str) -> list[dict[str, Any]]:
         """A student's health records; those without a name are the first's."""
@@ -115,8 +114,7 @@ def _goes_on(run: Run) -> bool:
 
 def _behind_header(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The records from the first header on; it says whose they are."""
-    first = next((i for i, record in enumerate(records) if record["kind"] == "header"), len(records))
-    return records[first:]
+    return records[next((i for i, record in enumerate(records) if record["kind"] == "header"), len(records)) :]
 
 
 def _sort_in(run: Run, records: Iterable[dict[str, Any]]) -> None:
@@ -198,5 +196,4 @@ def percentile(values: Sequence[float], q: float) -> float:
     ordered = sorted(values)
     place = (len(ordered) - 1) * q / 100
     low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[min(low + 1, len(ordered) - 1)] - ordered[low]) * (place - low)

@@ -114,8 +114,7 @@ def _machine(facts: Facts, ask: _Rules, held_up: bool) -> Found:
             ask("MemoryLeak", [s["rss_mb"] for s in whole if "rss_mb" in s]),
             ask("Swap", [s["swap_mb"] for s in whole if "swap_mb" in s]),
         ]
-    gpu_use = [g["util"] for s in facts.samples for g in s.get("gpu", [])]
-    return [*found, ask("HotCores", facts.core_use, gpu_use)]
+    return [*found, ask("HotCores", facts.core_use, [g["util"] for s in facts.samples for g in s.get("gpu", [])])]
 
 
 def _steps(facts: Facts, ask: _Rules) -> Found:

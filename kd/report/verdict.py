@@ -31,8 +31,7 @@ def limits_of(facts: Facts, shown: str = "") -> list[Limit]:
         leader = held
     if leader:
         return [leader, *(limit for limit in found if limit is not leader)]
-    own = limits.student_bound(facts, alone=not found)
-    return [own or _largest(facts), *found]
+    return [limits.student_bound(facts, alone=not found) or _largest(facts), *found]
 
 
 def _largest(facts: Facts) -> Limit:

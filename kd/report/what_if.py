@@ -37,14 +37,10 @@ def predict(facts: Facts, change: Change) -> Outlook:
     if not facts.step_ms or not epochs or not math.isfinite(facts.batches_per_epoch):
         raise UserError(f"{facts.run.folder}: too few records to predict from")
     processes = int(change.gpus or facts.devices)
-    if replace(change, price=None) == Change():
-        step = facts.step_ms
-    else:
-        step = _mean_step(facts, change, epochs, processes)
+    step = facts.step_ms if replace(change, price=None) == Change() else _mean_step(facts, change, epochs, processes)
     steps = facts.batches_per_epoch * epochs * facts.devices / processes
     beside = max(0.0, 3600 * (facts.hours or 0.0) - facts.recorded_s) if facts.length == facts.epochs_done else 0.0
-    seconds = facts.startup["s"] + steps * (step + facts.phases.get("validation", 0.0)) / 1000 + beside
-    hours = seconds / 3600
+    hours = (facts.startup["s"] + steps * (step + facts.phases.get("validation", 0.0)) / 1000 + beside) / 3600
     price = _price(facts, change)
     images = 1000 * facts.header["batch_size"] * processes / step
     return Outlook(step, images, hours, None if price is None else price * hours)

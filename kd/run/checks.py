@@ -161,8 +161,7 @@ def told_by_key(error: Exception, config: dict[str, Any]) -> Exception:
     message = value.group(0) if value else message
     name = message.split(" ", 1)[0]  # our constructors begin a ValueError with the argument's name
     keys = [k for k in flat if k.split(".")[-1] == name]
-    exact = [k for k in keys if message.endswith(f"got {flat[k]}") or message.endswith(f"got '{flat[k]}'")]
-    found = exact or keys
+    found = [k for k in keys if message.endswith(f"got {flat[k]}") or message.endswith(f"got '{flat[k]}'")] or keys
     return UserError(message.replace(name, found[0].replace(".init_args", "") + ":", 1) if found else message)
 
 

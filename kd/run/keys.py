@@ -129,8 +129,7 @@ def _aliases() -> dict[str, ast.expr]:
     found: dict[str, ast.expr] = {}
     for node in _parsed(SETTINGS).body:
         if isinstance(node, ast.AnnAssign | ast.Assign) and node.value is not None:
-            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-            found[ast.unparse(target)] = node.value
+            found[ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0])] = node.value
     return found
 
 
@@ -176,8 +175,7 @@ def subclasses(*bases: str) -> dict[str, str]:
 
 
 def _is_below(name: str, bases: tuple[str, ...]) -> bool:
-    own = _files()[name][1] if name in _files() else []
-    return any(base in bases or _is_below(base, bases) for base in own)
+    return any(base in bases or _is_below(base, bases) for base in (_files()[name][1] if name in _files() else []))
 
 
 def of_recipe(content: dict[str, Any]) -> tuple[dict[str, Key], set[str]]:

@@ -230,8 +230,7 @@ def _write_answers(file: Path, measured: Sequence[Subject], kept: Sequence[Answe
     split, alone = measured[0].data.split(options.place), len(measured) == 1
     columns = {}
     for subject, answers in zip(measured, kept, strict=True):
-        first = next(iter(answers.rows.values()), {})
-        for key in [key for key in first if not key.startswith("label")]:
+        for key in [key for key in next(iter(answers.rows.values()), {}) if not key.startswith("label")]:
             columns[key if alone else f"{subject.name} {key}"] = answers, key
     labels = [key for key in next(iter(kept[0].rows.values()), {"label": ""}) if key.startswith("label")]
     text = io.StringIO()

@@ -102,8 +102,7 @@ def _wanted(reason: str) -> str | None:
 
 
 def _wrong_class(key: str, given: str) -> str:
-    takes_class = any(part in key for part in ("source", "losses", "callbacks", "logger", "strategy", "task"))
-    if takes_class:
+    if any(part in key for part in ("source", "losses", "callbacks", "logger", "strategy", "task")):
         return f"{key}: no class '{given}'{_near_class(key, given)}"
     return no_plain_value(key, given)
 

@@ -205,8 +205,7 @@ class KDCLI(LightningCLI):
         self._seed()
         self.precision_note = ""
         if self.config.trainer.precision is None:
-            accelerator = str(self.config.trainer.accelerator)
-            self.config.trainer.precision, self.precision_note = choose_precision(accelerator)
+            self.config.trainer.precision, self.precision_note = choose_precision(str(self.config.trainer.accelerator))
         self._set_loggers_aside()
         try:
             with shared_teachers() if self.config.students else nullcontext():
@@ -308,8 +307,7 @@ class KDCLI(LightningCLI):
         for name, own in self.config.students.items():
             check_student(name, own or {})
             items = [f"--{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in (own or {}).items()]
-            base = Namespace(optim=self.config.optim, model=self.config.model).clone()
-            settings = parser.parse_args(items, base)
+            settings = parser.parse_args(items, Namespace(optim=self.config.optim, model=self.config.model).clone())
             config = Namespace({**vars(self.config.clone()), **vars(settings), "students": None})
             config.trainer.logger = self._logger
             self.student_configs[name] = self._dump(config)

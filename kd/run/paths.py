@@ -38,8 +38,7 @@ def source_items(item: str, contents: Iterable[dict[Any, Any]]) -> list[str]:
             raise UserError(f"{SOURCE}: there is no folder {path}")
         return [item]
     own = keys.merged([*contents], {}).get("data", {}).get("source") or ""
-    name = (own.get("class_path", "") if isinstance(own, dict) else str(own)).rpartition(".")[2]
-    if name in OF_A_FOLDER:
+    if (own.get("class_path", "") if isinstance(own, dict) else str(own)).rpartition(".")[2] in OF_A_FOLDER:
         return [f"{SOURCE}.root={path}"]
     return [f"{SOURCE}={'Shards' if Path(path, 'train.json').is_file() else 'ImageFolder'}", f"{SOURCE}.root={path}"]
 

@@ -43,8 +43,7 @@ class InTorch:
         """Takes uint8 pictures ``(N, H, W, 3)``."""
         torch.set_num_threads(self.threads)
         run = self.reopen()
-        teacher = run.teacher_runtime("nhwc") if self.model == "teacher" else None
-        return teacher or run.student_runtime()
+        return (run.teacher_runtime("nhwc") if self.model == "teacher" else None) or run.student_runtime()
 
 
 def measure(

@@ -96,5 +96,4 @@ def appended(file: Path) -> IO[str]:
     """A file to write lines at the end of; a link in its place is removed."""
     if file.is_symlink():
         file.unlink()
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-    return os.fdopen(os.open(file, flags, 0o666), "a+", encoding="utf-8")
+    return os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666), "a+", encoding="utf-8")

@@ -47,8 +47,7 @@ class Mirror:
             found = tried(lambda: self.files.ls(f"{self.root}/{recipe}", detail=False), f"{self.url} can't be read")
         except FileNotFoundError:
             return []
-        names = [path.rstrip("/").rpartition("/")[2] for path in found]
-        return [int(name) for name in names if name.isdigit()]
+        return [int(name) for name in (path.rstrip("/").rpartition("/")[2] for path in found) if name.isdigit()]
 
     def claim(self, recipe: str, name: str) -> None:
         path = f"{self.root}/{recipe}/{name}"

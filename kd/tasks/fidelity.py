@@ -124,17 +124,14 @@ class Fidelity:
         """The pictures where the teacher was surest and the student wrong, and where all are wrong."""
         wrong = {name: known & ~x for name, x in right.items()}
         lost = wrong["student"] & right.get("teacher", torch.zeros_like(known))
-        failed = wrong["student"] & wrong.get("teacher", known)
-        flat = {"lost": lost, "both_wrong": failed}
-        for kind, chosen in flat.items():
+        for kind, chosen in {"lost": lost, "both_wrong": wrong["student"] & wrong.get("teacher", known)}.items():
             share = chosen.flatten(1).float().mean(1) if chosen.ndim > 1 else chosen.float()
             judge = "teacher" if kind == "lost" else "student"
             if kind == "lost" and "teacher" not in p:
                 continue
             score = share * (p[judge].amax(1) if chosen.ndim == 1 else 1.0)
             for i in torch.nonzero(share).flatten().tolist():
-                entry = self._entry(i, p, answer, truth)
-                self._push(kind, float(score[i]), int(index[i]), entry)
+                self._push(kind, float(score[i]), int(index[i]), self._entry(i, p, answer, truth))
 
     def _entry(self, i: int, p: dict[str, Tensor], answer: dict[str, Tensor], truth: Tensor) -> dict[str, Any]:
         if self.kind == "segmentation":

@@ -109,8 +109,7 @@ class Segmentation(Task):
 
     def chance(self, counts: Tensor, total: int) -> float:
         """Always naming the most frequent class: its share is its IoU, all others have 0. Below 1 in any case."""
-        found = counts.max().item() / total / max(1, int((counts > 0).sum()))
-        return min(found, 1 - 1 / total)
+        return min(counts.max().item() / total / max(1, int((counts > 0).sum())), 1 - 1 / total)
 
 
 class PixelCounts(Metric):
@@ -134,8 +133,7 @@ class PixelCounts(Metric):
         pairs = counted((target * self.num_classes + prediction).flatten(), known.flatten(), self.confusion.numel())
         self.confusion += pairs.view_as(self.confusion)
         if teacher_answer is not None:
-            same = taking_part & (prediction == teacher_answer)
-            self.alike += torch.stack([same.sum(), taking_part.sum()])
+            self.alike += torch.stack([(taking_part & (prediction == teacher_answer)).sum(), taking_part.sum()])
 
     def compute(self) -> tuple[Tensor, Tensor]:
         return self.confusion, self.alike

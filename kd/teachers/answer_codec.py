@@ -151,8 +151,7 @@ class AnswerCodec:
     def decode(self, records: Tensor) -> tuple[Tensor | TopKLogits | None, dict[Feature, Tensor]]:
         """uint8 ``(N, record_bytes)`` -> what is known of the logits, and the features, float32."""
         logits = self.logits.decode(records[:, : self._start]) if self.logits else None
-        layout = [(torch.uint8, codec.bytes) for codec in self.features.values()]
-        columns = _columns(records, layout, self._start)
+        columns = _columns(records, [(torch.uint8, codec.bytes) for codec in self.features.values()], self._start)
         pairs = zip(self.features.items(), columns, strict=True)
         return logits, {name: codec.decode(column) for (name, codec), column in pairs}
 

@@ -85,9 +85,7 @@ class Int8Feature:
         values = columns[:, 3 * size : end].contiguous().view(torch.int8).unflatten(1, (self.tokens, -1))
         place = beside[2].view(torch.uint16).long().unsqueeze(2).clamp(max=values.shape[2] - 1)
         rows = (values.float() * scale).scatter(2, place, largest) * self._units(columns)
-        if self.channel:
-            return rows
-        return rows.transpose(1, 2).reshape(-1, *self.shape)
+        return rows if self.channel else rows.transpose(1, 2).reshape(-1, *self.shape)
 
     def _rows(self, x: Tensor) -> Tensor:
         """``(N, *shape)`` -> float32 ``(N, tokens, D)``."""

@@ -22,10 +22,7 @@ class MapCodec:
         self.whole = Int8Feature(shape) if precision == "int8" else HalfFeature(shape)
         self.index_type = torch.uint8 if shape[0] <= 2**8 else torch.int16
         pixels = math.prod(shape[1:])
-        if topk is None:
-            size = self.whole.bytes
-        else:
-            size = pixels * (2 * (topk + 2) + topk * self.index_type.itemsize)
+        size = self.whole.bytes if topk is None else pixels * (2 * (topk + 2) + topk * self.index_type.itemsize)
         self.record_bytes = head + size + -size % 4
 
     def describe(self) -> dict[str, Any]:
@@ -42,9 +39,7 @@ class MapCodec:
     def decode(self, records: Tensor) -> Tensor:
         """uint8 ``(N, record_bytes)`` -> float32 ``(N, C, h, w)``."""
         body = records[:, self.head :]
-        if self.topk is None:
-            return self.whole.decode(body[:, : self.whole.bytes])
-        return self._filled(body, self.topk)
+        return self.whole.decode(body[:, : self.whole.bytes]) if self.topk is None else self._filled(body, self.topk)
 
     def _largest(self, logits: Tensor, k: int) -> Tensor:
         values, indices = logits.topk(k, dim=1)
@@ -57,11 +52,9 @@ class MapCodec:
         pixels, parts, start = math.prod(self.shape[1:]), [], 0
         for dtype, rows in ((torch.float16, 1), (torch.float16, 1), (torch.float16, k), (self.index_type, k)):
             size = rows * pixels * dtype.itemsize
-            column = body[:, start : start + size].contiguous().view(dtype)
-            parts.append(column.unflatten(1, (rows, *self.shape[1:])))
+            parts.append(body[:, start : start + size].contiguous().view(dtype).unflatten(1, (rows, *self.shape[1:])))
             start += size
         top, others, values, indices = parts
         rest = top.float() + others.float() - math.log(self.num_classes - k)
         whole = rest.expand(-1, self.num_classes, -1, -1).clone()
-        places = indices.long().clamp(0, self.num_classes - 1)
-        return whole.scatter_(1, places, top.float() + values.float())
+        return whole.scatter_(1, indices.long().clamp(0, self.num_classes - 1), top.float() + values.float())

@@ -128,8 +128,7 @@ class Layout:
             return None
         topk, count = teacher.spec.cache_topk, len(self.classes)
         if wanted.maps:
-            trial = teacher(torch.zeros(1, 3, *self.data.size, dtype=torch.uint8))
-            _, classes, height, width = trial.shape
+            _, classes, height, width = teacher(torch.zeros(1, 3, *self.data.size, dtype=torch.uint8)).shape
             return MapCodec((classes, height, width), topk, teacher.spec.cache_precision, CRC_BYTES)
         return TopKCodec(count, topk, temperatures(looking(wanted))) if topk else DenseCodec(count)
 

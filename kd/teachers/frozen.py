@@ -99,8 +99,7 @@ class FrozenTeacher(RunTeacher):
         shard(self.model, init_device_mesh(self.device.type, (dist.get_world_size(),)), frozen=True)
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
-        layers = [layer for layer in wanted.features if layer[0] == name]
-        logits, features = self.look(batch["image"], layers)
+        logits, features = self.look(batch["image"], [layer for layer in wanted.features if layer[0] == name])
         return Answer({name: logits} if self.has_head else {}, features)
 
     def look(self, images: Images, layers: Sequence[Layer]) -> tuple[Tensor, dict[Layer, Tensor]]:
@@ -117,8 +116,7 @@ class FrozenTeacher(RunTeacher):
         if self.closed:
             raise UserError(f"{self.key}: {self.closed}: a feature loss needs a module")
         self.taps.add(patterns, self._trial, key)
-        shapes = tap_shapes(self.model, self.taps, patterns, tokens, self._trial)
-        return self.taps.paths(patterns), shapes
+        return self.taps.paths(patterns), tap_shapes(self.model, self.taps, patterns, tokens, self._trial)
 
     def _trial(self) -> object:
         with torch.autocast(self.device.type, enabled=False):

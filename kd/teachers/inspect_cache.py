@@ -54,8 +54,7 @@ class Held:
         if kept["format"] == PIXELS:
             with_masks = " and masks" if kept.get("masks") else ""
             return f"pixels{with_masks}: {self.views} view(s), {self.filled:.0%} filled, {self.size / 1e6:,.1f} MB"
-        logits = kept["format"] != FEATURES_ALONE
-        what = [f"logits ({kept['format']}, {kept['classes']} classes)"] if logits else []
+        what = [f"logits ({kept['format']}, {kept['classes']} classes)"] if kept["format"] != FEATURES_ALONE else []
         for name, shape in kept.get("features", {}).items():
             what.append(f"{name} ({'x'.join(map(str, shape))}, {kept.get('precision', 'half')})")
         errors = self.measured.get("error", {})

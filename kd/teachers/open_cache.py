@@ -81,8 +81,7 @@ def _check(teacher: RunTeacher, kinds: list[Kind], layout: Layout, pixels: bool)
 
 def _pixels(teacher: RunTeacher, layout: Layout) -> AnswerStore:
     folder, parts = layout.pixels(teacher)
-    views = teacher.spec.cache_views
-    return AnswerStore(folder, parts, layout.samples, views, layout.pixel_bytes, key=teacher.key)
+    return AnswerStore(folder, parts, layout.samples, teacher.spec.cache_views, layout.pixel_bytes, key=teacher.key)
 
 
 def pixels_fit(teacher: RunTeacher, layout: Layout) -> tuple[bool, str]:

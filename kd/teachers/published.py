@@ -36,8 +36,7 @@ def publish(store: AnswerStore, split: Split, out: str) -> int:
         for view in bar(range(store.views), label=f"writing {Path(out).name}"):
             first = 0
             for name, count in shards:
-                index = np.arange(first, first + count)
-                records, there = store.read(view, index)
+                records, there = store.read(view, np.arange(first, first + count))
                 if not there.all():
                     raise UserError(f"out: {int((~there).sum())} answers of view {view} are missing in {store.folder}")
                 written += _put(f"{out}/{name}.view-{view:04d}.bin", records.tobytes())

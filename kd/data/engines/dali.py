@@ -89,8 +89,7 @@ class DeviceViews(_DeviceViews):
         self._pipeline.feed_input("shape", list(boxes[:, 2:]))
         (made,) = self._pipeline.run()
         images = self._as_tensor(made, device).permute(0, 3, 1, 2).contiguous()
-        rest = {k: v for k, v in batch.items() if k != "plan"}
-        return {**rest, **self.finish(images, batch["target"], plan)}
+        return {**{k: v for k, v in batch.items() if k != "plan"}, **self.finish(images, batch["target"], plan)}
 
     def _build(self, device: torch.device) -> Any:
         from nvidia.dali import fn, pipeline_def, types

@@ -131,8 +131,7 @@ class DeviceViews:
         for image, cut in zip(images, self._cuts(batch["pixels"], plan), strict=True):
             image.copy_(tvf.resize(cut, list(self.size), antialias=True))
         target = self.kind.resize(batch["target"], [recipe.box for recipe in plan.recipes], self.size)
-        rest = {k: v for k, v in batch.items() if k not in ("pixels", "plan")}
-        return {**rest, **self.finish(images, target, plan)}
+        return {**{k: v for k, v in batch.items() if k not in ("pixels", "plan")}, **self.finish(images, target, plan)}
 
     @staticmethod
     def _cuts(pixels: Tensor, plan: Plan) -> Iterator[Tensor]:

@@ -168,8 +168,7 @@ def labelled(split: Split, label: str) -> Split:
 
 def named(split: Split, i: int) -> str:
     """How messages name a picture: its split, where a run has named it, and its file."""
-    part = split.part(i)[0] if isinstance(split, Joined) else split
-    label = getattr(part, "label", "")
+    label = getattr(split.part(i)[0] if isinstance(split, Joined) else split, "label", "")
     return f"{label}: {printable(split.name(i))}" if label else printable(split.name(i))
 
 

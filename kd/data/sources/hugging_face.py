@@ -48,8 +48,7 @@ class HuggingFace(Source):
             targets = [int(t) for t in data[label]] if label else [UNLABELLED] * len(data)
         except Exception as error:  # the hub, the file system and the format readers raise many kinds
             raise UserError(f"data.source: {self.path} ({split}): {first_line(error)}") from error
-        names = getattr(kind, "names", None)
-        self.classes = list(names or [str(i) for i in range(max(targets) + 1)])
+        self.classes = list(getattr(kind, "names", None) or [str(i) for i in range(max(targets) + 1)])
         return _HuggingFaceSplit(data, image, targets, self.path)
 
     def has(self, split: str) -> bool:

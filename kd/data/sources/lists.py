@@ -33,8 +33,7 @@ def read_list(
 
     A table (:data:`TABLES`) has its columns by name, or by number without a header; other suffixes are JSON.
     """
-    utf_16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    text = content.decode("utf-16" if utf_16 else "utf-8-sig")
+    text = content.decode("utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig")
     if suffix in TABLES:
         return _table(text, path, label, delimiter)
     records = _records(text)

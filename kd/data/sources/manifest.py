@@ -144,8 +144,7 @@ class Manifest(Source):
         root = self.image_dir or (joined(file, "..") if is_url(file) else str(Path(file).parent))
         found = [(joined(root, row.path), self._labels(row.label) if labelled else []) for row in rows]
         one = labelled and not self._several and not self.targets
-        odd = [row for row in found if len(row[1]) != 1] if one else []
-        for path, labels in odd[:1]:
+        for path, labels in ([row for row in found if len(row[1]) != 1] if one else [])[:1]:
             several = f"{len(labels)} labels ({', '.join(labels[:3])}), which data.source.multi_label=true takes"
             raise UserError(f"{key}: {file}: {printable(path)} has {several if labels else 'no label'}")
         return found

@@ -140,8 +140,7 @@ class Store:
         return list({rest.partition("/")[0] for rest in rests if "/" in rest})
 
     def files(self, folder: str) -> list[str]:
-        rests = (url[len(folder) + 1 :] for url in self._in(folder))
-        return [rest for rest in rests if "/" not in rest]
+        return [rest for rest in (url[len(folder) + 1 :] for url in self._in(folder)) if "/" not in rest]
 
     def below(self, folder: str) -> Iterator[str]:
         return (url for url in self._in(folder) if "/." not in url[len(folder) :])

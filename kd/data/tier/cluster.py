@@ -204,8 +204,7 @@ class RayCluster:
 
     def machines(self, gpus: bool = False) -> dict[str, tuple[str, int]]:
         nodes = [node for node in self.ray.nodes() if node["Alive"]]
-        here = self.ray.get_runtime_context().get_node_id()
-        if here not in (node["NodeID"] for node in nodes):
+        if self.ray.get_runtime_context().get_node_id() not in (node["NodeID"] for node in nodes):
             raise RunError("this machine's part of it has ended")
         wanted, kind = self.spec.selector.items(), "GPU" if gpus else "CPU"
         found = {}

@@ -100,9 +100,7 @@ class Stream:
 
     def ahead(self, makers: int) -> int:
         """How many batches may be asked for and not used: what the makers can hold, and memory allows."""
-        if not self.batch_bytes:
-            return 1
-        return max(1, min(DEPTH * makers + 2, self.most // self.batch_bytes))
+        return 1 if not self.batch_bytes else max(1, min(DEPTH * makers + 2, self.most // self.batch_bytes))
 
     @property
     def ended(self) -> bool:
@@ -177,8 +175,7 @@ class Scheduler:
     def missing(self) -> list[Machine]:
         found = []
         for machine in self.working:
-            there = sum(maker.machine is machine for maker in self.makers)
-            found += [machine] * (machine.wanted - there)
+            found += [machine] * (machine.wanted - sum(maker.machine is machine for maker in self.makers))
         return found
 
     # -- batches -----------------------------------------------------------------------------------------------------

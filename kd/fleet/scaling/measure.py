@@ -119,8 +119,7 @@ def _sent_mb(facts: Facts) -> float | None:
     if len(within) < 3 or facts.processes < 2:
         return None
     rate = sum(s["net_w"] for s in within) / len(within) * 2**20 / 1e6
-    steps = facts.usual_steps[-1]["step"] - facts.usual_steps[0]["step"]
-    return rate * (ended - began) / steps / facts.processes
+    return rate * (ended - began) / (facts.usual_steps[-1]["step"] - facts.usual_steps[0]["step"]) / facts.processes
 
 
 def ring_times(runs: Sequence[Run]) -> list[tuple[int, float, float]]:

@@ -32,8 +32,7 @@ class Reading:
 
     def slower(self) -> "Reading":
         times = 1 + self.spread
-        parts = {name: ms * times for name, ms in self.parts.items()}
-        return replace(self, parts=parts, exposed=self.exposed * times)
+        return replace(self, parts={name: ms * times for name, ms in self.parts.items()}, exposed=self.exposed * times)
 
     @property
     def step_ms(self) -> float:

@@ -163,8 +163,7 @@ def _curves(found: Mapping[str, Any]) -> list[dict[str, Any]]:
                 for name in [m["strategy"]] if m["processes"] > 1 else found["fitted"]:
                     series.setdefault(name, {})[m["processes"]] = 100 * m["efficiency"]
         for p in found["predicted"]:
-            whole = ", the batch of a machine" if kind == "strong" else ""
-            names = (p["strategy"] + whole, "at worst", "at best")
+            names = (p["strategy"] + (", the batch of a machine" if kind == "strong" else ""), "at worst", "at best")
             for name, value in zip(names[: 3 if len(found["fitted"]) == 1 else 1], p["efficiency"], strict=False):
                 if p["kind"] == kind:
                     series.setdefault(name, {})[p["processes"]] = 100 * value

@@ -53,8 +53,7 @@ def _search_and_confirm(plan: Plan, free: Sequence[Place]) -> int:
         search.run()
     _write(search)
     print_table(search.study, plan)
-    best = chosen(search.study, plan)
-    if best is None:
+    if chosen(search.study, plan) is None:
         print("kd-tune: no trial has ended well")
         return 1
     if plan.confirm:

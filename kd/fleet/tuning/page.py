@@ -19,8 +19,7 @@ def write_page(study: Study, plan: Plan, confirmed: str = "") -> Path:
         _headline(study, plan, confirmed), _cards(study, plan), _importance(study), *_slices(study, plan),
         _parallel(study, plan), _curves(study, plan), *_front(study, plan), _table(study, plan), _failures(study),
     ]  # fmt: skip
-    title = f"{plan.config['recipe']}: search {plan.folder.name}"
-    return html.write_page(plan.folder / PAGE, title, sections)
+    return html.write_page(plan.folder / PAGE, f"{plan.config['recipe']}: search {plan.folder.name}", sections)
 
 
 def _name(trial: FrozenTrial) -> str:

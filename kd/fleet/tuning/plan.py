@@ -50,8 +50,7 @@ class Objective:
         summary = json_of(text_of(run / "summary.json"))
         student = summary["student"]
         if self.name.startswith("val/"):
-            metric = self.name.removeprefix("val/")
-            return float((student["best_val"] or student["val"])[metric])
+            return float((student["best_val"] or student["val"])[self.name.removeprefix("val/")])
         return float(student["params"] if self.name == "params" else summary[self.name])
 
 
@@ -186,8 +185,7 @@ def _objective(text: str) -> Objective:
 def _metrics(config: dict[str, Any]) -> list[str]:
     model = config["model"]
     if not model["student"].get("head", True):
-        probed = bool((config["data"].get("probe") or {}).get("root"))
-        return label_free_metrics(model["distill_losses"] or {}, probed)
+        return label_free_metrics(model["distill_losses"] or {}, bool((config["data"].get("probe") or {}).get("root")))
     task = task_of(config)
     names = task.metric_names(bool(model["teacher"] or model.get("teachers")))
     return [task.primary, *(name for name in names if name != task.primary)]

@@ -19,8 +19,7 @@ def quantized(model: "onnx.ModelProto | openvino.Model", job: Job) -> "onnx.Mode
     pictures = list(job.calibration())
     attends = any("Attention" in type(module).__name__ for module in job.student.modules())
     logging.getLogger("nncf").setLevel(logging.ERROR)
-    by_name = type(model).__module__.startswith("onnx")
-    data = nncf.Dataset(pictures, (lambda x: {INPUT: x}) if by_name else None)
+    data = nncf.Dataset(pictures, (lambda x: {INPUT: x}) if type(model).__module__.startswith("onnx") else None)
     with contextlib.redirect_stdout(io.StringIO()):  # its progress bars
         kind = nncf.ModelType.TRANSFORMER if attends else None
         return nncf.quantize(model, data, subset_size=len(pictures), model_type=kind)

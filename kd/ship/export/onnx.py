@@ -29,8 +29,7 @@ class Onnx(Format):
     def write(self, job: Job, folder: Path) -> Path:
         onnx = need("onnx", EXTRA, "to=onnx")
         file = folder / "model.onnx"
-        program = _program(job)
-        program.save(file)
+        _program(job).save(file)
         model = onnx.load(file)
         if job.manifest.int8:
             model = quantized(model, job)

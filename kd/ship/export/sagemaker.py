@@ -19,8 +19,7 @@ class SageMaker(Format):
     def write(self, job: Job, folder: Path) -> Path:
         file = folder / "model.tar.gz"
         with TemporaryDirectory(dir=folder) as part, tarfile.open(file, "w:gz") as archive:
-            repository = Triton().write(job, Path(part))
-            archive.add(repository / NAME, NAME, filter=_anybodys)
+            archive.add(Triton().write(job, Path(part)) / NAME, NAME, filter=_anybodys)
         return file
 
     def open(self, file: Path, threads: int = 0) -> Runtime:

@@ -77,8 +77,7 @@ def _serve(pipe: Connection) -> None:
 def _peak_mb() -> float:
     status = Path("/proc/self/status")
     if status.is_file():
-        line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
-        return int(line.split()[1]) / 1024
+        return int(next(x for x in status.read_text().splitlines() if x.startswith("VmHWM")).split()[1]) / 1024
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
