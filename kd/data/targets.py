@@ -44,7 +44,6 @@ class Targets:
         return None
 
     # -- for engines that make views on the device -------------------------------------------------------------------
-
     def cut(self, target: Target, box: Box, size: tuple[int, int], ignore_index: int | None) -> Target:
         """The target of a picture of ``size`` that is cut to ``box``."""
         return target

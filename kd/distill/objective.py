@@ -70,7 +70,6 @@ class Objective(nn.Module):
         self._factors: dict[str, float] = {}  # of headless teachers, which have no mean, each one's weight
 
     # -- building ----------------------------------------------------------------------------------------------------
-
     def bind(
         self, data: DataInfo, teacher: RunTeacher | None, student: nn.Module, taps: Taps, trial: Callable[[], Any]
     ) -> None:
@@ -110,7 +109,6 @@ class Objective(nn.Module):
             raise UserError(f"{key}: {error}") from error
 
     # -- what it is --------------------------------------------------------------------------------------------------
-
     @property
     def active(self) -> dict[str, DistillLoss]:
         return {name: loss for name, loss in self.losses.items() if loss.weight}  # type: ignore[misc]
@@ -156,7 +154,6 @@ class Objective(nn.Module):
                 loss.epoch, loss.max_epochs = float(epoch), max_epochs
 
     # -- a step ------------------------------------------------------------------------------------------------------
-
     def forward(
         self,
         logits: Tensor,

@@ -113,7 +113,6 @@ class Student(nn.Module):
         model.get_classifier().requires_grad_(False)
 
     # -- what it is --------------------------------------------------------------------------------------------------
-
     @property
     def task(self) -> Task:
         return self.objective.task
@@ -164,7 +163,6 @@ class Student(nn.Module):
         return names + [name for name, gradient in zip(parameters, found, strict=True) if gradient is None]
 
     # -- before training ---------------------------------------------------------------------------------------------
-
     def begin(self, pictures: Callable[[int], Tensor] | None) -> str:
         """After it has its teacher's layers, where it inherits; returns a message, or ""."""
         if self.start == "inherited" and self.average is not None:
@@ -193,7 +191,6 @@ class Student(nn.Module):
             self.prepare.dtype = next(self.model.parameters()).dtype
 
     # -- a step ------------------------------------------------------------------------------------------------------
-
     def learn(self, batch: Batch, answer: Answer) -> Terms:
         with annotate("student"), training_attention(self.model, batch["image"]), self.taps as caught:
             output = self.model(self.prepare(batch["image"]))

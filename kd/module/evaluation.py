@@ -12,7 +12,6 @@ from kd.data.batch import Batch, real_rows
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Joined
 from kd.distill.headless import HeadlessStudent
-from kd.distill.student import Student
 from kd.distill.students import Students
 from kd.losses.ranks import of_all_ranks
 from kd.models import Prepare
@@ -92,15 +91,9 @@ class Validation:
         self.students, self.teacher = students, teacher
         self.known: Tensor | None = None
 
-    def _judged(self) -> dict[str, Student]:
-        return {name: student for name, student in self.students.named().items() if student.classifies}
-
-    def _headless(self) -> list[HeadlessStudent]:
-        return [student for student in self.students.named().values() if isinstance(student, HeadlessStudent)]
-
     @torch.no_grad()
     def _measure(self, batch: Batch) -> None:
-        headless = self._headless()
+        headless = [student for student in self.students.named().values() if isinstance(student, HeadlessStudent)]
         if headless and self.teacher is not None:
             answer = self.teacher.answer({"image": batch["image"]}, self.students.wanted)
             for student in headless:
@@ -114,7 +107,7 @@ class Validation:
 
     def add(self, batch: Batch, in_step: bool) -> ValidationLogits:
         """Adds a batch; gives logits, targets, indices by student. ``in_step``: all run students equally often."""
-        judged = self._judged()
+        judged = {name: student for name, student in self.students.named().items() if student.classifies}
         self._measure(batch)
         if not judged:
             return {}

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from kd.callbacks.closing import Closing
@@ -36,9 +35,7 @@ class Confusion(Closing):
         for name in run.students.named():
             self._counts[name] = torch.zeros(classes * classes, dtype=torch.long, device=run.device)
 
-    def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, *_: object
-    ) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: object) -> None:
         classes = len(RunContext.of(trainer).students.data_info.classes)
         for name, (logits, target, _numbers) in validation_logits(outputs).items():
             if name in self._counts:

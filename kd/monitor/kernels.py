@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch.profiler import ProfilerActivity
 
 from kd.callbacks.closing import Closing
@@ -58,9 +57,7 @@ class Kernels(Closing):
         with aside("profiling"):
             self._profile.start()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
         run = RunContext.of(trainer)
         if self._profile is None or self.at is None:
             return

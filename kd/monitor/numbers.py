@@ -32,7 +32,6 @@ class Numbers:
         return {name: values for name, values in found.items() if values}
 
     # -- the run -------------------------------------------------------------------------------------------------------
-
     def step(self) -> Values:
         newest = list(self.phases.recent)[-1:]
         return {(): float(newest[0]["step"] + 1)} if newest else {}
@@ -81,7 +80,6 @@ class Numbers:
         return {(rule,): float(rule in fired) for rule in RULES}
 
     # -- the machine ---------------------------------------------------------------------------------------------------
-
     def cpu_percent(self) -> Values:
         return {(str(core),): float(use) for core, use in enumerate(self.system.newest.get("cpu", []))}
 

@@ -3,12 +3,10 @@
 import time
 
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.utilities.types import STEP_OUTPUT
 
 from kd.callbacks.closing import Closing
 from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import RunFolder
-from kd.data.batch import Batch
 from kd.report.records import Writer
 
 EVERY_S = 2.0
@@ -31,9 +29,7 @@ class TierRecord(Closing):
         self._writer = Writer(file, {**header, "t": time.time()})
         self._write(trainer)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
         if self._writer is not None and time.monotonic() > self._last + EVERY_S:
             self._write(trainer)
 

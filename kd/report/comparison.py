@@ -46,8 +46,6 @@ def label(facts: Facts) -> str:
 
 
 # -- settings and hardware ---------------------------------------------------------------------------------------------
-
-
 def _settings(runs: Sequence[Facts]) -> list[list[str]]:
     tables = [dict(flat(facts.run.config)) if facts.run.config else {} for facts in runs]
     keys = [key for key in dict.fromkeys(k for table in tables for k in table) if key not in NO_DIFFERENCE]
@@ -68,8 +66,6 @@ def _hardware(runs: Sequence[Facts]) -> list[list[str]]:
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
-
-
 def _outcome(facts: Facts) -> dict[str, float | None]:
     run, found = facts.run, dict[str, float | None]()
     for student in run.students:
@@ -178,8 +174,6 @@ def _headline(before: Facts, after: Facts) -> str:
 
 
 # -- charts ------------------------------------------------------------------------------------------------------------
-
-
 def _curves(runs: Sequence[Facts], names: Sequence[str]) -> list[dict[str, Any] | None]:
     metrics = dict.fromkeys(["train/loss", *(f"val/{facts.run.primary}" for facts in runs)])
     return [_curve(runs, names, metric) for metric in metrics]

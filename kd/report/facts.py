@@ -21,7 +21,6 @@ class Facts(MachineFacts):
         return tier_of(self.run)
 
     # -- the run's length ----------------------------------------------------------------------------------------------
-
     @cached_property
     def batches_per_epoch(self) -> float:
         """Of one process; infinite where the data set has no end."""
@@ -115,7 +114,6 @@ class Facts(MachineFacts):
         return self.hours / self.epochs_done if self.epochs_done and self.hours else None
 
     # -- the teacher ---------------------------------------------------------------------------------------------------
-
     @cached_property
     def _teacher(self) -> dict[str, Any]:
         return (self.run.config.get("model") or {}).get("teacher") or {}
@@ -167,7 +165,6 @@ class Facts(MachineFacts):
         return data["train"] * min(self.views, self.epochs) * answer
 
     # -- what was learnt -----------------------------------------------------------------------------------------------
-
     def best_val(self, student: str = "") -> float | None:
         """The task's main metric of the student that is exported; while the run trains, its best value so far."""
         exported = self.run.model_of(student).get("best_val") or {}

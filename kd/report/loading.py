@@ -29,8 +29,6 @@ class DataMachines:
 
 
 # -- which machines ---------------------------------------------------------------------------------------------------
-
-
 def present(facts: Facts) -> DataMachines | None:
     """The run's own tier, as it was at the end; ``None`` without one, and where too little of it is recorded."""
     tier = facts.tier
@@ -90,8 +88,6 @@ def _instance(facts: Facts, name: str) -> DataMachines:
 
 
 # -- how long ---------------------------------------------------------------------------------------------------------
-
-
 def waits(facts: Facts) -> bool:
     """Whether the step waits for its batch for long enough that other makers could help."""
     return part(facts.phases, "data") >= WAITS

@@ -87,7 +87,7 @@ def read_run(folder: Path) -> Run:
     for file in files:
         records, notes = read_lines(file)
         run.notes += notes
-        whole = _behind_header(records)
+        whole = records[next((i for i, record in enumerate(records) if record["kind"] == "header"), len(records)) :]
         if len(whole) < len(records):
             run.notes.append(f"{file.name}: its header is torn: what stands before the next one is left out")
         _sort_in(run, whole)
@@ -110,11 +110,6 @@ def _goes_on(run: Run) -> bool:
     """Whether the run was resumed after its summary was written, which then describes its first part."""
     file = run.folder / "summary.json"
     return file.is_file() and any(h.get("t", 0.0) > file.stat().st_mtime for h in run.headers.values())
-
-
-def _behind_header(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records from the first header on; it says whose they are."""
-    return records[next((i for i, record in enumerate(records) if record["kind"] == "header"), len(records)) :]
 
 
 def _sort_in(run: Run, records: Iterable[dict[str, Any]]) -> None:

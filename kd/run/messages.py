@@ -25,7 +25,7 @@ def one_line(message: str, known: list[str]) -> str:
     group = re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", text)
     if unknown or group:
         key = ".".join(group.groups()) if group else next(k for k in unknown.groups() if k)  # type: ignore[union-attr]
-        return _no_key(key, known)
+        return f"no key '{key}'{hint(key, known)}"
     found = re.findall(r'[Pp]arser key "([^"]+)":', text)
     if not found:
         return _short(text)
@@ -105,10 +105,6 @@ def _wrong_class(key: str, given: str) -> str:
     if any(part in key for part in ("source", "losses", "callbacks", "logger", "strategy", "task")):
         return f"{key}: no class '{given}'{_near_class(key, given)}"
     return no_plain_value(key, given)
-
-
-def _no_key(key: str, known: list[str]) -> str:
-    return f"no key '{key}'{hint(key, known)}"
 
 
 def _argument_names() -> list[str]:

@@ -24,7 +24,7 @@ class CheckpointFiles(TorchCheckpointIO):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, lambda file: torch.save(checkpoint, file), keep)
         except (OSError, RuntimeError) as error:
-            said = _by_the_disk(error)
+            said = next((cause for cause in causes(error) if isinstance(cause, OSError)), None)
             if said is None:
                 raise
             raise RunError(f"the checkpoint {path} can't be written: {said.strerror or said}; the one before is as it "
@@ -42,8 +42,3 @@ class CheckpointFiles(TorchCheckpointIO):
         self._last_is_damaged = Path(path).name == PREVIOUS  # then it must not push out the good one
         checkpoint = super().load_checkpoint(path, map_location, weights_only=True)
         return {**checkpoint, "state_dict": todays_names(checkpoint.get("state_dict", {}))}
-
-
-def _by_the_disk(error: BaseException | None) -> OSError | None:
-    """The system's error; torch's zip writer, closing the file it could not write, raises one of its own after it."""
-    return next((cause for cause in causes(error) if isinstance(cause, OSError)), None)

@@ -111,7 +111,6 @@ class Fidelity:
         self.outcomes += torch.stack([part.sum() for part in parts]).cpu()
 
     # -- a few pictures ----------------------------------------------------------------------------------------------
-
     def _keep(
         self,
         p: dict[str, Tensor],
@@ -156,7 +155,6 @@ class Fidelity:
             heapq.heapreplace(kept, item)
 
     # -- all together ------------------------------------------------------------------------------------------------
-
     def add(self, other: "Fidelity") -> None:
         for name in ("pictures", "compared", "agreed", "divergence"):
             setattr(self, name, getattr(self, name) + getattr(other, name))

@@ -133,7 +133,6 @@ class Layout:
         return TopKCodec(count, topk, temperatures(looking(wanted))) if topk else DenseCodec(count)
 
     # -- caches from before each kind of answer had a folder ---------------------------------------------------------
-
     def _in_one(self, teacher: RunTeacher, wanted: Wanted) -> Kind | None:
         """A cache that holds all kinds in one record, where there is one."""
         folder = self.base(teacher)

@@ -66,7 +66,6 @@ class CachedTeacher(RunTeacher):
         return self.live(images)
 
     # -- what there is -----------------------------------------------------------------------------------------------
-
     @property
     def views(self) -> int:
         return self.kept[0].store.views
@@ -101,7 +100,6 @@ class CachedTeacher(RunTeacher):
         return np.logical_and.reduce([kept.store.present(view, index) for kept in self.kept])
 
     # -- answering ---------------------------------------------------------------------------------------------------
-
     def fetch(self, batch: Batch, name: str = ALL) -> Batch:
         """On the host: adds the records, where all are there and the loader has not read them."""
         known = batch.get("records", {})

@@ -150,8 +150,6 @@ def _left_out(shards: dict[str, Shard]) -> dict[str, int]:
 
 
 # -- which shards ------------------------------------------------------------------------------------------------------
-
-
 def shards_of(places: str | Sequence[str], key: str) -> list[str]:
     """The tar files that folders, patterns and lists name, in order."""
     found: list[str] = []
@@ -218,8 +216,6 @@ def _opened(name: str, key: str) -> list[tuple[str, str, str]]:
 
 
 # -- what a shard holds ------------------------------------------------------------------------------------------------
-
-
 def index(shard: str, label: str, key: str) -> Shard:
     """What a shard holds; from the cache where the shard has not changed."""
     stat = Path(shard).stat()

@@ -105,7 +105,6 @@ class Tier:
         return self.on_gpus
 
     # -- what loaders ask for ----------------------------------------------------------------------------------------
-
     def loader(self, data: Dataset[Any], batches: Iterable[list[Key]], collate: Callable[..., Any]) -> TierLoader:
         """See :class:`TierLoader`. The same work again is known to the makers already."""
         return TierLoader(self, place_of((data, collate), self.works), batches)
@@ -157,7 +156,6 @@ class Tier:
             raise nobody_works(self.spec.label, self.on_gpus)
 
     # -- two threads: what is finished, and who is there -------------------------------------------------------------
-
     def _start_threads(self) -> None:
         self._look()
         self._answered = self._at_work = time.monotonic()

@@ -133,7 +133,6 @@ class Scheduler:
         self.second_tries = self.repeated = 0
 
     # -- machines ----------------------------------------------------------------------------------------------------
-
     def present(self, found: dict[str, tuple[str, int]]) -> list[Machine]:
         left = [m for m in self.machines.values() if not m.gone and m.node not in found]
         for machine in left:
@@ -179,7 +178,6 @@ class Scheduler:
         return found
 
     # -- batches -----------------------------------------------------------------------------------------------------
-
     def give(self, now: float) -> tuple[Worker, Job] | None:
         """Who gets which batch next; None where nobody is free, or nothing is to be made."""
         free = [m for m in self.makers if m.ready and len(m.jobs) < DEPTH]
@@ -267,7 +265,6 @@ class Scheduler:
             self.streams.remove(stream)
 
     # -- report ------------------------------------------------------------------------------------------------------
-
     def reading(self) -> dict[str, object]:
         """Batches that wait to be used, and may be asked for; what each machine has done so far."""
         ready, most = 0.0, 0
