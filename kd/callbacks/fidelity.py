@@ -11,6 +11,7 @@ import numpy as np
 import torch.distributed as dist
 from PIL import Image
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from kd.callbacks.best import Best
@@ -42,7 +43,9 @@ class FidelityRecord(Callback):
         self._found = {}
         self._seen.clear()
 
-    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: object) -> None:
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, *_: object
+    ) -> None:
         """Takes in the students' logits that the validation step returns, by name; maps are too large to copy."""
         run = RunContext.of(trainer)
         self._add(wait=False)

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from kd.callbacks.closing import Closing
@@ -35,7 +36,9 @@ class Confusion(Closing):
         for name in run.students.named():
             self._counts[name] = torch.zeros(classes * classes, dtype=torch.long, device=run.device)
 
-    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: object) -> None:
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, *_: object
+    ) -> None:
         classes = len(RunContext.of(trainer).students.data_info.classes)
         for name, (logits, target, _numbers) in validation_logits(outputs).items():
             if name in self._counts:
@@ -44,7 +47,8 @@ class Confusion(Closing):
                 self._counts[name] += torch.bincount(places, minlength=classes * classes)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        classes = RunContext.of(trainer).students.data_info.classes
+        run = RunContext.of(trainer)
+        classes = run.students.data_info.classes
         for name in list(self._counts):
             matrix = trainer.strategy.reduce(self._counts.pop(name), reduce_op="sum").view(len(classes), -1)
             if trainer.is_global_zero and self.folder.path is not None and int(matrix.sum()):
