@@ -104,7 +104,10 @@ def test_teachers_and_task(config: Path) -> None:
         ("data.batch_size=0", "data.batch_size: must be "),
         ("data.source.cache_gb=x", "data.source.cache_gb: must be "),
         ("data.check=foo", "data.check: must be "),
-        ("data.source=Nope", "data.source: no class 'Nope' (ours: Food101, FoodTagCalories, FoodTagMini, HuggingFace, "),
+        (
+            "data.source=Nope",
+            "data.source: no class 'Nope' (ours: Food101, FoodTagCalories, FoodTagMini, HuggingFace, ",
+        ),
         ("data.source.rot=DIR", "no key 'data.source.rot'"),
         ("model.teacher.cache=foo", "model.teacher.cache: must be "),
     ],
