@@ -131,6 +131,7 @@ class DistillationModule(Inference):
         return first
 
     def named_students(self) -> dict[str, Student]:
+        """The students by name; the name of a single one is empty."""
         return self.students.named()
 
     @property

@@ -21,7 +21,6 @@ from kd.report.sized import candidate_of, card_of
 from kd.run.request import translate
 from kd.run.run import Run
 from tests._helpers import ARCH, TINY, draw_folder, save_teacher, write_recipe
-from tests.distill.test_label_free import label_free_recipe
 
 LARGE = {**TINY, "embed_dim": 64, "depth": 4, "num_heads": 4}
 
@@ -280,8 +279,13 @@ def test_students_without_a_classifier_are_compared_by_labelled_pictures(
 ) -> None:
     draw_folder(tmp_path / "pictures"), draw_folder(tmp_path / "labelled")
     weights = save_teacher(tmp_path / "dino.safetensors", **LARGE)
-    teachers = {"dino": {"arch": ARCH, "img_size": 32, "kwargs": LARGE, "checkpoint": str(weights)}}
-    recipe = label_free_recipe(tmp_path / "tiny.yaml", tmp_path / "pictures", teachers)
+    made = {"arch": ARCH, "img_size": 32, "kwargs": LARGE, "checkpoint": str(weights)}
+    recipe = write_recipe(tmp_path / "tiny.yaml", tmp_path / "pictures", None, **{
+        "data__source": {"class_path": "kd.data.sources.Pictures", "init_args": {"root": str(tmp_path / "pictures")}},
+        "model__teacher": made, "model__task_loss_weight": 0.0, "model__student__head": False,
+        "model__distill_losses": {"summary": {"class_path": "kd.losses.CosineLoss"}},
+        "model__taps": {"summary": {"student": "prelogits", "teacher": "prelogits"}},
+    })  # fmt: skip
     assert size_main([f"recipe={recipe}"]) == 2
     assert "data.probe.root: sizes of students without a classifier" in capsys.readouterr().err
     given = {"candidates": 3, "steps": 1, "data.probe.root": str(tmp_path / "labelled")}
