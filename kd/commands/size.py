@@ -24,7 +24,8 @@ kd-size: the most accurate student for a latency budget, before training.
   candidates=24                 in all: sizes that can start from the teacher's layers, and the recipe's own student
   archs=NAME,...                models of timm's beside them; what can't inherit is scored by the distillation alone
   img_sizes=96,112              sides of the students' input; default: the recipe's
-  steps=60                      of a short distillation of all that meet the budgets; 0: scored before training alone
+  steps=N                       of a short distillation of all that meet the budgets, which then decides; default: 0,
+                                with archs= 60
 
 Writes sizes/<recipe>/<number>/ beside runs_dir: sizes.html, sizes.json, and student.yaml for kd-train
 config=FILE. After any stop, run the same command again to resume: what was measured is read again.

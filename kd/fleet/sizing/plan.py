@@ -11,7 +11,7 @@ from kd.ship.export.formats import find_format
 BUDGETS = {"latency_ms": "ms", "mb": "MB", "params_m": "M parameters"}
 RUNTIMES = ("torch", "onnx", "openvino")
 KEYS = (*BUDGETS, "runtime", "int8", "threads", "batch", "archs", "img_sizes", "candidates", "steps")
-MOST, STEPS = 24, 60
+MOST = 24
 
 
 @dataclass(frozen=True)
@@ -57,5 +57,5 @@ def plan(request: Request) -> Plan:
         tuple(dict.fromkeys(archs)),
         tuple(whole_numbers(own, "img_sizes", "1")) if "img_sizes" in own else (),
         whole_number(own, "candidates", MOST, high=1000),
-        whole_number(own, "steps", STEPS, low=0),
+        whole_number(own, "steps", 60 if archs else 0, low=0),
     )
