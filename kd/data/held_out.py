@@ -18,7 +18,5 @@ def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
     classes: dict[Hashable, list[int]] = {}
     for i, target in enumerate(targets):
         classes.setdefault(target if isinstance(target, int) else None, []).append(i)
-    chosen = []
-    for numbers in classes.values():
-        chosen.append(rng.permutation(numbers)[: min(max(1, round(fraction * len(numbers))), len(numbers) - 1)])
-    return np.sort(np.concatenate(chosen))
+    counts = {kind: min(max(1, round(fraction * len(found))), len(found) - 1) for kind, found in classes.items()}
+    return np.sort(np.concatenate([rng.permutation(found)[: counts[kind]] for kind, found in classes.items()]))

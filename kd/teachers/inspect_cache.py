@@ -57,8 +57,7 @@ class Held:
         what = [f"logits ({kept['format']}, {kept['classes']} classes)"] if kept["format"] != FEATURES_ALONE else []
         for name, shape in kept.get("features", {}).items():
             what.append(f"{name} ({'x'.join(map(str, shape))}, {kept.get('precision', 'half')})")
-        errors = self.measured.get("error", {})
-        worst = self.measured.get("worst", {})
+        errors, worst = self.measured.get("error", {}), self.measured.get("worst", {})
         said = ", ".join(f"{error:.3%} (at worst {worst.get(name, error):.3%})" for name, error in errors.items())
         off = f", off by {said} on {self.measured.get('pictures')} pictures" if errors else ""
         return f"{' and '.join(what)}: {self.views} view(s), {self.filled:.0%} filled, {self.size / 1e6:,.1f} MB{off}"
