@@ -19,7 +19,9 @@ kd-serve: a run's student, or an export of it, behind HTTP (extra serve; ONNX Ru
   kd-serve RUN_FOLDER [int8=true] [teacher=true] [key=value ...]
   kd-serve EXPORT     an export's folder, or its model.onnx
 
-  POST /predict   multipart files, or JSON {"images": ["BASE64", ...]}; ?top=5
+  POST /predict   multipart files, JSON {"images": ["BASE64", ...]}, or a picture; ?top=5
+  /v2/...         KServe v2 (Open Inference Protocol): the model 'student', its tensor 'pictures'
+  /ping, /invocations   SageMaker
   GET /           a page to drop a picture on
   GET /healthz, /readyz, /metrics
 

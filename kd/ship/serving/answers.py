@@ -41,15 +41,17 @@ def answer(numbers: np.ndarray, manifest: Manifest, top: int) -> dict[str, Any]:
         return {"numbers": {name: round(float(x), 6) for name, x in zip(manifest.classes, numbers, strict=True)}}
     if manifest.task == "segmentation":
         return _mask(numbers, manifest.classes)
-    p = 1 / (1 + np.exp(-numbers)) if manifest.task == "multilabel" else _softmax(numbers)
+    p = probabilities(numbers, manifest)
     best = np.argsort(-p, kind="stable")[:top]
     found: dict[str, Any] = {"labels": [{"label": manifest.classes[i], "p": round(float(p[i]), 6)} for i in best]}
     return found | ({"facts": facts_of(manifest.facts, p)} if manifest.facts else {})
 
 
-def _softmax(numbers: np.ndarray) -> np.ndarray:
-    e = np.exp(numbers - numbers.max())
-    return e / e.sum()
+def probabilities(numbers: np.ndarray, manifest: Manifest) -> np.ndarray:
+    if manifest.task == "multilabel":
+        return 1 / (1 + np.exp(-numbers))
+    e = np.exp(numbers - numbers.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
 
 
 def _mask(numbers: np.ndarray, classes: list[str]) -> dict[str, Any]:

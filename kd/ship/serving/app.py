@@ -1,15 +1,18 @@
-"""The web application: ``POST /predict``, ``/healthz``, ``/readyz``, ``/metrics``, and a page to try it."""
+"""The web application: ``POST /predict``, ``/healthz``, ``/readyz``, ``/metrics``, and a page to try it; beside them
+KServe's ``/v2`` and SageMaker's ``/ping`` and ``/invocations``."""
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -17,9 +20,10 @@ from starlette.routing import Route
 
 from kd.ship.export.base import Runtime
 from kd.ship.export.manifest import Manifest
+from kd.ship.serving import open_inference
 from kd.ship.serving.answers import answer
 from kd.ship.serving.batcher import Batcher
-from kd.ship.serving.bodies import Limits, read_uploads
+from kd.ship.serving.bodies import Limits, read_body, read_uploads
 from kd.ship.serving.hosts import KnownHosts
 from kd.ship.serving.metrics import Metrics
 from kd.ship.serving.pictures import view
@@ -36,6 +40,7 @@ HEADERS = {
 }
 P = ParamSpec("P")
 T = TypeVar("T")
+Work = Callable[[Request], Awaitable[Response]]
 
 
 class Server:
@@ -60,19 +65,25 @@ class Server:
             await batcher.stop()
 
     async def predict(self, request: Request) -> Response:
+        return await self._counted(request, self._predictions)
+
+    async def infer(self, request: Request) -> Response:
+        return await self._counted(request, self._inferred)
+
+    async def _counted(self, request: Request, work: Work) -> Response:
         start = time.perf_counter()
-        response = await self._answered(request)
+        response = await self._answered(request, work)
         self.metrics.requests.labels(response.status_code).inc()
         self.metrics.seconds.observe(time.perf_counter() - start)
         return response
 
-    async def _answered(self, request: Request) -> Response:
+    async def _answered(self, request: Request, work: Work) -> Response:
         if self.open_requests >= self.limits.queue:
             return _busy()
         self.open_requests += 1
         try:
             async with asyncio.timeout(self.limits.timeout_s):
-                return JSONResponse(await self._predictions(request))
+                return await work(request)
         except Refused as error:
             return _error(error.status, str(error))
         except Busy:
@@ -84,7 +95,7 @@ class Server:
         finally:
             self.open_requests -= 1
 
-    async def _predictions(self, request: Request) -> dict[str, Any]:
+    async def _predictions(self, request: Request) -> Response:
         top = _top(request.query_params.get("top", "5"))
         with Share(self._bytes) as share, Share(self._pictures) as pictures:
             uploads = await read_uploads(request, self.limits, share, self._elsewhere)
@@ -98,7 +109,28 @@ class Server:
             if "teacher" in found:
                 mine["teacher"] = self._answer(found["teacher"][i], top)
             predictions.append({"file": name, **mine})
-        return {"arch": self.manifest.arch, "task": self.manifest.task, "predictions": predictions}
+        about = {"arch": self.manifest.arch, "task": self.manifest.task}
+        return JSONResponse({**about, "predictions": predictions})
+
+    async def _inferred(self, request: Request) -> Response:
+        name, header = self._name(request), request.headers.get(open_inference.HEADER)
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise Refused(415, "Content-Encoding: compressed requests are not read")
+        with Share(self._bytes) as share, Share(self._pictures) as pictures:
+            body = await read_body(request, self.limits, share)
+            asked = await self._elsewhere(open_inference.read, body, header, self.manifest, self.limits.max_pictures)
+            pictures.take(len(asked.pictures))
+            views = [await self._view(f"pictures[{i}]", picture) for i, picture in enumerate(asked.pictures)]
+            found = await asyncio.gather(*[self.batchers[name].submit(v) for v in views])
+        return await self._elsewhere(open_inference.respond, asked, name, np.stack(found), self.manifest)
+
+    def _name(self, request: Request) -> str:
+        name, version = request.path_params["name"], request.path_params.get("version", "1")
+        if name not in self.batchers or version != "1":
+            raise Refused(
+                404, f"no model {name[:40]!r} of version {version[:10]!r}; there is {', '.join(self.batchers)}"
+            )
+        return name
 
     def _answer(self, numbers: np.ndarray, top: int) -> dict[str, Any]:
         try:
@@ -106,7 +138,7 @@ class Server:
         except ValueError as error:
             raise Refused(500, str(error)) from error
 
-    async def _view(self, name: str, data: bytes) -> np.ndarray:
+    async def _view(self, name: str, data: bytes | np.ndarray) -> np.ndarray:
         try:
             return await self._elsewhere(view, data, self.manifest, self.limits.max_pixels)
         except Refused as error:
@@ -134,6 +166,23 @@ class Server:
     async def healthz(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
+    async def live(self, request: Request) -> Response:
+        return JSONResponse({"live": True})
+
+    async def about(self, request: Request) -> Response:
+        about = {"name": "kd-serve", "version": version("kd-train"), "extensions": [open_inference.EXTENSION]}
+        return JSONResponse(about)
+
+    async def model(self, request: Request) -> Response:
+        """A model's metadata, or whether it is ready."""
+        try:
+            name = self._name(request)
+        except Refused as error:
+            return _error(error.status, str(error))
+        if request.url.path.endswith("/ready"):
+            return JSONResponse({"name": name, "ready": self.ready}, 200 if self.ready else 503)
+        return JSONResponse(open_inference.metadata(name, self.manifest))
+
     async def readyz(self, request: Request) -> Response:
         return JSONResponse({"ready": self.ready}, 200 if self.ready else 503)
 
@@ -142,13 +191,32 @@ class Server:
 
     def app(self) -> Starlette:
         pages = {"/": self.page, "/healthz": self.healthz, "/readyz": self.readyz, "/metrics": self.numbers}
-        routes = [Route("/predict", self.predict, methods=["POST"]), *(Route(*page) for page in pages.items())]
+        pages |= {
+            "/ping": self.readyz,
+            "/v2": self.about,
+            "/v2/health/live": self.live,
+            "/v2/health/ready": self.readyz,
+        }
+        posts = {"/predict": self.predict, "/invocations": self.predict}
+        for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
+            pages |= {model: self.model, f"{model}/ready": self.model}
+            posts[f"{model}/infer"] = self.infer
+        routes = [
+            *(Route(*page) for page in pages.items()),
+            *(Route(*post, methods=["POST"]) for post in posts.items()),
+        ]
         middleware = [Middleware(KnownHosts, names=self.hosts)]
-        return Starlette(routes=routes, middleware=middleware, lifespan=self.life)
+        handlers = {HTTPException: _refused}  # no such path or method
+        return Starlette(routes=routes, middleware=middleware, lifespan=self.life, exception_handlers=handlers)
 
 
 def _error(status: int, reason: str, headers: dict[str, str] | None = None) -> Response:
     return JSONResponse({"error": reason}, status, headers)
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for these alone"
+    return _error(error.status_code, error.detail, dict(error.headers or {}))
 
 
 def _busy() -> Response:

@@ -1,4 +1,4 @@
-"""The pictures of a request's body: a form's files, or JSON with base64; bounded while they arrive."""
+"""The pictures of a request's body: a form's files, JSON with base64, or one picture; bounded while they arrive."""
 
 import base64
 import binascii
@@ -36,21 +36,27 @@ async def read_uploads(request: Request, limits: Limits, share: Share, parse: El
     if kind == "multipart/form-data":
         found = await _multipart(request, limits, share)
     elif kind == "application/json":
-        body = bytearray()
-        async for part in _bounded(request, limits, share):
-            body += part
-        found = await parse(_from_json, body, limits.max_pictures)
+        found = await parse(_from_json, await read_body(request, limits, share), limits.max_pictures)
+    elif kind.startswith("image/") or kind == "application/x-image":
+        found = [("picture 0", bytes(await read_body(request, limits, share)))]
     else:
-        raise Refused(415, "send multipart/form-data with files, or application/json with base64 'images'")
+        raise Refused(415, "send multipart/form-data with files, application/json with base64 'images', or image/*")
     if not found:
         raise Refused(400, "no pictures in the request")
-    _check_count(len(found), limits.max_pictures)
+    check_count(len(found), limits.max_pictures)
     return found
 
 
-def _check_count(count: int, most: int) -> None:
+def check_count(count: int, most: int) -> None:
     if count > most:
         raise Refused(413, f"{count} pictures are more than {most} a request")
+
+
+async def read_body(request: Request, limits: Limits, share: Share) -> bytearray:
+    body = bytearray()
+    async for part in _bounded(request, limits, share):
+        body += part
+    return body
 
 
 async def _bounded(request: Request, limits: Limits, share: Share) -> AsyncIterator[bytes]:
@@ -97,11 +103,11 @@ def _from_json(body: bytearray, most: int) -> list[Upload]:
             raise TypeError
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Refused(400, 'the JSON must be {"images": ["BASE64", ...]} or {"image": "BASE64"}') from error
-    _check_count(len(pictures), most)
-    return [(f"picture {i}", _decoded(i, text)) for i, text in enumerate(pictures)]
+    check_count(len(pictures), most)
+    return [(f"picture {i}", from_base64(i, text)) for i, text in enumerate(pictures)]
 
 
-def _decoded(i: int, text: str) -> bytes:
+def from_base64(i: int, text: str) -> bytes:
     if text.startswith("data:"):
         text = text.partition(",")[2]
     try:

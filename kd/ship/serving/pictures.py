@@ -10,15 +10,23 @@ from kd.ship.serving.room import Refused
 from kd.storage.decoding import BadPicture, TooLarge, decoded, frame, open_picture
 
 
-def view(data: bytes, manifest: Manifest, max_pixels: int) -> np.ndarray:
+def view(data: bytes | np.ndarray, manifest: Manifest, max_pixels: int) -> np.ndarray:
     try:
-        with open_picture(io.BytesIO(data), max_pixels) as opened:
+        with _opened(data, max_pixels) as opened:
             pixels = np.asarray(_scaled(decoded(opened), manifest, max_pixels))
     except TooLarge as error:
         raise Refused(413, str(error).replace("data.", "")) from error
     except BadPicture as error:
         raise Refused(415, str(error)) from error
     return pixels if manifest.layout == "nhwc" else pixels.transpose(2, 0, 1)
+
+
+def _opened(data: bytes | np.ndarray, max_pixels: int) -> Image.Image:
+    if isinstance(data, bytes):
+        return open_picture(io.BytesIO(data), max_pixels)
+    if data[..., 0].size > max_pixels:
+        raise TooLarge(f"its {data.shape[1]} x {data.shape[0]} pixels are more than max_pixels={max_pixels}")
+    return Image.fromarray(data)
 
 
 def _scaled(picture: Image.Image, manifest: Manifest, max_pixels: int) -> Image.Image:
