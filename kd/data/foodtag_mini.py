@@ -19,7 +19,6 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from filelock import FileLock
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter
-from tqdm import tqdm
 
 VERSION = "v1"  # Part of the data folder's name; to be raised whenever a change alters the pictures
 
@@ -704,6 +703,8 @@ def _draw_share(root: str, train_per_class: str, val_per_class: str, share: str,
 
 def _fill(root: Path, train_per_class: int, val_per_class: int, portions: bool) -> None:
     """Draws every picture below ``root``, over the cores this process may use, and writes the list of sums."""
+    from kd.progress import bar  # the drawing processes run this file alone
+
     total = len(_jobs(train_per_class, val_per_class))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     shares, lines = max(1, min(cores, total // 20)), []
@@ -721,11 +722,10 @@ def _fill(root: Path, train_per_class: int, val_per_class: int, portions: bool) 
     def follow(worker: subprocess.Popen[str]) -> None:
         for line in worker.stdout or ():
             lines.append(line)
-            bar.update()
+            drawn.update()
 
     try:
-        bar = tqdm(total=total, desc="drawing FoodTag-mini", unit="img")
-        with bar, ThreadPoolExecutor(shares) as threads:
+        with bar(total=total, label="drawing FoodTag-mini") as drawn, ThreadPoolExecutor(shares) as threads:
             list(threads.map(follow, workers))
     finally:
         for worker in workers:

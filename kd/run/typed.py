@@ -36,6 +36,14 @@ REASONS = {
     "trainer.enable_checkpointing": {
         "False": "must be true: a run is resumed from its last epoch and exports its best one"
     },
+    "trainer.strategy": {
+        "smddp": "smddp is a backend of DDP; config=smddp_4x8 sets it (no smddp for kd's torch exists yet)"
+    }
+    | {
+        f"{module}ModelParallelStrategy": "tensor and pipeline parallel training is not supported: a student fits on "
+        "one device; config=fsdp shards one that does not, model.teacher.placement=shard a teacher"
+        for module in ("", "lightning.pytorch.strategies.", "pytorch_lightning.strategies.")
+    },
     "trainer.barebones": {"True": "must be false: callbacks, checkpoints and log make a run's folder"},
 }
 """Values that Lightning takes and a run can't use."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kd import progress
 from kd.data import foodtag_mini
 from kd.data.foodtag_mini import CLASSES, SIZE, build, draw
 
@@ -49,6 +50,17 @@ def test_layout_and_sums(first: Path) -> None:
     lines = (first / "SHA256SUMS").read_text().splitlines()
     assert {line[66:]: line[:64] for line in lines} == {k: v for k, v in files.items() if k != "SHA256SUMS"}
     assert len(set(files.values())) == len(files), "two pictures are the same"
+
+
+def test_without_a_terminal_progress_is_a_line_every_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "CALM", 0.05)
+    build(tmp_path, 6, 1)
+    told = capfd.readouterr().err
+    assert "\r" not in told
+    assert 1 <= len(told.splitlines()) <= 100
+    assert all(line.startswith("drawing FoodTag-mini") for line in told.splitlines())
 
 
 def test_two_builds_are_byte_identical(first: Path, tmp_path: Path) -> None:

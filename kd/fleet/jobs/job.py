@@ -187,16 +187,17 @@ def _check_processes(config: dict[str, Any], machines: Machines, gpus: int | Non
     devices = config["trainer"]["devices"]
     listed = len([part for part in devices.split(",") if part.strip()]) if "," in str(devices) else None
     wanted = len(devices) if isinstance(devices, list) else listed or (int(devices) if str(devices).isdigit() else None)
-    on_gpus = gpus and str(config["trainer"]["accelerator"]) != "cpu"
-    if on_gpus and wanted and wanted > gpus:
+    if not gpus or str(config["trainer"]["accelerator"]) == "cpu":
+        return
+    if wanted and wanted > gpus:
         what = f"{gpus} GPU{'s' * (gpus > 1)}"
         raise UserError(f"trainer.devices: {wanted} processes, but {machines.type} has {what}")
-    if config["optim"]["zero"] and machines.count == 1 and on_gpus and (wanted or gpus) == 1:
+    if config["optim"]["zero"] and machines.count == 1 and (wanted or gpus) == 1:
         raise UserError(f"optim.zero: needs several processes, and {machines} has one GPU")
 
 
 def _check_strategy(strategy: str | dict[str, Any], machines: Machines) -> None:
-    spec = {"class_path": strategy} if isinstance(strategy, str) else strategy
+    spec: dict[str, Any] = {"class_path": strategy} if isinstance(strategy, str) else strategy
     options = spec.get("init_args") or {}
     backend = options.get("backend") or options.get("process_group_backend")
     if backend == "smddp" or spec["class_path"].endswith(".SMDDPStrategy"):
