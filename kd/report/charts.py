@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kd.report.facts import Facts
-from kd.report.metric import PROBE
+from kd.report.metric import PROBE, in_units
 from kd.report.records import PHASES, Run
 
 BINS = 160  # columns of a chart: what a screen shows, whatever the run's length
@@ -132,9 +132,10 @@ def metric_lines(run: Run) -> list[dict[str, Any] | None]:
     charts = []
     for student in run.students:
         place, of = (f"{student}/", f" of {student}") if student else ("", "")
-        parts = {"Training losses": "train/", "Validation": "val/", "Learning rate": "train/lr"}
-        for title, prefix in ((f"{title}{of}", f"{place}{prefix}") for title, prefix in parts.items()):
-            names = sorted(k for k in known if _is_shown(k, prefix))
+        parts = [("Training losses", "train/", False), ("Validation", "val/", False),
+                 ("Validation, in units", "val/", True), ("Learning rate", "train/lr", False)]  # fmt: skip
+        for title, prefix, units in ((f"{title}{of}", f"{place}{prefix}", units) for title, prefix, units in parts):
+            names = sorted(k for k in known if _is_shown(k, prefix) and in_units(k.rpartition("/")[2]) == units)
             rows = [row for row in run.metrics if any(n in row for n in names)]
             x = _binned(rows, lambda part: part[-1].get("step", 0.0))
             series = {

@@ -56,12 +56,13 @@ def headline(facts: Facts) -> dict[str, Any] | None:
     reached, metric = (teacher.get("val") or {}).get(run.primary), run.primary
     if not reached:
         return {"kind": "headline", "text": f"{who} reaches {metric} {format_metric(metric, score)}"}
-    text = f"{who} keeps {score / reached:.1%} of its teacher's {metric} ({score:.1%} of {reached:.1%})"
+    own, whole = format_metric(metric, score), format_metric(metric, reached)
+    text = f"{who} keeps {score / reached:.1%} of its teacher's {metric} ({own} of {whole})"
     if score > reached:
-        text = f"{who} is better than its teacher: {metric} {score:.1%} against {reached:.1%}"
-    own, whole = run.model_of(name).get("params"), teacher.get("params")
-    if own and whole:
-        times = f"{own / whole:.2g} of" if own < whole else f"{own / whole:.1f}x"
+        text = f"{who} is better than its teacher: {metric} {own} against {whole}"
+    small, large = run.model_of(name).get("params"), teacher.get("params")
+    if small and large:
+        times = f"{small / large:.2g} of" if small < large else f"{small / large:.1f}x"
         text += f" with {times} its parameters"
     return {"kind": "headline", "text": text}
 

@@ -14,7 +14,12 @@ def less_is_better(metric: str) -> bool:
     >>> less_is_better("feature_loss"), less_is_better("acc1"), less_is_better("latency_ms")
     (True, False, True)
     """
-    return metric.endswith("_loss") or metric in COSTS or _kind(metric) in ("mae", "rmse")
+    return metric.endswith("_loss") or metric in COSTS or in_units(metric)
+
+
+def in_units(metric: str) -> bool:
+    """Whether it is an error in the units of its target."""
+    return _kind(metric) in ("mae", "rmse")
 
 
 def format_metric(metric: str, value: float) -> str:
@@ -25,8 +30,10 @@ def format_metric(metric: str, value: float) -> str:
     >>> format_metric("mae_calories", 41.234), format_metric("r2", 0.9)
     ('41.23', '0.900')
     """
-    if _kind(metric) in ("mae", "rmse", "r2"):
-        return f"{value:.3f}" if _kind(metric) == "r2" else f"{value:.4g}"
+    if _kind(metric) == "r2":
+        return f"{value:.3f}"
+    if in_units(metric):
+        return f"{value:.4g}"
     if metric == "rankme":
         return f"{value:.1f}"
     return f"{value:.4f}" if metric.endswith("_loss") else f"{value:.1%}"
