@@ -3,10 +3,15 @@
 import math
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from kd.cli import main
 from kd.ship.export.manifest import Manifest
+from kd.ship.export.onnx import open_model
 from kd.ship.export.triton import config
 
 
@@ -38,3 +43,21 @@ def test_the_servers_metrics_are_prometheus_own() -> None:
     metrics.seconds.observe(0.1)
     done = subprocess.run(["promtool", "check", "metrics"], input=metrics.text(), capture_output=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+
+
+@pytest.mark.slow
+def test_onnx_and_its_runtime_take_the_export_without_kd(finished: Path, tmp_path: Path) -> None:
+    onnx, _, _ = (pytest.importorskip(name) for name in ("onnx", "onnxscript", "onnxruntime"))
+    assert main("export", [str(finished), "to=onnx", f"out={tmp_path / 'out'}"]) == 0
+    file = tmp_path / "out" / "model.onnx"
+    onnx.checker.check_model(str(file), full_check=True)
+    manifest, runtime = open_model(file, 1)
+    pictures = np.random.RandomState(0).randint(0, 256, (3, *manifest.shape), np.uint8)
+    np.save(tmp_path / "pictures.npy", pictures)
+    code = (
+        "import sys, numpy, onnxruntime; s = onnxruntime.InferenceSession('out/model.onnx');"
+        "numpy.save('answers', s.run(None, {s.get_inputs()[0].name: numpy.load('pictures.npy')})[0]);"
+        "assert not {'kd', 'torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    assert np.load(tmp_path / "answers.npy") == pytest.approx(runtime(pictures), abs=1e-5)
