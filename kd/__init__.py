@@ -1,9 +1,12 @@
 """kd: knowledge distillation for vision models."""
 
+import time
 from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
+
+_IMPORTED = time.time()  # the process itself may be older: a shell, or an installation, that became this program
 
 # Public name -> the module that defines it. Imported on first use, so that `import kd` costs nothing.
 _PUBLIC = {

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import torch
 
+import kd
 from kd.report.records import PHASES
 
 REST = "logging"  # what no other phase claims: callbacks, loggers, the training loop itself
@@ -162,11 +163,14 @@ def _open_schedule() -> int | None:
 
 
 def process_start() -> float:
-    """Unix time of this process's start, from its age: the kernel's start time is off where the clock was set since."""
+    """Unix time when this program began: its process's start, or kd's import in a process that was a shell before.
+
+    By the process's age: the kernel's start time is off where the clock was set since.
+    """
     if not hasattr(time, "CLOCK_BOOTTIME"):
-        return psutil.Process().create_time()
+        return max(kd._IMPORTED, psutil.Process().create_time())
     started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - started)
+    return max(kd._IMPORTED, time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - started))
 
 
 _running: Clock | None = None

@@ -4,6 +4,8 @@ import itertools
 import json
 import os
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from kd.clock import Clock, annotate, process_start, run_clock
 from kd.report.records import PHASES, Run, percentile, read_run
 from tests._clock import HandClock
 from tests._forks import run_ranks
-from tests._helpers import write_recipe
+from tests._helpers import ROOT, write_recipe
 
 
 class StepWatch(Callback):
@@ -288,3 +290,11 @@ def test_a_process_knows_when_it_started_by_the_clock_of_the_rest() -> None:
     os.waitpid(pid, 0)
     # to the clock's tick of 10 ms, and then whatever the machine took to fork
     assert before - 0.05 < float(os.read(reader, 64)) < time.time() + 0.05
+
+
+def test_a_shell_that_becomes_the_program_is_no_part_of_its_start() -> None:
+    """As with ``bash -c "pip install ...; kd-train ..."``, whose last command takes the shell's process over."""
+    code = "import kd, time; from kd.clock import process_start; print(process_start() - kd._IMPORTED)"
+    line = f"sleep 0.5; exec {sys.executable} -c '{code}'"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert float(done.stdout) == 0.0  # and not -0.5
