@@ -2,6 +2,7 @@
 
 import io
 import signal
+import sys
 import tarfile
 import tracemalloc
 from pathlib import Path
@@ -69,6 +70,10 @@ def test_an_archive_made_to_harm_is_named(content: bytes, tmp_path: Path) -> Non
     signal.alarm(20)
     tracemalloc.start()
     try:
+        if content == HOSTILE["a map that is no map"] and sys.version_info < (3, 11, 4):
+            unpack(file, tmp_path / "out")  # whose tarfile takes it for the archive's end
+            assert [path.name for path in (tmp_path / "out").rglob("*")] == ["a.jpg"]
+            return
         with pytest.raises(UserError, match=rf"{file} is not a tar file"):
             unpack(file, tmp_path / "out")
         with pytest.raises(UserError, match=rf"data.source.train: {file} is not a plain tar file"):
