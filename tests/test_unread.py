@@ -75,6 +75,7 @@ IDLE = [
     (["monitor.prometheus_host=0.0.0.0"], "monitor.prometheus_host: 0.0.0.0 has no effect with monitor"),
     (["monitor.send_every_s=5"], "monitor.send_every_s: 5 has no effect"),
     (["trainer.gradient_clip_val=0", "trainer.gradient_clip_algorithm=value"], "clip_algorithm: value"),
+    (["trainer.use_distributed_sampler=true"], "trainer.use_distributed_sampler: True has no effect: kd's own sampler"),
     (["trainer.limit_test_batches=2"], "trainer.limit_test_batches: 2 has no effect: training neither tests"),
     (["trainer.default_root_dir=x"], "trainer.default_root_dir: x has no effect"),
     (["resume=x", "name=mine"], "name: mine has no effect with resume=x: a resumed run keeps its folder"),

@@ -25,6 +25,7 @@ READERS: tuple[tuple[str, Callable[[Iterable[object]], bool], tuple[str, ...], s
     (r"monitor\.send_every_s", any, ("monitor.otlp", "monitor.cloudwatch"), "what sends numbers elsewhere reads it"),
     (r"trainer\.gradient_clip_algorithm", any, ("trainer.gradient_clip_val",), "clipping reads it"),
     (r"trainer\.(limit_test_batches|limit_predict_batches)", any, (), "training neither tests nor predicts"),
+    (r"trainer\.use_distributed_sampler", any, (), "kd's own sampler gives each process its share"),
     (r"trainer\.(default_root_dir|model_registry)", any, ("trainer.callbacks", "trainer.logger", "trainer.profiler"),
      "the run's files are in runs_dir; callbacks, loggers and profilers of your own read it"),
     (r"name", lambda values: not any(values), ("resume",), "a resumed run keeps its folder"),
