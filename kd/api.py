@@ -37,7 +37,7 @@ class RunResult:
             name: which one, of several students.
 
         Raises:
-            UserError: unknown recipe.
+            UserError: there is no such student.
         """
         file = (self.folder / "students" / name if name else self.folder) / "student.safetensors"
         if not file.is_file():

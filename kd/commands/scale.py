@@ -58,11 +58,12 @@ def _measure(
     batch: int, steps: int, gbit: float | None,
 ) -> int:  # fmt: skip
     from kd.fit_to_machine.precision import choose_precision
-    from kd.fleet.scaling.measure import Plan, claim, reading, ring_times
+    from kd.fleet.scaling.measure import Plan, reading, ring_times
     from kd.fleet.scaling.model import Network, fit, fit_ring
     from kd.fleet.scaling.page import content, sections
     from kd.machine import cores
     from kd.report.html import write_page
+    from kd.storage.checkpoints import claim
 
     folder = claim(folder_of_runs(config["runs_dir"], "kd-scale") / config["recipe"] / "scale")
     model, threads = config["model"], max(1, cores() // processes[-1])

@@ -135,4 +135,4 @@ class DataInfo:
     probed: bool = False
     counts: list[int] | None = None
     scales: list[tuple[float, float]] | None = None
-    facts: dict[str, list[float]] | None = None
+    facts: dict[str, list[float | None]] | None = None

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from kd.data.targets import number_in
 from kd.errors import UserError
 from kd.storage.elsewhere import text_of
 
-ClassFacts = dict[str, list[float]]
-"""By the name of a fact its value for each class, in the order of the class ids; NaN where it is not known."""
+ClassFacts = dict[str, list[float | None]]
+"""By the name of a fact its value for each class, in the order of the class ids; None where it is not known."""
 
 
 def read_class_facts(file: str, classes: Sequence[str]) -> ClassFacts:
@@ -29,18 +30,16 @@ def read_class_facts(file: str, classes: Sequence[str]) -> ClassFacts:
     if len(rows) < 2 or len(rows[0]) < 2:
         raise UserError(f"{key} needs a header (class, name of a number, ...) and a row for each class")
     names, ids = [name.strip() for name in rows[0][1:]], {name: i for i, name in enumerate(classes)}
-    facts = {name: [math.nan] * len(classes) for name in names}
+    facts: ClassFacts = {name: [None] * len(classes) for name in names}
     for row in rows[1:]:
         if row[0] not in ids:
             raise UserError(f"{key} names the class '{row[0]}', which the data does not have")
         for name, text in zip(names, row[1:], strict=False):
             try:
-                value = float(text) if text.strip() else math.nan
-            except ValueError:
-                value = math.inf
-            if math.isinf(value):
-                raise UserError(f"{key}: {name} of '{row[0]}' is '{text}', which is not a number")
-            facts[name][ids[row[0]]] = value
+                value = number_in(text)
+            except ValueError as error:
+                raise UserError(f"{key}: {name} of '{row[0]}' is '{text}', which is not a number") from error
+            facts[name][ids[row[0]]] = None if math.isnan(value) else value
     return facts
 
 
@@ -48,7 +47,7 @@ def facts_of(facts: Mapping[str, Sequence[float | None]], p: np.ndarray) -> dict
     """The facts of a picture.
 
     Args:
-        facts: by name the values by class id; None or NaN where unknown.
+        facts: by name the values by class id; None where unknown.
         p: the classes' probabilities ``(C,)``.
 
     Returns:
@@ -66,8 +65,3 @@ def facts_of(facts: Mapping[str, Sequence[float | None]], p: np.ndarray) -> dict
             "expected": round(float(p[known] @ values[known]) / mass, 6) if mass > 0 else None,
         }
     return found
-
-
-def plain(facts: ClassFacts | None) -> dict[str, list[float | None]]:
-    """Facts as JSON has them: None in place of NaN."""
-    return {name: [None if math.isnan(x) else x for x in values] for name, values in (facts or {}).items()}

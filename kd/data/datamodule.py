@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from kd.data.batch import Batch, DataInfo, Target
-from kd.data.class_facts import read_class_facts
+from kd.data.class_facts import ClassFacts, read_class_facts
 from kd.data.info import info_of
 from kd.data.loader import Loader
 from kd.data.position import Position
@@ -79,6 +79,7 @@ class DistillationDataModule(LightningDataModule):
         self.size, self.crop_ratio, self.augment = height_width(img_size), crop_ratio, augment or Augment()
         self.seed, self.engine = seed, engine
         self.class_facts = class_facts
+        self._facts: ClassFacts | None = None  # read once the classes are known
         self.probe = probe if probe is not None and probe.root else None
         self.splits = Splits(self.source, given, self.probe)
         self.position = Position()
@@ -126,7 +127,9 @@ class DistillationDataModule(LightningDataModule):
             return info
         if info.kind != Targets.name:
             raise UserError(f"data.class_facts: needs one label a picture, data.source gives {info.kind}")
-        return replace(info, facts=read_class_facts(self.class_facts, info.classes))
+        if self._facts is None:
+            self._facts = read_class_facts(self.class_facts, info.classes)
+        return replace(info, facts=self._facts)
 
     @property
     def skipped(self) -> list[str]:

@@ -8,6 +8,7 @@ from kd.storage.elsewhere import json_of, text_of
 
 FILE = "sizes.json"
 SAME = ("arch", "img_size", "kwargs")  # of two students of one size
+SETTINGS = (*SAME, "checkpoint", "pretrained", "inherit")  # which distinguish candidates
 
 
 def folder_of_sizes(runs_dir: Path, recipe: str) -> Path:

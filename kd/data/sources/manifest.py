@@ -11,7 +11,7 @@ from kd.data.sources.files import UNLABELLED, FileSplit, printable
 from kd.data.sources.folder import VALIDATION
 from kd.data.sources.lists import TABLES, Column, Columns, Row, Unfit, read_list
 from kd.data.sources.places import DISK, Place, Store, joined, list_at
-from kd.data.targets import LabelSets, Numbers, Targets
+from kd.data.targets import LabelSets, Numbers, Targets, number_in
 from kd.errors import UserError
 from kd.storage.objects import is_url
 
@@ -97,12 +97,10 @@ class Manifest(Source):
     def _number(self, given: object, name: str, path: str, file: str, key: str) -> float:
         text = "" if given is None else str(given).strip()
         try:
-            value = float(text) if text else math.nan
-        except ValueError:
-            value = math.inf
-        if math.isinf(value):
-            raise UserError(f"{key}: {file}: {name} of {printable(path)} is '{text[:40]}', which is not a number")
-        return value
+            return number_in(text)
+        except ValueError as error:
+            reason = f"{name} of {printable(path)} is '{text[:40]}', which is not a number"
+            raise UserError(f"{key}: {file}: {reason}") from error
 
     def _place(self, split: str, paths: list[str]) -> Place:
         urls = [path for path in paths if is_url(path)]

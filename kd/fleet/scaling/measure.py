@@ -82,16 +82,6 @@ class Plan:
         return read_run(self.folder / self.recipe / case.name)
 
 
-def claim(parent: Path) -> Path:
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        folder = parent / f"{max((int(p.name) for p in parent.iterdir() if p.name.isdigit()), default=-1) + 1:03d}"
-        folder.mkdir()
-    except OSError as error:
-        raise UserError(f"runs_dir: {parent} can't be written: {error.strerror}") from error
-    return folder
-
-
 def reading(case: Case, run: Run) -> Reading:
     """The medians of a run's steps; the first of the process, and those that start a loader, are left out."""
     facts = Facts(run)

@@ -17,12 +17,12 @@ from kd.distill.student import Student
 from kd.errors import UserError
 from kd.models import StudentSpec, build_model, count_parameters, preprocess_for
 from kd.models.segmenter import DenseModel
+from kd.report.sized import SETTINGS
 from kd.run.assemble import not_inheritable
 from kd.teachers import FrozenTeacher, RunTeacher
 
 DEPTHS = (1 / 3, 1 / 2, 2 / 3, 1)  # of the teacher's blocks
 WIDTHS = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 1)  # of the teacher's width
-SETTINGS = ("arch", "img_size", "kwargs", "checkpoint", "pretrained", "inherit")  # which distinguish candidates
 
 
 @dataclass(frozen=True)

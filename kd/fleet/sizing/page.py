@@ -11,7 +11,7 @@ import yaml
 from kd.fleet.sizing.plan import Conditions
 from kd.report.html import write_page
 from kd.report.metric import duration, format_metric
-from kd.report.sized import FILE
+from kd.report.sized import FILE, SETTINGS
 from kd.storage.checkpoints import write_whole
 
 COLUMNS = ("size", "latency (ms)", "rounds (ms)", "before training", "after {} steps", "predicted", "parameters (M)",
@@ -30,9 +30,8 @@ def write(found: Mapping[str, Any], folder: Path) -> Path:
 
 def _overlay(found: Mapping[str, Any], folder: Path) -> str:
     row = next(row for row in found["candidates"] if row["name"] == found["choice"])
-    keys = ("arch", "img_size", "kwargs", "checkpoint", "pretrained", "inherit")
     head = f"# {row['name']}, chosen by kd-size: {row['latency_ms']:g} ms ({Conditions(**found['conditions'])})\n"
-    return head + yaml.safe_dump({"model": {"student": {key: row[key] for key in keys}}}, sort_keys=False)
+    return head + yaml.safe_dump({"model": {"student": {key: row[key] for key in SETTINGS}}}, sort_keys=False)
 
 
 def headline(found: Mapping[str, Any]) -> str:

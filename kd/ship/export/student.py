@@ -13,7 +13,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import nn
 
-from kd.data.class_facts import plain as plain_facts
 from kd.distill.student import Student
 from kd.errors import UserError, plain
 from kd.models import Preprocess
@@ -42,7 +41,7 @@ def student_metadata(student: Student) -> dict[str, str]:
     if isinstance(made, OwnModel):
         content["builder"] = made.made_by
     if student.data.facts:
-        content["facts"] = plain_facts(student.data.facts)
+        content["facts"] = student.data.facts
     if not student.classifies:
         content["classifies"] = False  # nothing has trained the classifier: what counts are the features below it
     return {"arch": student.arch, **{key: json.dumps(value) for key, value in content.items()}}
