@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kd.data.targets import number_in
 from kd.errors import UserError
-from kd.storage.elsewhere import text_of
+from kd.storage.elsewhere import number_of, text_of
 
 ClassFacts = dict[str, list[float | None]]
 """By the name of a fact its value for each class, in the order of the class ids; None where it is not known."""
@@ -36,7 +35,7 @@ def read_class_facts(file: str, classes: Sequence[str]) -> ClassFacts:
             raise UserError(f"{key} names the class '{row[0]}', which the data does not have")
         for name, text in zip(names, row[1:], strict=False):
             try:
-                value = number_in(text)
+                value = number_of(text)
             except ValueError as error:
                 raise UserError(f"{key}: {name} of '{row[0]}' is '{text}', which is not a number") from error
             facts[name][ids[row[0]]] = None if math.isnan(value) else value

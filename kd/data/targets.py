@@ -80,14 +80,6 @@ class LabelSets(Targets):
         """None."""
 
 
-def number_in(text: str) -> float:
-    """The number of a table's field, NaN where it is empty; a ValueError where it is something else, or infinite."""
-    value = float(text) if text.strip() else math.nan
-    if math.isinf(value):
-        raise ValueError(text)
-    return value
-
-
 class Numbers(Targets):
     """Some numbers a picture, NaN where one is missing."""
 

@@ -4,6 +4,7 @@ All readers use these functions; what is written there follows no links. :mod:`k
 """
 
 import json
+import math
 import os
 import re
 from pathlib import Path
@@ -65,6 +66,14 @@ def text_of(file: Path) -> str:
     if len(data) > LARGEST:
         raise OSError(None, f"it is larger than {LARGEST >> 20} MB", str(file))
     return data.decode()
+
+
+def number_of(text: str) -> float:
+    """The number of a table's field, NaN where it is empty; a ValueError where it is something else, or infinite."""
+    value = float(text) if text.strip() else math.nan
+    if math.isinf(value):
+        raise ValueError(text)
+    return value
 
 
 def plain_name(name: str, where: str) -> str:

@@ -11,9 +11,10 @@ from kd.data.sources.files import UNLABELLED, FileSplit, printable
 from kd.data.sources.folder import VALIDATION
 from kd.data.sources.lists import TABLES, Column, Columns, Row, Unfit, read_list
 from kd.data.sources.places import DISK, Place, Store, joined, list_at
-from kd.data.targets import LabelSets, Numbers, Targets, number_in
+from kd.data.targets import LabelSets, Numbers, Targets
 from kd.errors import UserError
 from kd.storage.objects import is_url
+from kd.storage.elsewhere import number_of
 
 
 class Manifest(Source):
@@ -97,7 +98,7 @@ class Manifest(Source):
     def _number(self, given: object, name: str, path: str, file: str, key: str) -> float:
         text = "" if given is None else str(given).strip()
         try:
-            return number_in(text)
+            return number_of(text)
         except ValueError as error:
             reason = f"{name} of {printable(path)} is '{text[:40]}', which is not a number"
             raise UserError(f"{key}: {file}: {reason}") from error
