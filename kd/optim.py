@@ -1,6 +1,7 @@
 """Optimizer and learning-rate schedule."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -37,6 +38,10 @@ class OptimSpec(OptimSettings):
         if (decay == 0) != (self.weight_decay == 0):
             raise UserError("optim.weight_decay: can't be turned on or off at a resume, the checkpoint's state is "
                             f"grouped by it ({decay:g}, given {self.weight_decay:g})")  # fmt: skip
+        if before.get("decay_norm_and_bias", False) != self.decay_norm_and_bias:
+            raise UserError(
+                "optim.decay_norm_and_bias: can't change at a resume, the checkpoint's state is grouped by it"
+            )
 
     def settings(self) -> dict[str, Any]:
         """Its fields, as a checkpoint stores them."""
@@ -143,7 +148,12 @@ def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:
     return replace(spec, lr=spec.lr * (factor if spec.name in ("sgd", "momentum", "nesterov") else math.sqrt(factor)))
 
 
-def parameter_groups(modules: Iterable[nn.Module], weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(
+    modules: Iterable[nn.Module], weight_decay: float, all_alike: bool = False
+) -> list[dict[str, Any]]:
+    if all_alike:
+        found = [p for module in modules for p in module.parameters() if p.requires_grad]
+        return [{"params": found, "weight_decay": weight_decay}]
     merged: dict[float, list[nn.Parameter]] = {}
     for module in modules:
         without: set[str] = getattr(module, "no_weight_decay", set)()
@@ -153,7 +163,7 @@ def parameter_groups(modules: Iterable[nn.Module], weight_decay: float) -> list[
 
 
 def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool = True) -> Optimizer:
-    groups = parameter_groups(modules, spec.weight_decay)
+    groups = parameter_groups(modules, spec.weight_decay, spec.decay_norm_and_bias)
     kind: Any = get_optimizer_class(spec.name, bind_defaults=False)
     kwargs: dict[str, Any] = {"lr": spec.lr, **spec.kwargs}
     if kind in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD):
@@ -251,7 +261,19 @@ def warmup_cosine(step: int, warmup_steps: int, total_steps: float, min_ratio: f
     return min_ratio + (1 - min_ratio) * (1 + math.cos(math.pi * progress)) / 2
 
 
+def warmup_then_steps(step: int, warmup_steps: int, milestones: Sequence[float]) -> float:
+    """Factor of the learning rate at ``step`` (from 0): linear warm-up, then a tenth at each of ``milestones`` (steps).
+
+    >>> [round(warmup_then_steps(s, 2, [3, 5]), 3) for s in range(7)]
+    [0.5, 1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
+    """
+    return (step + 1) / warmup_steps if step < warmup_steps else 0.1 ** bisect_right(milestones, step)
+
+
 def build_schedule(optimizer: Optimizer, spec: OptimSpec, total_steps: float, steps_per_epoch: float) -> LambdaLR:
-    """Warm-up and cosine over the whole run, by optimizer steps; without a known end the rate stays at its peak."""
+    """Warm-up, then a cosine to the end of the run (none: at its peak) or steps, by optimizer steps."""
     warmup = int(min(round(spec.warmup_epochs * steps_per_epoch), max(0, total_steps - 1)))
+    if spec.milestones:
+        at = [round(epoch * steps_per_epoch, 6) for epoch in spec.milestones]
+        return LambdaLR(optimizer, lambda step: warmup_then_steps(step, warmup, at))
     return LambdaLR(optimizer, lambda step: warmup_cosine(step, warmup, total_steps, spec.min_lr_ratio))

@@ -106,7 +106,7 @@ class Masks(Targets):
     """A class id for every pixel, uint8 ``(1, H, W)``."""
 
     name = "masks"
-    undefined = ("mixup", "cutmix", "rand_augment", "random_erasing")
+    undefined = ("mixup", "cutmix", "rand_augment", "random_erasing", "pad")
     least_classes = 1
     cut_with_picture = True
 

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,10 +39,10 @@ def seeded(*numbers: int) -> Iterator[None]:
 def train_transform(size: tuple[int, int], augment: Augment) -> v2.Compose:
     """uint8 ``(3, H, W)`` -> uint8 ``(3, *size)``: a random view; of a mask beside it the same (nearest pixel)."""
     shape = size[1] / size[0]
-    steps: list[torch.nn.Module] = [
-        v2.RandomResizedCrop(size, scale=(augment.scale, 1.0), ratio=(3 / 4 * shape, 4 / 3 * shape), antialias=True),
-        v2.RandomHorizontalFlip(augment.hflip),
+    crop: list[torch.nn.Module] = [
+        v2.RandomResizedCrop(size, scale=(augment.scale, 1.0), ratio=(3 / 4 * shape, 4 / 3 * shape), antialias=True)
     ]
+    steps = [*([Whole(size), Shift(augment.pad)] if augment.pad else crop), v2.RandomHorizontalFlip(augment.hflip)]
     if augment.rand_augment:
         steps.append(v2.RandAugment(num_ops=2, magnitude=augment.rand_augment, fill=[124, 116, 104]))
     if augment.color_jitter:
@@ -50,6 +51,40 @@ def train_transform(size: tuple[int, int], augment: Augment) -> v2.Compose:
     if augment.random_erasing:
         steps.append(v2.RandomErasing(augment.random_erasing, value=[124.0, 116.0, 104.0]))
     return v2.Compose(steps)
+
+
+class Whole(v2.Transform):
+    """The whole picture, resized; in :class:`Shift`'s company what a padded random crop is cut from."""
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.size = list(size)
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        """The box that is kept."""
+        height, width = flat_inputs[0].shape[-2:]
+        return {"top": 0, "left": 0, "height": height, "width": width}
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        """A picture of the size."""
+        return tvf.resize(inpt, self.size, antialias=True)
+
+
+class Shift(v2.Transform):
+    """A picture moved by up to ``pad`` pixels on each axis, black where nothing comes in: padded and cut anew."""
+
+    def __init__(self, pad: int) -> None:
+        super().__init__()
+        self.pad = pad
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        """The crop's corner in the padded picture."""
+        top, left = torch.randint(2 * self.pad + 1, (2,)).tolist()
+        return {"top": top, "left": left}
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        """A picture of the same size."""
+        return tvf.crop(tvf.pad(inpt, [self.pad]), params["top"], params["left"], *inpt.shape[-2:])
 
 
 class EvalView(v2.Transform):

@@ -273,7 +273,10 @@ class OptimSettings(Checked):
         lr: peak learning rate.
         lr_scratch: that of a student with random first weights, neither inherited nor pre-trained; default: ``lr``.
         weight_decay: on weights alone; norms, biases, position embeddings and class tokens get none.
+        decay_norm_and_bias: whether these get it too.
         warmup_epochs: linear warm-up, in epochs (fractions allowed).
+        schedule: after the warm-up a ``cosine`` to the run's end, or ``steps``: a tenth of the rate at each milestone.
+        milestones: the epochs (fractions allowed) of ``steps``, ascending.
         min_lr_ratio: the cosine's end, as a share of ``lr``.
         lr_batch: the global batch size that ``lr`` is meant for; with another one ``lr`` grows in proportion (sgd) or
             with the square root (all others). Default: ``lr`` as it is.
@@ -285,11 +288,22 @@ class OptimSettings(Checked):
     lr: Weight = 5e-4
     lr_scratch: Weight | None = None
     weight_decay: Weight = 0.05
+    decay_norm_and_bias: bool = False
     warmup_epochs: Weight = 1.0
+    schedule: Literal["cosine", "steps"] = "cosine"
+    milestones: Annotated[list[float], Range("> 0")] | None = None
     min_lr_ratio: Weight = 0.01
     lr_batch: Count | None = None
     zero: bool = False
     kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.schedule == "steps") != bool(self.milestones):
+            raise ValueError(f"milestones must be given with schedule=steps alone, got {self.milestones} "
+                             f"(schedule={self.schedule})")  # fmt: skip
+        if self.milestones and sorted(set(self.milestones)) != list(self.milestones):
+            raise ValueError(f"milestones must ascend, got {self.milestones}")
 
 
 @dataclass
@@ -317,6 +331,8 @@ class Augment(Checked):
 
     Attributes:
         scale: smallest share of the picture's area that the random resized crop keeps, in (0, 1].
+        pad: the whole picture, resized, with so many black pixels on each side, of which a crop of the input's size is
+            cut (CIFAR's padded random crop: 4), in place of the random resized crop. 0: none.
         hflip: probability of a horizontal flip.
         color_jitter: strength of brightness, contrast and saturation changes; hue gets a quarter of it. 0: none.
         rand_augment: magnitude of RandAugment with two operations (timm and torchvision use 9), up to 30. 0: none.
@@ -327,6 +343,7 @@ class Augment(Checked):
     """
 
     scale: Annotated[float, Range("> 0 and <= 1")] = 0.35
+    pad: Annotated[int, Range(">= 0")] = 0
     hflip: Share = 0.5
     color_jitter: Weight = 0.0
     rand_augment: Annotated[int, Range(">= 0 and <= 30")] = 0

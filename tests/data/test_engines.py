@@ -27,7 +27,10 @@ def batches(pictures: Path, engine: Any, augment: Augment, **kwargs: Any) -> lis
     return [data.on_after_batch_transfer(batch, 0) for batch in loader]
 
 
-@pytest.mark.parametrize("augment", [PLAIN, ALL], ids=["plain", "all"])
+PADDED = Augment(pad=4, color_jitter=0.4)
+
+
+@pytest.mark.parametrize("augment", [PLAIN, ALL, PADDED], ids=["plain", "all", "padded"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_device_engine_gives_the_torch_engines_pictures(pictures: Path, augment: Augment, workers: int) -> None:
     """On the CPU to the last bit: the same transforms with the same parameters, in another place."""

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as tvf
 
 from kd.data import transforms
 from kd.data.transforms import EvalView
@@ -186,3 +187,19 @@ def test_pairs_are_mixed_as_torchvision_mixes_each(
         if labels.ndim == 2:
             assert torch.equal(soft[i : i + 2], labels * (targets[i : i + 2] >= 0).all())
     assert torch.equal(found[32], images[32])
+
+
+def test_a_padded_crop_is_torchvisions() -> None:
+    """Black around the resized picture, and any of the places that torchvision's RandomCrop can take."""
+    picture = torch.randint(1, 256, (3, 40, 60), dtype=torch.uint8)
+    padded = torch.nn.functional.pad(tvf.resize(picture, [32, 32], antialias=True), [4] * 4)
+    whole, shift = transforms.train_transform((32, 32), Augment(pad=4, hflip=0.0)).transforms[:2]
+    corners = set()
+    for seed in range(40):
+        torch.manual_seed(seed)
+        found = shift(whole(picture))
+        torch.manual_seed(seed)
+        at = shift.make_params([])
+        corners.add((at["top"], at["left"]))
+        assert torch.equal(found, padded[:, at["top"] : at["top"] + 32, at["left"] : at["left"] + 32])
+    assert {0, 8} <= {top for top, _ in corners} | {left for _, left in corners} <= set(range(9))

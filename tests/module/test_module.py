@@ -2,10 +2,15 @@
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, MultiStepLR
 
 from kd.data.batch import DataInfo
 from kd.errors import UserError
@@ -13,7 +18,7 @@ from kd.losses import KDLoss
 from kd.losses.functional import kd_loss
 from kd.models import ModelSpec, Preprocess, StudentSpec, TeacherSpec, build_model, load_checkpoint
 from kd.module.distillation import DistillationModule
-from kd.optim import OptimSpec, build_optimizer, parameter_groups, warmup_cosine
+from kd.optim import OptimSpec, build_optimizer, build_schedule, parameter_groups, warmup_cosine
 from kd.run.assemble import assemble
 from kd.teachers import build_teacher
 from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit
@@ -179,7 +184,8 @@ def test_class_names_are_compared(tmp_path: Path) -> None:
 
 
 def test_convolutional_models_take_any_size() -> None:
-    build_model(ModelSpec("resnet10t", img_size=64), 4, "model.student")
+    model = build_model(ModelSpec("resnet10t", img_size=64), 4, "model.student")
+    assert [tuple(model(torch.zeros(2, 3, *size)).shape) for size in ((64, 64), (96, 32))] == [(2, 4), (2, 4)]
 
 
 def test_a_pretrained_teacher_of_other_classes_is_refused() -> None:
@@ -196,6 +202,42 @@ def test_no_weight_decay_on_norms_biases_and_positions() -> None:
     decayed = {name for name, p in model.named_parameters() if id(p) in by_decay[0.1]}
     assert decayed == {n for n, p in model.named_parameters() if p.ndim > 1 and n not in ("cls_token", "pos_embed")}
     assert sum(len(ids) for ids in by_decay.values()) == len(list(model.parameters()))
+
+
+def test_weight_decay_on_norms_and_biases_where_asked() -> None:
+    model = tiny_vit()
+    (group,) = build_optimizer([model], OptimSpec(weight_decay=0.1, decay_norm_and_bias=True)).param_groups
+    assert group["weight_decay"] == 0.1
+    assert {id(p) for p in group["params"]} == {id(p) for p in model.parameters()}
+
+
+def test_steps_are_those_of_torch() -> None:
+    def rates(schedule: Callable[[Optimizer], LRScheduler]) -> list[float]:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.05)
+        made, found = schedule(optimizer), []
+        for _ in range(20):
+            found.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            made.step()
+        return found
+
+    spec = OptimSpec("sgd", lr=0.05, warmup_epochs=0, schedule="steps", milestones=[2, 3.5])
+    wanted = rates(lambda optimizer: MultiStepLR(optimizer, [8, 14]))
+    assert rates(lambda optimizer: build_schedule(optimizer, spec, 20, 4)) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"schedule": "steps"}, "milestones must be given with schedule=steps alone, got None"),
+        ({"milestones": [2.0]}, r"milestones must be given with schedule=steps alone, got \[2.0\] \(schedule=cosine"),
+        ({"schedule": "steps", "milestones": [3.0, 2.0]}, "milestones must ascend"),
+        ({"schedule": "steps", "milestones": [0.0]}, "milestones must be > 0"),
+    ],
+)
+def test_milestones_belong_to_steps(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        OptimSpec(**given)
 
 
 def test_other_optimizers_of_timm() -> None:

@@ -13,8 +13,8 @@ from kd.data.sources.lists import TABLES, Column, Columns, Row, Unfit, read_list
 from kd.data.sources.places import DISK, Place, Store, joined, list_at
 from kd.data.targets import LabelSets, Numbers, Targets
 from kd.errors import UserError
-from kd.storage.objects import is_url
 from kd.storage.elsewhere import number_of
+from kd.storage.objects import is_url
 
 
 class Manifest(Source):
