@@ -11,6 +11,12 @@ from torch import Tensor, nn
 Shape = tuple[int, ...]
 
 
+def check_maps(name: str, *shapes: Shape) -> None:
+    for shape in shapes:
+        if len(shape) != 4:
+            raise ValueError(f"{name} compares maps, got {shape[1:]} a sample (of a ViT: patch tokens)")
+
+
 class Float32(nn.Module):
     """A part of a loss whose tensors stay in float32 where a run is in half precision throughout (``bf16-true``)."""
 

@@ -6,17 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kd.losses.base import FeatureLoss, LayersLoss, Shape
+from kd.losses.base import FeatureLoss, LayersLoss, Shape, check_maps
 from kd.losses.functional import at_loss, hcl_loss, hint_loss, masked_hint_loss, pkd_loss
 from kd.losses.functional._checks import positive
 from kd.losses.projections import Projection, on_one_grid, resize
 from kd.losses.ranks import of_all_ranks
-
-
-def _check_maps(name: str, *shapes: Shape) -> None:
-    for shape in shapes:
-        if len(shape) != 4:
-            raise ValueError(f"{name} compares maps, got {shape[1:]} a sample (of a ViT: patch tokens)")
 
 
 def _check_share(name: str, value: float) -> None:
@@ -59,10 +53,6 @@ class ATLoss(FeatureLoss):
     Args:
         p: power, > 0.
         weight: factor in the total loss; the paper uses 500 to 1,000 (beta / 2 with beta 1,000).
-
-    >>> import torch
-    >>> ATLoss()(torch.ones(1, 8, 4, 4), torch.ones(1, 4, 2, 2), torch.zeros(1))
-    tensor(0.)
     """
 
     def __init__(self, p: float = 2.0, weight: float = 1.0) -> None:
@@ -71,7 +61,7 @@ class ATLoss(FeatureLoss):
         self.p = p
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        _check_maps("ATLoss", student_shape, teacher_shape)
+        check_maps("ATLoss", student_shape, teacher_shape)
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         """``(N, C_s, H, W)``, ``(N, C_t, H', W')``, unused -> scalar."""
@@ -89,13 +79,6 @@ class PKDLoss(FeatureLoss):
         weight: factor in the total loss.
         gather: standardise over the batches of all processes, whose whole maps then travel, instead of each
             process's own.
-
-    >>> import torch
-    >>> loss = PKDLoss()
-    >>> loss.build((2, 8, 4, 4), (2, 8, 4, 4))
-    >>> x = torch.randn(2, 8, 4, 4)
-    >>> loss(x, x, torch.zeros(2))
-    tensor(0.)
     """
 
     def __init__(self, projection: Projection | None = None, weight: float = 1.0, gather: bool = False) -> None:
@@ -103,7 +86,7 @@ class PKDLoss(FeatureLoss):
         self.projection, self.gather = projection, gather
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        _check_maps("PKDLoss", student_shape, teacher_shape)
+        check_maps("PKDLoss", student_shape, teacher_shape)
         self._shapes = student_shape, teacher_shape
         if self.projection is None and student_shape[1] != teacher_shape[1]:
             self.projection = Projection()
@@ -152,7 +135,7 @@ class MGDLoss(FeatureLoss):
         self.mask_ratio, self.projection = mask_ratio, projection or Projection()
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        _check_maps("MGDLoss", student_shape, teacher_shape)
+        check_maps("MGDLoss", student_shape, teacher_shape)
         self.projection.build(student_shape, teacher_shape)
         self.generator = _Generator(teacher_shape[1])
 
@@ -189,7 +172,7 @@ class ViTKDLoss(LayersLoss):
                 "ViTKDLoss needs as many layers of both models, at least one shallow and a last one, got "
                 f"{len(student_shapes)} of the student and {len(teacher_shapes)} of the teacher"
             )
-        _check_maps("ViTKDLoss", *student_shapes, *teacher_shapes)
+        check_maps("ViTKDLoss", *student_shapes, *teacher_shapes)
         pairs = zip(student_shapes, teacher_shapes, strict=True)
         self.projections = nn.ModuleList([Projection().build(s, t) for s, t in pairs])
         self.mask_token = nn.Parameter(torch.zeros(1, teacher_shapes[-1][1], 1, 1))
@@ -230,7 +213,7 @@ class ReviewKDLoss(LayersLoss):
                 f"ReviewKDLoss needs as many layers of both models, got {len(student_shapes)} of the student and "
                 f"{len(teacher_shapes)} of the teacher"
             )
-        _check_maps("ReviewKDLoss", *student_shapes, *teacher_shapes)
+        check_maps("ReviewKDLoss", *student_shapes, *teacher_shapes)
         pairs = list(zip(student_shapes, teacher_shapes, strict=True))[::-1]
         self.blocks = nn.ModuleList(
             [_Fusion(s[1], self.width, t[1], fuse=depth > 0) for depth, (s, t) in enumerate(pairs)]

@@ -73,10 +73,6 @@ class HardKDLoss(LogitLoss):
     """Cross-entropy with the teacher's decision, see :func:`kd.losses.functional.hard_kd_loss`.
 
     On a student with a distillation token (timm's ``deit_*_distilled_*``) this is DeiT's hard distillation.
-
-    >>> import torch
-    >>> HardKDLoss()(torch.zeros(2, 4), torch.randn(2, 4), torch.zeros(2, dtype=torch.long))
-    tensor(1.3863)
     """
 
     exclusive = True
@@ -90,14 +86,10 @@ class DKDLoss(LogitLoss):
 
     Args:
         alpha: weight of the target against all others.
-        beta: weight of the others among themselves.
+        beta: weight of the others among themselves; the paper uses 0.5 to 8.
         temperature: > 0.
         warmup_epochs: the loss grows linearly over that many epochs (the paper: 20 of 240), 0 for none.
         weight: factor in the total loss.
-
-    >>> import torch
-    >>> DKDLoss()(torch.zeros(2, 4), torch.zeros(2, 4), torch.tensor([0, 1]))
-    tensor(0.)
     """
 
     needs_class_ids = True
@@ -136,11 +128,6 @@ class DISTLoss(LogitLoss):
         temperature: > 0.
         weight: factor in the total loss.
         gather: compare over the batches of all processes instead of each process's own.
-
-    >>> import torch
-    >>> x = torch.tensor([[1.0, 2.0, 4.0], [3.0, 1.0, 5.0]])
-    >>> bool(DISTLoss()(x, x, torch.tensor([0, 1])) < 1e-6)
-    True
     """
 
     exclusive = True
@@ -170,10 +157,6 @@ class NKDLoss(LogitLoss):
         gamma: weight of the other classes.
         temperature: > 0, of the other classes alone.
         weight: factor in the total loss.
-
-    >>> import torch
-    >>> NKDLoss()(torch.zeros(2, 4), torch.zeros(2, 4), torch.tensor([0, 1]))
-    tensor(1.9945)
     """
 
     needs_class_ids = True
@@ -198,10 +181,6 @@ class WSLDLoss(LogitLoss):
     Args:
         temperature: > 0.
         weight: factor in the total loss; the paper uses 2.25 to 2.5.
-
-    >>> import torch
-    >>> WSLDLoss()(torch.zeros(2, 4), torch.zeros(2, 4), torch.tensor([0, 1]))
-    tensor(0.)
     """
 
     needs_labels = True
@@ -222,10 +201,6 @@ class MLKDLoss(LogitLoss):
     Args:
         temperatures: each > 0.
         weight: factor in the total loss.
-
-    >>> import torch
-    >>> MLKDLoss()(torch.zeros(2, 4), torch.zeros(2, 4), torch.tensor([0, 1]))
-    tensor(0.)
     """
 
     exclusive = True
@@ -251,10 +226,6 @@ class BinaryKDLoss(LogitLoss):
     Args:
         temperature: > 0.
         weight: factor in the total loss.
-
-    >>> import torch
-    >>> BinaryKDLoss()(torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2, 4))
-    tensor(0.)
     """
 
     def __init__(self, temperature: float = 1.0, weight: float = 1.0) -> None:

@@ -1,4 +1,7 @@
-"""Distillation losses as pure functions of tensors."""
+"""Distillation losses as pure functions of tensors.
+
+What each number means, its range and the papers' values are explained at the loss's class in :mod:`kd.losses`.
+"""
 
 from kd.losses.functional.dense import cwd_loss, pairwise_loss, pixel_kd_loss
 from kd.losses.functional.features import (

@@ -13,10 +13,8 @@ from kd.losses.functional._checks import matmul, positive, same_shape, wide
 def hint_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     """FitNet's hint: the mean squared error between two feature tensors of one shape.
 
-    Source: Romero et al., FitNets, arXiv 1412.6550, equation 3 (here the mean, not half the sum).
-
-    Args:
-        student_features, teacher_features: any shape, already projected to the teacher's width.
+    Source: Romero et al., FitNets, arXiv 1412.6550, equation 3 (here the mean, not half the sum). Any shape, already
+    projected to the teacher's width.
 
     >>> import torch
     >>> hint_loss(torch.zeros(2, 3), torch.full((2, 3), 2.0))
@@ -30,12 +28,8 @@ def at_loss(student_features: Tensor, teacher_features: Tensor, p: float = 2.0) 
     """Attention transfer: mean squared difference of the L2-normalised maps ``mean_c |x_c|^p``.
 
     Source: Zagoruyko and Komodakis, Paying More Attention to Attention, arXiv 1612.03928. This is the form of the
-    authors' code (squared difference, mean); the paper's equation 2 has the norm of the difference.
-
-    Args:
-        student_features: ``(N, C, H, W)``.
-        teacher_features: ``(N, any C, H, W)``.
-        p: power, > 0.
+    authors' code (squared difference, mean); the paper's equation 2 has the norm of the difference. Shapes: ``(N, C, H,
+    W)``, ``(N, any C, H, W)``.
 
     >>> import torch
     >>> at_loss(torch.ones(1, 8, 2, 2), 3 * torch.ones(1, 4, 2, 2))
@@ -57,10 +51,7 @@ def hcl_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     """ReviewKD's hierarchical context loss: the squared error at full size and pooled to 4, 2 and 1 positions a side.
 
     Weights 1, 1/2, 1/4, 1/8 over their sum; sizes that the map does not exceed are left out. Source: Chen et al.,
-    Distilling Knowledge via Knowledge Review, arXiv 2104.09044, and its code.
-
-    Args:
-        student_features, teacher_features: ``(N, C, H, W)``.
+    Distilling Knowledge via Knowledge Review, arXiv 2104.09044, and its code. Shapes: ``(N, C, H, W)``.
 
     >>> import torch
     >>> hcl_loss(torch.zeros(1, 2, 8, 8), torch.ones(1, 2, 8, 8))
@@ -82,13 +73,8 @@ def pkd_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     """PKD: half the squared error of features standardised per channel over the batch and all positions.
 
     Equals one minus their Pearson correlation, up to the small constant in the deviation. Source: Cao et al., PKD:
-    General Distillation Framework for Object Detectors via Pearson Correlation Coefficient, arXiv 2207.02039.
-
-    Args:
-        student_features, teacher_features: ``(N, C, H, W)``.
-
-    Returns:
-        A scalar. It depends on the batch as a whole.
+    General Distillation Framework for Object Detectors via Pearson Correlation Coefficient, arXiv 2207.02039. Shapes:
+    ``(N, C, H, W)``. The loss depends on the batch as a whole.
 
     >>> import torch
     >>> x = torch.randn(2, 3, 4, 4)
@@ -130,13 +116,8 @@ def masked_hint_loss(student_features: Tensor, teacher_features: Tensor, masked:
 def cosine_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     """One minus the cosine of the two feature vectors at each position: their size does not count.
 
-    Source: the summary term of AM-RADIO, Ranzinger et al., arXiv 2312.06709.
-
-    Args:
-        student_features, teacher_features: maps, tokens or vectors, already projected to the teacher's width.
-
-    Returns:
-        ``(N,)``: of each picture the mean over its positions, in [0, 2].
+    Source: the summary term of AM-RADIO, Ranzinger et al., arXiv 2312.06709. Maps, tokens or vectors, already projected
+    to the teacher's width -> ``(N,)``: of each picture the mean, in [0, 2].
 
     >>> import torch
     >>> cosine_loss(torch.tensor([[3.0, 0], [0, 1]]), torch.tensor([[1.0, 0], [1, 0]]))
@@ -151,14 +132,8 @@ def cosine_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
 def smooth_l1_loss(student_features: Tensor, teacher_features: Tensor, beta: float = 1.0) -> Tensor:
     """Smooth L1: ``d^2 / (2 beta)`` where the difference ``d`` is below ``beta``, ``|d| - beta / 2`` elsewhere.
 
-    Source: Girshick, Fast R-CNN, arXiv 1504.08083, equation 3; of features: AM-RADIO, arXiv 2312.06709.
-
-    Args:
-        student_features, teacher_features: any shape, already projected to the teacher's width.
-        beta: > 0, in the features' own unit.
-
-    Returns:
-        ``(N,)``: of each picture the mean over all its elements.
+    Source: Girshick, Fast R-CNN, arXiv 1504.08083, equation 3; of features: AM-RADIO, arXiv 2312.06709. Any shape,
+    already projected to the teacher's width -> ``(N,)``: of each picture the mean over its elements.
 
     >>> import torch
     >>> smooth_l1_loss(torch.zeros(2, 1), torch.tensor([[0.5], [3.0]]))
@@ -176,15 +151,8 @@ def gram_kl_loss(student_features: Tensor, teacher_features: Tensor, temperature
     With ``S`` the ``(L, L)`` cosines between the positions of one picture: the mean over rows of ``KL(softmax(S_t / T)
     || softmax(S_s / T))``, without a factor ``T^2``. The widths may differ. Source: LightlyTrain's documentation of its
     third distillation method; the Gram matrix of patches as a target is DINOv3's (arXiv 2508.10104, section 4.2), there
-    compared by squared difference.
-
-    Args:
-        student_features: ``(N, C_s, H, W)``.
-        teacher_features: ``(N, C_t, H, W)``.
-        temperature: ``T`` > 0.
-
-    Returns:
-        ``(N,)``: of each picture the mean over its positions. Takes ``L^2`` numbers a picture.
+    compared by squared difference. Shapes: ``(N, C_s, H, W)``, ``(N, C_t, H, W)`` -> ``(N,)``, each picture's mean over
+    positions. Takes ``L^2`` numbers each.
 
     >>> import torch
     >>> x = torch.randn(2, 3, 4, 4)
@@ -215,16 +183,8 @@ def pseudo_class_loss(
 
     ``KL(softmax(t K' / T) || softmax(s K' / T))`` with all rows normalised, without a factor ``T^2``. Needs no labels.
     Source: LightlyTrain's documentation of distillation with a queue of representations as a pseudo-classifier; such a
-    queue with two distributions over it is SEED's (Fang et al., arXiv 2101.04731).
-
-    Args:
-        student_features: ``(N, D)``, already projected to the teacher's width.
-        teacher_features: ``(N, D)``.
-        classes: ``K``, ``(K, D)``: the teacher's features of other (and these) pictures.
-        temperature: ``T`` > 0.
-
-    Returns:
-        ``(N,)``: of each picture.
+    queue with two distributions over it is SEED's (Fang et al., arXiv 2101.04731). Shapes: ``(N, D)`` twice, the
+    teacher's features of other (and these) pictures ``K`` ``(K, D)`` -> ``(N,)``.
 
     >>> import torch
     >>> x, queue = torch.randn(2, 8), torch.randn(5, 8)

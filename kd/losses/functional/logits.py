@@ -19,13 +19,9 @@ def kd_loss(
 ) -> Tensor:
     """Hinton's knowledge distillation: ``T^2 * mean_b sum_c p_t (log p_t - log p_s)``, both at temperature ``T``.
 
-    Source: Hinton et al., Distilling the Knowledge in a Neural Network, arXiv 1503.02531. The factor ``T^2`` keeps
-    the size of the gradient when ``T`` changes. With two temperatures the factor is their product.
-
-    Args:
-        student_logits, teacher_logits: ``(N, C)``, or ``(N, C, ...)`` with one distribution a position.
-        temperature: ``T`` > 0.
-        teacher_temperature: another one for the teacher's side; default: the same.
+    Source: Hinton et al., Distilling the Knowledge in a Neural Network, arXiv 1503.02531. The factor ``T^2`` keeps the
+    size of the gradient when ``T`` changes. With two temperatures the factor is their product. Shapes: ``(N, C)``, or
+    ``(N, C, ...)`` with one distribution a position.
 
     >>> student = torch.tensor([[2.0, 1, 0, -1], [0, 1, 2, 3], [1, -1, 0.5, 0]])
     >>> teacher = torch.tensor([[3.0, 1, -1, 0], [1, 0, 2, 4], [-1, 2, 1, 0]])
@@ -88,13 +84,8 @@ def kl_per_position(
 def hard_kd_loss(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
     """DeiT's hard distillation: cross-entropy with the teacher's decision, ``-mean_b log p_s(argmax_c teacher)``.
 
-    Source: Touvron et al., Training data-efficient image transformers, arXiv 2012.12877, equation 3.
-
-    Args:
-        student_logits, teacher_logits: ``(N, C)`` or ``(N, C, ...)``.
-
-    Returns:
-        A scalar: the mean over all positions. It is not zero where student and teacher agree.
+    Source: Touvron et al., Training data-efficient image transformers, arXiv 2012.12877, equation 3. Shapes: ``(N, C)``
+    or ``(N, C, ...)``. Not zero where student and teacher agree.
 
     >>> hard_kd_loss(torch.zeros(1, 4), torch.tensor([[0.0, 9, 0, 0]]))
     tensor(1.3863)
@@ -115,14 +106,8 @@ def dkd_loss(
 
     TCKD is the divergence of (target, all others), NCKD that among the others, renormalised. Source: Zhao et al.,
     Decoupled Knowledge Distillation, arXiv 2203.08679, equation 7. The others' mass is a logsumexp over the true rest;
-    masking by a large negative number, as in the released code, overflows on strong logits.
-
-    Args:
-        student_logits, teacher_logits: ``(N, C)``, C >= 3: with two classes nothing is left among the others.
-        target: class ids ``(N,)``.
-        alpha: weight of TCKD.
-        beta: weight of NCKD; the paper uses 0.5 to 8.
-        temperature: ``T`` > 0.
+    masking by a large negative number, as in the released code, overflows on strong logits. Shapes: ``(N, C)`` with C
+    >= 3 (with two classes nothing is left among the others), class ids ``(N,)``.
 
     >>> student = torch.tensor([[2.0, 1, 0, -1], [0, 1, 2, 3], [1, -1, 0.5, 0]])
     >>> teacher = torch.tensor([[3.0, 1, -1, 0], [1, 0, 2, 4], [-1, 2, 1, 0]])
@@ -159,17 +144,8 @@ def dist_loss(
     """DIST: ``T^2 * (beta * (1 - mean row correlation) + gamma * (1 - mean column correlation))``.
 
     Pearson correlations of the two softmax matrices: rows compare classes within a picture, columns pictures within a
-    class. Source: Huang et al., Knowledge Distillation from A Stronger Teacher, arXiv 2205.10536, equations 9 to 11.
-    A constant row or column has no correlation and counts as 0.
-
-    Args:
-        student_logits, teacher_logits: ``(N, C)``.
-        beta: weight of the relation between classes.
-        gamma: weight of the relation within a class, over the batch.
-        temperature: ``T`` > 0.
-
-    Returns:
-        A scalar. The column term depends on the batch as a whole.
+    class. Source: Huang et al., Knowledge Distillation from A Stronger Teacher, arXiv 2205.10536, equations 9 to 11. A
+    constant row or column has no correlation and counts as 0. The column term depends on the batch as a whole.
 
     >>> student = torch.tensor([[2.0, 1, 0, -1], [0, 1, 2, 3], [1, -1, 0.5, 0]])
     >>> teacher = torch.tensor([[3.0, 1, -1, 0], [1, 0, 2, 4], [-1, 2, 1, 0]])
@@ -194,10 +170,7 @@ def standardize_logits(logits: Tensor) -> Tensor:
     """Logit standardisation: ``(x - mean) / (std + 1e-7)`` over the classes, with the unbiased deviation.
 
     Source: Sun et al., Logit Standardization in Knowledge Distillation, arXiv 2403.01427. Applied to both models'
-    logits ahead of any logit loss; cross-entropy keeps the raw ones.
-
-    Args:
-        logits: ``(N, C)`` or ``(N, C, ...)``, C >= 2.
+    logits ahead of any logit loss; cross-entropy keeps the raw ones. Shapes: ``(N, C)`` or ``(N, C, ...)``, C >= 2.
 
     >>> standardize_logits(torch.tensor([[1.0, 2.0, 3.0]])).round(decimals=4)
     tensor([[-1.,  0.,  1.]])
@@ -219,13 +192,7 @@ def nkd_loss(
 
     ``p`` at temperature 1; ``q`` are the probabilities of the other classes at ``T``, renormalised. Source: Yang et
     al., From Knowledge Distillation to Self-Knowledge Distillation, arXiv 2303.13005. Both terms are cross-entropies:
-    the loss is not zero at its optimum.
-
-    Args:
-        student_logits, teacher_logits: ``(N, C)``, C >= 3.
-        target: class ids ``(N,)``.
-        gamma: weight of the other classes.
-        temperature: ``T`` > 0, of the other classes alone.
+    the loss is not zero at its optimum. Shapes: ``(N, C)`` with C >= 3, class ids ``(N,)``.
 
     >>> student = torch.tensor([[2.0, 1, 0, -1], [0, 1, 2, 3], [1, -1, 0.5, 0]])
     >>> teacher = torch.tensor([[3.0, 1, -1, 0], [1, 0, 2, 4], [-1, 2, 1, 0]])
@@ -250,11 +217,7 @@ def wsld_loss(student_logits: Tensor, teacher_logits: Tensor, target: Tensor, te
     The weight, without gradient and at temperature 1, trusts the teacher less on pictures that the student already
     knows better. Source: Zhou et al., Rethinking Soft Labels for Knowledge Distillation, arXiv 2102.00650. The paper
     writes the cross-entropy in place of the divergence; the gradient is the same, and this form is 0 at its optimum.
-
-    Args:
-        student_logits, teacher_logits: ``(N, C)``.
-        target: class ids ``(N,)``, or probabilities ``(N, C)``; each picture needs a label.
-        temperature: ``T`` > 0.
+    The target: class ids ``(N,)``, or probabilities ``(N, C)``; each picture needs a label.
 
     >>> wsld_loss(torch.zeros(1, 3), torch.tensor([[2.0, 0, 0]]), torch.tensor([0])).round(decimals=4)
     tensor(0.4881)
@@ -273,17 +236,11 @@ def mlkd_loss(
 ) -> Tensor:
     """Multi-level logit distillation: the mean over temperatures of an instance, a batch and a class term.
 
-    With ``P`` the ``(N, C)`` softmax matrix at a temperature: instance ``T^2 * KL`` (mean over the batch), batch
-    ``|P_s P_s' - P_t P_t'|^2 / N``, class ``|P_s' P_s - P_t' P_t|^2 / C``. Source: Jin et al., Multi-level Logit
-    Distillation, CVPR 2023, equations 3 to 8. Paper and code sum over the temperatures, here is their mean; the code
-    also masks the batch and class terms by the teacher's confidence and compares two augmentations.
-
-    Args:
-        student_logits, teacher_logits: ``(N, C)``.
-        temperatures: each > 0, at least one.
-
-    Returns:
-        A scalar. The batch and class terms depend on the batch as a whole.
+    With ``P`` the ``(N, C)`` softmax matrix at a temperature: instance ``T^2 * KL`` (mean over the batch), batch ``|P_s
+    P_s' - P_t P_t'|^2 / N``, class ``|P_s' P_s - P_t' P_t|^2 / C``. Source: Jin et al., Multi-level Logit Distillation,
+    CVPR 2023, equations 3 to 8. Paper and code sum over the temperatures, here is their mean; the code also masks the
+    batch and class terms by the teacher's confidence and compares two augmentations. The batch and class terms depend
+    on the batch as a whole.
 
     >>> mlkd_loss(torch.zeros(2, 3), torch.zeros(2, 3))
     tensor(0.)
@@ -316,11 +273,8 @@ def binary_kd_loss(student_logits: Tensor, teacher_logits: Tensor, temperature: 
     """KD of independent yes/no answers: ``T^2 * mean_b sum_c KL(Bernoulli(t/T) || Bernoulli(s/T))``.
 
     For labels that do not exclude each other. Source: Yang et al., Multi-Label Knowledge Distillation, arXiv
-    2308.06453, equation 2 (there the mean over labels; here their sum, as for classes everywhere).
-
-    Args:
-        student_logits, teacher_logits: ``(N, C)``, one logit a label.
-        temperature: ``T`` > 0.
+    2308.06453, equation 2 (there the mean over labels; here their sum, as for classes everywhere). Shapes: ``(N, C)``,
+    one logit a label.
 
     >>> binary_kd_loss(torch.zeros(1, 2), torch.full((1, 2), 2.0)).round(decimals=4)
     tensor(0.6556)

@@ -21,13 +21,8 @@ def _embeddings(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
 def rkd_distance_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     """RKD's distance term: smooth L1 between pairwise distances, each model's divided by its mean positive one.
 
-    Source: Park et al., Relational Knowledge Distillation, arXiv 1904.05068, equations 5 to 7.
-
-    Args:
-        student_features, teacher_features: ``(N, D)`` each.
-
-    Returns:
-        A scalar: the mean over all N^2 pairs; 0 for a batch of one.
+    Source: Park et al., Relational Knowledge Distillation, arXiv 1904.05068, equations 5 to 7. The mean over all N^2
+    pairs; 0 for a batch of one.
 
     >>> x = torch.tensor([[0.0, 0], [3, 4], [6, 8]])
     >>> rkd_distance_loss(2 * x, x)
@@ -49,14 +44,8 @@ def rkd_angle_loss(
 ) -> Tensor:  # fmt: skip
     """RKD's angle term: smooth L1 between the cosines of the angles of all triplets.
 
-    Source: Park et al., arXiv 1904.05068, equations 8 and 9.
-
-    Args:
-        student_features, teacher_features: ``(N, D)`` each.
-        vertices: only angles at these samples; default: at all.
-
-    Returns:
-        A scalar: the mean over all triplets, N^2 a vertex. Takes as many numbers of memory.
+    Source: Park et al., arXiv 1904.05068, equations 8 and 9. The mean over all triplets, N^2 for each of ``vertices``
+    (default: all samples). Takes as many numbers of memory.
 
     >>> x = torch.tensor([[0.0, 0], [3, 4], [6, 1]])
     >>> rkd_angle_loss(2 * x, x)
@@ -83,12 +72,6 @@ def rkd_loss(
 
     Source: Park et al., Relational Knowledge Distillation, arXiv 1904.05068 (25 and 50 as there).
 
-    Args:
-        student_features, teacher_features: ``(N, D)`` each.
-        distance_weight: of :func:`rkd_distance_loss`.
-        angle_weight: of :func:`rkd_angle_loss`.
-        vertices: the samples whose angles are compared; default: all.
-
     >>> x = torch.tensor([[0.0, 0], [3, 4], [6, 1]])
     >>> rkd_loss(2 * x, x)
     tensor(0.)
@@ -102,9 +85,6 @@ def sp_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
 
     Source: Tung and Mori, Similarity-Preserving Knowledge Distillation, arXiv 1907.09682, equation 4.
 
-    Args:
-        student_features, teacher_features: ``(N, ...)`` each.
-
     >>> sp_loss(torch.eye(2), 3 * torch.eye(2))
     tensor(0.)
     """
@@ -116,13 +96,8 @@ def cka_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     """One minus the linear centred kernel alignment of the two batches of features.
 
     ``1 - |X' Y|^2 / (|X' X| |Y' Y|)``, columns centred, Frobenius norms. Source: Kornblith et al., Similarity of Neural
-    Network Representations Revisited, arXiv 1905.00414, equation 7. Computed from the ``(N, N)`` Gram matrices.
-
-    Args:
-        student_features, teacher_features: ``(N, ...)`` each.
-
-    Returns:
-        A scalar in [0, 1]; 1 where a model gives all pictures the same features, as with a batch of one.
+    Network Representations Revisited, arXiv 1905.00414, equation 7. Computed from the ``(N, N)`` Gram matrices. In [0,
+    1]; 1 where a model gives all pictures the same features, as with a batch of one.
 
     >>> x = torch.tensor([[0.0, 1], [2, 0], [1, 5]])
     >>> bool(cka_loss(7 * x, x) < 1e-6)
@@ -140,10 +115,7 @@ def crd_loss(scores: Tensor, num_samples: int) -> Tensor:
 
     ``-mean_b [log h(0) + sum_{k > 0} log (1 - h(k))]`` with ``h = P / (P + K / num_samples)`` and ``P = exp(score)``.
     Source: Tian et al., Contrastive Representation Distillation, arXiv 1910.10699, equation 18, and its code.
-
-    Args:
-        scores: ``(N, K + 1)``: log of the normalised similarity, the true partner first.
-        num_samples: size of the training set.
+    ``scores``: ``(N, K + 1)``, log of the normalised similarity, the true partner first.
 
     >>> crd_loss(torch.tensor([[9.0, -9.0]]), num_samples=10) < crd_loss(torch.tensor([[0.0, 0.0]]), num_samples=10)
     tensor(True)
