@@ -22,6 +22,7 @@ kd-report: what limits a run, as one page.
   kd-report --live RUNS_DIR [port=8765]   pages of all runs below it (or of one), that follow while they train
   kd-report RUN_FOLDER --traces           also compares the GPUs in the profiled window (extra traces)
   kd-report --dashboard [FILE]            a Grafana dashboard over monitor.prometheus_port (grafana.json)
+  kd-report --alerts [FILE]               alerting rules for Prometheus, one for each rule (alerts.yaml)
   kd-report BEFORE AFTER [...] [--open]   compares runs: comparison.html in the last one's folder
 
 Needs neither torch nor a network.
@@ -32,10 +33,10 @@ def run(request: Request) -> int:
     from kd.report.explained import Explained
     from kd.report.html import write_comparison, write_report
 
-    if "help" in request.flags or not (request.rest or "dashboard" in request.flags):
+    if "help" in request.flags or not (request.rest or {"alerts", "dashboard"} & request.flags):
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
-    for mode, command in (("dashboard", _dashboard), ("live", _live), ("what-if", _what_if)):
+    for mode, command in (("alerts", _alerts), ("dashboard", _dashboard), ("live", _live), ("what-if", _what_if)):
         if mode in request.flags:
             return command(request)
     if request.overrides:
@@ -62,14 +63,27 @@ def run(request: Request) -> int:
     return 0
 
 
+def _alerts(request: Request) -> int:
+    import yaml
+
+    from kd.report.alerts import prometheus_rules
+
+    return _write(request, "alerts", "alerts.yaml", yaml.safe_dump(prometheus_rules(), sort_keys=False, width=1000))
+
+
 def _dashboard(request: Request) -> int:
     from kd.report.dashboard import dashboard
 
-    if len(request.rest) > 1 or request.overrides:
-        raise UserError("--dashboard takes the name of one file to write")
-    file = Path(request.rest[0] if request.rest else "grafana.json")
+    return _write(request, "dashboard", "grafana.json", json.dumps(dashboard(), indent=2) + "\n")
+
+
+def _write(request: Request, flag: str, name: str, text: str) -> int:
+    given = [*request.rest, *filter(None, [request.recipe])]  # a name that ends with .yaml is read as a recipe's
+    if len(given) > 1 or request.overrides:
+        raise UserError(f"--{flag} takes the name of one file to write")
+    file = Path(given[0] if given else name)
     try:
-        file.write_text(json.dumps(dashboard(), indent=2) + "\n", encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{file}: can't be written: {error.strerror}") from error
     print(f"written to {file}")

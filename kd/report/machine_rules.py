@@ -47,7 +47,7 @@ def io_bottleneck(
 def low_gpu_utilization(
     gpu: Sequence[float], low: float = 70, floor: float = 10, window: int = 500, skip: int = 1000
 ) -> Finding | None:
-    """The newest ``window``: p95 below ``low`` % (low), or p95 above it and p5 below ``floor`` % (fluctuating)."""
+    """In the newest ``window`` samples p95 is below ``low`` % (low), or p5 is below ``floor`` % (fluctuating)."""
     recent = gpu[skip:][-window:]
     if not recent:
         return None
@@ -82,7 +82,7 @@ def batch_size(
 def gpu_memory_increase(
     memory: Sequence[float], increase: float = 0.1, window: int = 500, skip: int = 100
 ) -> Finding | None:
-    """GPU memory grew by ``increase`` from the first to the last tenth of the newest ``window``."""
+    """GPU memory grew by ``increase`` from the first to the last tenth of the newest ``window`` samples."""
     return _growth("GPUMemoryIncrease", "GPU memory", " %", memory[skip:][-window:], increase, 0)
 
 
@@ -138,7 +138,7 @@ def step_outlier(step_ms: Sequence[float], sigma: float = 5, ignore: int = 10) -
 
 
 def max_initialization_time(startup_s: float, limit_s: float = 20 * 60) -> Finding | None:
-    """More than ``limit_s`` before the first step is done."""
+    """More than ``limit_s`` seconds before the first step is done."""
     if startup_s <= limit_s:
         return None
     return Finding(
@@ -189,7 +189,7 @@ def phase_variation(swing: Swing | None) -> Finding | None:
 
 
 def scheduler_delay(training: float | None, loading: float | None, thread: str = "", at: float = 0.2) -> Finding | None:
-    """Threads wait for a core for ``at`` of the time; ``thread`` is the training's most delayed one."""
+    """Threads wait for a core for ``at`` of the time."""
     busy = {f"training{f' ({thread})' if thread else ''}": training, "a loader process": loading}
     late = {who: share for who, share in busy.items() if share is not None and share >= at}
     if not late:

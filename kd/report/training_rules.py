@@ -71,7 +71,7 @@ def student_ignores_teacher(
 
 
 def temperature(entropy: Sequence[float], high: float = 0.98, low: float = 0.02) -> Finding | None:
-    """The softened teacher is near uniform, or near one-hot; ``entropy`` is over its maximum ``log(C)``: 0 to 1."""
+    """The softened teacher's entropy is above ``high`` or below ``low`` of its maximum: near uniform, or one-hot."""
     if not entropy:
         return None
     level = mean(entropy)
@@ -135,7 +135,7 @@ def student_under_trained(
 
 
 def stalled_training(silent_s: float, limit_s: float = 1800) -> Finding | None:
-    """A run that still trains has finished no step for ``limit_s``."""
+    """A run that still trains has finished no step for ``limit_s`` seconds."""
     if silent_s < limit_s:
         return None
     text = f"no step has ended for {silent_s / 60:.0f} min"

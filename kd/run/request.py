@@ -21,8 +21,8 @@ from kd.storage.elsewhere import yaml_of
 GROUPS = ("data", "data.augment", "data.probe", "model", "model.student", "model.teacher", "optim", "trainer",
           "checkpoint", "monitor")  # fmt: skip
 FLAGS = (
-    "-h", "--dashboard", "--describe", "--dry-run", "--help", "--json", "--keys", "--list", "--live", "--open",
-    "--print_config", "--traces", "--trust", "--tune", "--version", "--what-if",
+    "-h", "--alerts", "--dashboard", "--describe", "--dry-run", "--help", "--json", "--keys", "--list", "--live",
+    "--open", "--print_config", "--traces", "--trust", "--tune", "--version", "--what-if",
 )  # fmt: skip
 ABOUT = ("-h", "--help", "--keys", "--list")  # these may be followed by what to say more of
 ENTRIES = ("taps", "teachers")  # named entries whose fields the parser takes only once the entry is there

@@ -26,7 +26,11 @@ from kd.monitor.numbers import GAUGES, Numbers
 from kd.monitor.prometheus import Prometheus
 from kd.monitor.system import System
 from kd.monitor.watch import Watch
+from kd.report.alerts import ALERTS
 from kd.report.dashboard import dashboard
+from kd.report.rules import RULES
+from kd.ship.serving.metrics import Metrics
+from kd.storage.elsewhere import yaml_of
 
 
 def free_port() -> int:
@@ -62,6 +66,9 @@ def test_the_endpoint_tells_phases_losses_and_the_machine(recipe: Path) -> None:
     from tests.monitor.test_prometheus import Ask as Used
 
     text = Used.answers[-1]
+    if shutil.which("promtool"):
+        done = subprocess.run(["promtool", "check", "metrics"], input=text.encode(), capture_output=True, check=False)
+        assert (done.returncode, done.stdout + done.stderr) == (0, b"")
     values = {k: float(v) for k, v in re.findall(r"^(kd_[^ ]+) (\S+)$", text, re.M)}
     assert values['kd_phase_seconds{phase="teacher"}'] > 0
     assert values['kd_phase_seconds{phase="logging"}'] > 0.04
@@ -102,12 +109,14 @@ class Scrape(Callback):
         self.server = server
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if trainer.current_epoch < 1:
+        if trainer.current_epoch < 3:  # the verdict needs 20 steps
             return
         until = time.monotonic() + 30
-        while time.monotonic() < until and not self._ask("kd_metric"):
+        while time.monotonic() < until and not (self._ask("kd_metric") and self._ask("kd_limit_speedup")):
             time.sleep(0.5)
         self.found.update({p["title"]: self._ask(p["targets"][0]["expr"]) for p in dashboard()["panels"]})
+        (group,) = json.loads(get(f"{self.server}/api/v1/rules"))["data"]["groups"]
+        self.found.update({f"alert {rule['name']}": rule["health"] == "ok" for rule in group["rules"]})
 
     def _ask(self, expression: str) -> int:
         query = urllib.parse.urlencode({"query": expression})
@@ -117,8 +126,9 @@ class Scrape(Callback):
 @pytest.mark.skipif(not shutil.which("prometheus"), reason="Prometheus is not installed")
 def test_prometheus_scrapes_and_every_panel_has_data(recipe: Path, tmp_path: Path) -> None:
     port, server_port = free_port(), free_port()
+    assert report_main(["--alerts", str(tmp_path / "alerts.yaml")]) == 0
     (tmp_path / "prometheus.yml").write_text(
-        "global: {scrape_interval: 500ms}\n"
+        "global: {scrape_interval: 500ms, evaluation_interval: 500ms}\nrule_files: [alerts.yaml]\n"
         f"scrape_configs: [{{job_name: kd, static_configs: [{{targets: ['127.0.0.1:{port}']}}]}}]\n"
     )
     command = ["prometheus", f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'db'}",
@@ -127,14 +137,16 @@ def test_prometheus_scrapes_and_every_panel_has_data(recipe: Path, tmp_path: Pat
     try:
         init = {"server": f"http://127.0.0.1:{server_port}"}
         own = json.dumps({"class_path": "tests.monitor.test_prometheus.Scrape", "init_args": init})
-        slow = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.3}})
+        slow = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.1}})
         items = [f"monitor.prometheus_port={port}", f"trainer.callbacks+={slow}", f"trainer.callbacks+={own}"]
+        items += ["monitor.rules_every_s=0.05", "trainer.max_epochs=4"]
         assert train_main([f"recipe={recipe}", *items]) == 0
     finally:
         server.terminate()
         server.wait(10)
     from tests.monitor.test_prometheus import Scrape as Used
 
+    assert all(Used.found.pop(f"alert {alert.name}") for alert in ALERTS)
     without_gpu = {title: n for title, n in Used.found.items() if not title.startswith("GPU")}
     seldom = {"Rules that fire"}  # none may
     assert len(without_gpu) == len(dashboard()["panels"]) - 3
@@ -195,3 +207,21 @@ def test_the_dashboard_is_written_to_one_file(tmp_path: Path, capsys: pytest.Cap
     assert report_main(["--dashboard", str(tmp_path / "none" / "file.json")]) == 2
     assert "can't be written: No such file or directory" in capsys.readouterr().err
     assert report_main(["--dashboard", "a", "b"]) == 2
+
+
+def test_alerts_name_series_that_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a run or of the server; one for each rule."""
+    served = {f"{family.name}_total" for family in Metrics().registry.collect() if family.type == "counter"}
+    for alert in ALERTS:
+        named = set(re.findall(r"kd_\w+", alert.expression))
+        assert named and named <= served | {f"kd_{name}" for name in GAUGES}
+        assert "`" not in alert.summary and alert.summary.endswith(".")
+    assert [re.findall('rule="(.+)"', a.expression)[0] for a in ALERTS if "rule=" in a.expression] == list(RULES)
+    assert report_main(["--alerts", str(tmp_path / "none" / "alerts.yaml")]) == 2
+    assert report_main(["--alerts", str(tmp_path / "alerts.yaml")]) == 0
+    assert "alerts.yaml: can't be written" in capsys.readouterr().err
+    written = yaml_of((tmp_path / "alerts.yaml").read_text())["groups"][0]["rules"]
+    assert [rule["alert"] for rule in written] == [alert.name for alert in ALERTS]
+    if shutil.which("promtool"):
+        done = subprocess.run(["promtool", "check", "rules", str(tmp_path / "alerts.yaml")], check=False)
+        assert done.returncode == 0
