@@ -82,6 +82,8 @@ def _check_forward(model: nn.Module, spec: ModelSpec, key: str) -> None:
 def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
     kwargs = dict(spec.kwargs)
     check_arguments(kwargs, f"{key}.kwargs.")
+    if kwargs.get("in_chans", 3) != 3:
+        raise UserError(f"{key}.kwargs.in_chans: must be 3, as pictures are read in RGB, got {kwargs['in_chans']!r}")
     if spec.img_size is not None:
         kwargs["img_size"] = spec.img_size
     pretrained = spec.pretrained and not spec.checkpoint

@@ -142,6 +142,13 @@ def test_kubernetes(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {e["name"]: e.get("value") for e in container["env"]} == {
         "KD_ROLE": "data", "MASTER_ADDR": "food-1-node-0-0.food-1", "RAY_AUTH_TOKEN": None,
     }  # fmt: skip
+    if importlib.util.find_spec("kubernetes_validate"):  # knows what is Kubernetes' own: of the TrainJob, its pods
+        from kubernetes_validate import validate
+
+        patch = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "node"}, **patch["template"]["spec"]["template"]}
+        for document in (secret, config, data, pod):
+            validate(document, "1.34", strict=True)
     if importlib.util.find_spec("kubeflow_trainer_api"):
         from kubeflow_trainer_api.models import IoK8sApiBatchV1Job, TrainerV1alpha1TrainJob
 
