@@ -13,11 +13,10 @@ from torch import nn
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.models import Preprocess, TeacherSpec
-from kd.run import keys
 from kd.run.checks import build, told_by_key
 from kd.run.request import Request
 from kd.run.trust import ALL, trusted_class
-from kd.run.typed import TYPES
+from kd.run.typed import TYPES, no_class
 from kd.ship.export.student import builder_in, load_student
 from kd.tasks import Classification, Task
 
@@ -140,6 +139,5 @@ def named_class(name: str, key: str) -> type:
     except ImportError:
         found = None
     if not isinstance(found, type):
-        ours = f" (ours: {', '.join(sorted(keys.subclasses('Source')))}; others by their class path)"
-        raise UserError(f"{key}: no class '{name}'{ours if key == 'data.source' else ''}")
+        raise UserError(f"{key}: {no_class(key, name)}")
     return found

@@ -169,6 +169,10 @@ def _group(group: str, name: str) -> dict[str, Key]:
     return found
 
 
+def is_ours(name: str) -> bool:
+    return name in _files()
+
+
 def subclasses(*bases: str) -> dict[str, str]:
     names = [name for name in _files() if not name.startswith("_") and name not in bases and _is_below(name, bases)]
     return {name: (ast.get_docstring(_definition(name) or ast.Module([], [])) or "").split("\n")[0] for name in names}

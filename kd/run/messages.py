@@ -5,7 +5,7 @@ import re
 from kd.run import keys
 from kd.run.suggest import hint, near
 from kd.run.trust import refused
-from kd.run.typed import TYPES, no_plain_value
+from kd.run.typed import TYPES, no_class, no_plain_value
 
 LENGTH = 300
 PROTOCOLS = {
@@ -103,7 +103,7 @@ def _wanted(reason: str) -> str | None:
 
 def _wrong_class(key: str, given: str) -> str:
     if any(part in key for part in ("source", "losses", "callbacks", "logger", "strategy", "task")):
-        return f"{key}: no class '{given}'{_near_class(key, given)}"
+        return f"{key}: {no_class(key, given)}"
     return no_plain_value(key, given)
 
 
@@ -111,10 +111,3 @@ def _argument_names() -> list[str]:
     ours = [name for bases in keys.CLASSES.values() for name in keys.subclasses(*bases)]
     found = {argument for name in [*ours, "Projection", "TapSpec"] for argument in keys.arguments(name)}
     return sorted(found | {name.rpartition(".")[2] for name in keys.schema()})
-
-
-def _near_class(key: str, name: str) -> str:
-    part = next((part for part in keys.CLASSES if part[:-1] in key), "")
-    known = sorted(keys.subclasses(*keys.CLASSES[part])) if part else []
-    ours = f" (ours: {', '.join(known)}; others by their class path)" if known else " (a class path: package.Class)"
-    return near(name, known) or ours

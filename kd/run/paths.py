@@ -99,7 +99,6 @@ def _takes_no_text(key: str) -> bool:
     return not text and bool(re.search(r"\b(dict|list|(?!Literal|Union|Iterable|None|Any)[A-Z]\w*)\b", kind))
 
 
-CLASSES = {"losses": ("LogitLoss", "FeatureLoss", "LayersLoss"), "sources": ("Source",), "tasks": ("Task",)}
 PARTS = ("EachLayer", "FeatureRegression")  # what losses are made of
 PACKAGE = Path(__file__).parent.parent
 
@@ -152,7 +151,7 @@ def listed(kind: str) -> str:
         import timm
 
         return "".join(f"{name}\n" for name in timm.list_models())
-    if kind not in CLASSES:
-        raise UserError(f"--list: lists {', '.join([*CLASSES, 'models'])}, not '{kind}'")
-    found = keys.subclasses(*CLASSES[kind])
+    if kind not in keys.CLASSES:
+        raise UserError(f"--list: lists {', '.join([*keys.CLASSES, 'models'])}, not '{kind}'")
+    found = keys.subclasses(*keys.CLASSES[kind])
     return "".join(f"  {name:<20} {text}\n" for name, text in sorted(found.items()) if name not in PARTS)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError
-from kd.run.keys import Key, members, plain
+from kd.run.keys import CLASSES, Key, is_ours, members, plain, subclasses
 from kd.run.settings import Like, Range
 from kd.run.suggest import near, nearest
 
@@ -24,6 +24,7 @@ TYPES = {
     "list": "a list",
     "tuple": "a list",
 }
+SETTINGS = (".yaml", ".yml")
 LOGGERS = {"csv": "CSVLogger", "mlflow": "MLFlowLogger", "tensorboard": "TensorBoardLogger", "wandb": "WandbLogger",
            "comet": "CometLogger", "neptune": "NeptuneLogger"}  # fmt: skip
 HALF = {"amp": "16-mixed", "fp16": "16-mixed", "float16": "16-mixed", "half": "16-mixed", "bfloat16": "bf16-mixed"}
@@ -47,18 +48,24 @@ REASONS = {
     "trainer.barebones": {"True": "must be false: callbacks, checkpoints and log make a run's folder"},
 }
 """Values that Lightning takes and a run can't use."""
+CLASS = re.compile(
+    r"data\.source|model\.task|model\.distill_losses\.[^.]+|trainer\.(callbacks|logger|strategy)|.*\.class_path"
+)
+"""Settings that take a class by its name or path."""
 
 
 def check_values(given: Iterable[tuple[str, Any]], known: Mapping[str, Key], losses: Iterable[str] = ()) -> None:
-    """Refuses values of the wrong type or out of range; classes are left to the parser."""
+    """Refuses unknown classes, values of the wrong type and values out of range."""
     for key, value in given:
         name = plain(key)
         meant = meant_by(name, value, losses)
         if meant:
             raise UserError(f"{name}: got '{value}'; did you mean '{meant}'?")
+        if problem := _unknown_class(name, value) or _unknown_to_timm(name, value):
+            raise UserError(f"{name.removesuffix('.class_path')}: {problem}")
         kind = _kind(name, known)
         group = kind is None and any(key.startswith(f"{name}.") for key in known)
-        if group and not (value is None or isinstance(value, dict) or str(value).endswith((".yaml", ".yml"))):
+        if group and not (value is None or isinstance(value, dict) or str(value).endswith(SETTINGS)):
             raise UserError(no_plain_value(name, value))
         if kind is None or "${" in str(value):
             continue
@@ -75,8 +82,6 @@ def check_values(given: Iterable[tuple[str, Any]], known: Mapping[str, Key], los
         for limit in _limits(kind):
             if problem := limit.refuses(_number(value)):
                 raise UserError(f"{name}: {problem}, got {_shown(value)}{near(value, _allowed(kind))}")
-        if problem := _unknown_to_timm(name, value):
-            raise UserError(f"{name}: {problem}")
 
 
 def _kind(name: str, known: Mapping[str, Key]) -> ast.expr | None:
@@ -105,7 +110,7 @@ def meant_by(key: str, value: object, losses: Iterable[str] = ()) -> str:
     >>> meant_by("optim", "SGD"), meant_by("monitor", "val/acc1"), meant_by("trainer.logger", "wandb")
     ('optim.name=sgd', 'checkpoint.monitor=val/acc1', 'trainer.logger=WandbLogger')
     """
-    if not isinstance(value, str) or value.endswith((".yaml", ".yml")):
+    if not isinstance(value, str) or value.endswith(SETTINGS):
         return ""
     if key == "optim":
         return f"optim.name={next(iter(nearest(value, timm_names('optim'))), value.lower())}"
@@ -118,6 +123,45 @@ def meant_by(key: str, value: object, losses: Iterable[str] = ()) -> str:
     if key == "trainer.precision" and value.lower() in PRECISIONS:
         return f"{key}={PRECISIONS[value.lower()]}"
     return "model.task.class_weights=auto" if key.endswith("class_weights") and value == "balanced" else ""
+
+
+def no_class(key: str, given: str) -> str:
+    """The message for a class that was not found.
+
+    >>> no_class("data.source", "ImageFoldr")
+    "no class or folder 'ImageFoldr'; did you mean 'ImageFolder'?"
+    """
+    known = _class_names(key)
+    ours = any(part[:-1] in key for part in CLASSES)
+    listed = f"ours: {', '.join(known)}; others by their class path" if ours else "a class path: package.Class"
+    what = "class or folder" if key == "data.source" and "." not in given else "class"
+    return f"no {what} '{given}'{near(given.rpartition('.')[2], known) or f' ({listed})'}"
+
+
+def _class_names(key: str) -> list[str]:
+    """The classes that a setting takes by name alone: ours by their bases, and Lightning's from its source."""
+    part = next((part for part in (*CLASSES, "callbacks", "loggers") if part[:-1] in key), "")
+    if part in CLASSES:
+        return sorted(subclasses(*CLASSES[part]))
+    lightning = find_spec("pytorch_lightning") if part else None
+    file = Path(next(iter(lightning.submodule_search_locations or ())) if lightning else "", part, "__init__.py")
+    theirs = re.findall(r'^    "(\w+)",', file.read_text("utf-8"), re.M) if file.is_file() else []
+    return theirs + list(subclasses("Callback") if part == "callbacks" else ())
+
+
+def _unknown_class(key: str, value: object) -> str:
+    """What is wrong with a class's name; empty for a path outside kd, which the parser imports."""
+    if not CLASS.fullmatch(re.sub(r"^students\.[^.]+\.", "", key)):
+        return ""
+    for one in value if isinstance(value, list) else [value]:
+        given = one.get("class_path") if isinstance(one, dict) else one
+        if not (isinstance(given, str) and re.fullmatch(r"\w+|kd(\.\w+)+", given)) or given.endswith(SETTINGS):
+            continue
+        name, known = given.rpartition(".")[2], _class_names(key)
+        loaded = any(isinstance(vars(module).get(name), type) for module in [*sys.modules.values()] if module)
+        if not (name in known or loaded or (is_ours(name) if name != given else not known)):
+            return no_class(key, given)
+    return ""
 
 
 def _number(value: object) -> object:
@@ -150,7 +194,7 @@ def _takes(kind: ast.expr, value: object) -> bool | None:
         return value in (words := [ast.literal_eval(part) for part in _inside(kind)]) or str(value) in map(str, words)
     if name == "None":
         return value is None or value == "null"
-    if isinstance(value, str) and value.endswith((".yaml", ".yml")) and name in ("dict", "list", "tuple"):
+    if isinstance(value, str) and value.endswith(SETTINGS) and name in ("dict", "list", "tuple"):
         return None
     if name in ("int", "float"):
         number = _number(value)
@@ -217,6 +261,8 @@ def timm_names(part: str) -> frozenset[str]:
 
 def _unknown_to_timm(key: str, value: object) -> str:
     """What is wrong with the name of an optimizer or a model; empty where it may be one."""
+    if "${" in str(value):
+        return ""
     if key == "optim.name" and isinstance(value, str) and timm_names("optim"):
         there = timm_names("optim")
         return "" if value in there else f"must be one of timm's optimizers, got '{value}'{near(value, there, 3)}"

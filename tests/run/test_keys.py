@@ -267,6 +267,16 @@ def test_a_wrong_key_is_told_without_torch(item: str, message: str, recipe: Path
         ("trainer.profiler=simpl", "got 'simpl'; did you mean 'simple'?"),
         ("trainer.enable_checkpointing=false", "trainer.enable_checkpointing: must be true: a run is resumed from"),
         ("model.distill_losses.kd.temperature=hot", "model.distill_losses.kd.temperature: must be a number, got 'hot'"),
+        ("data.source=ImageFoldr", "data.source: no class or folder 'ImageFoldr'; did you mean 'ImageFolder'?"),
+        ("data.source=kd.data.sources.Manifst", "no class 'kd.data.sources.Manifst'; did you mean 'Manifest'?"),
+        ("model.task=Clasification", "model.task: no class 'Clasification'; did you mean 'Classification'?"),
+        ("model.distill_losses.kd=KDLos", "model.distill_losses.kd: no class 'KDLos'; did you mean 'KDLoss'?"),
+        ("model.distill_losses={kd: {class_path: KDLos}}", "model.distill_losses.kd: no class 'KDLos'; did you"),
+        ("students={a: {model.distill_losses.kd: KDLos}}", "model.distill_losses.kd: no class 'KDLos'; did you"),
+        ("trainer.callbacks+=EarlyStoping", "trainer.callbacks: no class 'EarlyStoping'; did you mean 'EarlyStopping'"),
+        ("trainer.callbacks=[{class_path: Timr}]", "trainer.callbacks: no class 'Timr'; did you mean 'Timer'?"),
+        ("trainer.logger=CSVLoger", "trainer.logger: no class 'CSVLoger'; did you mean 'CSVLogger'?"),
+        ("trainer.strategy.class_path=kd.strategies.ddp.DPP", "trainer.strategy: no class 'kd.strategies.ddp.DPP'"),
     ],
 )
 def test_a_wrong_value_is_reported_before_torch_is_imported(item: str, message: str, recipe: Path) -> None:
@@ -282,6 +292,9 @@ def test_a_wrong_value_is_reported_before_torch_is_imported(item: str, message: 
      "trainer.limit_val_batches=0.5", "trainer.limit_train_batches=1.0", "trainer.limit_val_batches=0",
      "trainer.val_check_interval=0.25", "trainer.devices=[0]", "trainer.devices=-1", "trainer.max_epochs=-1",
      "trainer.strategy=kd.strategies.ddp.DDP", "trainer.strategy=ddp_find_unused_parameters_true",
+     "data.source=ImageFolder", "data.source=kd.data.sources.ImageFolder", "model.task=MultiLabel",
+     "model.distill_losses.kd=DKDLoss", "model.distill_losses.kd=mine.Loss", "model.distill_losses.kd=kd.yaml",
+     "trainer.callbacks+=EarlyStopping", "trainer.logger=[CSVLogger, TensorBoardLogger]", "trainer.logger=true",
      "trainer.devices=1", "optim.kwargs.momentum=0.9", "trainer.devices=0,1"],
 )  # fmt: skip
 def test_a_value_that_may_be_right_is_left_to_the_parser(item: str, recipe: Path) -> None:

@@ -106,7 +106,7 @@ def test_teachers_and_task(config: Path) -> None:
         ("data.check=foo", "data.check: must be "),
         (
             "data.source=Nope",
-            "data.source: no class 'Nope' (ours: Food101, FoodTagCalories, FoodTagMini, HuggingFace, ",
+            "data.source: no class or folder 'Nope' (ours: Food101, FoodTagCalories, FoodTagMini, HuggingFace, ",
         ),
         ("data.source.rot=DIR", "no key 'data.source.rot'"),
         ("model.teacher.cache=foo", "model.teacher.cache: must be "),
