@@ -46,32 +46,18 @@ def run_error(error: BaseException | None) -> RunError | None:
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The end of a message about an unknown word; empty where no known one is near.
-
-    >>> did_you_mean("onx", ["onnx", "hub"])
-    "; did you mean 'onnx'?"
-    """
+    """The end of a message about an unknown word; empty where no known one is near."""
     near = difflib.get_close_matches(word, list(known), 1, cutoff)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says; its kind where it says nothing.
-
-    >>> first_line(KeyError()), first_line(OSError("full\\nsecond line"))
-    ('KeyError', 'full')
-    """
+    """The first line of what an error says; its kind where it says nothing."""
     return (str(error).splitlines() or [""])[0].strip()[:200] or type(error).__name__
 
 
 def reason(error: BaseException) -> str:
-    """Why a run failed, in one line; what libraries say in a paragraph is put into plain words.
-
-    >>> reason(RuntimeError("[gloo/tcp/pair.cc:545] Read error [10.0.0.2]:485: Connection reset by peer. GLHF!"))
-    'lost the connection to another process (killed, or its machine is gone): [10.0.0.2]:485: Connection reset by peer'
-    >>> reason(KeyError("a"))
-    "KeyError: 'a'"
-    """
+    """Why a run failed, in one line; what libraries say in a paragraph is put into plain words."""
     lines = str(error).splitlines() or [""]
     first = lines[0]
     if "in DataLoader worker process" in first:  # its own traceback follows, and the message at the end
@@ -99,11 +85,7 @@ def _of_a_worker_s_pipe(error: BaseException) -> bool:
 
 
 def plain(error: BaseException) -> str:
-    """An error that nobody foresaw, in one line.
-
-    >>> plain(OSError(36, "File name too long", "a" * 300))[:40]
-    'File name too long: aaaaaaaaaaaaaaaaaaaa'
-    """
+    """An error that nobody foresaw, in one line."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename!s:.120}" if error.filename else error.strerror
     return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"

@@ -74,11 +74,7 @@ class GivenOptim(OptimSpec):
 
 
 def as_optim(given: "OptimSpec | Mapping[str, Any] | Parameters | None") -> OptimSpec:
-    """What the Python classes take as ``optim``.
-
-    >>> as_optim({"name": "sgd", "lr": 0.1}).lr
-    0.1
-    """
+    """What the Python classes take as ``optim``."""
     if given is None or isinstance(given, OptimSpec):
         return given or OptimSpec()
     if isinstance(given, Mapping):
@@ -136,11 +132,6 @@ def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:
 
     Source: linear for SGD, Goyal et al., arXiv 1706.02677; the square root for adaptive optimizers, Malladi et al.,
     arXiv 2205.10287.
-
-    >>> scaled_to_batch(OptimSpec("adamw", lr=1e-3, lr_batch=256), 1024).lr
-    0.002
-    >>> scaled_to_batch(OptimSpec("sgd", lr=1e-3, lr_batch=256), 1024).lr
-    0.004
     """
     if spec.lr_batch is None:
         return spec
@@ -227,11 +218,6 @@ def steps_done(global_step: int, by_epochs: int, total_by_epochs: float, max_ste
 
     A run that is bounded by epochs counts the share of their samples that it has seen, whatever the batches were; one
     that is bounded by ``max_steps`` counts steps.
-
-    >>> steps_done(12, 6, 12, -1)  # half of the samples in batches of half the size
-    6
-    >>> steps_done(12, 6, 100, 20)
-    12
     """
     if max_steps < 0:
         return by_epochs
@@ -242,19 +228,12 @@ def short_window(batches: float, accumulate: int, batch_idx: int) -> float:
     """Factor of a batch's loss in an epoch's last accumulation of gradients, which can be shorter than the others.
 
     The trainer divides every loss by ``accumulate``; a shorter last window then made a smaller step.
-
-    >>> [short_window(6, 4, b) for b in range(6)]
-    [1.0, 1.0, 1.0, 1.0, 2.0, 2.0]
     """
     return accumulate / min(accumulate, batches - (batch_idx - batch_idx % accumulate))
 
 
 def warmup_cosine(step: int, warmup_steps: int, total_steps: float, min_ratio: float) -> float:
-    """Factor of the learning rate at ``step`` (from 0): linear warm-up, then a cosine down to ``min_ratio``.
-
-    >>> [round(warmup_cosine(s, 2, 6, 0.0), 3) for s in range(7)]
-    [0.5, 1.0, 1.0, 0.854, 0.5, 0.146, 0.0]
-    """
+    """Factor of the learning rate at ``step`` (from 0): linear warm-up, then a cosine down to ``min_ratio``."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
@@ -262,11 +241,7 @@ def warmup_cosine(step: int, warmup_steps: int, total_steps: float, min_ratio: f
 
 
 def warmup_then_steps(step: int, warmup_steps: int, milestones: Sequence[float]) -> float:
-    """Factor of the learning rate at ``step`` (from 0): linear warm-up, then a tenth at each of ``milestones`` (steps).
-
-    >>> [round(warmup_then_steps(s, 2, [3, 5]), 3) for s in range(7)]
-    [0.5, 1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
-    """
+    """Factor of the learning rate at ``step`` (from 0): linear warm-up, then a tenth at each milestone (a step)."""
     return (step + 1) / warmup_steps if step < warmup_steps else 0.1 ** bisect_right(milestones, step)
 
 

@@ -50,11 +50,7 @@ ACTIONS = {
 
 
 def phase_of(action: str) -> str | None:
-    """The phase that a Lightning action belongs to.
-
-    >>> phase_of("[Strategy]SingleDeviceStrategy.backward")
-    'backward'
-    """
+    """The phase that a Lightning action belongs to."""
     owner, _, name = action.rpartition(".")
     if name == "training_step" and not owner.startswith("[Strategy]"):
         return None

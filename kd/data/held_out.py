@@ -10,9 +10,6 @@ def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
     """Numbers of the held-out training pictures, ascending: ``fraction`` of each class, at least one of two or more.
 
     Pictures of several labels, with masks or without labels are drawn from all of them alike.
-
-    >>> held_out([0] * 10 + [1] * 10, 0.1, seed=0).shape
-    (2,)
     """
     rng = np.random.default_rng([seed, 2])
     classes: dict[Hashable, list[int]] = {}

@@ -15,11 +15,7 @@ from kd.storage.decoding import MAX_PIXELS, frame
 
 
 def height_width(img_size: int | Sequence[int]) -> tuple[int, int]:
-    """A side, or height and width -> ``(height, width)``.
-
-    >>> height_width(224), height_width([168, 224])
-    ((224, 224), (168, 224))
-    """
+    """A side, or height and width -> ``(height, width)``."""
     return (img_size, img_size) if isinstance(img_size, int) else (int(img_size[0]), int(img_size[1]))
 
 

@@ -56,20 +56,12 @@ class StepTimes:
     num_workers: int  # loader processes; with none, loading and computing take turns
 
     def step_ms(self, teacher: bool) -> float:
-        """A step with or without the teacher's forward.
-
-        >>> StepTimes(60, 40, 100, num_workers=2).step_ms(teacher=False)
-        50.0
-        """
+        """A step with or without the teacher's forward."""
         compute = self.student_ms + (self.teacher_ms if teacher else 0)
         return max(compute, self.loading_ms / self.num_workers) if self.num_workers else compute + self.loading_ms
 
     def gain(self, epochs: int, views: int, filled: float = 0.0) -> float:
-        """How many times as fast a run is with a cache, of which a share ``filled`` is there already.
-
-        >>> round(StepTimes(60, 40, 0, num_workers=1).gain(epochs=8, views=2), 2)
-        1.82
-        """
+        """How many times as fast a run is with a cache, of which a share ``filled`` is there already."""
         live, cached = self.step_ms(True), self.step_ms(False)
         computed = min(epochs, views) * (1 - filled)
         return epochs * live / (computed * live + (epochs - computed) * cached)

@@ -110,11 +110,7 @@ def _check_types(env: Mapping[str, str], from_file: Mapping[str, Any], train: li
 
 
 def has_gpus(instance_type: str) -> bool | None:
-    """Whether an instance of AWS has NVIDIA GPUs, by its family; None for what is no such name.
-
-    >>> has_gpus("ml.p4d.24xlarge"), has_gpus("g5.xlarge"), has_gpus("ml.c5.18xlarge"), has_gpus("local")
-    (True, True, False, None)
-    """
+    """Whether an instance of AWS has NVIDIA GPUs, by its family; None for what is no such name."""
     size = r"(?:\d*x?large|medium|small|micro|nano|metal[\w-]*)"
     match = re.fullmatch(rf"(?:ml\.)?([a-z]+)\d[\w-]*\.{size}", instance_type)
     return match[1] in ("p", "g", "gr") if match else None

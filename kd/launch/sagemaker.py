@@ -48,11 +48,7 @@ def container(env: Mapping[str, str] = os.environ) -> Container | None:
 
 
 def _as_text(value: object) -> str:
-    """A hyperparameter as on a command line: SageMaker keeps text, which its SDK writes as JSON.
-
-    >>> _as_text("0.1"), _as_text(0.1), _as_text('"tiny"'), _as_text("tiny"), _as_text({"a": True})
-    ('0.1', '0.1', 'tiny', 'tiny', '{"a": true}')
-    """
+    """A hyperparameter as on a command line: SageMaker keeps text, which its SDK writes as JSON."""
     if not isinstance(value, str):
         return json.dumps(value)
     with suppress(ValueError):
@@ -64,9 +60,6 @@ def _as_text(value: object) -> str:
 def folder_of(value: str, env: Mapping[str, str] = os.environ) -> str:
     """The folder of ``channel:NAME`` or ``channel:NAME/PART``: a data root by its name in the job's request. Any other
     value stays as it is.
-
-    >>> folder_of("channel:train/photos", {"SM_CHANNEL_TRAIN": "/data"})
-    '/data/photos'
     """
     if not value.startswith(CHANNEL):
         return value

@@ -199,11 +199,7 @@ def _names_in(content: object) -> list[str]:
 
 
 def _name_list(value: object) -> list[str]:
-    """The names of a mapping from or to numbers, or of a list; otherwise none.
-
-    >>> _name_list({"bread": 1, "apple": 0}), _name_list({"1": "bread", "0": "apple"}), _name_list([3, 4])
-    (['apple', 'bread'], ['apple', 'bread'], [])
-    """
+    """The names of a mapping from or to numbers, or of a list; otherwise none."""
     if isinstance(value, Mapping) and value:
         if all(type(v) is int for v in value.values()):
             value = sorted(value, key=value.get)  # type: ignore[arg-type]

@@ -34,11 +34,7 @@ class MonitorCommand:
 
 
 def parse(text: str) -> MonitorCommand:
-    """The words of the file, with spaces or lines between them.
-
-    >>> parse("off health=10")
-    MonitorCommand(on=False, interval_s=None, health=10, kernels=None, nvtx=None)
-    """
+    """The words of the file, with spaces or lines between them."""
     found: dict[str, Any] = {}
     for word in text.lower().split():
         key, _, value = word.partition("=")

@@ -134,11 +134,6 @@ def _innermost(ranges: list[tuple[float, float, str]], starts: list[float], at: 
 
 
 def group_of(operation: str) -> str:
-    """``aten::addmm`` -> ``GEMM``.
-
-    >>> group_of("aten::_scaled_dot_product_flash_attention"), group_of("aten::gelu")
-    ('attention', 'other')
-    """
     name = operation.lower()
     return next((group for group, words in GROUPS.items() if any(word in name for word in words)), "other")
 

@@ -9,11 +9,7 @@ COSTS = ("params", "step_ms_median", "peak_memory_mb", "wall_s", "latency_ms")
 
 
 def less_is_better(metric: str) -> bool:
-    """Whether a smaller value is the better one.
-
-    >>> less_is_better("feature_loss"), less_is_better("acc1"), less_is_better("latency_ms")
-    (True, False, True)
-    """
+    """Whether a smaller value is the better one."""
     return metric.endswith("_loss") or metric in COSTS or in_units(metric)
 
 
@@ -23,13 +19,7 @@ def in_units(metric: str) -> bool:
 
 
 def format_metric(metric: str, value: float) -> str:
-    """A value for people: shares in per cent, losses, ranks and errors in units as they are.
-
-    >>> format_metric("knn1", 0.341), format_metric("feature_loss", 0.56), format_metric("rankme", 84.21)
-    ('34.1%', '0.5600', '84.2')
-    >>> format_metric("mae_calories", 41.234), format_metric("r2", 0.9)
-    ('41.23', '0.900')
-    """
+    """A value for people: shares in per cent, losses, ranks and errors in units as they are."""
     if _kind(metric) == "r2":
         return f"{value:.3f}"
     if in_units(metric):
@@ -40,11 +30,7 @@ def format_metric(metric: str, value: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds for people; empty where they are not known.
-
-    >>> duration(80.0), duration(600.0), duration(9000.0)
-    ('80.0 s', '10.0 min', '2.50 h')
-    """
+    """Seconds for people; empty where they are not known."""
     if seconds is None:
         return ""
     if seconds < 120:
@@ -53,11 +39,7 @@ def duration(seconds: float | None) -> str:
 
 
 def short(value: float | None) -> str:
-    """Four digits of a number; empty where it is not known.
-
-    >>> short(0.00123456), short(12345.6), short(None)
-    ('0.001235', '12,346', '')
-    """
+    """Four digits of a number; empty where it is not known."""
     if value is None or not math.isfinite(value):
         return ""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -53,11 +53,7 @@ def price_of(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]
 
 
 def input_machines(prices: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Those of the table that could make batches: ``price`` of an hour and ``vcpus``, by name.
-
-    >>> input_machines({"gpu": {"on_demand": 37.688}, "cpu": {"on_demand": 3.672, "spot": 1.5, "vcpus": 72}})
-    {'cpu': {'price': 3.672, 'vcpus': 72}, 'cpu:spot': {'price': 1.5, 'vcpus': 72}}
-    """
+    """Those of the table that could make batches: ``price`` of an hour and ``vcpus``, by name."""
     return {
         f"{name}{':spot' * (kind == 'spot')}": {"price": price, "vcpus": kinds["vcpus"]}
         for name, kinds in prices.items() if kinds.get("vcpus")

@@ -181,11 +181,7 @@ def _number(text: str | float | None) -> float | None:
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """The ``q``-th percentile (0 to 100), linear between neighbours; ``nan`` of nothing.
-
-    >>> percentile([1, 2, 3, 4], 50)
-    2.5
-    """
+    """The ``q``-th percentile (0 to 100), linear between neighbours; ``nan`` of nothing."""
     if not values:
         return math.nan
     ordered = sorted(values)

@@ -52,11 +52,7 @@ ALWAYS = ("MaxInitializationTime", "StalledTraining", "TeacherNearChance", "Clas
 
 
 def thresholds_of(rule: str) -> dict[str, float]:
-    """What of a rule can be set, with its default.
-
-    >>> thresholds_of("Overtraining")
-    {'patience': 10, 'delta': 0.001}
-    """
+    """What of a rule can be set, with its default."""
     found = {name: p.default for name, p in inspect.signature(RULES[rule]).parameters.items() if name not in READ}
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
@@ -71,11 +67,6 @@ def findings_of(facts: Facts, limits: Sequence[Limit]) -> list[Finding]:
 
 
 def by_rule(thresholds: Thresholds) -> dict[str, dict[str, float]]:
-    """Thresholds by rule and argument.
-
-    >>> by_rule({"Overfit.drop": 0.1, "Overfit": {"patience": 5}})
-    {'Overfit': {'drop': 0.1, 'patience': 5}}
-    """
     found: dict[str, dict[str, float]] = {}
     for key, value in thresholds.items():
         rule, _, name = key.partition(".")

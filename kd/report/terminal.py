@@ -64,11 +64,6 @@ def print_side_by_side(results: list[dict[str, Any]], pairs: list[tuple[int, int
 
 
 def _paired(first: str, other: str, pair: tuple[int, int], pictures: int) -> str:
-    """How sure the difference is.
-
-    >>> _paired("a", "b", (2, 6), 100)
-    'a alone is right on 2 of 100 pictures, b alone on 6: +4.0 ± 2.8 points (standard error, paired by picture)'
-    """
     mine, others = pair
     gap = (others - mine) / pictures
     error = (((mine + others) / pictures - gap**2) / pictures) ** 0.5
@@ -77,11 +72,7 @@ def _paired(first: str, other: str, pair: tuple[int, int], pictures: int) -> str
 
 
 def _short(names: list[str]) -> list[str]:
-    """Names without the folders that all of them share.
-
-    >>> _short(["runs/food/000", "runs/food/001"]), _short(["a/best", "b/best"])
-    (['000', '001'], ['a/best', 'b/best'])
-    """
+    """Names without the folders that all of them share."""
     parts = [Path(name).parts for name in names]
     while all(len(part) > 1 for part in parts) and len({part[0] for part in parts}) == 1:
         parts = [part[1:] for part in parts]

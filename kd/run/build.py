@@ -71,9 +71,6 @@ def made(kind: object, value: object, key: str) -> object:
     Raises:
         UserError: a value of another type.
         kd.run.checks.Unbuilt: a class that refuses its arguments.
-
-    >>> made(int | tuple[int, int], [24, 32], "data.img_size"), made(float | None, 1, "data.source.cache_gb")
-    ((24, 32), 1.0)
     """
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     plain = [one for one in kinds if isinstance(one, type) and get_origin(one) is None and one is not Any]

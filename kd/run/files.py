@@ -68,11 +68,7 @@ def structure(text: str) -> list[Any] | dict[Any, Any] | None:
 
 
 def leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
-    """All values of nested dicts and lists with their dotted keys; a list's items have its own key.
-
-    >>> list(leaves({"a": {"b": 1, "c": [2, {"d": 3}]}}))
-    [('a.b', 1), ('a.c', 2), ('a.c.d', 3)]
-    """
+    """All values of nested dicts and lists with their dotted keys; a list's items have its own key."""
     if isinstance(tree, dict) and tree:
         for key, value in tree.items():
             yield from leaves(value, f"{path}.{key}" if path else str(key))
@@ -84,11 +80,6 @@ def leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def flatten(tree: object, prefix: str = "") -> dict[str, Any]:
-    """Nested dicts -> ``{"a.b.c": value}``.
-
-    >>> flatten({"a": {"b": 1}, "c": [2]})
-    {'a.b': 1, 'c': [2]}
-    """
     if not isinstance(tree, dict) or not tree:
         return {prefix: tree}
     flat: dict[str, Any] = {}

@@ -69,11 +69,7 @@ def _definition(name: str) -> ast.ClassDef | ast.FunctionDef | None:
 
 
 def arguments(name: str) -> dict[str, Key]:
-    """What a class or function of ours takes, by name.
-
-    >>> arguments("KDLoss")["temperature"].type
-    'float'
-    """
+    """What a class or function of ours takes, by name."""
     node = _definition(name)
     if node is None:
         return {}
@@ -199,11 +195,7 @@ def of_recipe(content: dict[str, Any]) -> tuple[dict[str, Key], set[str]]:
 
 
 def merged(contents: list[dict[str, Any]], overrides: dict[str, Any]) -> dict[str, Any]:
-    """What files and overrides say together, as far as it decides which classes there are.
-
-    >>> merged([{"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}], {"a.d": 4})
-    {'a': {'b': 3, 'c': 2, 'd': 4}}
-    """
+    """What files and overrides say together, as far as it decides which classes there are."""
     whole: dict[str, Any] = {}
     for content in contents:
         _merge(whole, content)

@@ -15,11 +15,7 @@ PROTOCOLS = {
 
 
 def one_line(message: str, known: list[str]) -> str:
-    """jsonargparse's message, which can be a paragraph, in one line that starts with the key.
-
-    >>> one_line('Parser key "optim.lr":\\n  Expected a <class \\'float\\'>. Got value: abc', [])
-    "optim.lr: must be a number, got 'abc'"
-    """
+    """jsonargparse's message, which can be a paragraph, in one line that starts with the key."""
     text = " ".join(message.split())
     unknown = re.search(r"unrecognized arguments: --([\w.+-]+)|^Option '([\w.]+)' is not accepted", text, re.I)
     group = re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", text)

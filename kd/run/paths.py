@@ -18,11 +18,7 @@ OF_A_FOLDER = ("Pictures", "SegmentationFolder")  # a recipe's source that stays
 
 
 def source_items(item: str, contents: Iterable[dict[Any, Any]]) -> list[str]:
-    """``data.source=FILE.csv`` and ``data.source=DIR`` as a class and its argument; any other item as it is.
-
-    >>> source_items("data.source=s3://food/train.csv", [])
-    ['data.source=Manifest', 'data.source.train=s3://food/train.csv']
-    """
+    """``data.source=FILE.csv`` and ``data.source=DIR`` as a class and its argument; any other item as it is."""
     key, _, path = item.partition("=")
     if key != SOURCE or path.startswith("{") or path in keys.subclasses("Source"):
         return [item]

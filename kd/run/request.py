@@ -179,11 +179,7 @@ def _put(tree: dict[str, Any], key: str, value: object) -> None:
 
 
 def _entries_whole(overrides: list[str], contents: Iterable[dict[Any, Any]]) -> list[str]:
-    """``model.taps.NAME.student=X model.taps.NAME.teacher=Y`` makes one entry where no file has one of that name.
-
-    >>> _entries_whole(["model.taps.at.student=a", "seed=1", "model.taps.at.teacher=b"], [])
-    ['model.taps.at={"student": "a", "teacher": "b"}', 'seed=1']
-    """
+    """``model.taps.NAME.student=X model.taps.NAME.teacher=Y`` makes one entry where no file has one of that name."""
     there = {item.split("=")[0] for item in overrides}
     for model, kind in ((c.get("model") or {}, kind) for c in contents for kind in ENTRIES):
         there |= {f"model.{kind}.{name}" for name in model.get(kind) or {}}
@@ -221,11 +217,7 @@ def _as_tree(item: str) -> dict[str, Any]:
 
 
 def translate(argv: Sequence[str]) -> Request:
-    """Sorts a command line: ``key=value``, ``--key=value`` and ``--key value`` mean the same, in any order.
-
-    >>> translate(["trainer.max_epochs=3", "--seed", "1", "recipe=foodtag_vit"]).overrides
-    ['trainer.max_epochs=3', 'seed=1']
-    """
+    """Sorts a command line: ``key=value``, ``--key=value`` and ``--key value`` mean the same, in any order."""
     request, items = Request(), list(argv)
     while items:
         item = items.pop(0)

@@ -105,11 +105,6 @@ def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> li
 
     The last part decides, whole or by its words (``mixup_alpha``): an accepted key that ends in it, a synonym, or
     else one that is spelt alike. The words before it choose between those found (a student's key for a student's).
-
-    >>> suggest("lr", ["optim.lr", "seed", "optim.lr_batch"])
-    ['optim.lr']
-    >>> suggest("model.student.drop_path_rate", [])
-    ['model.student.kwargs.drop_path_rate']
     """
     known, loss = list(accepted), next(iter(losses), "kd")
     ends: dict[str, list[str]] = {}
@@ -136,22 +131,14 @@ def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> li
 
 
 def _runs(name: str) -> list[str]:
-    """Runs of a name's words, the longest first, the last ones before the first ones.
-
-    >>> _runs("base_lr")
-    ['base_lr', 'lr', 'base']
-    """
+    """Runs of a name's words, the longest first, the last ones before the first ones."""
     words = name.split("_")
     spans = [(i, i + size) for size in range(len(words), 0, -1) for i in range(len(words) - size, -1, -1)]
     return ["_".join(words[i:j]) for i, j in spans]
 
 
 def hint(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> str:
-    """The suggestion as the end of a message.
-
-    >>> hint("data.source.root", ["data.source.root"])
-    ': the data.source of this recipe has none; data.source=ImageFolder data.source.root=DIR reads a folder'
-    """
+    """The suggestion as the end of a message."""
     if key == "data.source.root":
         return ": the data.source of this recipe has none; data.source=ImageFolder data.source.root=DIR reads a folder"
     return did_you_mean(suggest(key, accepted, losses)) or " (kd-train --keys)"

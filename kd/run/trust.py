@@ -87,20 +87,12 @@ def trusted_class(name: str, trusted: list[str]) -> type | None:
 
 
 def importable(trusted: Iterable[str]) -> list[str]:
-    """The packages that settings may name classes of.
-
-    >>> importable(["mine.nets.Tiny", "/data/food"])[-1]
-    'mine'
-    """
+    """The packages that settings may name classes of."""
     return [*PACKAGES, *{name.split(".")[0] for name in trusted if NAMED.fullmatch(f"{name}.x")}]
 
 
 def refused(name: str) -> str:
-    """Why a class can't be named.
-
-    >>> refused("mine.nets.Tiny").partition("; ")[2]
-    'if you trust it: trust=mine.nets, or --trust'
-    """
+    """Why a class can't be named."""
     return f"names {name}, code outside {', '.join(PACKAGES[:-1])}{_remedy(name)}"
 
 

@@ -105,11 +105,7 @@ def _shown(value: object) -> str:
 
 
 def meant_by(key: str, value: object, losses: Iterable[str] = ()) -> str:
-    """The setting that other programs' users mean by a value; or an empty text.
-
-    >>> meant_by("optim", "SGD"), meant_by("monitor", "val/acc1"), meant_by("trainer.logger", "wandb")
-    ('optim.name=sgd', 'checkpoint.monitor=val/acc1', 'trainer.logger=WandbLogger')
-    """
+    """The setting that other programs' users mean by a value; or an empty text."""
     if not isinstance(value, str) or value.endswith(SETTINGS):
         return ""
     if key == "optim":

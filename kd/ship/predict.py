@@ -153,11 +153,6 @@ Rows = Iterator[dict[str, Any]]
 
 
 def _columns(row: dict[str, Any]) -> dict[str, object]:
-    """A row of a table.
-
-    >>> _columns({"file": "a.jpg", "labels": [{"label": "pie", "p": 0.9}], "facts": {"kcal": {"of_label": 300.0}}})
-    {'file': 'a.jpg', 'label_1': 'pie', 'p_1': 0.9, 'kcal_of_label': 300.0}
-    """
     found = {"file": row["file"], **row.get("numbers", {})}
     for rank, label in enumerate(row.get("labels", []), 1):
         found |= {f"label_{rank}": label["label"], f"p_{rank}": label["p"]}

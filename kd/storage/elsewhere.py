@@ -42,11 +42,6 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def yaml_of(text: str, loader: type[yaml.SafeLoader] = Loader) -> Any:
-    """What a YAML text holds.
-
-    >>> yaml_of("{a: [1, x]}")
-    {'a': [1, 'x']}
-    """
     try:
         return yaml.load(text, loader)
     except (yaml.YAMLError, RecursionError) as error:  # a ValueError: thousands of digits
@@ -77,11 +72,7 @@ def number_of(text: str) -> float:
 
 
 def plain_name(name: str, where: str) -> str:
-    """The name of a run's folder, as a file or a bucket says it.
-
-    >>> plain_name("003", "latest")
-    '003'
-    """
+    """The name of a run's folder, as a file or a bucket says it."""
     if not NAME.fullmatch(name):
         raise UserError(f"{where}: must name a run's folder (letters, digits, . + - _), got '{name[:80]}'")
     return name

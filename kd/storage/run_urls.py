@@ -19,11 +19,7 @@ TAGS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "cr
 
 
 def on_disk(place: str) -> Path:
-    """Where ``runs_dir`` or a run's folder lies on this machine: a URL has its folder in the cache.
-
-    >>> on_disk("runs/food").as_posix()
-    'runs/food'
-    """
+    """Where ``runs_dir`` or a run's folder lies on this machine: a URL has its folder in the cache."""
     if not is_url(place):
         return Path(place)
     return inside(cache_dir() / "runs", place.rstrip("/").replace("://", "/"), "runs_dir")

@@ -101,20 +101,12 @@ FeatureCodec = HalfFeature | Int8Feature
 
 
 def relative_error(there: Tensor, exact: Tensor) -> float:
-    """``|there - exact| / |exact|`` over all values.
-
-    >>> relative_error(torch.tensor([1.0, 1.0]), torch.tensor([1.0, 0.0]))
-    1.0
-    """
+    """``|there - exact| / |exact|`` over all values."""
     return float(((there - exact).double().norm() / exact.double().norm().clamp_min(1e-30)).item())
 
 
 def worst_error(there: Tensor, exact: Tensor) -> float:
-    """The largest :func:`relative_error` of one picture, the first axis.
-
-    >>> worst_error(torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
-    1.0
-    """
+    """The largest :func:`relative_error` of one picture, the first axis."""
     return max(relative_error(a, b) for a, b in zip(there, exact, strict=True))
 
 

@@ -45,13 +45,6 @@ class Machines:
 
 
 def read_machines(key: str, text: str) -> Machines:
-    """``4xml.p4d.24xlarge``, ``ml.g5.xlarge``, ``2xA100:8``.
-
-    >>> read_machines("instances", "4xA100:8")
-    Machines(count=4, type='A100:8')
-    >>> read_machines("instances", "ml.g5.xlarge").count
-    1
-    """
     match = re.fullmatch(r"(?:(\d+)x)?([A-Za-z][\w.:+-]*)", text)
     if not match or int(match[1] or 1) < 1:
         raise UserError(f"{key}: must be a number of machines and their type (4xml.p4d.24xlarge, 2xA100:8, 1xcpu:16), "

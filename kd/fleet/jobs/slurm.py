@@ -134,11 +134,6 @@ def _state(job_id: str) -> tuple[str, float | None]:
 
 
 def _hours(text: str) -> float | None:
-    """Of SLURM's ``[DAYS-]HH:MM:SS``.
-
-    >>> _hours("1-12:30:00")
-    36.5
-    """
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
     return 24 * days + hours + minutes / 60 + seconds / 3600 if match else None

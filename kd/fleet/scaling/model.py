@@ -49,11 +49,7 @@ class Line:
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> Line:
-    """Least squares through ``(pictures, ms)``; neither part is below 0. Of one batch size all is taken as its own.
-
-    >>> fit_line([(8, 20.0), (16, 30.0)])
-    Line(fixed=10.0, each=1.25)
-    """
+    """Least squares through ``(pictures, ms)``; neither part is below 0. Of one batch size all is taken as its own."""
     x, y = zip(*points, strict=True)
     each, fixed = linear_regression(x, y) if len({*x}) > 1 else (mean(y) / mean(x), 0.0)
     if each < 0:
@@ -104,11 +100,7 @@ def fit_talk(points: Sequence[tuple[float, float, float]]) -> Talk:
 
 
 def serial_part(times: Sequence[tuple[int, float]]) -> float:
-    """Amdahl's serial part of ``(processes, ms)`` at one global batch; the first is of one process.
-
-    >>> round(serial_part([(1, 100.0), (2, 55.0), (4, 32.5)]), 3)
-    0.1
-    """
+    """Amdahl's serial part of ``(processes, ms)`` at one global batch; the first is of one process."""
     alone = next(ms for n, ms in times if n == 1)
     rows = [(1 - 1 / n, ms / alone - 1 / n) for n, ms in times if n > 1]
     return min(1.0, max(0.0, sum(a * b for a, b in rows) / sum(a * a for a, _ in rows)))

@@ -48,13 +48,7 @@ class Space:
 
 
 def parse(key: str, text: object) -> Space:
-    """A space from the command line or from YAML.
-
-    >>> parse("optim.lr", "log:1e-5..1e-3")
-    Space(key='optim.lr', choices=None, low=1e-05, high=0.001, log=True)
-    >>> parse("data.batch_size", "[16, 32]").choices
-    (16, 32)
-    """
+    """A space from the command line or from YAML."""
     wrong = f"search.{key}: {FORMS}; got {text if isinstance(text, str) else json.dumps(text)}"
     try:
         value = yaml_of(text) if isinstance(text, str) else text
@@ -88,11 +82,6 @@ def _number(text: str) -> str | int | float:
 
 
 def item(key: str, value: object) -> str:
-    """``key=value`` for ``kd-train``.
-
-    >>> item("optim.lr", 1e-5), item("data.size", [1, 2]), item("a", "B")
-    ('optim.lr=1.0e-05', 'data.size=[1, 2]', 'a=B')
-    """
     if isinstance(value, float):
         mantissa, e, exponent = repr(value).partition("e")
         return f"{key}={mantissa if '.' in mantissa or not e else mantissa + '.0'}{e}{exponent}"
@@ -100,20 +89,11 @@ def item(key: str, value: object) -> str:
 
 
 def short(value: object) -> str:
-    """A value for people: four digits.
-
-    >>> short(0.00123456), short("KDLoss"), short(True)
-    ('0.001235', 'KDLoss', 'True')
-    """
+    """A value for people: four digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people.
-
-    >>> duration(80), duration(600), duration(7200)
-    ('80 s', '10 min', '2.0 h')
-    """
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

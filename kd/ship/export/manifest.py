@@ -19,11 +19,7 @@ Layout = Literal["nhwc", "nchw"]
 
 
 def as_lines(names: Iterable[str]) -> str:
-    """Class names, one a line whatever they hold: the line is the class id.
-
-    >>> as_lines(["bread", "two\\nlines"])
-    'bread\\ntwo lines\\n'
-    """
+    """Class names, one a line whatever they hold: the line is the class id."""
     return "".join(f"{' '.join(name.split())}\n" for name in names)
 
 

@@ -1,0 +1,29 @@
+"""Helpers that are pure functions, one call each."""
+
+from kd.fleet.tuning.space import duration, item, parse, short
+
+
+def test_parse() -> None:
+    assert (
+        repr(parse("optim.lr", "log:1e-5..1e-3"))
+        == "Space(key='optim.lr', choices=None, low=1e-05, high=0.001, log=True)"
+    )
+    assert parse("data.batch_size", "[16, 32]").choices == (16, 32)
+
+
+def test_item() -> None:
+    assert item("optim.lr", 1e-05) == "optim.lr=1.0e-05"
+    assert item("data.size", [1, 2]) == "data.size=[1, 2]"
+    assert item("a", "B") == "a=B"
+
+
+def test_short() -> None:
+    assert short(0.00123456) == "0.001235"
+    assert short("KDLoss") == "KDLoss"
+    assert short(True) == "True"
+
+
+def test_duration() -> None:
+    assert duration(80) == "80 s"
+    assert duration(600) == "10 min"
+    assert duration(7200) == "2.0 h"
