@@ -337,6 +337,23 @@ def test_several_students_come_out_as_each_alone_and_run_the_teacher_once(
 
 
 @torch.no_grad()
+def test_a_fit_is_the_ridge_regression_drawn_to_its_start() -> None:
+    """300 inputs: their products are computed in parts."""
+    generator = torch.Generator().manual_seed(0)
+    x, y, start = (torch.randn(*shape, generator=generator) for shape in ((2, 400, 300), (2, 400, 5), (5, 300)))
+    shares = torch.linspace(0.5, 1.5, 400)
+    linear = torch.nn.Linear(300, 5)
+    fit(linear, x, y, start, shares, ridge=0.1)
+    share = (shares / shares.mean()).repeat(2)[:, None].double()
+    x, y = (t.flatten(0, 1).double() for t in (x, y))
+    x, y = (t - (share * t).mean(0) for t in (x, y))
+    gram = (share * x).T @ x / len(x)
+    damped = gram + 0.1 * gram.diagonal().mean() * torch.eye(300)
+    expected = start + torch.linalg.solve(damped, (share * x).T @ (y - x @ start.double().T) / len(x)).T
+    torch.testing.assert_close(linear.weight.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
 def test_a_token_with_a_share_counts_as_so_many_rows() -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(40, 4, 6, generator=generator), torch.randn(40, 4, 3, generator=generator)

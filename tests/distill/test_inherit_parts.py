@@ -129,6 +129,7 @@ def test_the_teacher_is_measured_once_for_each_patch_grid() -> None:
         streams, block = measured.streams, measured.block(1, vit(16))
         measured.see_as(vit(24), (32, 32))
         assert measured.streams is streams and measured.block(1, vit(24)) is block
+        assert measured.projection(vit(16)) is measured.projection(vit(16, depth=1)) is not measured.projection(vit(24))
         measured.see_as(vit(16, patch_size=16), (32, 32))
     assert measured.streams is not streams and measured.streams[0].shape[1] == 5
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -56,17 +56,24 @@ class BlockActivations:
     hidden: list[Tensor]  # what the MLP's first layers give
     middle: Tensor  # the stream between attention and MLP, as the teacher's norms see it
     after: Tensor  # the stream that the student's should equal after the block, likewise
+    known: dict[object, Tensor] = field(default_factory=dict)  # what several students read
+
+    def once(self, key: object, make: Callable[[], Tensor]) -> Tensor:
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
 
     @classmethod
     def of(cls, block: Any, before: Tensor, after: Tensor, kept: Tensor) -> "BlockActivations":
         """Runs a block on what the norms see of the stream before it; ``after``: what the student's should equal."""
         first = [getattr(block.mlp, name) for name, _ in FIRST_LAYERS[type(block.mlp)]]
-        with _caught(block.attn.qkv, block.attn.proj, block.mlp.fc2, *first) as seen:
+        layers = [block.attn.qkv, block.attn.proj, block.mlp.fc2, *first]
+        with _caught(*layers) as seen:
             middle = before + block.drop_path1(block.ls1(block.attn(block.norm1(before))))
             if centres(block.norm1):
                 middle = middle - middle.mean(-1, keepdim=True)
             block.mlp(block.norm2(middle))
-        (_, qkv), (heads, _), (units, _), *hidden = [tuple(x[:, kept] for x in pair) for pair in seen]
+        (_, qkv), (heads, _), (units, _), *hidden = [tuple(x[:, kept] for x in seen[layer]) for layer in layers]
         return cls(block, qkv, heads, units, [out for _, out in hidden], middle[:, kept], after[:, kept])
 
 
@@ -79,37 +86,37 @@ def inherit_block(
     """
     teacher = found.block
     write = projection @ (_gamma(teacher.ls1)[:, None] * teacher.attn.proj.weight)
-    write = _fit_qkv(block, teacher, stream, found.qkv, found.heads, projection, write, shares)
-    with _caught(block.attn.proj) as seen:
-        block.attn(block.norm1(stream))
-    fit(block.attn.proj, seen[0][0], found.middle @ projection.T - stream, write, shares)
-    stream = stream + block.ls1(block.attn(block.norm1(stream)))
+    write = _fit_qkv(block, found, stream, projection, write, shares)
+    heads = _input_of(block.attn, "proj", block.norm1(stream))
+    middle = found.once(("middle", id(projection)), lambda: found.middle @ projection.T)
+    fit(block.attn.proj, heads, middle - stream, write, shares)
+    stream = stream + block.ls1(block.attn.proj(heads))
 
     write = projection @ (_gamma(teacher.ls2)[:, None] * teacher.mlp.fc2.weight)
     count = found.units.shape[-1]
-    units = _best(found.units, write, count, block.mlp.fc2.in_features, 1, shares)
+    units = _best(found, "units", write, count, block.mlp.fc2.in_features, shares)
     for (name, parts), out in zip(FIRST_LAYERS[type(teacher.mlp)], found.hidden, strict=True):
         rows = torch.cat([units + part * count for part in range(parts)])
         start = _folded(getattr(teacher.mlp, name), teacher.norm2, projection, rows)
         fit(getattr(block.mlp, name), block.norm2(stream), out[..., rows], start, shares)
-    with _caught(block.mlp.fc2) as seen:
-        block.mlp(block.norm2(stream))
-    fit(block.mlp.fc2, seen[0][0], found.after @ projection.T - stream, write[:, units], shares)
-    return stream + block.ls2(block.mlp(block.norm2(stream)))
+    hidden = _input_of(block.mlp, "fc2", block.norm2(stream))
+    after = found.once(("after", id(projection)), lambda: found.after @ projection.T)
+    fit(block.mlp.fc2, hidden, after - stream, write[:, units], shares)
+    return stream + block.ls2(block.mlp.fc2(hidden))
 
 
 def _fit_qkv(
-    block: Any, teacher: Any, stream: Tensor, qkv: Tensor, out: Tensor, projection: Tensor, write: Tensor,
-    shares: Tensor | None,
-) -> Tensor:  # fmt: skip
+    block: Any, found: BlockActivations, stream: Tensor, projection: Tensor, write: Tensor, shares: Tensor | None
+) -> Tensor:
     """Fits queries, keys and values; returns what to start the projection behind them from."""
+    teacher, qkv = found.block, found.qkv
     small, big = block.attn, teacher.attn
     everything = _folded(big.qkv, teacher.norm1, projection, torch.arange(len(big.qkv.weight)))
     if small.head_dim != big.head_dim:
-        found = head_map(qkv, out, write, (small.num_heads, big.num_heads), (small.head_dim, big.head_dim))
-        fit(small.qkv, block.norm1(stream), qkv @ found.qkv.T, found.qkv @ everything, shares)
-        return found.write
-    columns = _best(out, write, big.num_heads, small.num_heads, big.head_dim, shares)
+        heads = head_map(qkv, found.heads, write, (small.num_heads, big.num_heads), (small.head_dim, big.head_dim))
+        fit(small.qkv, block.norm1(stream), qkv @ heads.qkv.T, heads.qkv @ everything, shares)
+        return heads.write
+    columns = _best(found, "heads", write, big.num_heads, small.num_heads, shares)
     rows = torch.cat([columns + part * big.num_heads * big.head_dim for part in range(3)])
     fit(small.qkv, block.norm1(stream), qkv[..., rows], everything[rows], shares)
     for norm in ("q_norm", "k_norm"):
@@ -139,13 +146,19 @@ def _folded(linear: nn.Linear, norm: Any, projection: Tensor, rows: Tensor) -> T
     return scale * (linear.weight[rows] * gain) @ projection.T
 
 
-def _best(activations: Tensor, write: Tensor, groups: int, keep: int, size: int, shares: Tensor | None) -> Tensor:
+def _best(found: BlockActivations, name: str, write: Tensor, groups: int, keep: int, shares: Tensor | None) -> Tensor:
     """Input columns of the ``keep`` groups (heads, or units of size 1) that write most into the stream, in order."""
-    x, _, share = _centred(activations, shares)
+    size = write.shape[1] // groups
+
+    def moment() -> Tensor:
+        x, _, share = _centred(getattr(found, name), shares)
+        return (share * x.square()).mean(0) if size == 1 else (share * x).T @ x / len(x)
+
+    seen = found.once((name, shares is None), moment)
     if size == 1:
-        power = (share * x.square()).mean(0) * write.square().sum(0)
+        power = seen * write.square().sum(0)
     else:
-        gram = write.T @ write * ((share * x).T @ x / len(x))
+        gram = write.T @ write * seen
         power = torch.stack([gram[g : g + size, g : g + size].sum() for g in range(0, groups * size, size)])
     chosen = power.topk(keep).indices.sort().values
     return (chosen[:, None] * size + torch.arange(size)).flatten()
@@ -170,14 +183,24 @@ def fit(
     x, mean_x, share = _centred(inputs, shares, linear.bias is not None)
     y, mean_y, _ = _centred(outputs, shares, linear.bias is not None)
     weighted = x if shares is None else share * x
-    gram = (weighted.T @ x / len(x)).double()
-    mean = gram.diagonal().mean().clamp(min=1e-12)  # all units may be dead
-    damping = ridge * mean * torch.eye(len(gram), dtype=torch.float64)
-    missing = (weighted.T @ (y - x @ start.T) / len(x)).double()
-    weight = start + torch.linalg.solve(gram + damping, missing).T.float()
+    gram = _symmetric(weighted, x) / len(x)
+    missing = weighted.T @ y / len(x) - gram @ start.T
+    damped = gram.double()
+    damped.diagonal().add_(ridge * damped.diagonal().mean().clamp(min=1e-12))  # all units may be dead
+    weight = start + torch.cholesky_solve(missing.double(), torch.linalg.cholesky_ex(damped).L).T.float()
     linear.weight.copy_(weight)
     if linear.bias is not None:
         linear.bias.copy_(mean_y - weight @ mean_x)
+
+
+def _symmetric(a: Tensor, b: Tensor) -> Tensor:
+    """``a.T @ b`` where that is symmetric: of large ones the upper part is copied."""
+    half = a.shape[1] // 2
+    if half < 128:
+        return a.T @ b
+    lower = a[:, half:].T @ b[:, :half]
+    left, right = _symmetric(a[:, :half], b[:, :half]), _symmetric(a[:, half:], b[:, half:])
+    return torch.cat([torch.cat([left, lower.T], 1), torch.cat([lower, right], 1)])
 
 
 def fit_projection(projection: Projection, inputs: Tensor, outputs: Tensor) -> None:
@@ -197,18 +220,25 @@ def fit_projection(projection: Projection, inputs: Tensor, outputs: Tensor) -> N
         layer.bias.copy_(linear.bias)
 
 
+def _input_of(module: nn.Module, last: str, x: Tensor) -> Tensor:
+    """What a module's last layer reads when the module runs."""
+    layer = getattr(module, last)
+    setattr(module, last, nn.Identity())
+    try:
+        return module(x)
+    finally:
+        setattr(module, last, layer)
+
+
 @contextmanager
-def _caught(*layers: nn.Module) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Input and output of each layer's next forward, in the order given."""
-    seen: list[tuple[Tensor, Tensor]] = [(torch.empty(0), torch.empty(0))] * len(layers)
+def _caught(*layers: nn.Module) -> Iterator[dict[nn.Module, tuple[Tensor, Tensor]]]:
+    """Input and output of each layer's next forward."""
+    seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 
-    def note(i: int) -> Callable[..., None]:
-        def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            seen[i] = (inputs[0], output)
+    def note(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        seen[layer] = inputs[0], output
 
-        return hook
-
-    hooks = [layer.register_forward_hook(note(i)) for i, layer in enumerate(layers)]
+    hooks = [layer.register_forward_hook(note) for layer in layers]
     try:
         yield seen
     finally:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from kd.distill.inherit.layers import BlockActivations
-from kd.distill.inherit.pair import ViT, kept_tokens
-from kd.distill.inherit.stream import embedded_as, moment_of, teacher_streams
+from kd.distill.inherit.pair import ViT, centres, inherits_head, kept_tokens
+from kd.distill.inherit.stream import embedded_as, moment_of, projection_of, teacher_streams
 from kd.models.preprocess import Images, Preprocess
 
 
@@ -35,7 +35,15 @@ class MeasuredTeacher:
         images = Preprocess(size, self.prepare.mean, self.prepare.std)(self.pictures)
         self.streams = teacher_streams(self.model, embedded_as(student, self.model, images))
         self.moment = moment_of(self.streams, int(self.model.cls_token is not None))
-        self._grid, self._block = grid, None
+        self._grid, self._block, self._projections = grid, None, dict[object, Tensor]()
+
+    def projection(self, student: ViT) -> Tensor:
+        """How the stream maps onto a student's, :func:`projection_of`; one for all students of a width."""
+        reader = self.model if inherits_head(student, self.model) else None
+        key = student.embed_dim, centres(student.blocks[0].norm1), reader is None
+        if key not in self._projections:
+            self._projections[key] = projection_of(self.moment, self.streams[-1], student, reader)
+        return self._projections[key]
 
     def block(self, number: int, student: ViT) -> BlockActivations:
         """One block's activations; the last one is kept, so students go through the blocks together."""

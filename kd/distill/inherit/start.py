@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from kd.distill.inherit.layers import fit, inherit_block, inherit_embedding, inherit_head
 from kd.distill.inherit.measured import MeasuredTeacher, grid_of
 from kd.distill.inherit.pair import ViT, check_copy, check_pair, copy_is_possible, inherits_head
-from kd.distill.inherit.stream import chosen_blocks, projection_of, reset_norms, shown
+from kd.distill.inherit.stream import chosen_blocks, reset_norms, shown
 from kd.models.preprocess import Images, Preprocess
 from kd.models.segmenter import DenseModel
 
@@ -56,8 +56,7 @@ class _Fit:
     def begin(self) -> None:
         student, measured = self.student, self.measured
         measured.see_as(student, self.prepare.size)
-        reader = measured.model if inherits_head(student, measured.model) else None
-        self.projection = projection_of(measured.moment, measured.streams[-1], student, reader)
+        self.projection = measured.projection(student)
         reset_norms(student)
         inherit_embedding(student, measured.model, self.projection, self.prepare, measured.prepare)
         self.stream = student._pos_embed(student.patch_embed(self.prepare(measured.pictures)))

@@ -85,7 +85,7 @@ def sections(found: Mapping[str, Any]) -> list[dict[str, Any] | None]:
         {"kind": "verdict", "bound": "size", "text": headline(found), "others": _how(found, given)},
         _trained(found),
         {"kind": "points", "title": f"{found['metric']} {when} over latency ({given})", "points": points,
-         "log": False, "labels": None, "x_name": "ms", "y_name": found["metric"],
+         "log": True, "labels": None, "x_name": "ms", "y_name": found["metric"],
          "note": "Held-out training pictures, which the teacher may have been trained on: to compare sizes by."}
         if points else None,
         {"kind": "table", "title": "Candidates", "columns": columns, "rows": rows},
