@@ -1,11 +1,12 @@
 """Do scores before training rank the sizes of students? Spearman's rank correlation with what training makes of them.
 
     python scripts/bench/size.py recipe=grocery_vit data.source.root=DIR model.teacher.checkpoint=TEACHER \
-        [candidates=12] [steps=60] [epochs=5] [together=4]
+        [candidates=12] [sizes=w192d12h3,...] [steps=60] [epochs=5] [together=4]
 
 Each size is scored right after inheriting and after a short distillation, as ``kd-size`` does on held-out training
 pictures, then trained with the recipe for some epochs from a fresh start, and validated. Printed: all figures, rho of
-both scores with the result, and how much worse the size with the best score is than the best in hindsight.
+both scores with the result, and how much worse the size with the best score is than the best in hindsight. ``sizes=``
+takes these of the grid, beside the recipe's own student, instead of the default ones.
 """
 
 import re
@@ -20,6 +21,8 @@ from torchmetrics.functional import spearman_corrcoef
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import kd
+from kd.fleet.sizing import search
+from kd.fleet.sizing.candidates import candidates
 
 OWN = {"candidates": 12, "steps": 60, "epochs": 5, "together": 4}
 
@@ -28,8 +31,12 @@ def main(words: list[str]) -> None:
     """Runs the comparison for a recipe and prints it as Markdown."""
     given = dict(word.split("=", 1) for word in words)
     own = {key: int(given.pop(key, default)) for key, default in OWN.items()}
-    recipe, runs = given.pop("recipe"), tempfile.mkdtemp(prefix="kd-bench-")
-    settings = {**given, "runs_dir": f"{runs}/runs"}
+    recipe, named = given.pop("recipe"), given.pop("sizes", "")
+    if named:
+        search.candidates = lambda *words: [
+            one for one in candidates(*words[:4], 1000) if one.own or one.name in named.split(",")
+        ]
+    settings = {"runs_dir": tempfile.mkdtemp(prefix="kd-bench-") + "/runs", **given}
     start = time.process_time()
     rows, _ = kd.size(recipe, {**settings, "candidates": own["candidates"], "steps": own["steps"]})
     searched = time.process_time() - start
