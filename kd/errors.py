@@ -3,8 +3,10 @@
 import difflib
 import re
 import signal
+import sys
 import traceback
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 
 class UserError(ValueError):
@@ -49,6 +51,12 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """The end of a message about an unknown word; empty where no known one is near."""
     near = difflib.get_close_matches(word, list(known), 1, cutoff)
     return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def needs_extra(extra: str) -> str:
+    python, here = Path(sys.executable), Path.cwd()  # "pip" alone may be another Python's
+    shown = python.relative_to(here) if python.is_relative_to(here) else python
+    return f"needs the extra {extra}: {shown} -m pip install 'kd-train[{extra}]'"
 
 
 def first_line(error: BaseException) -> str:

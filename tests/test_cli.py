@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from kd.cli import train_main
-from kd.errors import UserError
+from kd.errors import UserError, needs_extra
 from kd.run.files import flatten
 from kd.run.parser import KDCLI
 from kd.run.paths import find, names
@@ -199,6 +199,14 @@ WRONG = [
     ("data.source=Manifest", "data.source: needs train"),
     ("model.ema_decay=2", "model.ema_decay: must be > 0 and < 1, got 2"),
 ]
+
+
+def test_a_missing_extra_is_installed_for_this_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``pip`` alone may belong to another Python: the README's environment need not be active."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python3"))
+    assert needs_extra("tune").endswith(f": {tmp_path}/.venv/bin/python3 -m pip install 'kd-train[tune]'")
+    monkeypatch.chdir(tmp_path)
+    assert needs_extra("tune") == "needs the extra tune: .venv/bin/python3 -m pip install 'kd-train[tune]'"
 
 
 @pytest.mark.parametrize(("item", "message"), WRONG, ids=[item for item, _ in WRONG])

@@ -61,7 +61,7 @@ class Whole(v2.Transform):
         height, width = flat_inputs[0].shape[-2:]
         return {"top": 0, "left": 0, "height": height, "width": width}
 
-    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+    def transform(self, inpt: Tensor, params: dict[str, Any]) -> Tensor:
         """A picture of the size."""
         return tvf.resize(inpt, self.size, antialias=True)
 
@@ -78,7 +78,7 @@ class Shift(v2.Transform):
         top, left = torch.randint(2 * self.pad + 1, (2,)).tolist()
         return {"top": top, "left": left}
 
-    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+    def transform(self, inpt: Tensor, params: dict[str, Any]) -> Tensor:
         """A picture of the same size."""
         return tvf.crop(tvf.pad(inpt, [self.pad]), params["top"], params["left"], *inpt.shape[-2:])
 

@@ -42,8 +42,8 @@ def fit_new_classifier(student: Student, sample: Sample | None) -> str:
     if student.average is not None:
         student.average.set(student.model)
     return (
-        f"student: its new classifier begins as a ridge regression of {len(labels)} training pictures' features, right "
-        f"on {right:.1%} of them left out one by one"
+        f"student: the new classifier starts as a ridge regression on the features of {len(labels)} training pictures "
+        f"(leave-one-out accuracy {right:.1%})"
     )
 
 

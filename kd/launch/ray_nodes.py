@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO
 
-from kd.errors import RunError, Stopped, UserError
+from kd.errors import RunError, Stopped, UserError, needs_extra
 from kd.launch.child import die_with_parent
 from kd.launch.cluster import Cluster
 
@@ -82,7 +82,7 @@ class _Node:
 
 def _start(*arguments: str, role: str) -> _Node:
     if importlib.util.find_spec("ray") is None:
-        raise UserError("machines that prepare data need the extra ray: pip install 'kd-train[ray]'")
+        raise UserError(f"machines that prepare data: {needs_extra('ray')}")
     log = tempfile.TemporaryFile()  # noqa: SIM115 (closed at the node's end)
     process = subprocess.Popen(
         [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats",

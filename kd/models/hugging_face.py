@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from kd.errors import UserError
+from kd.errors import UserError, needs_extra
 from kd.models.arguments import architecture_alone
 from kd.models.own import OwnModel, Size
 from kd.models.preprocess import Preprocess
@@ -193,7 +193,7 @@ def _transformers() -> ModuleType:
     try:
         import transformers
     except ImportError as error:
-        raise UserError("HuggingFace needs the extra hf: pip install 'kd-train[hf]'") from error
+        raise UserError(f"HuggingFace {needs_extra('hf')}") from error
     return transformers
 
 

@@ -12,7 +12,7 @@ from pytorch_lightning import Trainer
 from tqdm import tqdm
 
 from kd.callbacks.run_folder import RunFolder
-from kd.errors import UserError
+from kd.errors import UserError, needs_extra
 from kd.monitor.numbers import GAUGES, Numbers, Outlet
 from kd.report.step_facts import mean
 
@@ -42,7 +42,7 @@ class CloudWatch(Outlet):
             from botocore.config import Config
             from botocore.exceptions import BotoCoreError
         except ImportError as error:
-            raise UserError("monitor.cloudwatch: needs the extra aws (boto3)") from error
+            raise UserError(f"monitor.cloudwatch: {needs_extra('aws')}") from error
         config = Config(connect_timeout=5, read_timeout=5, retries={"max_attempts": 2})
         try:
             self._client = boto3.client("cloudwatch", config=config)

@@ -11,7 +11,7 @@ from pytorch_lightning import Trainer
 from tqdm import tqdm
 
 from kd.callbacks.run_folder import RunFolder
-from kd.errors import UserError
+from kd.errors import UserError, needs_extra
 from kd.monitor.numbers import GAUGES, Gauge, Numbers, Outlet
 
 TIMEOUT_S = 5  # of one sending; a collector that is gone holds the run's end up for no longer
@@ -39,7 +39,7 @@ class Otlp(Outlet):
             from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
             from opentelemetry.sdk.resources import Resource
         except ImportError as error:
-            raise UserError("monitor.otlp: needs the extra otel (opentelemetry-sdk and its OTLP exporter)") from error
+            raise UserError(f"monitor.otlp: {needs_extra('otel')}") from error
         assert self.folder.path is not None
         run, host = self.folder.path, socket.gethostname()
         of = {"service.name": "kd", "kd.recipe": run.parent.name, "kd.run": run.name, "host.name": host}

@@ -5,7 +5,7 @@ from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 
-from kd.errors import UserError
+from kd.errors import UserError, needs_extra
 from kd.monitor.numbers import GAUGES, Numbers, Outlet
 
 
@@ -21,7 +21,7 @@ class Prometheus(Outlet):
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError as error:
-            raise UserError("monitor.prometheus_port: needs the extra prometheus (prometheus-client)") from error
+            raise UserError(f"monitor.prometheus_port: {needs_extra('prometheus')}") from error
         registry = CollectorRegistry()
         registry.register(self)
         try:

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kd.errors import UserError
+from kd.errors import UserError, needs_extra
 from kd.report.records import Run, Writer
 
 TITLE = "GPU time of each rank in the profiled window (%)"
@@ -31,7 +31,7 @@ def rank_shares(files: dict[int, str]) -> list[dict[str, float]]:
     try:
         from hta.trace_analysis import TraceAnalysis
     except ImportError as error:
-        raise UserError("--traces: needs the extra traces (HolisticTraceAnalysis)") from error
+        raise UserError(f"--traces: {needs_extra('traces')}") from error
     logging.getLogger("hta").setLevel(logging.ERROR)
     try:
         analysis = TraceAnalysis(trace_files=files)

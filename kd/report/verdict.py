@@ -60,7 +60,7 @@ def verdict_of(facts: Facts, found: Sequence[Limit]) -> dict[str, Any]:
     """The headline of a run's limits; of fewer than :data:`FEWEST` steps nothing is said."""
     phases = {name: round(ms, 3) for name, ms in facts.phases.items() if name in PHASES}
     if not found or facts.steps_counted < FEWEST:
-        text = f"too few steps were recorded to tell ({facts.steps_counted} of {FEWEST})"
+        text = f"too few steps were recorded to find the limit of the speed ({facts.steps_counted} of {FEWEST})"
         return {"bound": "none", "text": text, "lever": "", "predicted_speedup": None, "phases_ms": phases}
     first, *others = found
     return {

@@ -45,7 +45,7 @@ def _say_data(cli: KDCLI, say: Callable[..., None]) -> None:
         f"{f'{len(info.classes)} classes' if info.classes else 'no labels'}{left_out}{said(cli.datamodule.left_out)}"
     )
     if cli.datamodule.holds_out:
-        say(f"      {info.val} of its training pictures are held out for validation: it has none (data.val_fraction)")
+        say(f"      no validation pictures found: {info.val} training pictures are held out (data.val_fraction)")
     shared = cli.datamodule.splits.shared
     if shared:
         held_out, trained = map(printable, shared[0])
@@ -55,11 +55,11 @@ def _say_data(cli: KDCLI, say: Callable[..., None]) -> None:
         beside = "no task loss (beside labelled ones: data.unlabeled_ratio)"
         say(f"      training on the unlabelled pictures alone: {beside}")
     if info.labels and not cli.model.task.labels:
-        say("      the labels are not looked at: the student has no classifier (model.student.head=false)")
+        say("      the labels are not used: the student has no classifier (model.student.head=false)")
     limits = {name: getattr(cli.trainer, name) for name in ("limit_train_batches", "limit_val_batches")}
     short = [f"trainer.{name}={limit}" for name, limit in limits.items() if limit != 1.0 or isinstance(limit, int)]
     if short:
-        say(f"      an epoch uses some of them: {', '.join(short)}")
+        say(f"      an epoch uses some of these pictures: {', '.join(short)}")
 
 
 def _all_done(cli: KDCLI) -> str:

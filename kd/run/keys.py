@@ -62,7 +62,7 @@ def _parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
-def _definition(name: str) -> ast.ClassDef | ast.FunctionDef | None:
+def definition(name: str) -> ast.ClassDef | ast.FunctionDef | None:
     tree = _parsed(_files()[name][0]) if name in _files() else None
     nodes = [node for node in (tree.body if tree else []) if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
     return next((node for node in nodes if node.name == name), None)
@@ -70,7 +70,7 @@ def _definition(name: str) -> ast.ClassDef | ast.FunctionDef | None:
 
 def arguments(name: str) -> dict[str, Key]:
     """What a class or function of ours takes, by name."""
-    node = _definition(name)
+    node = definition(name)
     if node is None:
         return {}
     texts = _texts(ast.get_docstring(node) or "")
@@ -165,13 +165,9 @@ def _group(group: str, name: str) -> dict[str, Key]:
     return found
 
 
-def is_ours(name: str) -> bool:
-    return name in _files()
-
-
 def subclasses(*bases: str) -> dict[str, str]:
     names = [name for name in _files() if not name.startswith("_") and name not in bases and _is_below(name, bases)]
-    return {name: (ast.get_docstring(_definition(name) or ast.Module([], [])) or "").split("\n")[0] for name in names}
+    return {name: (ast.get_docstring(definition(name) or ast.Module([], [])) or "").split("\n")[0] for name in names}
 
 
 def _is_below(name: str, bases: tuple[str, ...]) -> bool:

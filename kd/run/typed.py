@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError
-from kd.run.keys import CLASSES, Key, is_ours, members, plain, subclasses
+from kd.run.keys import CLASSES, Key, definition, members, plain, subclasses
 from kd.run.settings import Like, Range
 from kd.run.suggest import near, nearest
 
@@ -122,11 +122,6 @@ def meant_by(key: str, value: object, losses: Iterable[str] = ()) -> str:
 
 
 def no_class(key: str, given: str) -> str:
-    """The message for a class that was not found.
-
-    >>> no_class("data.source", "ImageFoldr")
-    "no class or folder 'ImageFoldr'; did you mean 'ImageFolder'?"
-    """
     known = _class_names(key)
     ours = any(part[:-1] in key for part in CLASSES)
     listed = f"ours: {', '.join(known)}; others by their class path" if ours else "a class path: package.Class"
@@ -155,7 +150,7 @@ def _unknown_class(key: str, value: object) -> str:
             continue
         name, known = given.rpartition(".")[2], _class_names(key)
         loaded = any(isinstance(vars(module).get(name), type) for module in [*sys.modules.values()] if module)
-        if not (name in known or loaded or (is_ours(name) if name != given else not known)):
+        if not (name in known or loaded or (definition(name) if name != given else not known)):
             return no_class(key, given)
     return ""
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
-from kd.errors import UserError, first_line
+from kd.errors import UserError, first_line, needs_extra
 from kd.storage.elsewhere import inside
 
 TRIES = 6
@@ -43,11 +43,11 @@ def file_system(url: str, key: str = "data.source.root") -> tuple[Any, str]:
         if "::" in url or url.startswith("reference:"):  # URLs in URLs, and lists of them with templates that are run
             raise UserError(f"{key}: must be the URL of one place, got {url}")
     except ImportError as error:
-        raise UserError(f"{key}: {url} needs the extra stream: pip install 'kd-train[stream]'") from error
+        raise UserError(f"{key}: {url} {needs_extra('stream')}") from error
     try:
         return fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
-        raise UserError(f"{key}: {url}: {error}; pip install 'kd-train[stream]' has s3") from error
+        raise UserError(f"{key}: {url}: {error}; s3 {needs_extra('stream')}") from error
 
 
 def tried(attempt: Callable[[], Given], what: str) -> Given:

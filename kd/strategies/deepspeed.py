@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from kd.distill.students import Students
-from kd.errors import RunError, UserError
+from kd.errors import RunError, UserError, needs_extra
 
 if TYPE_CHECKING:
     import deepspeed
@@ -59,7 +59,7 @@ class DeepSpeed(DDPStrategy):
         timeout: timedelta | None = default_pg_timeout,
     ) -> None:
         if find_spec("deepspeed") is None:
-            raise UserError("trainer.strategy: DeepSpeed needs the extra deepspeed: pip install 'kd-train[deepspeed]'")
+            raise UserError(f"trainer.strategy: DeepSpeed {needs_extra('deepspeed')}")
         super().__init__(process_group_backend=process_group_backend, timeout=timeout)
         self.stage, self._zero = stage, zero or {}
         self._trained: list[list[nn.Parameter]] = []

@@ -335,7 +335,7 @@ def test_a_part_of_train_is_held_out_where_there_is_no_val(
     assert train_main([f"recipe={recipe}", f"data.source.root={root}", "trainer.max_epochs=1"]) == 0
     out = capsys.readouterr().out
     assert "36 training and 4 validation pictures, 4 classes; left out: 1 of .heic" in out
-    assert "4 of its training pictures are held out for validation: it has none (data.val_fraction)" in out
+    assert "no validation pictures found: 4 training pictures are held out (data.val_fraction)" in out
     with pytest.raises(UserError, match="there is no folder .*/valid"):
         DistillationDataModule(ImageFolder(str(root), val="valid")).prepare_data()
 

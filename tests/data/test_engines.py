@@ -12,6 +12,7 @@ from PIL import Image
 from kd.cli import train_main
 from kd.data import DistillationDataModule
 from kd.data.sources import ImageFolder
+from kd.errors import needs_extra
 from kd.run.settings import Augment
 from tests._helpers import draw_folder
 from tests._runs import run
@@ -68,7 +69,7 @@ def test_a_missing_dali_is_one_line(recipe: Path, capsys: pytest.CaptureFixture[
     if importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali"):
         pytest.skip("DALI is installed")
     assert train_main([f"recipe={recipe}", "data.engine=dali"]) == 2
-    assert "data.engine: dali needs the extra dali: pip install 'kd-train[dali]'" in capsys.readouterr().err
+    assert f"data.engine: dali {needs_extra('dali')}" in capsys.readouterr().err
 
 
 def test_rand_augment_stays_with_torch(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

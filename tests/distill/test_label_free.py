@@ -126,7 +126,10 @@ def test_labels_on_top(made: Path, pictures: Path, capsys: pytest.CaptureFixture
     assert main("train", items) == 0
     said = capsys.readouterr().out
     assert "has no classifier: its backbone is taken, the classifier is new" in said
-    assert "student: its new classifier begins as a ridge regression of 48 training pictures' features, right" in said
+    assert (
+        "student: the new classifier starts as a ridge regression on the features of 48 training pictures (leave"
+        in said
+    )
     assert main("train", [*items, "model.student.freeze=backbone", "model.student.kwargs.drop_path_rate=0.5"]) == 0
     before = load_file(folder(made) / "student.safetensors")
     tuned, probed = (load_file(made / "runs" / "tiny" / f"{i:03d}" / "student.safetensors") for i in (1, 2))

@@ -269,7 +269,7 @@ def test_of_few_steps_nothing_is_said() -> None:
     run.totals[0]["steps"] = 19
     found = Explained(run).verdict
     assert found["bound"] == "none"
-    assert found["text"] == "too few steps were recorded to tell (19 of 20)"
+    assert found["text"] == "too few steps were recorded to find the limit of the speed (19 of 20)"
     assert not found.get("others")
     run.samples["n"] = [{"t": 0.0, "cpu": [10.0] * 8, "thread_wait": [90.0]}]
     assert not Explained(run).findings

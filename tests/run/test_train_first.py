@@ -141,7 +141,7 @@ def test_photos_fine_tunes_a_backbone_and_distils_it(
     ]  # fmt: skip
     assert train_main([*items, f"model.teacher.backbone={tmp_path / 'backbone.safetensors'}"]) == 0
     out = capfd.readouterr().out
-    assert "its new classifier begins as a ridge regression of 36 training pictures" in out
+    assert "the new classifier starts as a ridge regression on the features of 36 training pictures" in out
     (teacher,) = (tmp_path / "kd" / "teachers").glob("photos_teacher-*/student.safetensors")
     run = tmp_path / "runs" / "photos" / "000"
     found = yaml.safe_load((run / "config.yaml").read_text())["model"]["teacher"]

@@ -19,7 +19,7 @@ from kd.data.engines.device import Plan, Recipe, check_views
 from kd.data.pictures import MAX_PIXELS, decode, encode_png, plain_jpeg
 from kd.data.sampler import Key
 from kd.data.sources import Source
-from kd.errors import UserError
+from kd.errors import UserError, needs_extra
 from kd.machine import cores
 from kd.run.settings import Augment
 
@@ -33,7 +33,7 @@ def check(augment: Augment, source: Source) -> None:
     try:
         import nvidia.dali  # noqa: F401
     except ImportError as error:
-        raise UserError(f"data.engine: dali needs the extra dali: pip install 'kd-train[dali]' ({error})") from error
+        raise UserError(f"data.engine: dali {needs_extra('dali')} ({error})") from error
 
 
 @dataclass

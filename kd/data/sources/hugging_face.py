@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kd.data.pictures import open_regular
 from kd.data.sources.base import Source, Split
 from kd.data.sources.files import UNLABELLED
-from kd.errors import UserError, first_line
+from kd.errors import UserError, first_line, needs_extra
 
 if TYPE_CHECKING:
     import datasets
@@ -39,7 +39,7 @@ class HuggingFace(Source):
         try:
             import datasets
         except ImportError as error:
-            raise UserError("data.source: HuggingFace needs the extra hf: pip install 'kd-train[hf]'") from error
+            raise UserError(f"data.source: HuggingFace {needs_extra('hf')}") from error
         image, label = self.columns
         try:
             data = datasets.load_dataset(self.path, split=self.splits.get(split, split))

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 from kd.data.batch import Batch
 from kd.data.sampler import Key
 from kd.data.tier.schedule import DEPTH, MB, Made, MakerEnded, Work, device_of_a_maker
-from kd.errors import RunError, UserError, first_line, plain
+from kd.errors import RunError, UserError, first_line, needs_extra, plain
 from kd.machine import cores, last_line, own_folder, signals_kept
 from kd.run.settings import TierSpec
 
@@ -35,7 +35,7 @@ def _ray() -> ModuleType:
         import ray
         import ray.exceptions
     except ImportError as error:
-        raise UserError(f"data.engine: ray needs the extra ray: pip install 'kd-train[ray]' ({error})") from error
+        raise UserError(f"data.engine: ray {needs_extra('ray')} ({error})") from error
     return ray
 
 

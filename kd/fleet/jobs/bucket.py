@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from kd.errors import UserError, first_line
+from kd.errors import UserError, first_line, needs_extra
 from kd.fleet.jobs.job import Job
 
 
@@ -23,7 +23,7 @@ def download(url: str, into: Path) -> Path:
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
-        raise UserError("fetching from a bucket needs fsspec: pip install 'kd-train[stream]'") from error
+        raise UserError(f"fetching from a bucket {needs_extra('stream')}") from error
     part = into.with_name(f".{into.name}.part")
     try:
         files, path = url_to_fs(url)

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kd.errors import UserError, did_you_mean
+from kd.errors import UserError, did_you_mean, needs_extra
 from kd.fleet.jobs.bucket import bucket_url
 from kd.fleet.jobs.channels import Channel, channels, network
 from kd.fleet.jobs.job import Job, Machines
@@ -229,7 +229,7 @@ def _import(name: str) -> ModuleType:
     try:
         return import_module(name)
     except ImportError as error:
-        raise UserError("sagemaker: needs boto3: pip install 'kd-train[aws]'") from error
+        raise UserError(f"sagemaker: {needs_extra('aws')}") from error
 
 
 def aws_session() -> "Session":

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kd.callbacks.shared_preflight import FOLDER
-from kd.errors import UserError, first_line
+from kd.errors import UserError, first_line, needs_extra
 from kd.fleet.tuning.places import LOST, RUNNER, Place, Share
 from kd.launch.child import start_kd_train
 from kd.machine import cores, last_line, own_folder, signals_kept
@@ -103,7 +103,7 @@ class RayPlace:
 def joined(share: Share, accelerator: str) -> Iterator[list[Place]]:
     """Joins the cluster (``RAY_ADDRESS``, or the one of this machine), or starts Ray on this machine alone."""
     if "ray" not in globals():
-        raise UserError("jobs: ray needs the extra ray: pip install 'kd-train[ray]'")
+        raise UserError(f"jobs: ray {needs_extra('ray')}")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     own = own_folder()
     try:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from kd.errors import UserError
+from kd.errors import UserError, needs_extra
 from kd.fleet.tuning.space import SearchSpace
 
 try:
@@ -14,7 +14,7 @@ try:
     from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
     from optuna.trial import FrozenTrial, Trial, TrialState
 except ImportError as error:
-    raise UserError(f"searching needs the extra tune: pip install 'kd-train[tune]' ({error})") from error
+    raise UserError(f"searching {needs_extra('tune')} ({error})") from error
 
 JOURNAL = "journal.log"
 Finished = Literal["complete", "pruned", "failed"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from kd.errors import UserError
+from kd.errors import UserError, needs_extra
 from kd.ship.export.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -80,4 +80,4 @@ def need(module: str, extra: str, what: str) -> ModuleType:
     try:
         return import_module(module)
     except ImportError as error:
-        raise UserError(f"{what}: needs the extra '{extra}': pip install 'kd-train[{extra}]'") from error
+        raise UserError(f"{what}: {needs_extra(extra)}") from error

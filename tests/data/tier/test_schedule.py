@@ -8,6 +8,7 @@ import pytest
 from kd.cli import main
 from kd.data.tier.schedule import DEPTH, Machine, Made, Scheduler, Stream
 from kd.data.tier.schedule import Worker as TierMaker
+from kd.errors import needs_extra
 from kd.run.settings import TierSpec
 
 
@@ -152,7 +153,7 @@ def test_a_batch_over_which_makers_end_is_to_blame_and_a_machine_on_which_all_en
         ),
         (["data.engine=ray", "data.tier.label=data"], "data.tier.label: must be NAME=VALUE, got 'data'"),
         (["data.engine=ray", "data.tier.queue_mb=0"], "data.tier.queue_mb: must be >= 1, got 0"),
-        (["config=remote_data"], "data.engine: ray needs the extra ray: pip install 'kd-train[ray]'"),
+        (["config=remote_data"], f"data.engine: ray {needs_extra('ray')}"),
     ],
 )
 def test_mistakes_are_told_in_a_line(

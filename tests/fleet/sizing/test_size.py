@@ -181,7 +181,7 @@ def test_wrong_use_is_one_line_and_writes_nothing(
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "openvino", None)
-    with pytest.raises(kd.errors.UserError, match="runtime=openvino: needs the extra 'openvino'"):
+    with pytest.raises(kd.errors.UserError, match="runtime=openvino: needs the extra openvino"):
         plan(translate(["recipe=x", "runtime=openvino"]))
 
 

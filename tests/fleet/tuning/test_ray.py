@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("optuna")
 
 from kd.cli import main
+from kd.errors import needs_extra
 from tests._helpers import ROOT
 from tests._runs import disturb
 from tests._searches import of, trial_processes, trials
@@ -26,7 +27,7 @@ def test_without_ray_one_line_names_the_extra(
     monkeypatch.delitem(sys.modules, "kd.fleet.tuning.ray_cluster", raising=False)
     items = [f"recipe={recipe}", "search.optim.lr=0..1"]
     assert main("tune", [*items, "jobs=ray"]) == 2
-    assert "kd-tune: jobs: ray needs the extra ray: pip install 'kd-train[ray]'" in capsys.readouterr().err
+    assert f"kd-tune: jobs: ray {needs_extra('ray')}" in capsys.readouterr().err
     assert main("tune", [*items, "jobs=2", "cores=1"]) == 2
     assert "cores: is a trial's share of a cluster (jobs=ray)" in capsys.readouterr().err
     assert not (recipe.parent / "runs").exists()

@@ -22,6 +22,7 @@ import yaml
 pytest.importorskip("optuna")
 
 from kd.cli import main, train_main
+from kd.errors import needs_extra
 from kd.fleet.tuning.places import deal
 from kd.fleet.tuning.plan import _objective
 from kd.fleet.tuning.results import Confirmation
@@ -285,7 +286,7 @@ def test_without_optuna_one_line_names_the_extra(
     monkeypatch.setitem(sys.modules, "optuna", None)
     monkeypatch.delitem(sys.modules, "kd.fleet.tuning.study")
     assert main("tune", [f"recipe={recipe}", "search.optim.lr=0..1"]) == 2
-    assert "kd-tune: searching needs the extra tune: pip install 'kd-train[tune]'" in capsys.readouterr().err
+    assert f"kd-tune: searching {needs_extra('tune')}" in capsys.readouterr().err
     assert not (recipe.parent / "runs").exists()
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from timm.models import register_model
 
 from kd.cli import main
+from kd.errors import needs_extra
 from kd.run.run import Run
 from kd.ship.export.formats import find_format
 from tests._helpers import ARCH, CLASSES, draw_folder, save_teacher, write_recipe
@@ -176,6 +177,4 @@ def test_a_missing_extra_is_named(finished: Path) -> None:
 
     done = subprocess.run([sys.executable, "-c", code, str(finished), "to=onnx"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.strip().splitlines()[-1] == (
-        "kd-export: to=onnx: needs the extra 'export': pip install 'kd-train[export]'"
-    )
+    assert done.stderr.strip().splitlines()[-1] == (f"kd-export: to=onnx: {needs_extra('export')}")
