@@ -6,7 +6,7 @@ import platform
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +27,7 @@ from kd.clock import Clock, StepTimes, annotate, process_start, run_clock
 from kd.data.batch import Batch
 from kd.fit_to_machine.memory import Memory, available_bytes
 from kd.fit_to_machine.precision import bfloat16_time
+from kd.launch.efa import has_efa, nccl_network
 from kd.machine import core_ids, cores
 from kd.models.taps import TRIAL
 from kd.report.facts import Facts
@@ -142,15 +143,8 @@ class Phases(Closing):
 
     _process_is_used = False
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        price_per_hour: float | None = None,
-        nvtx: bool = False,
-        input_machines: dict[str, dict[str, float]] | None = None,
-    ) -> None:
-        self.folder, self.price_per_hour, self.nvtx = folder, price_per_hour, nvtx
-        self.input_machines = input_machines
+    def __init__(self, folder: RunFolder, costs: Mapping[str, Any] | None = None, nvtx: bool = False) -> None:
+        self.folder, self.costs, self.nvtx = folder, costs or {}, nvtx
         self._built = time.time() if Phases._process_is_used else process_start()
         Phases._process_is_used = True
         self.profiler: PhaseProfiler | None = None
@@ -201,8 +195,8 @@ class Phases(Closing):
             "precision": str(trainer.precision),
         }  # fmt: skip
         self.header |= {"bfloat16_time": round(bfloat16_time(), 3)} if run.device.type == "cpu" else {}
-        self.header |= {"price_per_hour": self.price_per_hour} if self.price_per_hour is not None else {}
-        self.header |= {"input_machines": self.input_machines} if self.input_machines else {}
+        self.header |= self.costs
+        self.header |= {"efa_network": nccl_network()} if trainer.num_nodes > 1 and has_efa() else {}
         if self._cuda and run.module.memory is not None:
             available = available_bytes(run.device, trainer.num_devices)
             self.header |= room_for(run.module.memory, data.batch_size, available, trainer.world_size)

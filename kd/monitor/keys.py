@@ -4,6 +4,7 @@ import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pytorch_lightning import Callback
 
@@ -11,6 +12,7 @@ from kd.callbacks.phases import Phases
 from kd.callbacks.preemption import Preemption
 from kd.callbacks.run_folder import RunFolder
 from kd.errors import UserError
+from kd.launch.groups import gpus_of
 from kd.monitor.cloudwatch import CloudWatch
 from kd.monitor.confusion import Confusion
 from kd.monitor.control import Control
@@ -22,7 +24,7 @@ from kd.monitor.prometheus import Prometheus
 from kd.monitor.system import System
 from kd.monitor.tier import TierRecord
 from kd.monitor.watch import Watch
-from kd.report.prices import input_machines, price_of, read_prices
+from kd.report.prices import by_kind, input_machines, price_of, read_prices
 from kd.report.rules import RULES, by_rule, thresholds_of
 from kd.run.settings import MonitorSettings
 
@@ -47,6 +49,17 @@ class MonitorSpec(MonitorSettings):
     def price_table(self) -> dict[str, dict[str, float]]:
         return read_prices(Path(self.prices).expanduser()) if self.prices is not None else {}
 
+    def costs(self) -> dict[str, Any]:
+        """What the records of steps keep of prices."""
+        table = self.price_table()
+        machines = {
+            name: {**machine, "gpus": gpus_of(name.partition(":")[0]) or 0}
+            for name, machine in input_machines(table).items()
+        }
+        prices = by_kind(self.instances or [], table)
+        found = {"price_per_hour": self.price_per_hour, "input_machines": machines, "prices": prices}
+        return {name: value for name, value in found.items() if value not in (None, {})}
+
     def _check_rules(self) -> None:
         for rule, action in (self.actions or {}).items():
             _known(f"monitor.actions.{rule}", rule, list(RULES))
@@ -69,7 +82,7 @@ def monitors(spec: MonitorSpec, folder: RunFolder, preemption: Preemption) -> li
     """The callbacks that observe a run."""
     if not spec.enabled:
         return []
-    phases = Phases(folder, spec.price_per_hour, spec.nvtx, input_machines(spec.price_table()))
+    phases = Phases(folder, spec.costs(), spec.nvtx)
     system = System(folder, spec.interval_s)
     health = Health(folder, spec.health_every, spec.activations)
     kernels = Kernels(folder, spec.kernels_at, spec.kernels_steps, spec.kernels_memory)

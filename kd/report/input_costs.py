@@ -1,12 +1,14 @@
-"""What another input would cost and save, of a run whose GPUs wait for batches that the CPUs can't make in time."""
+"""What a run costs by kind of price; what another input would cost and save where GPUs wait for the CPUs' batches."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from kd.report.facts import Facts
 from kd.report.limits import cores_needed
-from kd.report.loading import machines_needed
+from kd.report.loading import batch_ms, machines_needed
 from kd.report.metric import short
+from kd.report.prices import INSTANCE
 from kd.report.step_facts import part
 
 AT = 0.1  # of the step waits for data
@@ -35,14 +37,48 @@ def cores_wanted(facts: Facts) -> tuple[int, float] | None:
 
 
 def ways(facts: Facts) -> list[Way]:
-    """As it is; views on the device; machines beside, as many as make all batches (a tier makes them all)."""
+    """As it is; views on the device; larger machines; machines beside that make all batches."""
     rest, price = facts.step_ms - facts.phases["data"], facts.price
     found = [Way("as it is", facts.step_ms, price), Way("data.engine=device, or dali", rest, price)]
+    found += _larger(facts, rest)
     for name, machine in (facts.header.get("input_machines") or {}).items():
+        if machine.get("gpus"):
+            continue
         count = machines_needed(facts, rest, machine["vcpus"])
         dearer = None if price is None else price + count * machine["price"]
         found.append(Way(f"data.engine=ray on {count} {name} beside", rest, dearer))
     return found
+
+
+def _larger(facts: Facts, rest: float) -> Iterator[Way]:
+    """Instances of the training machines' family with as many GPUs and more cores, all with loader processes."""
+    known, monitor = facts.header.get("input_machines") or {}, facts.run.config.get("monitor") or {}
+    items = [match for item in monitor.get("instances") or [] if (match := INSTANCE.fullmatch(str(item)))]
+    counts = {f"{match[2]}{':spot' * (match[3] == 'spot')}": int(match[1] or 1) for match in items}
+    own = next((name for name in counts if known.get(name, {}).get("gpus")), None)
+    if own is None:
+        return
+    kinds = {n: (n.rpartition(".")[0], n.endswith(":spot"), machine["gpus"]) for n, machine in known.items()}
+    for name, machine in known.items():
+        if kinds[name] != kinds[own] or machine["vcpus"] <= known[own]["vcpus"]:
+            continue
+        made = facts.processes * (facts.loading_busy * batch_ms(facts) + facts.threads * rest) / machine["vcpus"]
+        dearer = None if facts.price is None else facts.price + counts[own] * (machine["price"] - known[own]["price"])
+        workers = int(machine["vcpus"] // facts.processes) - facts.threads
+        yield Way(f"{name} with data.num_workers={workers}", max(rest, made), dearer)
+
+
+def costs_by_kind(facts: Facts) -> dict[str, Any] | None:
+    """The table of the page: on demand, on spot, and half of the hours on each."""
+    prices = facts.header.get("prices")
+    if not prices:
+        return None
+    seconds = (facts.step_ms, facts.epoch_s, facts.planned_s)  # 1000 steps take as many seconds as one takes ms
+    rows = [[kind, short(hour), *(short(hour * s / 3600 if s else None) for s in seconds)]
+            for kind, hour in prices.items()]  # fmt: skip
+    note = "An interrupted machine repeats what came after the last checkpoint; that is not counted."
+    return {"kind": "table", "title": "Cost by price", "columns": ["", "an hour", "1000 steps", "an epoch", "the run"],
+            "rows": rows, "note": note}  # fmt: skip
 
 
 def input_costs(facts: Facts) -> dict[str, Any] | None:
@@ -52,7 +88,7 @@ def input_costs(facts: Facts) -> dict[str, Any] | None:
         return None
     now, *_ = found = ways(facts)
     rows = [[w.name, round(w.step_ms, 1), short(w.price), short(w.cost), _saved(now, w)] for w in found]
-    note = f"{wanted[0]} cores a GPU needed, {wanted[1]:g} there. Steps but for the first row at best: none waits."
+    note = f"{wanted[0]} cores a GPU needed, {wanted[1]:g} there. The first row is measured, the others are at best."
     if now.price:
         worth = now.price * (now.step_ms / found[1].step_ms - 1)
         note += f" Feeding the GPUs pays while it costs less than {worth:.3g} an hour more."

@@ -180,6 +180,14 @@ def hot_cores(cores: Sequence[Sequence[float]], gpu: Sequence[float] = (), busy:
     )
 
 
+def efa_missing(network: str) -> Finding | None:
+    """``network``: NCCL's name of what it sends over between machines that have EFA."""
+    if network != "Socket":
+        return None
+    text = "the machines have EFA, and NCCL sends over TCP between them (its log: Using network Socket)"
+    return Finding("EfaMissing", text, "an image with AWS's plugin aws-ofi-nccl (kd/strategies/README.md)")
+
+
 def phase_variation(swing: Swing | None) -> Finding | None:
     """A computing phase swings although nothing changes its shapes: its threads wait for a core, or a clock changes."""
     if swing is None:

@@ -52,6 +52,23 @@ def price_of(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]
     return total
 
 
+def by_kind(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """An hour of all ``instances`` on demand, at the table's spot prices, and of a run with half of its hours on each.
+
+    Machines without a spot price stay on demand. Empty where no machine has both prices.
+
+    >>> by_kind(["big", "2*small"], {"big": {"on_demand": 37}, "small": {"on_demand": 4, "spot": 1.5}})
+    {'on demand': 45.0, 'spot': 40.0, 'half of the hours on spot': 42.5}
+    """
+    found = [match for match in map(INSTANCE.fullmatch, instances) if match]
+    known = [(int(match[1] or 1), prices.get(match[2], {})) for match in found]
+    if not all("on_demand" in kinds for _, kinds in known) or not any("spot" in kinds for _, kinds in known):
+        return {}
+    full = sum(count * kinds["on_demand"] for count, kinds in known)
+    spot = sum(count * kinds.get("spot", kinds["on_demand"]) for count, kinds in known)
+    return {"on demand": float(full), "spot": float(spot), "half of the hours on spot": (full + spot) / 2}
+
+
 def input_machines(prices: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """Those of the table that could make batches: ``price`` of an hour and ``vcpus``, by name."""
     return {

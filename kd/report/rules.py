@@ -29,6 +29,7 @@ RULES: dict[str, Callable[..., Finding | None]] = {
     "LoadBalancing": machine_rules.load_balancing, "SlowRank": machine_rules.straggler,
     "StepOutlier": machine_rules.step_outlier, "MaxInitializationTime": machine_rules.max_initialization_time,
     "Dataloader": machine_rules.dataloader, "HotCores": machine_rules.hot_cores,
+    "EfaMissing": machine_rules.efa_missing,
     "PhaseVariation": machine_rules.phase_variation, "SchedulerDelay": machine_rules.scheduler_delay,
     "Throttling": machine_rules.throttling, "Swap": machine_rules.swapping,
     "LossNotDecreasing": training_rules.loss_not_decreasing, "Overfit": training_rules.overfit,
@@ -48,7 +49,8 @@ RULES: dict[str, Callable[..., Finding | None]] = {
 
 
 READ = ("processes", "others")  # arguments of rules that are read, not set
-ALWAYS = ("MaxInitializationTime", "StalledTraining", "TeacherNearChance", "ClassImbalance")  # need no steps
+# they need no steps
+ALWAYS = ("MaxInitializationTime", "StalledTraining", "TeacherNearChance", "ClassImbalance", "EfaMissing")
 
 
 def thresholds_of(rule: str) -> dict[str, float]:
@@ -117,6 +119,7 @@ def _steps(facts: Facts, ask: _Rules) -> Found:
         ask("MaxInitializationTime", facts.startup["s"]),
         ask("Dataloader", *taken, **around) if facts.header and not facts.run.tier else None,
         ask("SlowRank", facts.compute_ms),
+        ask("EfaMissing", facts.header.get("efa_network", "")),
         ask("PhaseVariation", swing(facts)),
         ask("SchedulerDelay", facts.thread_wait, facts.loader_wait, facts.delayed_thread),
         ask("StalledTraining", time.time() - facts.steps[-1]["t"]) if trains else None,

@@ -9,7 +9,7 @@ from kd.report.charts import health_lines, heat, machine_lines, phase_chart
 from kd.report.explained import Explained
 from kd.report.facts import Facts
 from kd.report.faithful import faithful
-from kd.report.input_costs import input_costs
+from kd.report.input_costs import costs_by_kind, input_costs
 from kd.report.learning import headline, learning
 from kd.report.metric import duration, format_metric
 from kd.report.records import PHASES, Run, percentile
@@ -29,6 +29,7 @@ def report(explained: Explained) -> list[dict[str, Any]]:
         headline(facts),
         _cards(facts),
         _cost_by_group(facts),
+        costs_by_kind(facts),
         notes(run),
         *([] if done else speed),
         *learning(facts),
@@ -78,7 +79,8 @@ def _cards(facts: Facts) -> dict[str, Any]:
         ("images/s", _rounded(facts.images_per_s), _spread(facts)),
         ("time per epoch", duration(facts.epoch_s), f"{len({s['epoch'] for s in facts.steps})} epochs seen"),
         *([card] if (card := card_of(run.folder, run.config)) else []),
-        ("cost per epoch", _cost(facts), f"at {facts.price} an hour"),
+        ("cost per epoch", _cost(facts, facts.epoch_s), f"at {facts.price} an hour"),
+        ("cost per 1000 steps", _cost(facts, facts.step_ms), "of the mean step"),  # a step's ms are 1000 steps' seconds
         ("time left", duration(facts.left_s), "at the pace so far"),
     ]  # fmt: skip
     return {"kind": "cards", "cards": [list(row) for row in rows if row[1]]}
@@ -117,8 +119,8 @@ def _spread(facts: Facts) -> str:
     return f"step {percentile(ms, 50):.0f} ms, p95 {percentile(ms, 95):.0f} ms" if ms else ""
 
 
-def _cost(facts: Facts) -> str:
-    return "" if facts.price is None or not facts.epoch_s else f"{facts.price * facts.epoch_s / 3600:.4g}"
+def _cost(facts: Facts, seconds: float | None) -> str:
+    return "" if facts.price is None or not seconds else f"{facts.price * seconds / 3600:.4g}"
 
 
 def _rounded(value: float | None) -> str:

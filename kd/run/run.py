@@ -15,6 +15,7 @@ from kd.errors import UserError
 from kd.launch import sagemaker
 from kd.launch.child import PARENT
 from kd.launch.cluster import Cluster, is_rank_zero, recognise
+from kd.launch.efa import log_nccl
 from kd.machine import cache_dir
 from kd.run.own_keys import refuse_foreign
 from kd.run.place import Place, check_start, place_of, resumed_by
@@ -143,6 +144,8 @@ def join_cluster(request: Request) -> Cluster | None:
     request.cluster = cluster.arguments()
     for name, value in cluster.variables.items():
         os.environ.setdefault(name, value)
+    if cluster.num_nodes > 1:
+        log_nccl()
     return cluster
 
 

@@ -77,8 +77,8 @@ def test_accuracy_differs_in_points_and_cost_by_price(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("ms", "prices", "cheaper"),
-    [((192, 86), (37.688, 37.688 + 2 * 3.672), 0.46), ((1193, 184), (1.0, 1.49), 0.77)],
-    ids=["two input machines beside one GPU machine", "an hour half as dear again"],
+    [((192, 86), (37.688, 37.688 + 2 * 3.672), 0.46), ((1193, 184), (3.825, 5.661), 0.77)],
+    ids=["two input machines beside one GPU machine", "input machines beside it for half of its price"],
 )
 def test_cost_of_a_step_with_a_second_kind_of_machine(
     tmp_path: Path, ms: tuple[int, int], prices: tuple[float, float], cheaper: float

@@ -8,7 +8,7 @@ from kd.errors import UserError
 from kd.report.limits import Finding
 from kd.report.lines import Writer, kept, read_lines
 from kd.report.metric import in_tables, less_is_better
-from kd.report.prices import input_machines, price_of, read_prices
+from kd.report.prices import by_kind, input_machines, price_of, read_prices
 
 
 def test_a_file_of_records_stays_bounded_and_keeps_an_even_sample(tmp_path: Path) -> None:
@@ -65,6 +65,8 @@ def test_prices_of_machines(tmp_path: Path) -> None:
         "small": {"price": 3.0, "vcpus": 72.0},
         "small:spot": {"price": 1.0, "vcpus": 72.0},
     }
+    assert by_kind(["big", "2*small:spot"], prices)["spot"] == 32
+    assert by_kind(["big"], prices) == {}
     with pytest.raises(UserError, match=r"monitor.instances: no price of 'big:spot'; known: big, small, small:spot"):
         price_of(["big:spot"], prices)
 

@@ -36,6 +36,7 @@ CASES: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
     ("Dataloader", (0.0, 16, 1, 96, 0.1, 8), (0.0, 8, 1, 96, 0.1, 8)),  # 8 ranks
     ("HotCores", ([[100] * 6 + [35] * 90] * 90,), ([[100] * 6 + [35] * 90] * 90, [95] * 90)),
     ("HotCores", ([[100] * 2 + [0] * 6] * 90,), ([[0, 100] * 4] * 90,)),
+    ("EfaMissing", ("Socket",), ("Libfabric",)),
     ("PhaseVariation", (Swing("backward", 8e3, 24e3, 31e3),), (None,)),
     ("SchedulerDelay", (0.3, None, "pt_autograd_0"), (0.1, 0.1, "")),
     ("SchedulerDelay", (0.0, 0.5), (None, None)),

@@ -142,7 +142,11 @@ def common(job: Job) -> dict[str, Any]:
             **({"VolumeKmsKeyId": job.own["kms_key"]} if key and not _has_disks(job) else {}),
             "VolumeSizeInGB": int(positive("volume_gb", job.own.get("volume_gb", "100"))),
         },
-        "Environment": {"PYTHONUNBUFFERED": "1", **({"RAY_AUTH_TOKEN": job.secret} if job.secret else {})},
+        "Environment": {
+            "PYTHONUNBUFFERED": "1",
+            **({"RAY_AUTH_TOKEN": job.secret} if job.secret else {}),
+            **({"FI_PROVIDER": "efa"} if job.machines.count > 1 and _has_efa(job.machines.type) else {}),
+        },
     }
 
 
@@ -189,6 +193,10 @@ def tags(job: Job) -> dict[str, list[dict[str, str]]]:
     if wrong is not None:
         raise UserError(f"tags: must be KEY=VALUE with commas between, got '{wrong}'")
     return {"Tags": [{"Key": key.strip(), "Value": value.strip()} for key, _, value in found]} if found else {}
+
+
+def _has_efa(kind: str) -> bool:
+    return re.match(r"ml\.(p4d|p4de|p5|p6)", kind) is not None
 
 
 def _has_disks(job: Job) -> bool:

@@ -66,6 +66,7 @@ def test_the_request(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
         "InstanceType": "ml.p4d.24xlarge", "InstanceCount": 2, "VolumeSizeInGB": 100,
     }  # fmt: skip
     assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 18000, "MaxWaitTimeInSeconds": 36000}
+    assert request["Environment"] == {"PYTHONUNBUFFERED": "1", "FI_PROVIDER": "efa"}
     assert request["EnableManagedSpotTraining"] is True
     assert request["CheckpointConfig"]["S3Uri"] == "s3://kd-test/runs/food/checkpoints"
     assert request["AlgorithmSpecification"]["ContainerEntrypoint"] == ["kd-train"]
