@@ -19,6 +19,10 @@ kd-launch: sends a run to other machines, follows it and fetches its folder.
 
   kd-launch PLACE recipe=NAME instances=NxTYPE [config=OVERLAY ...] [key=value ...] [--dry-run]
   kd-launch PLACE job=NAME            follows and fetches a job that was sent before
+  kd-launch endpoint RUN instances=1xml.c5.xlarge role= image= bucket= [serverless=true] [--dry-run]
+                                      the run's student as a SageMaker endpoint: creates, waits, asks it one picture;
+                                      batch=s3://IN out=s3://OUT: over pictures in S3 instead
+  kd-launch endpoint RUN --delete     removes endpoint, configuration and model; says what is left
 
   PLACE             sagemaker, sky, slurm, kubernetes, torchrun
   instances=        machines that train: 2xml.p4d.24xlarge, 4xA100:8, 1xcpu:16
@@ -43,6 +47,12 @@ def run(request: Request) -> int:
         print(HELP + "".join(f"  {place:<12} {key + '=':<16} {text}\n" for place, key, text in lines), end="")
         return 0 if "help" in request.flags else 2
     place = request.rest.pop(0)
+    if place == "endpoint":
+        from kd.fleet import endpoint
+
+        return endpoint.run(request)
+    if "delete" in request.flags:
+        raise UserError("--delete: is for kd-launch endpoint RUN")
     if place not in TARGETS or request.rest:
         raise UserError(f"what is '{(request.rest or [place])[0]}'? Places are {', '.join(TARGETS)}")
     target = _target(place)

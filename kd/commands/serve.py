@@ -26,7 +26,7 @@ kd-serve: a run's student, or an export of it, behind HTTP (extra serve; ONNX Ru
   GET /healthz, /readyz, /metrics
 
   host=127.0.0.1  port=8000        port=0 takes a free one
-  hosts=NAME,NAME                  names by which clients reach it, beside localhost and this machine's addresses
+  hosts=NAME,NAME                  names by which clients reach it, beside localhost and addresses; * is any
   threads=0                        of the model; 0: all cores
   max_batch=16  max_wait_ms=2      pictures a batch, and how long one waits for company
   queue=512                        pictures, and requests, at a time: more are answered 503, Retry-After

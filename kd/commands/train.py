@@ -1,6 +1,7 @@
 """``kd-train``: trains a student. Heavy imports wait until there is something to train."""
 
 import gc
+from importlib import import_module
 
 from kd.errors import UserError
 from kd.launch import sagemaker
@@ -47,6 +48,8 @@ def run(request: Request) -> int:
     foreign = sorted(request.flags - FLAGS)
     if foreign:
         raise UserError(f"no option --{foreign[0]} (kd-train --help)")
+    if request.rest == ["serve"] and (served := sagemaker.endpoint_items()):
+        return import_module("kd.commands.serve").run(Request(rest=served[:1], overrides=served[1:]))
     container = sagemaker.container()
     if container:
         take_over(container, request)

@@ -74,6 +74,13 @@ def folder_of(value: str, env: Mapping[str, str] = os.environ) -> str:
     return folder + slash + part
 
 
+def endpoint_items(env: Mapping[str, str] = os.environ) -> list[str]:
+    """What ``kd-serve`` takes where SageMaker has started this container as an endpoint, with the word "serve"."""
+    model = base(env) / "model" / "student" / "1" / "model.onnx"
+    port = env.get("SAGEMAKER_BIND_TO_PORT", "8080")
+    return [str(model), "host=0.0.0.0", f"port={port}", "hosts=*"] if model.is_file() else []
+
+
 def tell_failure(reason: str, env: Mapping[str, str] = os.environ) -> None:
     """Writes why a job failed to where SageMaker reads it; the first reason stays. Does nothing elsewhere."""
     folder = base(env)

@@ -21,7 +21,8 @@ from kd.storage.elsewhere import yaml_of
 GROUPS = ("data", "data.augment", "data.probe", "model", "model.student", "model.teacher", "optim", "trainer",
           "checkpoint", "monitor")  # fmt: skip
 FLAGS = (
-    "-h", "--alerts", "--dashboard", "--describe", "--dry-run", "--help", "--json", "--keys", "--list", "--live",
+    "-h", "--alarms", "--alerts", "--dashboard", "--delete", "--describe", "--dry-run", "--help", "--json", "--keys",
+    "--list", "--live", "--open", "--print_config", "--traces", "--trust", "--tune", "--version", "--what-if",
     "--open", "--print_config", "--traces", "--trust", "--tune", "--version", "--what-if",
 )  # fmt: skip
 ABOUT = ("-h", "--help", "--keys", "--list")  # these may be followed by what to say more of

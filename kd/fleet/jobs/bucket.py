@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 from kd.errors import UserError, first_line, needs_extra
-from kd.fleet.jobs.job import Job
+from kd.fleet.jobs.job import Needs
 
 
-def bucket_url(job: Job, schemes: str) -> str:
+def bucket_url(job: Needs, schemes: str) -> str:
     first = schemes.split("|")[0]
     url = job.need("bucket", f"{first}://BUCKET/FOLDER").rstrip("/")
     found = re.fullmatch(rf"(?:{schemes})://([^/]+)(/.*)?", url)

@@ -52,8 +52,26 @@ def read_machines(key: str, text: str) -> Machines:
     return Machines(int(match[1] or 1), match[2])
 
 
+class Needs:
+    """Keys that sending needs; a dry run shows an example in the place of a missing one."""
+
+    own: dict[str, str]
+    image: str | None
+    missing: dict[str, str]
+
+    def need(self, key: str, example: str) -> str:
+        value = self.image if key == "image" else self.own.get(key)
+        if not value:
+            self.missing[key] = example
+        return value or example
+
+    def what_is_missing(self) -> str:
+        examples = " ".join(f"{key}={example}" for key, example in self.missing.items())
+        return f"{', '.join(self.missing)}: must be given ({examples})" if self.missing else ""
+
+
 @dataclass(frozen=True)
-class Job:
+class Job(Needs):
     name: str  # of the job
     recipe: str  # name of the recipe, for folders
     # recipe and overlays that are files of one's own, by the name that they have on the other side
@@ -89,16 +107,6 @@ class Job:
         """The arguments of ``kd-train``, with the places of the job's own files."""
         pairs = ((item, *item.split("=", 1)) if "=" in item else (item, "", "") for item in self.items)
         return [f"{k}={places[v]}" if k in ("recipe", "config") and v in places else item for item, k, v in pairs]
-
-    def need(self, key: str, example: str) -> str:
-        value = self.image if key == "image" else self.own.get(key)
-        if not value:
-            self.missing[key] = example
-        return value or example
-
-    def what_is_missing(self) -> str:
-        examples = " ".join(f"{key}={example}" for key, example in self.missing.items())
-        return f"{', '.join(self.missing)}: must be given ({examples})" if self.missing else ""
 
 
 def read_job(request: Request, own: dict[str, str]) -> Job:

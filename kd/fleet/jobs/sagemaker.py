@@ -207,15 +207,15 @@ def _has_disks(job: Job) -> bool:
 def _machines(job: Job) -> dict[str, Any]:
     for key, group in (("instances", job.machines), ("data_instances", job.data_machines)):
         if group is not None:
-            _check_type(key, group)
+            check_type(key, group)
     if job.data_machines is None:
         return {"InstanceType": job.machines.type, "InstanceCount": job.machines.count}
     groups = [{"InstanceGroupName": n, "InstanceType": g.type, "InstanceCount": g.count} for n, g in job.groups.items()]
     return {"InstanceGroups": groups}
 
 
-def _check_type(key: str, machines: Machines) -> None:
-    known = _model().shape_for("TrainingInstanceType").enum
+def check_type(key: str, machines: Machines, kind: str = "TrainingInstanceType") -> None:
+    known = _model().shape_for(kind).enum
     if machines.type not in known:
         hint = did_you_mean(machines.type, known) or " (ml.p4d.24xlarge, ml.g5.xlarge, ...)"
         raise UserError(f"{key}: SageMaker has no '{machines.type}'{hint}")

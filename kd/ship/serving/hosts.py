@@ -10,7 +10,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class KnownHosts:
-    """Refuses other hosts' names and other sites' pages (DNS rebinding); IP addresses are always known."""
+    """Refuses other hosts' names and other sites' pages (DNS rebinding); IP addresses are always known.
+
+    The name ``*`` stands for every host.
+    """
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
         self.app, self.names = app, {"localhost", *names}
@@ -30,6 +33,6 @@ class KnownHosts:
         try:
             parts = urlsplit(f"//{host}")
             plain = parts.netloc == host and parts.username is None
-            return plain and (parts.hostname in self.names or bool(ip_address(parts.hostname or "")))
+            return plain and (bool({parts.hostname, "*"} & self.names) or bool(ip_address(parts.hostname or "")))
         except ValueError:
             return False

@@ -1,0 +1,259 @@
+"""``kd-launch endpoint``: a run's student as a SageMaker endpoint, or over pictures in S3, by ``kd-serve``."""
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from kd.errors import UserError
+from kd.fleet.jobs.bucket import bucket_url
+from kd.fleet.jobs.job import Machines, Needs, read_machines
+from kd.fleet.jobs.sagemaker import aws_session, boto_errors, check_request, check_type
+from kd.fleet.jobs.target import Outcome, followed
+from kd.launch.groups import has_gpus
+from kd.run.own_keys import refuse_foreign, take, truth
+from kd.run.request import Request
+from kd.run.run import Run
+from kd.storage.elsewhere import json_of
+from kd.storage.run_urls import run_at
+
+if TYPE_CHECKING:
+    from kd.ship.finished import FinishedRun
+
+KEYS = {
+    "instances": "machines that answer: 1xml.c5.xlarge",
+    "serverless": "true: no machines; paid for by the request",
+    "role": "ARN of the role that the endpoint takes",
+    "image": "the container (scripts/container/Dockerfile)",
+    "bucket": "s3://BUCKET[/FOLDER] for the archive",
+    "job": "its name (of the run's folder)",
+    "batch": "s3://... of pictures: a batch transform in place of an endpoint",
+    "out": "s3://... of its answers",
+}
+PARTS = {"endpoint": "EndpointName", "endpoint_config": "EndpointConfigName", "model": "ModelName"}
+SERVERLESS = {"MemorySizeInMB": 4096, "MaxConcurrency": 5}
+POLL_S = 15
+PICTURE = "application/x-image"
+ALIKE = 0.02  # of the largest number: the export is held to the student closer than this
+
+
+@dataclass(frozen=True)
+class Endpoint(Needs):
+    name: str
+    machines: Machines | None  # None: serverless
+    image: str | None
+    own: dict[str, str]
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def requests(self) -> dict[str, dict[str, Any]]:
+        """What is sent, by operation, in order."""
+        model = {
+            "ModelName": self.name,
+            "ExecutionRoleArn": self.need("role", "arn:aws:iam::ACCOUNT:role/NAME"),
+            "PrimaryContainer": {
+                "Image": self.need("image", "ACCOUNT.dkr.ecr.REGION.amazonaws.com/kd:TAG"),
+                "ModelDataUrl": f"{bucket_url(self, 's3')}/{self.name}/model.tar.gz",
+            },
+        }
+        found = {"create_model": model, **(self._transform() if "batch" in self.own else self._endpoint())}
+        for operation, request in found.items():
+            check_request(operation.title().replace("_", ""), request)
+        return found
+
+    def _endpoint(self) -> dict[str, dict[str, Any]]:
+        variant: dict[str, Any] = {"VariantName": "student", "ModelName": self.name}
+        if self.machines is None:
+            variant["ServerlessConfig"] = SERVERLESS
+        else:
+            check_type("instances", self.machines, "ProductionVariantInstanceType")
+            variant |= {"InstanceType": self.machines.type, "InitialInstanceCount": self.machines.count}
+        names = {"EndpointConfigName": self.name}
+        return {
+            "create_endpoint_config": {**names, "ProductionVariants": [variant]},
+            "create_endpoint": {**names, "EndpointName": self.name},
+        }
+
+    def _transform(self) -> dict[str, dict[str, Any]]:
+        if self.machines is None:
+            raise UserError("serverless: a batch transform needs machines (instances=1xml.c5.xlarge)")
+        check_type("instances", self.machines, "TransformInstanceType")
+        wrong = next((key for key in ("batch", "out") if not self.own.get(key, "").startswith("s3://")), None)
+        if wrong:
+            raise UserError(f"{wrong}: must be s3://BUCKET/FOLDER, got '{self.own.get(wrong, '')}'")
+        source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": self.own["batch"]}}
+        request = {
+            "TransformJobName": self.name,
+            "ModelName": self.name,
+            "TransformInput": {"DataSource": source, "ContentType": PICTURE},
+            "TransformOutput": {"S3OutputPath": self.own["out"], "Accept": "application/json"},
+            "TransformResources": {"InstanceType": self.machines.type, "InstanceCount": self.machines.count},
+        }
+        return {"create_transform_job": request}
+
+
+def run(request: Request) -> int:
+    if len(request.rest) != 1:
+        raise UserError("endpoint: takes one run's folder (kd-launch endpoint RUN instances=1xml.c5.xlarge)")
+    own = take(request, *KEYS)
+    refuse_foreign(request, tuple(KEYS))
+    folder = run_at(request.rest[0])
+    for file in ("config.yaml", "student.safetensors"):
+        if not (folder / file).is_file():
+            raise UserError(f"{folder} is no finished run: it has no {file}")
+    found = _read(folder, own)
+    if "delete" in request.flags:
+        return delete(found.name)
+    requests = found.requests()
+    missing = found.what_is_missing()
+    if "dry-run" in request.flags:
+        if missing:
+            print(f"kd-launch: to send it, {missing}", file=sys.stderr)
+        print(json.dumps(requests, indent=2))
+        return 0
+    if missing:
+        raise UserError(missing)
+    aws_session()  # before torch is loaded
+    opened = Run.open(str(folder), request, tuple(KEYS))
+    _create(requests, _archive(folder, request))
+    again = f"kd-launch endpoint {request.rest[0]} --delete"
+    kind = "transform_job" if "batch" in own else "endpoint"
+    outcome = _wait(kind, found.name)
+    print(f"kd-launch: {found.name}: {outcome.text}; what is paid for is removed by: {again}", flush=True)
+    if not outcome.done:
+        return 1
+    return 0 if kind == "transform_job" else _compare(found.name, opened)
+
+
+def _read(folder: Path, own: dict[str, str]) -> Endpoint:
+    place = folder.resolve()
+    stem = re.sub(r"[^a-zA-Z0-9]+", "-", f"{place.parent.name}-{place.name}").strip("-")[-60:].lstrip("-")
+    name = own.get("job") or stem
+    if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", name):
+        raise UserError(f"job: must be letters, digits and dashes, 63 at most, got '{name}'")
+    machines = None if truth(own, "serverless") else read_machines("instances", own.get("instances", "1xml.c5.xlarge"))
+    if machines and has_gpus(machines.type):
+        print(f"kd-launch: kd-serve computes on the CPU: the GPUs of {machines.type} idle", file=sys.stderr)
+    return Endpoint(name, machines, own.get("image"), own)
+
+
+def _archive(folder: Path, request: Request) -> Path:
+    file = folder / "export" / "sagemaker" / "model.tar.gz"
+    if not file.is_file():
+        from kd.commands import export
+
+        if export.run(Request(rest=[str(folder)], overrides=["to=sagemaker", *request.overrides])):
+            raise UserError(f"{folder}: its export was not kept, see above")
+    return file
+
+
+def _create(requests: Mapping[str, dict[str, Any]], archive: Path) -> None:
+    """All of them, or none."""
+    session, made = aws_session(), list[str]()
+    client, s3 = session.client("sagemaker"), session.client("s3")
+    model = requests["create_model"]
+    name, url = model["ModelName"], model["PrimaryContainer"]["ModelDataUrl"]
+    with boto_errors():
+        if any(known["ModelName"] == name for known in client.list_models(NameContains=name)["Models"]):
+            raise UserError(f"job: there is a model '{name}' already; --delete removes it")
+    bucket, _, key = url.removeprefix("s3://").partition("/")
+    try:
+        with boto_errors():
+            s3.upload_file(str(archive), bucket, key)
+            for operation, request in requests.items():
+                getattr(client, operation)(**request)
+                made.append(operation.removeprefix("create_"))
+    except BaseException:
+        for part in reversed([part for part in made if part in PARTS]):
+            getattr(client, f"delete_{part}")(**{PARTS[part]: requests[f"create_{part}"][PARTS[part]]})
+        s3.delete_object(Bucket=bucket, Key=key)
+        raise
+
+
+def _wait(kind: str, name: str) -> Outcome:
+    client, word = aws_session().client("sagemaker"), kind.title().replace("_", "")
+
+    def poll() -> tuple[str, Outcome | None]:
+        with boto_errors():
+            answer = getattr(client, f"describe_{kind}")(**{f"{word}Name": name})
+        status = answer[f"{word}Status"]
+        done = status in ("InService", "Completed")
+        text = f"{status}: {answer.get('FailureReason', '')}".rstrip(": ")
+        return status, Outcome(done, text) if done or status in ("Failed", "Stopped", "OutOfService") else None
+
+    return followed(name, poll, POLL_S)
+
+
+def invoke(name: str, picture: bytes) -> bytes:
+    with boto_errors():
+        runtime = aws_session().client("sagemaker-runtime")
+        answer = runtime.invoke_endpoint(
+            EndpointName=name, ContentType=PICTURE, Accept="application/json", Body=picture
+        )
+        return answer["Body"].read()
+
+
+def _compare(name: str, opened: "FinishedRun") -> int:
+    """The endpoint's answer to the first validation picture beside ``kd-predict``'s."""
+    import torch
+
+    from kd.ship.predict import predict
+    from kd.ship.serving.answers import answer
+
+    picture = opened.data.split("val").read(0)
+    theirs = json_of(invoke(name, picture).decode())["predictions"][0]
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "picture"
+        file.write_bytes(picture)
+        ((_, numbers, _),) = predict(opened, [str(file)], torch.device("cpu"), {})
+    mine = answer(numbers.numpy(), opened.manifest("onnx", "nhwc", False), 5)
+    apart = difference(mine, theirs)
+    print(f"kd-launch: the first validation picture: the endpoint answers {_short(theirs)}, kd-predict {_short(mine)}")
+    if apart > ALIKE:
+        print(f"kd-launch: {name}: its answer is {apart:.1%} away from kd-predict's", file=sys.stderr)
+    return int(apart > ALIKE)
+
+
+def _numbers(answer: Mapping[str, Any]) -> dict[Any, float]:
+    if found := answer.get("labels", answer.get("shares")):
+        return {row["label"]: row["p"] for row in found}
+    return dict(answer["numbers"] if "numbers" in answer else enumerate(answer["features"]))
+
+
+def difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
+    """The largest difference of two answers, over the largest number.
+
+    >>> difference({"labels": [{"label": "pie", "p": 0.8}]}, {"labels": [{"label": "pie", "p": 0.6}]})
+    0.25
+    """
+    a, b = _numbers(mine), _numbers(theirs)
+    apart = max(abs(value - b.get(name, 0.0)) for name, value in a.items())
+    return round(apart / (max(map(abs, a.values())) or 1.0), 9)
+
+
+def _short(answer: Mapping[str, Any]) -> str:
+    name, value = next(iter(_numbers(answer).items()))
+    return f"{name} {value:.4g}"
+
+
+def delete(name: str) -> int:
+    """Removes endpoint, configuration and model; says what is left."""
+    from botocore.exceptions import ClientError
+
+    client, left, archive = aws_session().client("sagemaker"), 0, ""
+    for part, key in PARTS.items():
+        with boto_errors():
+            try:
+                if part == "model":
+                    archive = client.describe_model(ModelName=name)["PrimaryContainer"]["ModelDataUrl"]
+                getattr(client, f"delete_{part}")(**{key: name})
+                print(f"kd-launch: {name}: {part} removed")
+            except ClientError as error:
+                gone = "Could not find" in str(error)
+                left += not gone
+                print(f"kd-launch: {name}: {part} {'not found' if gone else f'is left: {error}'}")
+    print(f"kd-launch: {name}: left: " + (f"the archive {archive}" if archive else "nothing that is known here"))
+    return int(left > 0)

@@ -1,0 +1,155 @@
+"""kd-launch endpoint: requests that AWS's model takes; the container that answers, started as SageMaker does."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kd.cli import main
+from kd.fleet import endpoint
+from kd.storage.archives import unpack
+from tests._forks import free_port
+from tests._helpers import ROOT
+
+boto3 = pytest.importorskip("boto3")
+moto = pytest.importorskip("moto")
+
+PLACE = ["role=arn:aws:iam::123456789012:role/kd-endpoint", "bucket=s3://kd-test/models",
+         "image=123456789012.dkr.ecr.eu-west-1.amazonaws.com/kd:1"]  # fmt: skip
+
+
+@pytest.fixture()
+def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """AWS as moto plays it, with one bucket; its SageMaker."""
+    for name, value in {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": "eu-west-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with moto.mock_aws():
+        place = {"LocationConstraint": "eu-west-1"}
+        boto3.client("s3").create_bucket(Bucket="kd-test", CreateBucketConfiguration=place)
+        yield boto3.client("sagemaker")
+
+
+@pytest.fixture()
+def run(tmp_path: Path) -> Path:
+    """What a dry run needs of a finished run."""
+    folder = tmp_path / "food_vit" / "003"
+    folder.mkdir(parents=True)
+    for name in ("config.yaml", "student.safetensors"):
+        (folder / name).touch()
+    return folder
+
+
+def asked(capsys: pytest.CaptureFixture[str], *items: str) -> dict[str, Any]:
+    assert main("launch", ["endpoint", *items, "--dry-run"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_requests(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = asked(capsys, str(run), *PLACE, "instances=2xml.c5.xlarge")
+    assert list(found) == ["create_model", "create_endpoint_config", "create_endpoint"]
+    container = found["create_model"]["PrimaryContainer"]
+    assert container["ModelDataUrl"] == "s3://kd-test/models/food-vit-003/model.tar.gz"
+    (variant,) = found["create_endpoint_config"]["ProductionVariants"]
+    assert (variant["InstanceType"], variant["InitialInstanceCount"]) == ("ml.c5.xlarge", 2)
+    assert found["create_endpoint"] == {"EndpointName": "food-vit-003", "EndpointConfigName": "food-vit-003"}
+    (variant,) = asked(capsys, str(run), "serverless=true", "job=food")["create_endpoint_config"]["ProductionVariants"]
+    assert variant["ServerlessConfig"] == {"MemorySizeInMB": 4096, "MaxConcurrency": 5}
+    assert "InstanceType" not in variant
+    job = asked(capsys, str(run), "instances=1xml.c5.xlarge", "batch=s3://kd-test/in", "out=s3://kd-test/out")
+    assert list(job) == ["create_model", "create_transform_job"]
+    assert job["create_transform_job"]["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"] == "s3://kd-test/in"
+
+
+def test_gpus_that_would_idle_and_what_is_missing_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("launch", ["endpoint", str(run), "instances=1xml.g5.xlarge", "--dry-run"]) == 0
+    told = capsys.readouterr().err
+    assert "kd-serve computes on the CPU: the GPUs of ml.g5.xlarge idle" in told
+    assert "to send it, role, image, bucket: must be given (role=arn:aws:iam::ACCOUNT:role/NAME image=" in told
+
+
+@pytest.mark.parametrize(
+    ("items", "told"),
+    [
+        ([], "role, image, bucket: must be given"),
+        (["instances=1xml.c5.xlargest"], "instances: SageMaker has no 'ml.c5.xlargest'"),
+        (["bucket=gs://kd"], "bucket: must be a URL (s3://BUCKET[/FOLDER]), got 'gs://kd'"),
+        (["batch=s3://kd-test/in"], "out: must be s3://BUCKET/FOLDER, got ''"),
+        (["serverless=true", "batch=s3://a/b", "out=s3://a/c"], "serverless: a batch transform needs machines"),
+        (["job=food_1"], "job: must be letters, digits and dashes, 63 at most, got 'food_1'"),
+        (["spot=true"], "no key 'spot'"),
+    ],
+)
+def test_mistakes_take_one_line_and_send_nothing(
+    run: Path, cloud: Any, items: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("launch", ["endpoint", str(run), *items]) == 2
+    said = capsys.readouterr().err
+    assert told in said and len(said.strip().splitlines()) == 1
+    assert not cloud.list_models()["Models"]
+    assert main("launch", ["endpoint", str(run.parent)]) == 2
+    assert main("launch", ["sagemaker", "--delete"]) == 2
+
+
+def started_as_sagemaker_does(base: Path, picture: bytes) -> bytes:
+    """The archive below ``model/``, the word "serve", a port; /ping until it answers, then one /invocations."""
+    file = base / "model.tar.gz"
+    boto3.client("s3").download_file("kd-test", "models/food/model.tar.gz", str(file))
+    unpack(file, base / "model")
+    port = free_port()
+    env = {**os.environ, "SAGEMAKER_BASE_DIR": str(base), "SAGEMAKER_BIND_TO_PORT": port}
+    server = subprocess.Popen([sys.executable, "-m", "kd.cli", "train", "serve"], cwd=ROOT, env=env)
+    url = f"http://localhost:{port}"
+    try:
+        for _ in range(600):
+            with suppress(OSError), urllib.request.urlopen(f"{url}/ping") as answer:
+                assert answer.status == 200
+                break
+            assert server.poll() is None
+            time.sleep(0.2)
+        headers = {"Content-Type": endpoint.PICTURE, "Accept": "application/json", "Host": "model.example:8080"}
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/invocations", picture, headers)) as answer:
+            return answer.read()
+    finally:
+        server.terminate()
+        assert server.wait(60) == 0
+
+
+def test_an_endpoint_from_creation_to_deletion(
+    finished: Path, cloud: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder, ignore=shutil.ignore_patterns("checkpoints"))
+    base = tmp_path / "ml"
+    base.mkdir()
+    monkeypatch.setattr(endpoint, "invoke", lambda _, picture: started_as_sagemaker_does(base, picture))
+    items = [*PLACE, "job=food", "instances=1xml.c5.xlarge"]
+    assert main("launch", ["endpoint", str(folder), *items]) == 0
+    told = capsys.readouterr().out
+    assert "kd-launch: food: InService" in told
+    assert "the first validation picture: the endpoint answers " in told
+    assert cloud.describe_endpoint(EndpointName="food")["EndpointStatus"] == "InService"
+    assert main("launch", ["endpoint", str(folder), *items]) == 2, "a second one of the same name"
+    assert "job: there is a model 'food' already; --delete removes it" in capsys.readouterr().err
+    assert boto3.client("s3").head_object(Bucket="kd-test", Key="models/food/model.tar.gz")
+    assert main("launch", ["endpoint", str(folder), "job=food", "--delete"]) == 0
+    told = capsys.readouterr().out
+    assert [f"food: {part} removed" in told for part in endpoint.PARTS] == [True] * 3
+    assert "left: the archive s3://kd-test/models/food/model.tar.gz" in told
+    assert not cloud.list_endpoints()["Endpoints"] and not cloud.list_models()["Models"]
+    assert main("launch", ["endpoint", str(folder), "job=food", "--delete"]) == 0
+    assert "food: endpoint not found" in capsys.readouterr().out
+
+
+def test_an_answer_that_differs_is_reported() -> None:
+    numbers = {"numbers": {"kcal": 200.0, "fat": 10.0}}
+    assert endpoint.difference(numbers, {"numbers": {"kcal": 210.0, "fat": 10.0}}) == 0.05
+    assert endpoint.difference({"features": [1.0, -2.0]}, {"features": [1.0, -2.0]}) == 0
