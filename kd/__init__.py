@@ -25,6 +25,7 @@ _PUBLIC = {
     "save_student": "kd.ship.export",
     "annotate": "kd.clock",
     "evaluate": "kd.api",
+    "read_run": "kd.report.records",
     "size": "kd.api",
     "train": "kd.api",
 }

@@ -4,8 +4,9 @@ import math
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -13,7 +14,9 @@ from tqdm import tqdm
 
 from kd.callbacks.run_folder import RunFolder
 from kd.errors import UserError, needs_extra
+from kd.launch.cluster import is_rank_zero
 from kd.monitor.numbers import GAUGES, Numbers, Outlet
+from kd.report.cloudwatch import alarms, dashboard
 from kd.report.step_facts import mean
 
 AT_ONCE = 1000  # metrics in one request, at most
@@ -24,12 +27,21 @@ class CloudWatch(Outlet):
     """Metrics below one namespace, with the dimensions ``Recipe``, ``Run`` and ``Host``, and a gauge's own.
 
     Names are those of :data:`kd.monitor.numbers.GAUGES`; of the cores their mean is sent: every metric is paid for.
-    An alarm on ``rule_fired`` is a rule's. Region and credentials are found as by any AWS tool. A thread of the first
+    ``alarms`` puts an alarm on each rule (``rule_fired``) and a dashboard there. Region and credentials are found as by any AWS tool. A thread of the first
     process of each node sends; what it can't send is reported once.
     """
 
-    def __init__(self, folder: RunFolder, numbers: Numbers, namespace: str, every_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        numbers: Numbers,
+        namespace: str,
+        every_s: float = 60.0,
+        alarms: bool = False,
+        topic: str | None = None,
+    ) -> None:
         super().__init__(numbers)
+        self.alarms, self.topic = alarms, topic
         self.folder, self.namespace, self.every_s = folder, namespace, every_s
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
@@ -52,16 +64,28 @@ class CloudWatch(Outlet):
         self._thread = threading.Thread(target=self._run, name="kd-cloudwatch", daemon=True)
         self._thread.start()
 
+    def _make_alarms(self) -> None:
+        """Alarms and dashboard are the namespace's: all runs write the same ones."""
+        for request in alarms(self.namespace, self.topic):
+            self._client.put_metric_alarm(**request)
+        self._client.put_dashboard(**dashboard(self.namespace, self._client.meta.region_name))
+
     def _run(self) -> None:
+        if self.alarms and is_rank_zero():
+            self._try(self._make_alarms)
         while not self._end.wait(self.every_s):
             self._send()
         self._send()
 
     def _send(self) -> None:
         data = list(self._data())
+        for start in range(0, len(data), AT_ONCE):
+            part = data[start : start + AT_ONCE]
+            self._try(partial(self._client.put_metric_data, Namespace=self.namespace, MetricData=part))
+
+    def _try(self, call: Callable[[], object]) -> None:
         try:
-            for start in range(0, len(data), AT_ONCE):
-                self._client.put_metric_data(Namespace=self.namespace, MetricData=data[start : start + AT_ONCE])
+            call()
         except Exception as error:  # a monitor that can't be reached must not stop a run
             if not self._told:
                 tqdm.write(f"kd-train: monitor.cloudwatch: {error}", file=sys.stderr)

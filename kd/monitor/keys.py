@@ -102,5 +102,9 @@ def _senders(spec: MonitorSpec, folder: RunFolder, numbers: Numbers) -> list[Cal
     if spec.otlp is not None:
         found.append(Otlp(folder, numbers, spec.otlp, spec.send_every_s))
     if spec.cloudwatch is not None:
-        found.append(CloudWatch(folder, numbers, spec.cloudwatch, spec.send_every_s))
+        found.append(
+            CloudWatch(
+                folder, numbers, spec.cloudwatch, spec.send_every_s, spec.cloudwatch_alarms, spec.cloudwatch_topic
+            )
+        )
     return found

@@ -5,12 +5,84 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from kd.errors import UserError
 from kd.report.lines import PHASES, SCHEMA, Writer, read_lines
 from kd.storage.elsewhere import text_of, yaml_of
 
-__all__ = ["PHASES", "SCHEMA", "Run", "Writer", "is_run", "percentile", "read_lines", "read_run"]
+__all__ = [
+    "PHASES",
+    "SCHEMA",
+    "Run",
+    "Sample",
+    "Step",
+    "TensorSeries",
+    "Writer",
+    "is_run",
+    "percentile",
+    "read_lines",
+    "read_run",
+]
+
+OF_STUDENTS = ("grad_norm", "update_ratio", "agreement", "teacher_entropy")
+OF_LAYERS = ("spread", "zeros", "dead", "saturated")
+
+
+class Step(TypedDict, total=False):
+    """One training step of a process; ``records/phases.rank<r>.jsonl``."""
+
+    step: int  # batches before it in the run
+    epoch: int  # from 0
+    first: bool  # of an epoch: it starts a loader
+    t: float  # seconds since 1970 at its end
+    ms: float  # its length, validation and profiling left out
+    p: dict[str, float]  # ms by phase
+    host_ms: float  # by the host's clock
+    ready_ms: float  # the main thread stood ready without a core
+    data_cpu_ms: float  # CPU time of the main thread within the wait for data
+    launch_ms: float  # the host launched the device's work
+
+
+class Sample(TypedDict, total=False):
+    """One reading of a machine; ``records/system.<node>.jsonl``."""
+
+    t: float  # seconds since 1970
+    cpu: list[float]  # use of each core, %
+    iowait: float  # %
+    mem: float  # of the machine's memory, %
+    swap_mb: float
+    rss_mb: float  # of the training and its loader processes
+    main: float  # CPU time of the training processes, % of a core
+    workers: list[float]  # of each loader process, % of a core
+    thread: str  # the training's most delayed thread
+    thread_wait: list[float]  # ready without a core, % of the time, of each training process
+    loader_wait: list[float]  # likewise, of each loader process
+    disk_r: float  # MB/s
+    disk_w: float
+    net_r: float
+    net_w: float
+    gpu: list[dict[str, Any]]  # of each GPU: util, mem (%), w, throttle
+
+
+@dataclass(frozen=True)
+class TensorSeries:
+    """One statistic of a tensor over a run.
+
+    Attributes:
+        student: of several; empty for the only one.
+        layer: path of the module whose output was read; empty for the student as a whole.
+        statistic: ``spread`` (standard deviation of the output), ``zeros``, ``dead``, ``saturated`` (shares of it);
+            of the whole student ``grad_norm``, ``update_ratio``, ``agreement``, ``teacher_entropy``.
+        steps: batches before each reading.
+        values: the readings; None where one was NaN or infinite.
+    """
+
+    student: str
+    layer: str
+    statistic: str
+    steps: list[int]
+    values: list[float | None]
 
 
 @dataclass
@@ -21,11 +93,11 @@ class Run:
     summary: dict[str, Any] = field(default_factory=dict)  # ``summary.json``
     config: dict[str, Any] = field(default_factory=dict)  # ``config.yaml``
     job: dict[str, Any] = field(default_factory=dict)  # ``job.json``, where ``kd-launch`` has fetched the run
-    steps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # step records by rank
+    steps: dict[int, list[Step]] = field(default_factory=dict)  # by rank, in order
     totals: dict[int, dict[str, Any]] = field(default_factory=dict)  # the newest exact totals by rank
     headers: dict[int, dict[str, Any]] = field(default_factory=dict)  # of the step files, by rank
     events: list[dict[str, Any]] = field(default_factory=list)  # one-time records: start-up, a headspace run's result
-    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # system samples by node
+    samples: dict[str, list[Sample]] = field(default_factory=dict)  # by machine, in order
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)  # headers of the system files by node
     # readings of the data tier by rank, since the run was last resumed
     tier: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
@@ -58,9 +130,26 @@ class Run:
         """A student's health records; those without a name are the first's."""
         return [h for h in self.health if h.get("student", self.students[0]) == student]
 
+    @property
+    def tensors(self) -> list[TensorSeries]:
+        """What training health has read of gradients, weights and activations (``monitor.health_every``)."""
+        found: dict[tuple[str, str, str], TensorSeries] = {}
+        for record in self.health:
+            student = record.get("student", "")
+            for (layer, name), value in _statistics(record).items():
+                series = found.setdefault((student, layer, name), TensorSeries(student, layer, name, [], []))
+                series.steps.append(record["step"])
+                series.values.append(value)
+        return list(found.values())
+
     def confusion_of(self, student: str) -> dict[str, Any] | None:
         own = [c for c in self.confusion if c.get("student", self.students[0]) == student]
         return own[-1] if own else None
+
+
+def _statistics(record: dict[str, Any]) -> dict[tuple[str, str], float | None]:
+    whole = {("", name): record[name] for name in OF_STUDENTS if name in record}
+    return whole | {(layer, name): value for name in OF_LAYERS for layer, value in record.get(name, {}).items()}
 
 
 def is_run(folder: Path) -> bool:
@@ -68,8 +157,18 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in ("config.yaml", "summary.json", "metrics.csv", "records"))
 
 
-def read_run(folder: Path) -> Run:
-    """Reads all there is, also of a run that still runs or has failed."""
+def read_run(folder: str | Path) -> Run:
+    """What a run has recorded: steps by phase, machines, metrics, tensors; also of one that still runs or has failed.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        UserError: it is no run's folder.
+    """
+    folder = Path(folder)
+    if not is_run(folder):
+        raise UserError(f"{folder} is no run's folder: it has no config.yaml, summary.json or records")
     run = Run(folder)
     run.summary = _mapping(folder / "summary.json", run.notes)
     run.config = _mapping(folder / "config.yaml", run.notes)
@@ -112,7 +211,7 @@ def _goes_on(run: Run) -> bool:
     return file.is_file() and any(h.get("t", 0.0) > file.stat().st_mtime for h in run.headers.values())
 
 
-def _sort_in(run: Run, records: Iterable[dict[str, Any]]) -> None:
+def _sort_in(run: Run, records: Iterable[Any]) -> None:
     header: dict[str, Any] = {}
     for record in records:
         kind = record["kind"]

@@ -93,6 +93,9 @@ DEVICE = r"same|shard|(cpu|cuda|mps|xpu|xla|hpu)(:\d+)?"
 FOLDER = Like(r"(?!\.)[\w.+-]{1,200}", "names the run's folder (letters, digits, . + - _)")
 ADDRESS = Like(r"https?://.+", "must be an http(s) address")
 NAMESPACE = Like(r"(?!AWS/)[\w.\-/#:]{1,255}", "must be a namespace other than AWS's own")
+TOPIC = Like(
+    r"arn:[\w-]+:sns:[\w-]+:\d{12}:[\w.-]+", "must be the ARN of an SNS topic (arn:aws:sns:REGION:ACCOUNT:NAME)"
+)
 NAME = Like(r"(?!latest$)[A-Za-z_][\w.+-]{0,199}", "begins with a letter (letters, digits, . + - _)")
 
 
@@ -477,6 +480,8 @@ class MonitorSettings(Checked):
             from outside, ``0.0.0.0`` is on all interfaces.
         otlp: send them to this OpenTelemetry collector (``http://host:4318``; extra ``otel``).
         cloudwatch: send them to Amazon CloudWatch, below this namespace (extra ``aws``).
+        cloudwatch_alarms: make an alarm for each rule and a dashboard there (``kd-report --alarms`` prints them).
+        cloudwatch_topic: ARN of the SNS topic that the alarms notify.
         send_every_s: seconds between two sendings.
         price_per_hour: of the whole job, in your currency: the report says what an epoch costs.
         prices: a YAML table of instances and prices of an hour (``p4d.24xlarge: {on_demand: 37.688, spot: 12.1}``);
@@ -503,6 +508,8 @@ class MonitorSettings(Checked):
     prometheus_host: str = "127.0.0.1"
     otlp: Annotated[str, ADDRESS] | None = None
     cloudwatch: Annotated[str, NAMESPACE] | None = None
+    cloudwatch_alarms: bool = False
+    cloudwatch_topic: Annotated[str, TOPIC] | None = None
     send_every_s: Positive = 60.0
     price_per_hour: Weight | None = None
     rules_every_s: Weight = 60.0
