@@ -1,12 +1,14 @@
 """``kd-report``: what limits a run, as one page. Needs neither torch nor lightning."""
 
 import json
+import os
 import sys
 import webbrowser
 from pathlib import Path
 
 from kd.errors import UserError
 from kd.report.records import is_run, read_run
+from kd.run.own_keys import take
 from kd.run.request import Request
 from kd.storage.run_urls import run_at
 
@@ -23,6 +25,7 @@ kd-report: what limits a run, as one page.
   kd-report RUN_FOLDER --traces           also compares the GPUs in the profiled window (extra traces)
   kd-report --dashboard [FILE]            a Grafana dashboard over monitor.prometheus_port (grafana.json)
   kd-report --alerts [FILE]               alerting rules for Prometheus, one for each rule (alerts.yaml)
+  kd-report --alarms NAMESPACE [topic=ARN]    CloudWatch's alarms, one for each rule, and dashboard: prints the requests
   kd-report BEFORE AFTER [...] [--open]   compares runs: comparison.html in the last one's folder
 
 Needs neither torch nor a network.
@@ -33,12 +36,12 @@ def run(request: Request) -> int:
     from kd.report.explained import Explained
     from kd.report.html import write_comparison, write_report
 
-    if "help" in request.flags or not (request.rest or {"alerts", "dashboard"} & request.flags):
+    if "help" in request.flags or not (request.rest or {"alarms", "alerts", "dashboard"} & request.flags):
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
-    for mode, command in (("alerts", _alerts), ("dashboard", _dashboard), ("live", _live), ("what-if", _what_if)):
-        if mode in request.flags:
-            return command(request)
+    modes = {"alarms": _alarms, "alerts": _alerts, "dashboard": _dashboard, "live": _live, "what-if": _what_if}
+    if asked := [command for mode, command in modes.items() if mode in request.flags]:
+        return asked[0](request)
     if request.overrides:
         raise UserError("it takes one run's folder, or two and more to compare, and --open")
     folders = [_seen_run(run_at(name)) for name in request.rest]
@@ -60,6 +63,18 @@ def run(request: Request) -> int:
     print(f"written to {file}")
     if "open" in request.flags:
         webbrowser.open(file.resolve().as_uri())
+    return 0
+
+
+def _alarms(request: Request) -> int:
+    from kd.report.cloudwatch import alarms, dashboard
+
+    topic, given = take(request, "topic").get("topic"), request.rest
+    if len(given) != 1 or request.overrides:
+        raise UserError("--alarms takes one namespace, that of monitor.cloudwatch, and topic=ARN")
+    region = os.environ.get("AWS_DEFAULT_REGION") or "REGION"
+    requests = {"PutMetricAlarm": alarms(given[0], topic), "PutDashboard": dashboard(given[0], region)}
+    print(json.dumps(requests, indent=2))
     return 0
 
 

@@ -27,7 +27,8 @@ class CloudWatch(Outlet):
     """Metrics below one namespace, with the dimensions ``Recipe``, ``Run`` and ``Host``, and a gauge's own.
 
     Names are those of :data:`kd.monitor.numbers.GAUGES`; of the cores their mean is sent: every metric is paid for.
-    ``alarms`` puts an alarm on each rule (``rule_fired``) and a dashboard there. Region and credentials are found as by any AWS tool. A thread of the first
+    ``alarms`` puts an alarm on each rule (``rule_fired``) and a dashboard there; ``topic`` is notified.
+    Region and credentials are found as by any AWS tool. A thread of the first
     process of each node sends; what it can't send is reported once.
     """
 

@@ -23,7 +23,6 @@ GROUPS = ("data", "data.augment", "data.probe", "model", "model.student", "model
 FLAGS = (
     "-h", "--alarms", "--alerts", "--dashboard", "--delete", "--describe", "--dry-run", "--help", "--json", "--keys",
     "--list", "--live", "--open", "--print_config", "--traces", "--trust", "--tune", "--version", "--what-if",
-    "--open", "--print_config", "--traces", "--trust", "--tune", "--version", "--what-if",
 )  # fmt: skip
 ABOUT = ("-h", "--help", "--keys", "--list")  # these may be followed by what to say more of
 ENTRIES = ("taps", "teachers")  # named entries whose fields the parser takes only once the entry is there

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from kd.cli import train_main
+from kd.report.rules import RULES
 
+TOPIC = "arn:aws:sns:us-east-1:123456789012:kd"
 SLOW = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.05}})
 SHORT = [f"trainer.callbacks+={SLOW}", "monitor.interval_s=0.1", "trainer.max_epochs=1"]
 
@@ -74,10 +76,15 @@ def test_cloudwatch(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with moto.mock_aws():
         import boto3
 
-        assert train_main([f"recipe={recipe}", *SHORT, "monitor.cloudwatch=KD/Tests"]) == 0
+        items = ["monitor.cloudwatch=KD/Tests", "monitor.cloudwatch_alarms=true", f"monitor.cloudwatch_topic={TOPIC}"]
+        assert train_main([f"recipe={recipe}", *SHORT, *items]) == 0
         client = boto3.client("cloudwatch")
+        made = [a for page in client.get_paginator("describe_alarms").paginate() for a in page["MetricAlarms"]]
+        boards = client.list_dashboards()["DashboardEntries"]
         found = [m for page in client.get_paginator("list_metrics").paginate(Namespace="KD/Tests")
                  for m in page["Metrics"]]  # fmt: skip
+    assert {alarm["AlarmName"] for alarm in made} == {f"KD/Tests {rule}" for rule in RULES}
+    assert made[0]["AlarmActions"] == [TOPIC] and [board["DashboardName"] for board in boards] == ["KD-Tests"]
     by_name: dict[str, list[dict[str, str]]] = {}
     for metric in found:
         by_name.setdefault(metric["MetricName"], []).append({d["Name"]: d["Value"] for d in metric["Dimensions"]})

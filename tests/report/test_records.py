@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+import kd
+from kd.errors import UserError
 from kd.report.records import Writer, percentile, read_lines, read_run
+from tests._pages import write_run
 
 
 def write_steps(path: Path, values: list[float], limit: int) -> Writer:
@@ -85,3 +88,21 @@ def test_a_repeated_step_counts_once_and_the_newest_wins(tmp_path: Path) -> None
         writer.write({"kind": "step", "step": step, "ms": 10.0})
     writer.close()
     assert [s["ms"] for s in read_run(tmp_path).steps[0]] == [1.0, 10.0, 10.0]
+
+
+def test_tensor_statistics_are_series_over_the_steps(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run"))
+    assert {series.statistic for series in run.tensors} == {
+        "grad_norm", "update_ratio", "agreement", "teacher_entropy",
+    }  # fmt: skip
+    run.health = [{"step": step, "student": "a", "grad_norm": None, "spread": {"head": 0.5 + step}} for step in (0, 50)]
+    norm, spread = run.tensors
+    assert (norm.student, norm.layer, norm.statistic, norm.values) == ("a", "", "grad_norm", [None, None])
+    assert (spread.layer, spread.statistic, spread.steps, spread.values) == ("head", "spread", [0, 50], [0.5, 50.5])
+
+
+def test_runs_are_read_from_python(tmp_path: Path) -> None:
+    run = kd.read_run(str(write_run(tmp_path / "run")))
+    assert run.steps[0][0]["p"]["teacher"] > 0 and run.samples["0-host"][0]["mem"] == 40.0
+    with pytest.raises(UserError, match=r"nowhere is no run's folder: it has no config\.yaml"):
+        kd.read_run(tmp_path / "nowhere")
