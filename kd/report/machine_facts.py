@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from kd.report.records import Sample
 from kd.report.step_facts import StepFacts, mean
 
 
@@ -37,7 +38,7 @@ class MachineFacts(StepFacts):
         return self.header.get("num_workers", 0)
 
     @cached_property
-    def samples(self) -> list[dict[str, Any]]:
+    def samples(self) -> list[Sample]:
         return [s for samples in self.run.samples.values() for s in samples]
 
     @cached_property

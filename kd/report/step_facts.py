@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from kd.report.records import PHASES, Run, percentile
+from kd.report.records import PHASES, Run, Step, percentile
 
 
 def step_ms(phases: Mapping[str, float]) -> float:
@@ -61,11 +61,11 @@ class StepFacts:
         return self.run.totals.get(self.rank, {})
 
     @cached_property
-    def steps(self) -> list[dict[str, Any]]:
+    def steps(self) -> list[Step]:
         return self.run.steps.get(self.rank, [])
 
     @cached_property
-    def usual_steps(self) -> list[dict[str, Any]]:
+    def usual_steps(self) -> list[Step]:
         """Without those that start a loader."""
         return [s for s in self.steps if not s.get("first")]
 
