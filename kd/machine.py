@@ -1,9 +1,10 @@
-"""What of the machine this process may use: processors, the folder for what is kept between runs, a Ray of its own."""
+"""What this process may use of its machine: cores, a cache folder, a Ray of its own, the network EFA."""
 
 import os
+import re
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,3 +51,21 @@ def signals_kept() -> Iterator[None]:
 
 def last_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()[:200]
+
+
+def has_efa(devices: Path = Path("/sys/class/infiniband")) -> bool:
+    return any(file.read_text().startswith("0xefa") for file in devices.glob("*/device/device"))
+
+
+def log_nccl(env: MutableMapping[str, str] = os.environ) -> None:
+    """NCCL's first lines, which name its network, go to a file of each process, unless ``NCCL_DEBUG`` is set."""
+    if "NCCL_DEBUG" not in env and has_efa():
+        file = str(Path(tempfile.gettempdir()) / "kd-nccl.%p")
+        env.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=file)
+
+
+def nccl_network(env: MutableMapping[str, str] = os.environ) -> str:
+    """``Libfabric`` (EFA), ``Socket`` (TCP), ... as NCCL's log says; empty where it says nothing."""
+    file = Path(env.get("NCCL_DEBUG_FILE", "").replace("%p", str(os.getpid())))
+    text = file.read_text(errors="replace") if file.is_file() else ""
+    return (re.findall(r"Using network (?:AWS )?(\w+)", text) or [""])[-1]

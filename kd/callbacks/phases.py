@@ -27,8 +27,7 @@ from kd.clock import Clock, StepTimes, annotate, process_start, run_clock
 from kd.data.batch import Batch
 from kd.fit_to_machine.memory import Memory, available_bytes
 from kd.fit_to_machine.precision import bfloat16_time
-from kd.launch.efa import has_efa, nccl_network
-from kd.machine import core_ids, cores
+from kd.machine import core_ids, cores, has_efa, nccl_network
 from kd.models.taps import TRIAL
 from kd.report.facts import Facts
 from kd.report.records import PHASES, Run, Writer

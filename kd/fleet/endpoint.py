@@ -18,6 +18,7 @@ from kd.launch.groups import has_gpus
 from kd.run.own_keys import refuse_foreign, take, truth
 from kd.run.request import Request
 from kd.run.run import Run
+from kd.run.trust import remember_made
 from kd.storage.elsewhere import json_of
 from kd.storage.run_urls import run_at
 
@@ -118,7 +119,7 @@ def run(request: Request) -> int:
         raise UserError(missing)
     aws_session()  # before torch is loaded
     opened = Run.open(str(folder), request, tuple(KEYS))
-    _create(requests, _archive(folder, request))
+    _create(requests, _archive(opened))
     again = f"kd-launch endpoint {request.rest[0]} --delete"
     kind = "transform_job" if "batch" in own else "endpoint"
     outcome = _wait(kind, found.name)
@@ -140,18 +141,22 @@ def _read(folder: Path, own: dict[str, str]) -> Endpoint:
     return Endpoint(name, machines, own.get("image"), own)
 
 
-def _archive(folder: Path, request: Request) -> Path:
-    file = folder / "export" / "sagemaker" / "model.tar.gz"
-    if not file.is_file():
-        from kd.commands import export
+def _archive(opened: "FinishedRun") -> Path:
+    from kd.ship.export.base import Limits
+    from kd.ship.export.formats import find_format
+    from kd.ship.export.gate import Wanted, export
 
-        if export.run(Request(rest=[str(folder)], overrides=["to=sagemaker", *request.overrides])):
-            raise UserError(f"{folder}: its export was not kept, see above")
-    return file
+    out = opened.folder / "export" / "sagemaker"
+    if not (out / "model.tar.gz").is_file():
+        kind = find_format("sagemaker")
+        kind.check("endpoint", False)
+        problem, _ = export(opened, Wanted("sagemaker", kind, False, "nhwc", 300, Limits()), out, remember_made)
+        if problem:
+            raise UserError(f"{opened.folder}: its export was not kept: {problem}")
+    return out / "model.tar.gz"
 
 
 def _create(requests: Mapping[str, dict[str, Any]], archive: Path) -> None:
-    """All of them, or none."""
     session, made = aws_session(), list[str]()
     client, s3 = session.client("sagemaker"), session.client("s3")
     model = requests["create_model"]
@@ -204,14 +209,14 @@ def _compare(name: str, opened: "FinishedRun") -> int:
     from kd.ship.serving.answers import answer
 
     picture = opened.data.split("val").read(0)
-    theirs = json_of(invoke(name, picture).decode())["predictions"][0]
+    served = json_of(invoke(name, picture).decode())["predictions"][0]
     with TemporaryDirectory() as folder:
         file = Path(folder) / "picture"
         file.write_bytes(picture)
         ((_, numbers, _),) = predict(opened, [str(file)], torch.device("cpu"), {})
-    mine = answer(numbers.numpy(), opened.manifest("onnx", "nhwc", False), 5)
-    apart = difference(mine, theirs)
-    print(f"kd-launch: the first validation picture: the endpoint answers {_short(theirs)}, kd-predict {_short(mine)}")
+    own = answer(numbers.numpy(), opened.manifest("onnx", "nhwc", False), 5)
+    apart = difference(own, served)
+    print(f"kd-launch: the first validation picture: the endpoint answers {_short(served)}, kd-predict {_short(own)}")
     if apart > ALIKE:
         print(f"kd-launch: {name}: its answer is {apart:.1%} away from kd-predict's", file=sys.stderr)
     return int(apart > ALIKE)
@@ -223,13 +228,13 @@ def _numbers(answer: Mapping[str, Any]) -> dict[Any, float]:
     return dict(answer["numbers"] if "numbers" in answer else enumerate(answer["features"]))
 
 
-def difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
+def difference(own: Mapping[str, Any], served: Mapping[str, Any]) -> float:
     """The largest difference of two answers, over the largest number.
 
     >>> difference({"labels": [{"label": "pie", "p": 0.8}]}, {"labels": [{"label": "pie", "p": 0.6}]})
     0.25
     """
-    a, b = _numbers(mine), _numbers(theirs)
+    a, b = _numbers(own), _numbers(served)
     apart = max(abs(value - b.get(name, 0.0)) for name, value in a.items())
     return round(apart / (max(map(abs, a.values())) or 1.0), 9)
 

@@ -14,7 +14,6 @@ from tqdm import tqdm
 
 from kd.callbacks.run_folder import RunFolder
 from kd.errors import UserError, needs_extra
-from kd.launch.cluster import is_rank_zero
 from kd.monitor.numbers import GAUGES, Numbers, Outlet
 from kd.report.cloudwatch import alarms, dashboard
 from kd.report.step_facts import mean
@@ -72,7 +71,7 @@ class CloudWatch(Outlet):
         self._client.put_dashboard(**dashboard(self.namespace, self._client.meta.region_name))
 
     def _run(self) -> None:
-        if self.alarms and is_rank_zero():
+        if self.alarms and self.numbers.trainer is not None and self.numbers.trainer.is_global_zero:
             self._try(self._make_alarms)
         while not self._end.wait(self.every_s):
             self._send()

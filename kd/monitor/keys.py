@@ -12,7 +12,6 @@ from kd.callbacks.phases import Phases
 from kd.callbacks.preemption import Preemption
 from kd.callbacks.run_folder import RunFolder
 from kd.errors import UserError
-from kd.launch.groups import gpus_of
 from kd.monitor.cloudwatch import CloudWatch
 from kd.monitor.confusion import Confusion
 from kd.monitor.control import Control
@@ -52,12 +51,8 @@ class MonitorSpec(MonitorSettings):
     def costs(self) -> dict[str, Any]:
         """What the records of steps keep of prices."""
         table = self.price_table()
-        machines = {
-            name: {**machine, "gpus": gpus_of(name.partition(":")[0]) or 0}
-            for name, machine in input_machines(table).items()
-        }
         prices = by_kind(self.instances or [], table)
-        found = {"price_per_hour": self.price_per_hour, "input_machines": machines, "prices": prices}
+        found = {"price_per_hour": self.price_per_hour, "input_machines": input_machines(table), "prices": prices}
         return {name: value for name, value in found.items() if value not in (None, {})}
 
     def _check_rules(self) -> None:

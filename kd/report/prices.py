@@ -7,13 +7,15 @@ from pathlib import Path
 from kd.errors import UserError
 from kd.storage.elsewhere import text_of, yaml_of
 
+PARTS = {"vcpus", "gpus"}  # of a machine in the table, beside its prices
 INSTANCE = re.compile(r"(?:(\d+)\*)?([^*:]+)(?::(on_demand|spot))?")
 
 
 def read_prices(file: Path) -> dict[str, dict[str, float]]:
     """A table of ``instance: 3.06`` or ``instance: {on_demand: 3.06, spot: 1.1}``, of an hour of one machine.
 
-    ``vcpus: 72`` beside the prices says that the machine could make batches for others.
+    ``vcpus: 72`` beside the prices says that the machine could make batches for others; with ``gpus: 1`` too, that it
+    could train in place of a smaller one of its family.
     """
     try:
         found = yaml_of(text_of(file))
@@ -26,9 +28,9 @@ def read_prices(file: Path) -> dict[str, dict[str, float]]:
 
 def _kinds(file: Path, name: str, value: object) -> dict[str, float]:
     kinds = value if isinstance(value, dict) else {"on_demand": value}
-    known = ("on_demand", "spot", "vcpus")
+    known = ("on_demand", "spot", *PARTS)
     wrong = [k for k, v in kinds.items() if k not in known or not isinstance(v, int | float) or v < 0]
-    if wrong or not set(kinds) - {"vcpus"}:
+    if wrong or not set(kinds) - PARTS:
         raise UserError(f"monitor.prices: {file}: {name}: a price, or on_demand and spot, got {value}")
     return {kind: float(price) for kind, price in kinds.items() if isinstance(price, int | float)}
 
@@ -46,7 +48,7 @@ def price_of(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]
         count, name, kind = match.groups() if match else ("", item, "")
         known = prices.get(name or "", {}).get(kind or "on_demand")
         if known is None:
-            kinds = [f"{n}{':spot' * (k == 'spot')}" for n, kinds in prices.items() for k in kinds if k != "vcpus"]
+            kinds = [f"{n}{':spot' * (k == 'spot')}" for n, kinds in prices.items() for k in kinds if k not in PARTS]
             raise UserError(f"monitor.instances: no price of '{item}'; known: {', '.join(kinds[:20])}")
         total += int(count or 1) * known
     return total
@@ -70,9 +72,9 @@ def by_kind(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]])
 
 
 def input_machines(prices: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Those of the table that could make batches: ``price`` of an hour and ``vcpus``, by name."""
+    """Those of the table whose ``vcpus`` are known: with them ``price`` of an hour and ``gpus``, by name."""
     return {
-        f"{name}{':spot' * (kind == 'spot')}": {"price": price, "vcpus": kinds["vcpus"]}
+        f"{name}{':spot' * (kind == 'spot')}": {"price": price, "vcpus": kinds["vcpus"], "gpus": kinds.get("gpus", 0)}
         for name, kinds in prices.items() if kinds.get("vcpus")
-        for kind, price in kinds.items() if kind != "vcpus"
+        for kind, price in kinds.items() if kind not in PARTS
     }  # fmt: skip

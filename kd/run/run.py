@@ -15,8 +15,7 @@ from kd.errors import UserError
 from kd.launch import sagemaker
 from kd.launch.child import PARENT
 from kd.launch.cluster import Cluster, is_rank_zero, recognise
-from kd.launch.efa import log_nccl
-from kd.machine import cache_dir
+from kd.machine import cache_dir, log_nccl
 from kd.run.own_keys import refuse_foreign
 from kd.run.place import Place, check_start, place_of, resumed_by
 from kd.run.request import Request, merge, translate

@@ -485,7 +485,7 @@ class MonitorSettings(Checked):
         send_every_s: seconds between two sendings.
         price_per_hour: of the whole job, in your currency: the report says what an epoch costs.
         prices: a YAML table of instances and prices of an hour (``p4d.24xlarge: {on_demand: 37.688, spot: 12.1}``);
-            with ``vcpus`` those that could make batches, for the report's advice.
+            with ``vcpus`` those that could make batches, and with ``gpus`` train, for the report's advice.
         instances: the machines of the job, by that table: ``[4*p4d.24xlarge, 2*c5.18xlarge:spot]``.
         rules_every_s: seconds between two readings of the records by the rules; 0: only at the end.
         actions: what a rule that fires does: ``log`` (a line), ``webhook`` or ``stop`` (saves a checkpoint, status

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kd.launch import efa
+from kd import machine
 
 OVER_EFA = """\
 8h200-2:6831:6840 [0] NCCL INFO NET/OFI Selected Provider is efa (found 16 nics)
@@ -26,20 +26,20 @@ a:362:362 [0] NCCL INFO Using network Socket
 )  # fmt: skip
 def test_the_network_is_that_of_nccls_log(tmp_path: Path, log: str, network: str) -> None:
     (tmp_path / f"nccl.{os.getpid()}").write_text(log)
-    assert efa.nccl_network({"NCCL_DEBUG_FILE": str(tmp_path / "nccl.%p")}) == network
-    assert efa.nccl_network({}) == ""
+    assert machine.nccl_network({"NCCL_DEBUG_FILE": str(tmp_path / "nccl.%p")}) == network
+    assert machine.nccl_network({}) == ""
 
 
 def test_nccl_is_logged_where_there_is_efa(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, kind in (("mlx5_0", "0x101b"), ("rdmap16s27", "0xefa1")):
-        assert not efa.has_efa(tmp_path)
+        assert not machine.has_efa(tmp_path)
         (tmp_path / name / "device").mkdir(parents=True)
         (tmp_path / name / "device" / "device").write_text(f"{kind}\n")
-    assert efa.has_efa(tmp_path)
-    monkeypatch.setattr(efa, "has_efa", lambda: True)
+    assert machine.has_efa(tmp_path)
+    monkeypatch.setattr(machine, "has_efa", lambda: True)
     env: dict[str, str] = {}
-    efa.log_nccl(env)
+    machine.log_nccl(env)
     assert env["NCCL_DEBUG"] == "INFO" and env["NCCL_DEBUG_FILE"].endswith("%p")
     users = {"NCCL_DEBUG": "WARN"}
-    efa.log_nccl(users)
+    machine.log_nccl(users)
     assert users == {"NCCL_DEBUG": "WARN"}

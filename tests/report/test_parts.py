@@ -62,8 +62,8 @@ def test_prices_of_machines(tmp_path: Path) -> None:
     prices = read_prices(table)
     assert price_of(["big", "2*small:spot"], prices) == 32
     assert input_machines(prices) == {
-        "small": {"price": 3.0, "vcpus": 72.0},
-        "small:spot": {"price": 1.0, "vcpus": 72.0},
+        "small": {"price": 3.0, "vcpus": 72.0, "gpus": 0},
+        "small:spot": {"price": 1.0, "vcpus": 72.0, "gpus": 0},
     }
     assert by_kind(["big", "2*small:spot"], prices)["spot"] == 32
     assert by_kind(["big"], prices) == {}
