@@ -21,6 +21,7 @@ class Targets:
     """One class id a picture, -1 without a label; base of the other kinds. A source's ``kind`` is one of these."""
 
     name = "one label a picture"  # in messages; a task names the kind that it learns from in the same words
+    counted = "classes"  # what a source has some of
     undefined: tuple[str, ...] = ()  # the augmentations that are not defined for it
     least_classes = 2  # fewer leave nothing to tell apart
     cut_with_picture = False  # it has a value for each pixel, which a view's crop, resize and flip move too
@@ -83,7 +84,7 @@ class LabelSets(Targets):
 class Numbers(Targets):
     """Some numbers a picture, NaN where one is missing."""
 
-    name = "numbers"
+    name = counted = "numbers"
     undefined = ("mixup", "cutmix")
     least_classes = 1
 

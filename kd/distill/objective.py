@@ -75,6 +75,7 @@ class Objective(nn.Module):
     ) -> None:
         """Passes the data's facts to each loss, builds those over features, refuses what is not defined."""
         self._check(data, teacher)
+        self.task.name_metrics(data.classes)
         self.task.weigh(data.classes, data.counts)
         if data.scales is not None:
             self.task.scale(*zip(*data.scales, strict=True))

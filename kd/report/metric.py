@@ -52,4 +52,4 @@ def in_tables(metric: str) -> bool:
 
 
 def _kind(metric: str) -> str:
-    return metric.partition("_")[0]
+    return metric.rpartition("/")[2].partition("_")[0]

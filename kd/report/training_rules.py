@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from kd.report.limits import Finding
+from kd.report.metric import format_metric
 from kd.report.step_facts import mean
 
 
@@ -28,7 +29,8 @@ def overfit(
     best = max(val)
     if max(val[-patience:]) > best - drop or train_loss[-1] >= train_loss[-1 - patience]:
         return None
-    text = f"{metric} fell from {best:.1%} to {val[-1]:.1%} while train/loss still falls"
+    before, now = format_metric(metric, best), format_metric(metric, val[-1])
+    text = f"{metric} fell from {before} to {now} while train/loss still falls"
     return Finding("Overfit", text, "stronger data.augment, fewer epochs; the best epoch is exported anyway")
 
 
@@ -104,7 +106,7 @@ def overtraining(
     before, since = max(val[: -int(patience)]), max(val[-int(patience) :])
     if since >= before + delta:
         return None
-    text = f"{metric} has been no better than {before:.1%} for {patience:g} epochs"
+    text = f"{metric} has been no better than {format_metric(metric, before)} for {patience:g} epochs"
     return Finding("Overtraining", text, "stop here: the best epoch is exported; or a lower optim.lr")
 
 

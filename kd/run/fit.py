@@ -42,7 +42,8 @@ def _say_data(cli: KDCLI, say: Callable[..., None]) -> None:
     without = f" ({info.unlabeled} without a label)" if info.unlabeled else ""
     say(
         f"      {info.train} training{without} and {info.val} validation pictures, "
-        f"{f'{len(info.classes)} classes' if info.classes else 'no labels'}{left_out}{said(cli.datamodule.left_out)}"
+        f"{f'{len(info.classes)} {cli.datamodule.source.kind.counted}' if info.classes else 'no labels'}"
+        f"{left_out}{said(cli.datamodule.left_out)}"
     )
     if cli.datamodule.holds_out:
         say(f"      no validation pictures found: {info.val} training pictures are held out (data.val_fraction)")

@@ -195,6 +195,7 @@ def _check_same_pictures(measured: Sequence[Subject], options: Options) -> None:
 def measure(subject: Subject, options: Options, answers: Answers | None, own_data: bool) -> dict[str, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data, task, classes = subject.data, subject.task, subject.classes
+    task.name_metrics(classes)
     fidelity = task.fidelity(len(classes))
     readers = [each for each in (fidelity, answers) if each is not None]
     batches = data.eval_dataloader(options.place)

@@ -62,6 +62,9 @@ class Task(nn.Module):
     def scale(self, means: Sequence[float], deviations: Sequence[float]) -> None:
         """Receives mean and standard deviation of the training targets, where these are numbers."""
 
+    def name_metrics(self, classes: Sequence[str]) -> None:
+        """Receives the names of classes or numbers, where metrics bear them."""
+
     def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
         """Receives the classes' names, and how many training pictures each has if known."""
 

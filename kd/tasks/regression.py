@@ -44,7 +44,7 @@ class Regression(Task):
         self.register_buffer("means", torch.zeros(num_classes), persistent=False)
         self.register_buffer("deviations", torch.ones(num_classes), persistent=False)
 
-    def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
+    def name_metrics(self, classes: Sequence[str]) -> None:
         self.names = [""] if len(classes) == 1 else list(classes)
 
     def scale(self, means: Sequence[float], deviations: Sequence[float]) -> None:

@@ -133,6 +133,11 @@ def test_each_of_several_students_is_judged_by_the_tasks_own_metric() -> None:
     assert [f.text.split()[0] for f in Explained(run).findings if f.rule == "Overfit"] == ["a/val/miou"]
 
 
+def test_an_r2_is_not_a_share() -> None:
+    found = RULES["Overfit"]([5, 4, 3, 2, 1], [0.8, 0.6, 0.6, 0.6, 0.6], metric="val/r2")
+    assert found is not None and "val/r2 fell from 0.800 to 0.600 while" in found.text
+
+
 def test_an_under_trained_student_is_named_once_its_run_is_done() -> None:
     run = Run(Path("x"), summary={"primary": "acc1", "status": "done", "student": {"start": "scratch"}})
     run.metrics = [{"epoch": n, "val/acc1": 0.1 * n, "val/agreement": 0.1 * n} for n in range(6)]

@@ -18,6 +18,7 @@ from kd.errors import UserError
 from kd.losses import KDLoss
 from kd.losses.numbers import RegressionKDLoss
 from kd.models.output_scale import scale_output, unit_output
+from kd.report.metric import less_is_better
 from kd.tasks import Classification
 from kd.tasks.base import TargetCounts
 from kd.tasks.fidelity_numbers import NumbersFidelity
@@ -30,7 +31,7 @@ NAN = math.nan
 def _task(means: tuple[float, ...] = (0.0, 0.0), deviations: tuple[float, ...] = (1.0, 1.0)) -> Regression:
     task = Regression(loss="l2")
     task.settle(len(means))
-    task.weigh(["red", "green"][: len(means)], None)
+    task.name_metrics(["red", "green"][: len(means)])
     task.scale(means, deviations)
     return task
 
@@ -61,6 +62,11 @@ def test_the_metrics_are_those_of_torchmetrics_over_the_known_targets() -> None:
         )
     assert found["r2"].item() == pytest.approx((found["r2_red"] + found["r2_green"]).item() / 2)
     assert set(found) == set(task.metric_names(teacher=True))
+
+
+def test_errors_are_better_small_under_their_logged_names() -> None:
+    """A checkpoint kept by ``val/mae``, or a search for it, once preferred the largest."""
+    assert less_is_better("val/mae_red") and less_is_better("low/val/rmse") and not less_is_better("val/r2_red")
 
 
 def test_one_target_has_plain_names() -> None:
@@ -169,6 +175,7 @@ def test_the_student_answers_in_the_targets_units(run: Path, lists: Path, tmp_pa
     assert eval_main([str(run)]) == 0
     again = json.loads((run / "eval_val.json").read_text())["student"]
     assert again["r2"] == pytest.approx(best["r2"], abs=0.02)
+    assert again["mae_green"] == pytest.approx(best["mae_green"], rel=0.05)  # by the name that training gave it
     assert predict_main([str(run), str(lists / "val"), f"out={tmp_path / 'found.csv'}"]) == 0
     rows = list(csv.DictReader((tmp_path / "found.csv").open()))
     assert list(rows[0]) == ["file", "red", "green"]
@@ -187,11 +194,12 @@ def test_a_checkpoint_of_the_run_teaches_in_units_too(run: Path) -> None:
     torch.testing.assert_close(read["head.bias"], exported["head.bias"])
 
 
-def test_the_export_answers_in_the_same_numbers(run: Path) -> None:
+def test_the_export_answers_in_the_same_numbers(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("onnxruntime")
     assert export_main([str(run), "to=onnx"]) == 0
     kept = json.loads((run / "export" / "export.json").read_text())["onnx"]
     assert kept["kept"] and kept["metric"] == "r2"
+    assert f"r2 of the student      {kept['student']:.4f}\n" in capsys.readouterr().out  # a share of nothing
 
 
 def test_fidelity_compares_student_and_teacher_by_tenths_of_the_targets() -> None:

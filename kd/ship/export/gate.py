@@ -73,7 +73,7 @@ def _latency(student: nn.Module, runtime: Runtime, one: torch.Tensor) -> dict[st
 
 def failure(found: dict[str, Any], int8: bool, limits: Limits) -> str:
     if int8 and "metric" in found:
-        falls = f"{found['metric']} falls from {found['student']:.2%} to {found['export']:.2%}"
+        falls = f"{found['metric']} falls from {_score(found, 'student')} to {_score(found, 'export')}"
         lost = found["student"] - found["export"]
         return f"{falls}, by more than {100 * limits.drop:g} points (max_drop)" if lost > limits.drop else ""
     agrees = f"it agrees with the student on {found['agreement']:.3%} of {found['pictures']} pictures"
@@ -145,8 +145,12 @@ def lines(found: dict[str, Any]) -> list[str]:
         ("agreement", f"{found['agreement']:.2%} of {found['pictures']} pictures"),
     ]
     if "metric" in found:
-        rows.append((f"{found['metric']} of the student", f"{found['student']:.2%}"))
-        rows.append(("of the export", f"{found['export']:.2%}"))
+        rows.append((f"{found['metric']} of the student", _score(found, "student")))
+        rows.append(("of the export", _score(found, "export")))
     rows.append(("one picture", f"student {found['student_ms']:.2f} ms, export {found['export_ms']:.2f} ms"))
     rows.append(("size", f"{found['size_mb']:.1f} MB"))
     return [f"{name:<22} {value}" for name, value in rows]
+
+
+def _score(found: dict[str, Any], of: str) -> str:
+    return f"{found[of]:.4f}" if found["metric"] == "r2" else f"{found[of]:.2%}"
