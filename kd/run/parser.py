@@ -62,6 +62,7 @@ from kd.teachers import shared_teachers
 from kd.teachers.open_cache import check_precision
 
 FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # for what was dumped here; never for files from elsewhere
+_built: list[LightningArgumentParser] = []  # one a process: it takes longer to build than to use
 
 
 class Parser(LightningArgumentParser):
@@ -114,6 +115,7 @@ class KDCLI(LightningCLI):
         own = list(takewhile(lambda item: item.startswith(TRUSTED), args))
         self._trusted = [item.removeprefix(TRUSTED) for item in own]
         self.student_configs: dict[str, str] = {}
+        self._yaml = ""  # dumped after a change alone
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             super().__init__(
@@ -131,6 +133,7 @@ class KDCLI(LightningCLI):
 
     def change(self, settings: Mapping[str, Any]) -> None:
         for key, value in settings.items():
+            self._yaml = ""
             *path, last = key.split(".")
             reduce(lambda node, part: node[part], path, self.config)[last] = value
 
@@ -139,6 +142,12 @@ class KDCLI(LightningCLI):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._build()
+
+    def setup_parser(self, *arguments: Any) -> None:
+        if not _built:
+            super().setup_parser(*arguments)
+            _built.append(self.parser)
+        self.parser = _built[0]
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         for own in fields(Settings):
@@ -205,7 +214,8 @@ class KDCLI(LightningCLI):
         self._seed()
         self.precision_note = ""
         if self.config.trainer.precision is None:
-            self.config.trainer.precision, self.precision_note = choose_precision(str(self.config.trainer.accelerator))
+            chosen, self.precision_note = choose_precision(str(self.config.trainer.accelerator))
+            self.change({"trainer.precision": chosen})
         self._set_loggers_aside()
         try:
             with shared_teachers() if self.config.students else nullcontext():
@@ -227,8 +237,7 @@ class KDCLI(LightningCLI):
 
     def _set_loggers_aside(self) -> None:
         self._logger = self.config.trainer.logger
-        self._yaml = self.as_yaml()
-        loggers = yaml.load(self._yaml, FAST)["trainer"]["logger"]
+        loggers = self.as_dict()["trainer"]["logger"]
         self.loggers = [x for x in (loggers if isinstance(loggers, list) else [loggers]) if isinstance(x, dict)]
         for spec in self.loggers:
             check_packages(spec)
@@ -256,13 +265,14 @@ class KDCLI(LightningCLI):
         preflight = Preflight(config.preflight, on_disk(config.runs_dir) / config.recipe)
         where = resume.resolve() / "checkpoints" if resume else None
         last = LastCheckpoint(where, config.checkpoint.every_n_steps, config.checkpoint.every_n_minutes)
-        remember(self._yaml)
-        self.folder = RunFolder(on_disk(config.runs_dir), config.recipe, self._yaml, resume, self._marker, config.name)
+        text = self.as_yaml()
+        remember(text, self.as_dict())
+        self.folder = RunFolder(on_disk(config.runs_dir), config.recipe, text, resume, self._marker, config.name)
         preemption = Preemption(last)
         watching = monitors(MonitorSpec(**config.monitor), self.folder, preemption)
         best = Best(self.folder, monitor, mode)
         self.summary = Summary(self.folder, preflight, preemption, config.recipe, config.seed, best)
-        loggers = Loggers(self.folder, self.loggers, build_loggers, flatten(yaml.load(self._yaml, FAST)))
+        loggers = Loggers(self.folder, self.loggers, build_loggers, flatten(self.as_dict()))
         nodes = Nodes(self.cluster.launcher if self.cluster else None)
         several = [StudentFolders(self.folder, best, self.student_configs, save_student)] if config.students else []
         ours: list[Callback] = [
@@ -311,7 +321,7 @@ class KDCLI(LightningCLI):
             config = Namespace({**vars(self.config.clone()), **vars(settings), "students": None})
             config.trainer.logger = self._logger
             self.student_configs[name] = self._dump(config)
-            remember(self.student_configs[name])
+            remember(self.student_configs[name], yaml.load(self.student_configs[name], FAST))
             self._seed()
             found[name] = self._module(parser.instantiate_classes(settings))
         return DistillationModule.together(found)
@@ -320,7 +330,8 @@ class KDCLI(LightningCLI):
         return yaml.load(self.as_yaml(), FAST)
 
     def as_yaml(self) -> str:
-        return self._dump(self.config.clone())
+        self._yaml = self._yaml or self._dump(self.config.clone())
+        return self._yaml
 
     def _dump(self, config: Namespace) -> str:
         config.resume = config.name = None

@@ -18,7 +18,6 @@ from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.run import files
 from kd.run.paths import folder
-from kd.storage.elsewhere import yaml_of
 
 PACKAGES = ("kd", "torch", "torchvision", "torchmetrics", "timm", "pytorch_lightning", "lightning_fabric")
 ALL = "*"  # in place of names: every file is one's own, or --trust was given
@@ -163,10 +162,10 @@ def is_own(file: Path) -> bool:
     return file.is_relative_to(Path.cwd().resolve())
 
 
-def remember(config: str) -> None:
+def remember(text: str, config: dict[str, Any]) -> None:
     """Notes that a run of these settings was started here, where a file from elsewhere could not have named them."""
-    if _refusal(yaml_of(config), []):
-        remember_made(config.encode())
+    if _refusal(config, []):
+        remember_made(text.encode())
 
 
 def remember_made(content: bytes) -> None:
