@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -194,7 +195,8 @@ def braces(pattern: str, key: str = "") -> list[str]:
     """
     made = [pattern]
     while any(re.search(r"\{([^{}]*)\}", name) for name in made):
-        made = [f"{head}{part}{tail}" for name in made for head, part, tail in _opened(name, key)]
+        names = (f"{head}{part}{tail}" for name in made for head, part, tail in _opened(name, key))
+        made = list(islice(names, MOST_SHARDS + 1))
         if len(made) > MOST_SHARDS:
             raise UserError(f"{key}: {pattern} names more than {MOST_SHARDS:,} shards")
     return made
