@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ def start(items: list[str], log: Path, *first: Any, program: str = "train", **en
         log.write_text(log.read_text() + traceback.format_exc())
     finally:
         os._exit(status)
+
+
+def as_program(items: list[str]) -> None:
+    """A call for ``first``: Lightning starts the other processes of a run as it finds this one started."""
+    import sys
+
+    sys.modules["__main__"].__spec__ = find_spec("kd.cli")
+    sys.argv = ["kd-train", *items]
 
 
 def free_port() -> str:
@@ -79,7 +88,7 @@ def status_of(pid: int, timeout_s: float = 240) -> int:
 
 
 def survivors(session: int, timeout_s: float = 15) -> list[int]:
-    """Processes of a session that still live after a while; loader workers look for their parent every 5 s."""
+    """Processes of a session that still live after a while; loader workers look for their parent now and then."""
     deadline = time.monotonic() + timeout_s
     while True:
         alive = [pid for pid, its_session, state in processes() if its_session == session and state != "Z"]

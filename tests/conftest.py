@@ -23,6 +23,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     # its parent hangs in GNU OpenMP.
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+    # A loader's worker looks every 5 s whether its parent is gone or has no work left: many tests would wait for it.
+    torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 0.2
 
 
 @pytest.fixture

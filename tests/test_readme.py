@@ -110,6 +110,7 @@ def test_the_command_runs(
         monkeypatch.setattr("kd.fleet.tuning.places.start_kd_train", ForkedRun)
         items += ["trials=1", "jobs=1"]
     monkeypatch.setattr("kd.ship.latency.Stopwatch", StopwatchHere)
+    monkeypatch.setattr("kd.run.train_first.start_kd_train", ForkedRun)
     prepare(command, items, filled)
     name = Path(program).name.removeprefix("kd-")
     small = shrunk(command, items, filled)

@@ -120,7 +120,7 @@ def test_two_ranks_in_one_group(recipe: Path) -> None:
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])  # two: test_two_ranks_in_two_groups
 def test_torchrun_that_is_told_to_stop(recipe: Path, ranks: int) -> None:
     torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "-m", "kd.cli"]
     items = TWO if ranks == 2 else []

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from kd.cli import eval_main, train_main
 from kd.fit_to_machine.precision import choose_precision
 from kd.report.records import read_run
-from tests._forks import run_ranks, start, start_ranks, status_of
-from tests._helpers import ROOT, run_cli, write_recipe
+from tests._forks import as_program, run_ranks, start, start_ranks, status_of
+from tests._helpers import ROOT, write_recipe
 from tests._runs import assert_same, disturb, losses, run, run_folders, student_of
 
 MODEL = "students.student.model."  # the student's part of a checkpoint
@@ -36,6 +36,12 @@ RUN_FILES = {
     ".lock",
     "fidelity.json",
 }
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Path) -> Path:
+    """The folder of a finished run of the recipe as it is; evaluations alone write there."""
+    return run(write_recipe(tmp_path_factory.mktemp("plain") / "tiny.yaml", pictures, teacher))
 
 
 def test_a_run_leaves_a_folder_that_explains_itself(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,8 +82,8 @@ def test_the_saved_configuration_repeats_the_run_to_the_last_bit(recipe: Path) -
     assert_same(student_of(first), student_of(again))
 
 
-def test_another_seed_is_another_run(recipe: Path) -> None:
-    assert losses(run(recipe)) != losses(run(recipe, "seed=1"))
+def test_another_seed_is_another_run(plain: Path, recipe: Path) -> None:
+    assert losses(plain) != losses(run(recipe, "seed=1"))
 
 
 @pytest.mark.parametrize(
@@ -173,25 +179,23 @@ def test_resume_refuses_another_teacher(recipe: Path, tmp_path: Path, capsys: py
     assert "another teacher" in capsys.readouterr().err
 
 
-def test_the_checkpoint_holds_no_teacher(recipe: Path) -> None:
-    folder = run(recipe)
-    checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+def test_the_checkpoint_holds_no_teacher(plain: Path) -> None:
+    checkpoint = torch.load(plain / "checkpoints" / "last.ckpt", weights_only=True)
     assert all(key.startswith(MODEL) for key in checkpoint["state_dict"])
     assert set(checkpoint["kd_teacher"]) == {"arch", "weights"}
-    assert len(checkpoint["optimizer_states"][0]["state"]) == len(student_of(folder))
+    assert len(checkpoint["optimizer_states"][0]["state"]) == len(student_of(plain))
 
 
 def test_plain_timm_loads_the_student_and_gives_the_same_numbers(
-    recipe: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+    plain: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = run(recipe)
-    assert eval_main([str(folder)]) == 0
-    found = json.loads((folder / "eval_val.json").read_text())
+    assert eval_main([str(plain)]) == 0
+    found = json.loads((plain / "eval_val.json").read_text())
     assert found["pictures"] == 16
     assert {"acc1", "acc5", "agreement"} <= set(found["student"])
     assert "teacher" in capsys.readouterr().out
 
-    model = timm.create_model(f"local-dir:{folder / 'student'}", pretrained=True).eval()
+    model = timm.create_model(f"local-dir:{plain / 'student'}", pretrained=True).eval()
     config = timm.data.resolve_model_data_config(model)
     assert (config["input_size"], config["crop_pct"], config["interpolation"]) == ((3, 32, 32), 0.875, "bilinear")
     right = 0
@@ -200,7 +204,7 @@ def test_plain_timm_loads_the_student_and_gives_the_same_numbers(
             right += int(plain_prediction(model, config, path) == c)
     assert found["student"]["acc1"] == right / 16
 
-    file = folder / "student.safetensors"
+    file = plain / "student.safetensors"
     with safe_open(file, framework="pt") as opened:
         meta = opened.metadata()
     assert json.loads(meta["classes"]) == list(model.pretrained_cfg["label_names"])
@@ -290,11 +294,12 @@ def test_two_processes_and_a_sharded_optimizer(recipe: Path) -> None:
     run_ranks(items, recipe.parent / "log")
     plain = run_folders(recipe)[-1]
     watch = json.dumps({"class_path": "tests._sockets.Listening"})
-    done = run_cli(*items, "config=zero", f"trainer.callbacks+={watch}")
-    assert done.returncode == 0, done.stderr
-    assert "listening: 127.0.0.1" in done.stdout
-    assert "listening: 0.0.0.0" not in done.stdout
-    assert "listening: ::" not in done.stdout
+    items += ["config=zero", f"trainer.callbacks+={watch}"]
+    log = recipe.parent / "log"
+    assert status_of(start(items, log, as_program, items)) == 0, log.read_text()
+    assert "listening: 127.0.0.1" in log.read_text()
+    assert "listening: 0.0.0.0" not in log.read_text()
+    assert "listening: ::" not in log.read_text()
     sharded = run_folders(recipe)[-1]
     assert json.loads((sharded / "summary.json").read_text())["world_size"] == 2
     assert losses(plain) == losses(sharded)
