@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from kd.cli import main
+from kd.errors import UserError
 from kd.fleet import endpoint
+from kd.fleet.jobs.job import read_machines
 from kd.storage.archives import unpack
 from tests._forks import free_port
 from tests._helpers import ROOT
@@ -147,6 +149,28 @@ def test_an_endpoint_from_creation_to_deletion(
     assert not cloud.list_endpoints()["Endpoints"] and not cloud.list_models()["Models"]
     assert main("launch", ["endpoint", str(folder), "job=food", "--delete"]) == 0
     assert "food: endpoint not found" in capsys.readouterr().out
+
+
+def test_a_batch_transform_is_sent_and_followed(cloud: Any, tmp_path: Path) -> None:
+    own = {"role": PLACE[0][5:], "bucket": "s3://kd-test", "batch": "s3://kd-test/in", "out": "s3://kd-test/out"}
+    archive = tmp_path / "model.tar.gz"
+    archive.write_bytes(b"x")
+    found = endpoint.Endpoint("food", read_machines("instances", "1xml.c5.xlarge"), PLACE[2][6:], own)
+    endpoint._create(found.requests(), archive)
+    assert endpoint._wait("transform_job", "food").text == "Completed"
+    assert endpoint.delete("food") == 0 and not cloud.list_models()["Models"]
+
+
+def test_what_cannot_be_created_leaves_nothing(cloud: Any, tmp_path: Path) -> None:
+    archive = tmp_path / "model.tar.gz"
+    archive.write_bytes(b"x")
+    found = endpoint.Endpoint("food", None, PLACE[2][6:], {"role": PLACE[0][5:], "bucket": "s3://kd-test"})
+    requests = found.requests()
+    requests["create_endpoint"]["EndpointConfigName"] = "another"
+    with pytest.raises(UserError, match=r"sagemaker: .*Could not find endpoint"):
+        endpoint._create(requests, archive)
+    assert not cloud.list_models()["Models"] and not cloud.list_endpoint_configs()["EndpointConfigs"]
+    assert "Contents" not in boto3.client("s3").list_objects_v2(Bucket="kd-test")
 
 
 def test_an_answer_that_differs_is_reported() -> None:
