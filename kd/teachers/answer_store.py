@@ -72,8 +72,7 @@ class AnswerStore:
             check_room({folder: self.disk_bytes}, f"{views} view(s) of {samples} pictures", key)
             self._whole = WholeRecords(samples, views, usable)
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(folder / ".lock")
-            with self._lock:
+            with self._locked():
                 self._claim(fingerprint, measure)
                 for view in range(views):
                     self._open(view)
@@ -123,14 +122,16 @@ class AnswerStore:
             os.truncate(file, whole)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For loader processes that are started anew: files and lock are opened there."""
-        return {**self.__dict__, "_write": {}, "_lock": None}
+        """For loader processes that are started anew: files are opened there."""
+        return {**self.__dict__, "_write": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = FileLock(self.folder / ".lock")
         for view in range(self.views):
             self._open(view)
+
+    def _locked(self) -> FileLock:
+        return FileLock(self.folder / ".lock")  # anew each time: a loader process may not use one that it inherited
 
     def close(self) -> None:
         for descriptor in self._write.values():
@@ -150,7 +151,7 @@ class AnswerStore:
         return self.read(view, index)[1]
 
     def put(self, view: int, index: np.ndarray, records: np.ndarray) -> None:
-        with self._lock:
+        with self._locked():
             self._grow(view)
             missing = ~self.present(view, index)
             for i, record in zip(index[missing], records[missing], strict=True):

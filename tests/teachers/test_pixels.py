@@ -1,8 +1,10 @@
 """Views kept beside their answers (``model.teacher.cache_pixels``): nothing is decoded twice, nothing else changes."""
 
 import json
+import os
 import pickle
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,8 +32,11 @@ from kd.report.records import Run
 from kd.report.what_if import predict
 from kd.run.settings import Augment
 from kd.teachers.answer_store import AnswerStore
+from kd.teachers.cache_layout import Layout
 from kd.teachers.reading import AddRecords, KeptViews, Reading
-from tests._runs import assert_same, losses, run, student_of
+from tests._forks import run_ranks
+from tests._helpers import draw_folder
+from tests._runs import assert_same, losses, run, run_folders, student_of
 
 SIZE, VIEWS = (32, 32), 2
 JITTER = "data.augment.color_jitter=0.3"
@@ -146,6 +151,71 @@ def test_training_is_the_same_to_the_last_bit(
     assert len(list((tmp_path / "answers").glob("pixels-*/view-*.bin"))) == 2
 
 
+@pytest.mark.slow
+def test_a_run_resumes_in_the_middle_of_a_pixels_cache(
+    recipe: Path, cache: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in its first epoch, with half of a view kept; no view is made twice, and the run learns the same."""
+    items = [*cache, *MIX, JITTER, "trainer.max_epochs=3", "trainer.limit_val_batches=0"]
+    whole = run(recipe, *items, f"{cache[1]}-plain")
+    calls = made(monkeypatch)
+    stop = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 3}})
+    given = [*items, "model.teacher.cache_pixels=true", f"trainer.callbacks+={stop}", "checkpoint.every_n_steps=1"]
+    assert train_main([f"recipe={recipe}", *given]) == 1
+    assert len(calls) == 48 + 4 * 8  # what the cache's rounding is measured on, and four batches
+    part = run_folders(recipe)[-1]
+    assert train_main([f"resume={part}", "trainer.callbacks=null"]) == 0
+    assert len(calls) == 48 + 2 * 48
+    assert losses(part) == losses(whole)
+    assert_same(student_of(part), student_of(whole))
+
+
+@pytest.mark.slow
+def test_two_processes_fill_pixels_that_one_reads(
+    recipe: Path, cache: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under DDP, with loader processes: each makes the views of its own batches, into the same files."""
+    items = [*cache, *MIX, JITTER, "model.teacher.cache_pixels=true", "trainer.limit_val_batches=0"]
+    run_ranks([f"recipe={recipe}", "config=ddp_2cpu", "data.batch_size=4", "data.num_workers=1", *items],
+              tmp_path / "log")  # fmt: skip
+    calls = made(monkeypatch)
+    one = run(recipe, *items, "model.teacher.cache=only")
+    assert not calls
+    plain = run(recipe, *items, "model.teacher.cache_pixels=false")
+    assert losses(one) == losses(plain)
+
+
+def test_processes_that_keep_the_same_views_at_once_keep_whole_ones(tmp_path: Path, pictures: Path) -> None:
+    views = views_of(pictures)
+    keys = [(i, 0) for i in range(len(views))]
+    shared = KeptViews(views, store_in(tmp_path / "p", len(views)))  # as loader processes inherit it
+    children = []
+    for turn in (1, -1):
+        if not (child := os.fork()):
+            with suppress(Exception):
+                for key in keys[::turn]:
+                    shared.__getitems__([key])
+                os._exit(0)
+            os._exit(1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+    store = store_in(tmp_path / "p", len(views))
+    assert store.present(0, np.arange(len(views))).all()
+    kept = KeptViews(views, store).__getitems__(keys)
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(kept, views.__getitems__(keys), strict=True))
+
+
+def test_other_pictures_and_other_views_have_other_pixels(tmp_path: Path, pictures: Path) -> None:
+    def folder_of(root: Path, **augment: float) -> Path:
+        data = DistillationDataModule(ImageFolder(str(root)), SIZE, 8, augment=Augment(**augment))
+        teacher: Any = SimpleNamespace(spec=SimpleNamespace(cache_dir=str(tmp_path)))
+        return Layout(data).pixels(teacher)[0]
+
+    other = draw_folder(tmp_path / "other", size=44)
+    assert len({folder_of(pictures), folder_of(other), folder_of(pictures, hflip=0.0)}) == 3
+    assert folder_of(pictures) == folder_of(pictures)
+
+
 def test_the_training_process_reads_no_records(recipe: Path, cache: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Loader processes do, which pin them; where a batch lacks some, the training process makes these."""
     assert cache_main([f"recipe={recipe}", *cache]) == 0
@@ -178,6 +248,8 @@ def test_kd_cache_fills_and_describes_them(
     (["model.teacher.cache_pixels=true", "data.engine=device"],
      "model.teacher.cache_pixels: needs data.engine=torch, whose loaders make whole views, got device"),
     (["model.teacher.cache_pixels=perhaps"], "model.teacher.cache_pixels"),
+    (["model.teacher.cache_pixels=true", "data.engine=nvjpeg", *MIX],
+     "model.teacher.cache_pixels: needs data.engine=torch, whose loaders make whole views, got nvjpeg"),
 ])  # fmt: skip
 def test_what_can_not_be_kept_is_refused(
     recipe: Path, cache: list[str], tmp_path: Path, items: list[str], message: str, capsys: pytest.CaptureFixture[str]
