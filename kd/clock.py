@@ -195,6 +195,17 @@ def aside(name: str) -> Iterator[None]:
             clock.within(None)
 
 
+@contextmanager
+def unclocked() -> Iterator[None]:
+    """What runs inside belongs to the phase around it: events of a second CUDA stream bound no phase."""
+    clock = _running
+    run_clock(None)
+    try:
+        yield
+    finally:
+        run_clock(clock)
+
+
 class annotate(ContextDecorator):
     """Names a part of the work, as a context or a decorator.
 

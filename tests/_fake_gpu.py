@@ -8,7 +8,7 @@ a copy that blocks. torch's own engine refuses to go backward on an absent devic
 import traceback
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -132,6 +132,25 @@ class _Event:
                 mode.note("waits for an event")
 
 
+class _Stream:
+    """``torch.cuda.Stream`` likewise; streams that wait for each other do not stop the host."""
+
+    device = CUDA
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def wait_stream(self, other: object) -> None:
+        """Nothing runs."""
+
+    wait_event = wait_stream
+    synchronize = _Event.synchronize
+
+    def record_event(self) -> _Event:
+        """An event of nothing."""
+        return _Event()
+
+
 @contextmanager
 def gpu() -> Iterator[Waits]:
     """Inside, ``device="cuda"`` is there, and nothing runs. Gives what is noted."""
@@ -142,7 +161,10 @@ def gpu() -> Iterator[Waits]:
             mock.patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),  # else autocast is off
             mock.patch("torch.cuda.is_bf16_supported", lambda *_, **__: True),
             mock.patch("torch.cuda.manual_seed", lambda seed: None),
-            mock.patch("torch.cuda.current_stream", lambda device=None: None),
+            mock.patch("torch.cuda.current_stream", _Stream),
+            mock.patch("torch.cuda.Stream", _Stream),
+            mock.patch("torch.cuda.stream", nullcontext),
+            mock.patch("torch.Tensor.record_stream", lambda tensor, stream: None),
             mock.patch("torch.cuda.Event", _Event),
             FakeTensorMode(allow_non_fake_inputs=True),
             waits,

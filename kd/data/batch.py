@@ -1,6 +1,6 @@
 """What a training step is given: one batch, as a dict, and what is known of the data."""
 
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
@@ -33,6 +33,7 @@ class Batch(TypedDict, total=False):
         decided: the teacher's decisions, where they were made before.
         records: by teacher, what its cache has of the answers, of each kind; an empty list where one is missing.
         made: the teachers' answers as records, where a data tier has computed them.
+        answer: gives the teacher's :class:`kd.teachers.answer.Answer`, where it was computed ahead.
     """
 
     image: Tensor
@@ -43,6 +44,7 @@ class Batch(TypedDict, total=False):
     decided: Tensor
     records: dict[str, list[Tensor]]
     made: dict[str, Tensor]
+    answer: Callable[[], Any]
 
 
 def as_batch(given: object) -> Batch:

@@ -52,7 +52,8 @@ class DistillationDataModule(LightningDataModule):
         num_workers: int | Literal["auto"] = DataSettings.num_workers,
         crop_ratio: float = DataSettings.crop_ratio,
         augment: Augment | None = None,
-        engine: Literal["torch", "device", "dali", "ray"] = DataSettings.engine,
+        engine: Literal["torch", "device", "dali", "nvjpeg", "ray"] = DataSettings.engine,
+        copy_ahead: bool = DataSettings.copy_ahead,
         on_bad_image: str = DataSettings.on_bad_image,
         check: Check | None = None,
         max_pixels: int = DataSettings.max_pixels,
@@ -67,8 +68,8 @@ class DistillationDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         given = DataSettings(
-            source, img_size, batch_size, num_workers, crop_ratio, augment, engine, on_bad_image, check, max_pixels,
-            val_fraction, balance_classes, unlabeled, unlabeled_ratio, seed, tier, probe, class_facts,
+            source, img_size, batch_size, num_workers, crop_ratio, augment, engine, copy_ahead, on_bad_image, check,
+            max_pixels, val_fraction, balance_classes, unlabeled, unlabeled_ratio, seed, tier, probe, class_facts,
         )  # fmt: skip  # which refuses what is out of range
         settings = {"batch_size": batch_size, "num_workers": num_workers}
         self.auto = {name for name, value in settings.items() if value == "auto"}  # a run measures, others take these:
@@ -77,7 +78,7 @@ class DistillationDataModule(LightningDataModule):
         self.source = source or FoodTagMini()
         self.unlabeled, self.unlabeled_ratio, self.balance_classes = unlabeled, unlabeled_ratio, balance_classes
         self.size, self.crop_ratio, self.augment = height_width(img_size), crop_ratio, augment or Augment()
-        self.seed, self.engine = seed, engine
+        self.seed, self.engine, self.copy_ahead = seed, engine, copy_ahead
         self.class_facts = class_facts
         self._facts: ClassFacts | None = None  # read once the classes are known
         self.probe = probe if probe is not None and probe.root else None
@@ -204,7 +205,7 @@ class DistillationDataModule(LightningDataModule):
         return self._loader(*self._training(split), batches)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Makes the views of a batch that came without them (``engine=device`` or ``dali``)."""
+        """Makes the views of a batch that came without them (``engine=device``, ``dali``, ``nvjpeg``)."""
         return self._finish(batch) if self._finish is not None and "plan" in batch else batch
 
     def fill_dataloader(

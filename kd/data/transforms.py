@@ -134,7 +134,7 @@ class MixPairs:
             x[:even].view(-1, 2, *x.shape[1:]) for x in (images, mixed, hot, soft, known)
         )
         drawn = [(i, *found) for i in range(even // 2) if (found := self._draw(keys[2 * i], images[0]))]
-        at_once = _all_at_once(images)
+        at_once = all_at_once(images)
         step = len(images) if at_once else 1
         for is_cut, change in ((False, _blend), (True, _paste)):
             rows = [row for row in drawn if (row[2:] != NO_BOX) is is_cut]
@@ -156,7 +156,7 @@ class MixPairs:
         return (found["lam_adjusted"], *found["box"]) if "box" in found else (found["lam"], *NO_BOX)
 
 
-def _all_at_once(images: Tensor) -> bool:
+def all_at_once(images: Tensor) -> bool:
     """A GPU takes few large steps; a CPU a pair at a time, whose pixels stay in its cache."""
     return images.is_cuda
 
@@ -170,7 +170,12 @@ def _blend(pairs: Tensor, share: Tensor, *box: Tensor) -> Tensor:
 
 def _paste(pairs: Tensor, share: Tensor, *box: Tensor) -> Tensor:
     """Pictures ``(P, 2, 3, H, W)`` with their partners in a box each."""
+    return torch.where(inside(pairs, *box)[:, None, None], pairs.flip(1), pairs)
+
+
+def inside(images: Tensor, *box: Tensor) -> Tensor:
+    """bool ``(P, H, W)``: the pixels in each picture's box, of left, top, right and bottom edges ``(P,)``."""
     left, top, right, bottom = (edge[:, None] for edge in box)
-    x, y = (torch.arange(n, device=pairs.device) for n in (pairs.shape[-1], pairs.shape[-2]))
+    x, y = (torch.arange(n, device=images.device) for n in (images.shape[-1], images.shape[-2]))
     across, down = (x >= left) & (x < right), (y >= top) & (y < bottom)
-    return torch.where((across[:, None, :] & down[:, :, None])[:, None, None], pairs.flip(1), pairs)
+    return across[:, None, :] & down[:, :, None]

@@ -78,6 +78,11 @@ class Students(nn.ModuleDict):
         optimizer = Together([own for own, _ in made])
         return optimizer, LambdaLR(optimizer, [factor for _, own in made for factor in own.lr_lambdas])
 
+    def ask(self, teacher: RunTeacher | None, batch: Batch) -> Answer:
+        """What the students' losses read of the teacher."""
+        wanted = self.wanted
+        return teacher.answer(batch, wanted) if teacher is not None and wanted else Answer()
+
     def learn(self, batch: Batch, answer: Answer, before_each: Callable[[], None]) -> dict[str, Terms]:
         """What one batch costs each student; ``before_each`` is called before each student's turn."""
         found = {}

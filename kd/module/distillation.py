@@ -32,7 +32,7 @@ from kd.module.resume import Resume
 from kd.optim import OptimSpec, as_optim
 from kd.tasks import Task
 from kd.teachers import CachedTeacher, RunTeacher, caches_of, dtype_for
-from kd.teachers.answer import Answer
+from kd.teachers.ahead import run_ahead, taken
 
 
 class DistillationModule(Inference):
@@ -176,6 +176,7 @@ class DistillationModule(Inference):
             settle_losses(self.students, self.teacher, sample, self.trainer.strategy.broadcast)
         if self.data is not None:
             self.answer_by(apply_auto(self, self.data))
+            run_ahead(self, self.data, self.teacher, lambda batch: self.students.ask(self.answering_teacher, batch))
             if self.trainer.is_global_zero:
                 self.memory = Memory(self)  # now: later its layers may be sharded
         self.students.compile_in_place()
@@ -219,6 +220,8 @@ class DistillationModule(Inference):
 
     def on_before_batch_transfer(self, batch: object, dataloader_idx: int) -> Batch:
         """Any loader's batch as ours; adds what a cache knows while the batch is on the host."""
+        if (ready := taken(batch)) is not None:
+            return ready
         batch = as_batch(batch)
         self._range.look(batch.get("image"))
         trainer = trainer_of(self)
@@ -231,9 +234,7 @@ class DistillationModule(Inference):
 
     def training_step(self, batch: object, batch_idx: int) -> StepOutput:
         batch = as_batch(batch)
-        wanted = self.students.wanted
-        teacher = self.answering_teacher if wanted else None
-        answer = teacher.answer(batch, wanted) if teacher is not None else Answer()
+        answer = batch["answer"]() if "answer" in batch else self.students.ask(self.answering_teacher, batch)
         terms = self.students.learn(batch, answer, lambda: self._seed(batch_idx))
         loss = total_of(terms)
         log_terms(self, terms, loss)

@@ -77,6 +77,8 @@ class Headspace(Callback):
             raise UserError(
                 "model.teacher.cache: must be off in a headspace run, which replays the first epoch's views"
             )
+        if teacher is not None and any(member.spec.overlap for member in teacher.members.values()):
+            raise UserError("model.teacher.overlap: must be false in a headspace run, which takes the teacher away")
         run.data.wrap_loader = Replay
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

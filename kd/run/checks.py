@@ -40,11 +40,24 @@ def check_values(config: dict[str, Any]) -> None:
             raise UserError(f"students: a name is text, got {name!r}")
     _check_callbacks(config["trainer"])
     _check_sizes(config["data"])
+    _check_overlap(config["model"])
     accumulated = config["trainer"]["accumulate_grad_batches"]
     for key, value in flatten(config).items():
         if key.endswith("student.compile") and value == "reduce-overhead" and accumulated > 1:
             raise UserError(f"{key}: reduce-overhead needs trainer.accumulate_grad_batches=1, got {accumulated}: its "
                             "CUDA graphs write a batch's gradients over those of the batch before")  # fmt: skip
+
+
+def _check_overlap(model: dict[str, Any]) -> None:
+    """A stored answer leaves nothing to overlap; a teacher's shards and CUDA graphs can't run beside a step."""
+    several = {f"model.teachers.{name}": own for name, own in (model.get("teachers") or {}).items()}
+    teachers = several or {"model.teacher": model.get("teacher") or {}}
+    asking = next((f"{key}.overlap" for key, own in teachers.items() if own.get("overlap")), None)
+    for key, own in teachers.items() if asking else ():
+        for name, needed in (("cache", "off"), ("placement", "same"), ("compile", "default")):
+            value = own.get(name)
+            if value not in (None, False, needed) and (name, value) != ("compile", True):
+                raise UserError(f"{asking}: needs {key}.{name}={needed}, got {'on' if value is True else value}")
 
 
 def _check_callbacks(trainer: dict[str, Any]) -> None:

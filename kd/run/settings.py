@@ -168,6 +168,8 @@ class TeacherSettings(ModelSettings):
         cache_gb: most disk that the cache may take, in GB; default: as much as is free.
         placement: ``same``: each process has it on the student's device; a device (``cpu``, ``cuda:1``); ``shard``: in
             shards over all processes (FSDP2), for one that fits no single device.
+        overlap: answer the next batch on a second CUDA stream beside the student's step, to the same result; of
+            several teachers all do where one says so.
     """
 
     recipe: str | None = None
@@ -184,6 +186,7 @@ class TeacherSettings(ModelSettings):
     cache_pixels: bool | Literal["auto"] = False
     cache_gb: Positive | None = None
     placement: Annotated[str, Like(DEVICE, "must be same, shard or a device (cpu, cuda:1)")] = "same"
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -411,9 +414,11 @@ class DataSettings(Checked):
         crop_ratio: validation crops the centre out of a picture whose shorter side is ``img_size / crop_ratio``.
         augment: the training views.
         engine: who makes the training views: ``torch`` (the loader's processes), ``device`` (all but decoding on the
-            device), ``dali`` (NVIDIA DALI decodes too; extra ``dali``). The views are the same up to rounding.
+            device), ``dali`` (NVIDIA DALI decodes too; extra ``dali``), ``nvjpeg`` (torchvision's nvJPEG decodes too).
+            The views are the same up to rounding.
             ``ray``: other machines make all batches (extra ``ray``), the same to the last bit; ``num_workers`` counts
             their processes for each training process, and ``auto`` takes all of their cores.
+        copy_ahead: copy the next batch to the GPU, and make its views there, on a second CUDA stream beside the step.
         on_bad_image: a picture that can't be decoded stops the run before training (``stop``), or is left out
             (``skip``).
         check: how pictures are looked at before training, once a machine: ``all`` are decoded, ``headers`` alone are
@@ -440,7 +445,8 @@ class DataSettings(Checked):
     num_workers: Annotated[int, Range(">= 0")] | Literal["auto"] = 1
     crop_ratio: Annotated[float, Range("> 0 and <= 1")] = 0.875
     augment: Augment | None = None
-    engine: Literal["torch", "device", "dali", "ray"] = "torch"
+    engine: Literal["torch", "device", "dali", "nvjpeg", "ray"] = "torch"
+    copy_ahead: bool = False
     on_bad_image: Annotated[str, Like("stop|skip", "must be stop or skip")] = "stop"
     check: Check | None = None
     max_pixels: Count = 200_000_000

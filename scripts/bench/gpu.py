@@ -27,7 +27,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPO))
 PEAK = 790e12  # dense bf16 of an H200, measured; the datasheet says 989
-LIMITS = {"facts": 90, "step": 200, "smoke": 330, "train": 500, "compile": 240, "graphs": 170, "input": 150, "fp8": 90}
+LIMITS = {"facts": 90, "step": 200, "smoke": 360, "train": 650, "compile": 240, "graphs": 170, "input": 150, "fp8": 90}
 WHEELS = ("jsonargparse", "omegaconf", "docstring-parser", "typeshed-client")
 CLASSES = 1000
 
@@ -458,6 +458,7 @@ def smoke(part: Part) -> None:
         "plain": [], "cache-pixels": ["model.teacher.cache=on", "model.teacher.cache_views=1",
                                       "model.teacher.cache_pixels=true"],
         "engine-device": ["data.engine=device", "data.augment.mixup=0.8", "data.augment.color_jitter=0.2"],
+        "ahead": ["model.teacher.overlap=true", "data.copy_ahead=true", "data.engine=nvjpeg"],
         "compile": ["model.student.compile=true", "model.teacher.compile=true"], "graphs": graphs,
         "fp16": ["trainer.precision=16-mixed"], "fp32": ["trainer.precision=32-true"],
         "batch-auto": ["data.batch_size=auto", "optim.lr_batch=64"], "workers-auto": ["data.num_workers=auto"],
@@ -498,7 +499,9 @@ def train(part: Part) -> None:
     runs = {"pixels": [*cached, "model.teacher.cache_pixels=true"], "live": [], "cached": cached,
             "no-teacher": ["config=no_teacher"], "headspace": ["config=headspace"],
             "live-compiled": ["model.teacher.compile=true", "model.student.compile=true"],
-            "engine-device": ["data.engine=device"], "no-monitor": ["monitor.enabled=false"]}  # fmt: skip
+            "engine-device": ["data.engine=device"], "engine-nvjpeg": ["data.engine=nvjpeg"],
+            "overlap": ["model.teacher.overlap=true"], "copy-ahead": ["data.copy_ahead=true"],
+            "no-monitor": ["monitor.enabled=false"]}  # fmt: skip
     for name, items in list(runs.items())[: 1 if part.small else None]:
         kd_train(part, name, 150, f"recipe={file}", *items)
 

@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from PIL import Image
+from torchvision import tv_tensors
+from torchvision.transforms.v2.functional import resize
 
 from kd.cli import train_main
-from kd.data import DistillationDataModule
+from kd.data import DistillationDataModule, transforms
+from kd.data.engines import device
 from kd.data.sources import ImageFolder
+from kd.data.targets import Masks
 from kd.errors import needs_extra
 from kd.run.settings import Augment
 from tests._helpers import draw_folder
@@ -31,23 +36,9 @@ def batches(pictures: Path, engine: Any, augment: Augment, **kwargs: Any) -> lis
 PADDED = Augment(pad=4, color_jitter=0.4)
 
 
-@pytest.mark.parametrize("augment", [PLAIN, ALL, PADDED], ids=["plain", "all", "padded"])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_device_engine_gives_the_torch_engines_pictures(pictures: Path, augment: Augment, workers: int) -> None:
-    """On the CPU to the last bit: the same transforms with the same parameters, in another place."""
-    wanted = batches(pictures, "torch", augment, num_workers=0)
-    found = batches(pictures, "device", augment, num_workers=workers)
-    assert len(found) == len(wanted) == 6
-    for a, b in zip(wanted, found, strict=True):
-        assert set(a) == set(b)
-        for key in a:
-            assert torch.equal(torch.as_tensor(a[key]), torch.as_tensor(b[key])), key
-
-
-def test_dali_gives_the_torch_engines_pictures_within_a_few_levels(tmp_path: Path) -> None:
-    """Upright and rotated JPEG, PNG, grey; the same crop boxes, flips and pairs."""
-    pytest.importorskip("nvidia.dali")
-    root = draw_folder(tmp_path / "data", size=80)
+def odd_pictures(folder: Path) -> Path:
+    """Pictures among which are a PNG, a grey one and a turned JPEG."""
+    root = draw_folder(folder / "data", size=80)
     first = sorted((root / "train" / "apple").iterdir())
     picture = Image.open(first[0]).resize((300, 200))
     picture.save(first[1].with_suffix(".png"))
@@ -55,6 +46,65 @@ def test_dali_gives_the_torch_engines_pictures_within_a_few_levels(tmp_path: Pat
     exif = Image.Exif()
     exif[0x0112] = 6
     picture.save(first[3], exif=exif)
+    return root
+
+
+@pytest.mark.parametrize("augment", [PLAIN, ALL, PADDED], ids=["plain", "all", "padded"])
+@pytest.mark.parametrize(("engine", "workers"), [("device", 0), ("device", 2), ("nvjpeg", 1)])
+def test_the_device_engine_gives_the_torch_engines_pictures(
+    pictures: Path, augment: Augment, engine: str, workers: int
+) -> None:
+    """On the CPU to the last bit: the same transforms with the same parameters, in another place."""
+    wanted = batches(pictures, "torch", augment, num_workers=0)
+    found = batches(pictures, engine, augment, num_workers=workers)
+    assert len(found) == len(wanted) == 6
+    for a, b in zip(wanted, found, strict=True):
+        assert set(a) == set(b)
+        for key in a:
+            assert torch.equal(torch.as_tensor(a[key]), torch.as_tensor(b[key])), key
+
+
+def test_what_is_no_upright_jpeg_is_cut_in_the_loader(tmp_path: Path) -> None:
+    """A PNG, a grey and a turned JPEG in one batch with others: nvJPEG gets the upright ones alone."""
+    root = odd_pictures(tmp_path)
+    for a, b in zip(*(batches(root, engine, ALL, num_workers=0) for engine in ("torch", "nvjpeg")), strict=True):
+        assert all(torch.equal(torch.as_tensor(a[key]), torch.as_tensor(b[key])) for key in a)
+        assert set(a) == set(b)
+
+
+def test_a_plan_stays_on_the_host() -> None:
+    """Piece by piece it would be copied and sent to the device: of each picture that is erased one tensor."""
+    plan = device.Plan([device.Recipe((0, 0, 1, 1), [(1, {"v": torch.ones(1)})])], [(0, 0)])
+    assert apply_to_collection({"plan": plan}, torch.Tensor, lambda x: None)["plan"] is plan
+
+
+def test_a_gpus_large_steps_give_the_same_pictures(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run on the CPU: resized by matrix products, a few pictures at a time; flipped, erased and mixed at once."""
+    augment = Augment(scale=0.3, random_erasing=0.5, mixup=0.8, cutmix=1.0)
+    wanted = batches(pictures, "torch", augment, num_workers=0)
+    for module in (device, transforms):
+        monkeypatch.setattr(module, "all_at_once", lambda images: True)
+    monkeypatch.setattr(device, "ROOM", 3 * 40 * 40 * 3)
+    for a, b in zip(wanted, batches(pictures, "device", augment, num_workers=0), strict=True):
+        difference = (a["image"].int() - b["image"].int()).abs()
+        assert difference.max() <= 2
+        assert difference.float().mean() < 0.05
+        assert torch.allclose(a["target"], b["target"])
+
+
+def test_masks_are_resized_as_torchvision_resizes_them() -> None:
+    torch.manual_seed(0)
+    boxes = [(3, 5, h, w) for h, w in torch.randint(5, 60, (9, 2)).tolist()]
+    masks = [torch.randint(256, (1, h, w), dtype=torch.uint8) for _, _, h, w in boxes]
+    wanted = torch.cat([resize(tv_tensors.Mask(mask), [32, 24]).as_subclass(torch.Tensor) for mask in masks])
+    packed = torch.cat([mask.reshape(-1) for mask in masks])
+    assert torch.equal(Masks().resize(packed, boxes, (32, 24)), wanted)
+
+
+def test_dali_gives_the_torch_engines_pictures_within_a_few_levels(tmp_path: Path) -> None:
+    """Upright and rotated JPEG, PNG, grey; the same crop boxes, flips and pairs."""
+    pytest.importorskip("nvidia.dali")
+    root = odd_pictures(tmp_path)
     for augment in (PLAIN, ALL):
         wanted, found = (batches(root, engine, augment, num_workers=0) for engine in ("torch", "dali"))
         for a, b in zip(wanted, found, strict=True):

@@ -6,7 +6,6 @@ otherwise: views differ by a third of a level in the mean, by a few levels in si
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,11 +35,12 @@ def check(augment: Augment, source: Source) -> None:
         raise UserError(f"data.engine: dali {needs_extra('dali')} ({error})") from error
 
 
-@dataclass
 class EncodedPlan(Plan):
-    """A plan with the encoded pictures, uint8 arrays."""
+    """A plan with the pictures, as the engine's ``CutSet`` gives them."""
 
-    encoded: list[np.ndarray]
+    def __init__(self, recipes: list[Recipe], keys: list[Key], encoded: list[Any]) -> None:
+        super().__init__(recipes, keys)
+        self.encoded = encoded
 
 
 class CutSet(_CutSet):
@@ -62,13 +62,14 @@ def plain(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[bytes, int, int]:
     return encode_png(picture), picture.shape[1], picture.shape[2]
 
 
-def pack(stack: Callable[..., Tensor], samples: Sequence[tuple[np.ndarray, Recipe, Any, Key]]) -> dict[str, Any]:
-    """Samples -> a batch whose pictures stay on the host until DALI takes them. ``stack`` makes its targets."""
+def pack(stack: Callable[..., Tensor], samples: Sequence[tuple[Any, Recipe, Any, Key]]) -> dict[str, Any]:
+    """Samples -> a batch whose pictures stay on the host until a decoder takes them. ``stack`` makes its targets."""
     encoded, recipes, targets, keys = zip(*samples, strict=True)
     return {
         "plan": EncodedPlan(list(recipes), list(keys), list(encoded)),
         "target": stack(targets),
         "index": torch.tensor([index for index, _ in keys]),
+        "view": keys[0][1],
     }
 
 

@@ -1,0 +1,77 @@
+"""The engine ``nvjpeg``: JPEGs travel encoded, and torchvision decodes a batch of them on the GPU (nvJPEG).
+
+All else is the engine ``device``'s. nvJPEG's pixels differ from libjpeg-turbo's by a few levels. What is no upright
+JPEG is decoded and cut in the loader. On a CPU torchvision decodes too: the engine ``device``'s views, to the last bit.
+"""
+
+import warnings
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.io import ImageReadMode, decode_jpeg
+
+from kd.data.engines.dali import EncodedPlan, pack
+from kd.data.engines.device import CutSet as _CutSet
+from kd.data.engines.device import DeviceViews as _DeviceViews
+from kd.data.engines.device import check_views
+from kd.data.pictures import plain_jpeg
+from kd.data.sources import Source
+from kd.run.settings import Augment
+
+__all__ = ["CutSet", "DeviceViews", "check", "pack"]
+
+
+def check(augment: Augment, source: Source) -> None:
+    """Raises a UserError where the engine can't make these views."""
+    check_views(augment, "nvjpeg")
+
+
+class CutSet(_CutSet):
+    """One split, with the plan of each view: upright JPEGs encoded, all others decoded and cut."""
+
+    def opened(self, data: bytes) -> tuple[bytes | Tensor, int, int]:
+        size = plain_jpeg(data, self.max_pixels)
+        return super().opened(data) if size is None else (data, *size)
+
+    def cut(self, picture: bytes | Tensor, box: tuple[int, int, int, int]) -> np.ndarray:
+        """The file's bytes, or ``(3, height, width)``; an array, as a tensor would take a file handle of its own."""
+        return np.frombuffer(picture, np.uint8) if isinstance(picture, bytes) else super().cut(picture, box).numpy()
+
+
+class DeviceViews(_DeviceViews):
+    """Makes the views of a packed batch on the device that the batch is on."""
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        plan, device = batch["plan"], batch["target"].device
+        side = _stream(device) if device.type == "cuda" else None
+        if side is not None:
+            side.synchronize()  # torchvision writes pictures on a stream of its own, at once: pytorch/vision#9606
+        with torch.cuda.stream(side) if side is not None else nullcontext():
+            pixels = torch.cat([cut.reshape(-1) for cut in _cuts(plan, device)])
+        if side is not None:
+            here = torch.cuda.current_stream(device)
+            here.wait_stream(side)
+            pixels.record_stream(here)
+        return super().__call__({**batch, "pixels": pixels})
+
+
+def _cuts(plan: EncodedPlan, device: torch.device) -> list[Tensor]:
+    with warnings.catch_warnings():  # TorchCodec should be used instead, which may not be there; arrays are read-only
+        warnings.simplefilter("ignore")
+        given = [torch.from_numpy(array) for array in plan.encoded]
+        encoded = [file for file in given if file.ndim == 1]
+        pictures = iter(decode_jpeg(encoded, ImageReadMode.RGB, device) if encoded else [])
+    boxes = [recipe.box for recipe in plan.recipes]
+    return [
+        next(pictures)[:, top : top + height, left : left + width] if one.ndim == 1 else one.to(device)
+        for one, (top, left, height, width) in zip(given, boxes, strict=True)
+    ]
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)

@@ -1,0 +1,94 @@
+"""One batch ahead: the next batch is on the device, and answered by the teacher, before the step of this one begins.
+
+On a GPU both run on a second CUDA stream, beside the step (``data.copy_ahead``, ``model.teacher.overlap``). Any other
+device does the same in the same order, one after the other. Answers do not depend on the student: the run learns the
+same to the last bit.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from pytorch_lightning import LightningModule
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from kd.clock import unclocked
+from kd.data.batch import Batch
+from kd.data.datamodule import DistillationDataModule
+from kd.teachers.answer import Answer
+from kd.teachers.base import RunTeacher
+
+Asking = Callable[[Batch], Answer]
+
+
+def run_ahead(module: LightningModule, data: DistillationDataModule, teacher: RunTeacher | None, ask: Asking) -> None:
+    """Wraps the training loader where the next batch's copy or answer is to run beside a step."""
+    overlap = teacher is not None and any(member.spec.overlap for member in teacher.members.values())
+    wrap = data.wrap_loader
+    if overlap or data.copy_ahead:
+        data.wrap_loader = lambda loader: Ahead(wrap(loader) if wrap else loader, module, ask if overlap else None)
+
+
+def taken(batch: object) -> Batch | None:
+    """The batch that was made ready ahead, None for any other."""
+    return cast(Batch, batch["ahead"]()) if isinstance(batch, dict) and "ahead" in batch else None
+
+
+class Ahead:
+    """A loader that gives batches which are on the device, each after the work on the next one has begun.
+
+    ``answer``: the teacher's answer to a batch, to be computed ahead too.
+    """
+
+    def __init__(self, loader: DataLoader, module: LightningModule, answer: Asking | None) -> None:
+        self.loader, self.module, self.answer = loader, module, answer
+        self.batch_sampler = loader.batch_sampler  # Lightning sets its epoch
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[dict[str, Callable[[], Batch]]]:
+        """``{"ahead": FUNCTION}``, which gives the batch: else Lightning would convert it a second time."""
+        device = self.module.trainer.strategy.root_device
+        side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        if side is not None:
+            side.wait_stream(torch.cuda.current_stream(device))
+        before: Callable[[], Batch] | None = None
+        for batch in self.loader:
+            following = self._begin(batch, side)
+            if before is not None:
+                yield {"ahead": before}
+            before = following
+        if before is not None:
+            yield {"ahead": before}
+
+    def _begin(self, batch: object, side: torch.cuda.Stream | None) -> Callable[[], Batch]:
+        """Begins the work on a batch. The function that it returns lets the stream that calls it wait, not the host."""
+        if side is None:
+            made = self._make(batch)
+            return lambda: made
+        with torch.cuda.stream(side), unclocked():
+            made = self._make(batch)
+            done = side.record_event()
+
+        def take() -> Batch:
+            here = torch.cuda.current_stream(side.device)
+            here.wait_event(done)
+            answer = made["answer"]() if "answer" in made else Answer()
+            parts = [made, answer.logits, answer.features]
+            apply_to_collection(parts, Tensor, lambda x: x.record_stream(here) if x.is_cuda else None)
+            return made
+
+        return take
+
+    def _make(self, batch: object) -> Batch:
+        trainer = self.module.trainer
+        batch = self.module.on_before_batch_transfer(trainer.precision_plugin.convert_input(batch), 0)
+        batch = cast(Batch, trainer.strategy.batch_to_device(batch))
+        if self.answer is None:
+            return batch
+        with trainer.precision_plugin.train_step_context():
+            answer = self.answer(batch)
+        return {**batch, "answer": lambda: answer}
