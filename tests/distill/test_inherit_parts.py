@@ -5,7 +5,9 @@ import timm
 import torch
 from torch import nn
 
+from kd.distill.inherit import inherit, layers, measured, start
 from kd.distill.inherit.heads import head_map
+from kd.distill.inherit.layers import fit
 from kd.distill.inherit.measured import MeasuredTeacher
 from kd.distill.inherit.pair import (
     centres,
@@ -90,7 +92,7 @@ def test_the_stream_is_the_teachers_own() -> None:
         streams = teacher_streams(teacher, embedded_as(vit(16), teacher, pictures))
         _, maps = teacher.forward_intermediates(pictures, norm=False, output_fmt="NLC", return_prefix_tokens=True)
     for found, (patches, prefix) in zip(streams[1:], maps, strict=True):
-        assert torch.allclose(found, seen_by_norms(torch.cat([prefix, patches], 1), teacher), atol=1e-5)
+        assert torch.allclose(found, seen_by_norms(torch.cat([prefix, patches], 1), teacher.blocks[0].norm1), atol=1e-5)
 
 
 def test_the_projection_is_orthonormal_and_leaves_the_mean_out() -> None:
@@ -126,12 +128,12 @@ def test_the_teacher_is_measured_once_for_each_patch_grid() -> None:
     measured = MeasuredTeacher(teacher, pictures, Preprocess(32, (0.5,) * 3, (0.5,) * 3))
     with torch.no_grad():
         measured.see_as(vit(16), (32, 32))
-        streams, block = measured.streams, measured.block(1, vit(16))
+        last, block = measured.last, measured.block(1, vit(16))
         measured.see_as(vit(24), (32, 32))
-        assert measured.streams is streams and measured.block(1, vit(24)) is block
+        assert measured.last is last and measured.block(1, vit(24)) is block
         assert measured.projection(vit(16)) is measured.projection(vit(16, depth=1)) is not measured.projection(vit(24))
         measured.see_as(vit(16, patch_size=16), (32, 32))
-    assert measured.streams is not streams and measured.streams[0].shape[1] == 5
+    assert measured.last is not last and measured.last.shape[1] == 5
 
 
 def test_heads_of_the_same_number_and_size_give_the_same_products() -> None:
@@ -153,3 +155,27 @@ def test_freezing_leaves_a_gradient_to_the_classifier_alone() -> None:
     assert {name for name, p in model.named_parameters() if p.requires_grad} == {"head.weight", "head.bias"}
     with pytest.raises(UserError, match="nothing is left to train"):
         freeze_backbone(vit(num_classes=0), "vit")
+
+
+@torch.no_grad()
+def test_a_fit_in_parts_is_the_fit_of_the_whole() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(40, 4, width, generator=generator) + torch.arange(40.0)[:, None, None] for width in (6, 3))
+    weight, shares = torch.randn(3, 6, generator=generator), torch.tensor([3.0, 1.0, 1.0, 1.0])
+    whole, parts = torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
+    fit(whole, [(x, y)], weight, shares)
+    fit(parts, zip(x.split(16), y.split(16), strict=True), weight, shares)
+    torch.testing.assert_close(parts.state_dict(), whole.state_dict(), rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+def test_a_large_sample_is_fitted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first part decides which heads and units are kept; here it alone would do as well as the whole."""
+    pictures = torch.randint(256, (40, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    teacher, prepare, found = vit(32), Preprocess(32, (0.5,) * 3, (0.5,) * 3), []
+    for size in (40, 16):
+        for module in (layers, measured, start):
+            monkeypatch.setattr(module, "GUIDE", size)
+        inherit(student := vit(16), teacher, pictures, prepare, prepare)
+        found.append(student(prepare(pictures)).flatten())
+    assert torch.corrcoef(torch.stack(found))[0, 1] > 0.9

@@ -1,6 +1,6 @@
 """The student's layers, each fitted so that it does what the teacher's does."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from kd.distill.inherit.heads import head_map
-from kd.distill.inherit.pair import FIRST_LAYERS, ViT, centres, final_norm, kept_prefix
-from kd.distill.inherit.stream import embedding
+from kd.distill.inherit.pair import FIRST_LAYERS, ViT, final_norm, kept_prefix
+from kd.distill.inherit.stream import embedding, seen_by_norms
 from kd.losses import OrthogonalProjection, Projection
 from kd.models.output_scale import set_in_units
 from kd.models.preprocess import Preprocess
 
+GUIDE = 512  # pictures of the sample's first part, and at most of each other
 RIDGE = 1e-2  # of the mean squared activation: keeps directions that the sample hardly shows near their start
 
 
@@ -47,10 +48,10 @@ def inherit_embedding(
 
 @dataclass(frozen=True)
 class BlockActivations:
-    """What one block of the teacher computes on the sample, of the tokens that the student has too: (N, L, ...)."""
+    """What one block of the teacher computes on a part of the sample, of the tokens that the student has too."""
 
     block: Any
-    qkv: Tensor
+    qkv: Tensor  # (N, L, ...), like all of these
     heads: Tensor  # what the attention's projection reads
     units: Tensor  # what the MLP's second layer reads
     hidden: list[Tensor]  # what the MLP's first layers give
@@ -63,72 +64,86 @@ class BlockActivations:
             self.known[key] = make()
         return self.known[key]
 
+    def mapped(self, name: str, projection: Tensor) -> Tensor:
+        return self.once((name, id(projection)), lambda: getattr(self, name) @ projection.T)
+
     @classmethod
-    def of(cls, block: Any, before: Tensor, after: Tensor, kept: Tensor) -> "BlockActivations":
-        """Runs a block on what the norms see of the stream before it; ``after``: what the student's should equal."""
+    def of(cls, block: Any, before: Tensor, kept: Tensor, guides: bool) -> tuple["BlockActivations", Tensor]:
+        """Runs a block on what the norms see of the stream before it; also returns that of all tokens after it.
+
+        What decides on heads and units is kept where it ``guides``, else dropped, and the largest rest halved.
+        """
         first = [getattr(block.mlp, name) for name, _ in FIRST_LAYERS[type(block.mlp)]]
         layers = [block.attn.qkv, block.attn.proj, block.mlp.fc2, *first]
         with _caught(*layers) as seen:
-            middle = before + block.drop_path1(block.ls1(block.attn(block.norm1(before))))
-            if centres(block.norm1):
-                middle = middle - middle.mean(-1, keepdim=True)
-            block.mlp(block.norm2(middle))
+            middle = seen_by_norms(before + block.drop_path1(block.ls1(block.attn(block.norm1(before)))), block.norm1)
+            after = seen_by_norms(middle + block.drop_path2(block.ls2(block.mlp(block.norm2(middle)))), block.norm2)
         (_, qkv), (heads, _), (units, _), *hidden = [tuple(x[:, kept] for x in seen[layer]) for layer in layers]
-        return cls(block, qkv, heads, units, [out for _, out in hidden], middle[:, kept], after[:, kept])
+        large, ends = [qkv, *(out for _, out in hidden)], (middle[:, kept], after[:, kept])
+        if not guides:
+            large, heads, units = [x.bfloat16() for x in large], torch.empty(0), torch.empty(0)
+        return cls(block, large[0], heads, units, large[1:], *ends), after
 
 
 def inherit_block(
-    block: Any, found: BlockActivations, stream: Tensor, projection: Tensor, shares: Tensor | None
-) -> Tensor:
+    block: Any, found: Sequence[BlockActivations], streams: Sequence[Tensor], projection: Tensor, shares: Tensor | None
+) -> list[Tensor]:
     """Fits a block to the teacher's; takes the student's stream (N, L, D_student) before it, returns that behind it.
 
-    ``shares``: how much each token counts, (L,).
+    Both in parts of the sample; the first decides which heads and units are kept. ``shares``: how much each token
+    counts, (L,).
     """
-    teacher = found.block
+    guide = found[0]
+    teacher = guide.block
     write = projection @ (_gamma(teacher.ls1)[:, None] * teacher.attn.proj.weight)
-    write = _fit_qkv(block, found, stream, projection, write, shares)
-    heads = _input_of(block.attn, "proj", block.norm1(stream))
-    middle = found.once(("middle", id(projection)), lambda: found.middle @ projection.T)
-    fit(block.attn.proj, heads, middle - stream, write, shares)
-    stream = stream + block.ls1(block.attn.proj(heads))
+    write = _fit_qkv(block, found, streams, projection, write, shares)
+    heads = [_input_of(block.attn, "proj", block.norm1(x)) for x in streams]
+    missing = [part.mapped("middle", projection) - x for part, x in zip(found, streams, strict=True)]
+    fit(block.attn.proj, zip(heads, missing, strict=True), write, shares)
+    streams = [x + block.ls1(block.attn.proj(part)) for x, part in zip(streams, heads, strict=True)]
 
     write = projection @ (_gamma(teacher.ls2)[:, None] * teacher.mlp.fc2.weight)
-    count = found.units.shape[-1]
-    units = _best(found, "units", write, count, block.mlp.fc2.in_features, shares)
-    for (name, parts), out in zip(FIRST_LAYERS[type(teacher.mlp)], found.hidden, strict=True):
-        rows = torch.cat([units + part * count for part in range(parts)])
+    count = guide.units.shape[-1]
+    units = _best(guide, "units", write, count, block.mlp.fc2.in_features, shares)
+    for i, (name, repeats) in enumerate(FIRST_LAYERS[type(teacher.mlp)]):
+        rows = torch.cat([units + repeat * count for repeat in range(repeats)])
         start = _folded(getattr(teacher.mlp, name), teacher.norm2, projection, rows)
-        fit(getattr(block.mlp, name), block.norm2(stream), out[..., rows], start, shares)
-    hidden = _input_of(block.mlp, "fc2", block.norm2(stream))
-    after = found.once(("after", id(projection)), lambda: found.after @ projection.T)
-    fit(block.mlp.fc2, hidden, after - stream, write[:, units], shares)
-    return stream + block.ls2(block.mlp.fc2(hidden))
+        pairs = ((block.norm2(x), part.hidden[i][..., rows].float()) for part, x in zip(found, streams, strict=True))
+        fit(getattr(block.mlp, name), pairs, start, shares)
+    hidden = [_input_of(block.mlp, "fc2", block.norm2(x)) for x in streams]
+    missing = [part.mapped("after", projection) - x for part, x in zip(found, streams, strict=True)]
+    fit(block.mlp.fc2, zip(hidden, missing, strict=True), write[:, units], shares)
+    return [x + block.ls2(block.mlp.fc2(part)) for x, part in zip(streams, hidden, strict=True)]
 
 
 def _fit_qkv(
-    block: Any, found: BlockActivations, stream: Tensor, projection: Tensor, write: Tensor, shares: Tensor | None
-) -> Tensor:
+    block: Any, found: Sequence[BlockActivations], streams: Sequence[Tensor], projection: Tensor, write: Tensor,
+    shares: Tensor | None,
+) -> Tensor:  # fmt: skip
     """Fits queries, keys and values; returns what to start the projection behind them from."""
-    teacher, qkv = found.block, found.qkv
+    guide, teacher = found[0], found[0].block
     small, big = block.attn, teacher.attn
     everything = _folded(big.qkv, teacher.norm1, projection, torch.arange(len(big.qkv.weight)))
+    parts = [(block.norm1(x), part.qkv) for part, x in zip(found, streams, strict=True)]
     if small.head_dim != big.head_dim:
-        heads = head_map(qkv, found.heads, write, (small.num_heads, big.num_heads), (small.head_dim, big.head_dim))
-        fit(small.qkv, block.norm1(stream), qkv @ heads.qkv.T, heads.qkv @ everything, shares)
+        sizes = (small.num_heads, big.num_heads), (small.head_dim, big.head_dim)
+        heads = head_map(guide.qkv, guide.heads, write, *sizes)
+        fit(small.qkv, ((x, qkv.float() @ heads.qkv.T) for x, qkv in parts), heads.qkv @ everything, shares)
         return heads.write
-    columns = _best(found, "heads", write, big.num_heads, small.num_heads, shares)
+    columns = _best(guide, "heads", write, big.num_heads, small.num_heads, shares)
     rows = torch.cat([columns + part * big.num_heads * big.head_dim for part in range(3)])
-    fit(small.qkv, block.norm1(stream), qkv[..., rows], everything[rows], shares)
+    fit(small.qkv, ((x, qkv[..., rows].float()) for x, qkv in parts), everything[rows], shares)
     for norm in ("q_norm", "k_norm"):
         getattr(small, norm).load_state_dict(getattr(big, norm).state_dict())
     return write[:, columns]
 
 
-def inherit_head(student: ViT, teacher: ViT, stream: Tensor, projection: Tensor, logits: Tensor) -> None:
+def inherit_head(student: ViT, teacher: ViT, streams: Sequence[Tensor], projection: Tensor, logits: Tensor) -> None:
     """Fits the classifier to the teacher's logits."""
     start = _folded(teacher.head, final_norm(teacher), projection, torch.arange(teacher.num_classes))
-    features = student.forward_head(student.norm(stream), pre_logits=True)
-    fit(student.head, features, logits, start, ridge=1.0)  # one row a picture: few, so the start weighs more
+    features = torch.cat([student.forward_head(student.norm(x), pre_logits=True) for x in streams])
+    ridge = min(1.0, GUIDE / len(logits))  # one row a picture: where they are few, the start weighs more
+    fit(student.head, [(features, logits)], start, ridge=ridge)
     set_in_units(student.head, student.head.weight.clone(), student.head.bias.clone())
 
 
@@ -174,23 +189,33 @@ def _centred(x: Tensor, shares: Tensor | None, centre: bool = True) -> tuple[Ten
 
 
 def fit(
-    linear: nn.Linear, inputs: Tensor, outputs: Tensor, start: Tensor, shares: Tensor | None = None,
+    linear: nn.Linear, parts: Iterable[tuple[Tensor, Tensor]], start: Tensor, shares: Tensor | None = None,
     ridge: float = RIDGE,
 ) -> None:  # fmt: skip
-    """Sets ``linear`` to the ridge regression of ``outputs`` (..., D_out) on ``inputs`` (..., D_in), drawn towards
-    ``start``: ``ridge`` is in units of the mean squared input, ``shares`` how much each token (..., L, D) counts.
+    """Sets ``linear`` to the ridge regression of outputs (..., D_out) on inputs (..., D_in), drawn towards ``start``.
+
+    ``ridge`` is in units of the mean squared input, ``shares`` how much each token (..., L, D) counts. Only moments of
+    a part are kept, so that the sample may be large.
     """
-    x, mean_x, share = _centred(inputs, shares, linear.bias is not None)
-    y, mean_y, _ = _centred(outputs, shares, linear.bias is not None)
-    weighted = x if shares is None else share * x
-    gram = _symmetric(weighted, x) / len(x)
-    missing = weighted.T @ y / len(x) - gram @ start.T
-    damped = gram.double()
-    damped.diagonal().add_(ridge * damped.diagonal().mean().clamp(min=1e-12))  # all units may be dead
-    weight = start + torch.cholesky_solve(missing.double(), torch.linalg.cholesky_ex(damped).L).T.float()
+    counts, moments = [], []
+    for inputs, outputs in parts:
+        x, mean_x, share = _centred(inputs, shares, linear.bias is not None)
+        y, mean_y, _ = _centred(outputs, shares, linear.bias is not None)
+        weighted = x if shares is None else share * x
+        counts.append(len(x))
+        moments.append((_symmetric(weighted, x) / len(x), weighted.T @ y / len(x), mean_x, mean_y))
+    of = torch.tensor(counts, dtype=torch.float64) / sum(counts)
+    grams, crosses, means_x, means_y = (torch.stack(each).double() for each in zip(*moments, strict=True))
+    mean_x, mean_y = of @ means_x, of @ means_y
+    apart = of[:, None] * (means_x - mean_x)  # the parts' means from each other
+    gram = torch.einsum("p,pij->ij", of, grams) + apart.T @ (means_x - mean_x)
+    cross = torch.einsum("p,pij->ij", of, crosses) + apart.T @ (means_y - mean_y)
+    missing = cross - gram @ start.T.double()
+    gram.diagonal().add_(ridge * gram.diagonal().mean().clamp(min=1e-12))  # all units may be dead
+    weight = start + torch.cholesky_solve(missing, torch.linalg.cholesky_ex(gram).L).T.float()
     linear.weight.copy_(weight)
     if linear.bias is not None:
-        linear.bias.copy_(mean_y - weight @ mean_x)
+        linear.bias.copy_(mean_y.float() - weight @ mean_x.float())
 
 
 def _symmetric(a: Tensor, b: Tensor) -> Tensor:
@@ -214,7 +239,7 @@ def fit_projection(projection: Projection, inputs: Tensor, outputs: Tensor) -> N
     if not isinstance(layer, nn.Linear | nn.Conv2d) or (isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1)):
         return
     linear = skip_init(nn.Linear, inputs.shape[-1], outputs.shape[-1], bias=layer.bias is not None)  # draws nothing
-    fit(linear, inputs.cpu(), outputs.cpu(), torch.zeros(linear.weight.shape))
+    fit(linear, [(inputs.cpu(), outputs.cpu())], torch.zeros(linear.weight.shape))
     layer.weight.copy_(linear.weight.view_as(layer.weight))
     if layer.bias is not None:
         layer.bias.copy_(linear.bias)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from kd.distill.inherit.layers import fit, inherit_block, inherit_embedding, inherit_head
+from kd.distill.inherit.layers import GUIDE, fit, inherit_block, inherit_embedding, inherit_head
 from kd.distill.inherit.measured import MeasuredTeacher, grid_of
 from kd.distill.inherit.pair import ViT, check_copy, check_pair, copy_is_possible, inherits_head
 from kd.distill.inherit.stream import chosen_blocks, reset_norms, shown
@@ -59,8 +59,9 @@ class _Fit:
         self.projection = measured.projection(student)
         reset_norms(student)
         inherit_embedding(student, measured.model, self.projection, self.prepare, measured.prepare)
-        self.stream = student._pos_embed(student.patch_embed(self.prepare(measured.pictures)))
-        others = self.stream.shape[1] - 1  # a class token that alone is classified counts as much as all of them
+        pictures = measured.pictures.split(GUIDE)
+        self.streams = [student._pos_embed(student.patch_embed(self.prepare(part))) for part in pictures]
+        others = self.streams[0].shape[1] - 1  # a class token that alone is classified counts as much as all of them
         of_class = isinstance(student.head, nn.Linear) and student.global_pool == "token"
         self.shares: Tensor | None = torch.tensor([others, *[1.0] * others]) if of_class else None
 
@@ -69,16 +70,16 @@ class _Fit:
         # a student of fewer blocks makes in one step what the teacher makes in several
         if number in self.blocks:
             found = self.measured.block(number, self.student)
-            self.stream = inherit_block(self.blocks[number], found, self.stream, self.projection, self.shares)
+            self.streams = inherit_block(self.blocks[number], found, self.streams, self.projection, self.shares)
 
     def end(self) -> None:
         student, teacher = self.student, self.measured.model
         if inherits_head(student, teacher):
-            inherit_head(student, teacher, self.stream, self.projection, self.measured.logits)
+            inherit_head(student, teacher, self.streams, self.projection, self.measured.logits)
         if copy_is_possible(student, teacher) and self.prepare.size == self.measured.prepare.size:
             pictures = self.measured.pictures.split(64)
             check_copy(torch.cat([student(self.prepare(part)) for part in pictures]), self.measured.logits)
-        del self.stream
+        del self.streams
 
 
 def _fit_blocks(starts: Sequence[_Fit], measured: MeasuredTeacher) -> None:
@@ -105,7 +106,7 @@ def _inherit_dense_heads(
             features = torch.cat([part[i] for part in own_levels])
             wanted = nn.functional.interpolate(found, features.shape[2:], mode="bilinear")
             linear = nn.Linear(own.in_channels, own.out_channels)
-            fit(linear, features.movedim(1, -1), wanted.movedim(1, -1), torch.zeros_like(linear.weight))
+            fit(linear, [(features.movedim(1, -1), wanted.movedim(1, -1))], torch.zeros_like(linear.weight))
             own.weight.copy_(linear.weight[:, :, None, None])
             own.bias.copy_(linear.bias)  # type: ignore[union-attr]
         for name in ("fuse", "classifier"):

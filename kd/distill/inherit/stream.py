@@ -45,9 +45,9 @@ def embedded_as(student: ViT, teacher: ViT, images: Tensor) -> Tensor:
     return torch.cat([(token + of_token).expand(len(patches), -1, -1), patches + positions], 1)
 
 
-def seen_by_norms(stream: Tensor, teacher: ViT) -> Tensor:
-    """The part of a stream that the teacher's norms read: its centred part, or all of it (RMSNorm)."""
-    return stream - stream.mean(-1, keepdim=True) if centres(teacher.blocks[0].norm1) else stream
+def seen_by_norms(stream: Tensor, norm: nn.Module) -> Tensor:
+    """The part of a stream that a norm reads: its centred part, or all of it (RMSNorm)."""
+    return stream - stream.mean(-1, keepdim=True) if centres(norm) else stream
 
 
 def teacher_streams(teacher: ViT, stream: Tensor) -> list[Tensor]:
@@ -55,7 +55,7 @@ def teacher_streams(teacher: ViT, stream: Tensor) -> list[Tensor]:
     streams = [stream]
     for block in shown(teacher.blocks, "the teacher's blocks"):
         streams.append(torch.cat([block(part) for part in streams[-1].split(64)]))
-    return [seen_by_norms(s, teacher) for s in streams]
+    return [seen_by_norms(s, teacher.blocks[0].norm1) for s in streams]
 
 
 def read_by_classifier(teacher: ViT, last: Tensor, most: int) -> Tensor:
@@ -63,7 +63,7 @@ def read_by_classifier(teacher: ViT, last: Tensor, most: int) -> Tensor:
     distinguishes pictures in the teacher's logits."""
     norm: Any = final_norm(teacher)
     reads = teacher.head.weight.double() * (1.0 if norm.weight is None else norm.weight.double())
-    reads = seen_by_norms(reads - reads.mean(0), teacher)
+    reads = seen_by_norms(reads - reads.mean(0), teacher.blocks[0].norm1)
     tokens = last[:, :1] if teacher.global_pool == "token" else last[:, teacher.num_prefix_tokens :]
     features = (tokens * tokens.square().mean(-1, keepdim=True).clamp(min=1e-12).rsqrt()).mean(1).double()
     _, size, right = torch.linalg.svd((features - features.mean(0)) @ reads.T, full_matrices=False)
