@@ -55,8 +55,8 @@ class Targets:
         """What :meth:`pack` gave, as the targets of views of ``size``, ``(N, ...)``."""
         return packed
 
-    def flip(self, target: Tensor, chosen: Tensor) -> None:
-        """The pictures ``chosen`` are mirrored: changes ``target`` in place."""
+    def flip(self, target: Tensor, chosen: Tensor, axis: int) -> None:
+        """The pictures ``chosen`` are mirrored along ``axis``: changes ``target`` in place."""
 
 
 class LabelSets(Targets):
@@ -106,7 +106,7 @@ class Masks(Targets):
     """A class id for every pixel, uint8 ``(1, H, W)``."""
 
     name = "masks"
-    undefined = ("mixup", "cutmix", "rand_augment", "random_erasing", "pad")
+    undefined = ("mixup", "cutmix", "rand_augment", "random_erasing", "pad", "rotation", "before_resize")
     least_classes = 1
     cut_with_picture = True
 
@@ -140,8 +140,8 @@ class Masks(Targets):
         start = (high * wide).cumsum(0) - high * wide
         return packed[start[..., None] + y[:, :, None] * wide[..., None] + x[:, None]]
 
-    def flip(self, target: Tensor, chosen: Tensor) -> None:
-        target[chosen] = target[chosen].flip(-1)
+    def flip(self, target: Tensor, chosen: Tensor, axis: int) -> None:
+        target[chosen] = target[chosen].flip(axis)
 
     @staticmethod
     def _whole(target: Target, size: Sequence[int], ignore_index: int | None) -> Tensor:

@@ -38,12 +38,19 @@ def train_transform(size: tuple[int, int], augment: Augment) -> v2.Compose:
     crop: list[torch.nn.Module] = [
         v2.RandomResizedCrop(size, scale=(augment.scale, 1.0), ratio=(3 / 4 * shape, 4 / 3 * shape), antialias=True)
     ]
-    steps = [*([Whole(size), Shift(augment.pad)] if augment.pad else crop), v2.RandomHorizontalFlip(augment.hflip)]
+    crop = [Whole(size), Shift(augment.pad)] if augment.pad else crop
+    unit: list[torch.nn.Module] = [v2.RandomHorizontalFlip(augment.hflip)]
+    if augment.vflip:
+        unit.append(v2.RandomVerticalFlip(augment.vflip))
+    if augment.rotation:
+        unit.append(v2.RandomRotation(augment.rotation))
     if augment.rand_augment:
-        steps.append(v2.RandAugment(num_ops=2, magnitude=augment.rand_augment, fill=[124, 116, 104]))
+        unit.append(v2.RandAugment(num_ops=2, magnitude=augment.rand_augment, fill=[124, 116, 104]))
     if augment.color_jitter:
         j = augment.color_jitter
-        steps.append(v2.ColorJitter(j, j, j, min(0.5, j / 4)))
+        unit.append(v2.ColorJitter(j, j, j, min(0.5, j / 4)))
+    load = unit * augment.repeat
+    steps = [*load, *crop] if augment.before_resize else [*crop, *load]
     if augment.random_erasing:
         steps.append(v2.RandomErasing(augment.random_erasing, value=[124.0, 116.0, 104.0]))
     return v2.Compose(steps)

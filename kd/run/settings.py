@@ -340,6 +340,10 @@ class Augment(Checked):
         pad: the whole picture, resized, with so many black pixels on each side, of which a crop of the input's size is
             cut (CIFAR's padded random crop: 4), in place of the random resized crop. 0: none.
         hflip: probability of a horizontal flip.
+        vflip: probability of a vertical flip.
+        rotation: pictures are turned by up to so many degrees, either way; the corners are black. 0: none.
+        repeat: so many times flips, rotation, RandAugment and colours are applied: the load of augmentation.
+        before_resize: to the whole picture, before it is cut and resized.
         color_jitter: strength of brightness, contrast and saturation changes; hue gets a quarter of it. 0: none.
         rand_augment: magnitude of RandAugment with two operations (timm and torchvision use 9), up to 30. 0: none.
         random_erasing: probability that a rectangle is erased.
@@ -351,6 +355,10 @@ class Augment(Checked):
     scale: Annotated[float, Range("> 0 and <= 1")] = 0.35
     pad: Annotated[int, Range(">= 0")] = 0
     hflip: Share = 0.5
+    vflip: Share = 0.0
+    rotation: Annotated[float, Range(">= 0 and <= 180")] = 0.0
+    repeat: Count = 1
+    before_resize: bool = False
     color_jitter: Weight = 0.0
     rand_augment: Annotated[int, Range(">= 0 and <= 30")] = 0
     random_erasing: Share = 0.0

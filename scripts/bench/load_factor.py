@@ -1,145 +1,125 @@
-"""How much augmentation a run can carry: seconds an epoch and utilisation at 1, 4, 8 and 12 times the load.
+"""How much augmentation a run can carry: kd-train at 1, 4, 8 and 12 times the load, views made by each engine in turn.
 
-    python scripts/bench/load_factor.py --hardware h200 --write                     # ResNet18, 50, 152 at 224 px
-    OMP_NUM_THREADS=1 python scripts/bench/load_factor.py --models resnet10t --size 64 --count 256 --workers 0
+    python scripts/bench/load_factor.py --hardware h200 --engines torch device dali --write     # ResNet18, 50, 152
+    OMP_NUM_THREADS=1 python scripts/bench/load_factor.py --models resnet10t --size 64 --count 176 --batch 8 --workers 1
 
-A unit of load is a horizontal flip, a vertical flip and a rotation of each picture. In the
-loader's processes it is done picture by picture; on the device for the whole batch at once, with one chance for all.
+A unit of load is a horizontal flip, a vertical flip and a rotation by up to 30 degrees of each picture
+(``data.augment.repeat`` times), the same for every engine, after the crop or before it (``--before-resize``).
 """
 
 import argparse
+import os
 import statistics
+import subprocess
 import sys
-import threading
-import time
-from functools import partial
+import tempfile
 from pathlib import Path
 from typing import Any
 
-import timm
-import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
-from torchvision.transforms.v2 import functional as tvf
+import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from kd.data.pictures import decode
-from kd.data.transforms import seeded
-from kd.optim import OptimSpec, build_optimizer
-from scripts.bench.harness import measure, options, spread, write
+from kd.report.explained import Explained
+from kd.report.records import percentile, read_run
+from scripts.bench.harness import options, spread, write
 from scripts.bench.input import drawn
 
-
-def load(pictures: Tensor, factor: int) -> Tensor:
-    """``factor`` units of load: uint8 ``(3, H, W)`` or ``(N, 3, H, W)`` -> the same shape."""
-    for _ in range(factor):
-        if torch.rand(1) < 0.5:
-            pictures = pictures.flip(-1)
-        if torch.rand(1) < 0.5:
-            pictures = pictures.flip(-2)
-        pictures = tvf.rotate(pictures, float(torch.empty(1).uniform_(-30, 30)))
-    return pictures
+ROOT = Path(__file__).parents[2]
 
 
-class Loaded(Dataset[Tensor]):
-    """Pictures decoded, resized and loaded with work, in the loader's processes."""
-
-    def __init__(self, pictures: list[bytes], size: int, factor: int) -> None:
-        self.pictures, self.size, self.factor = pictures, size, factor
-
-    def __len__(self) -> int:
-        return len(self.pictures)
-
-    def __getitem__(self, i: int) -> Tensor:
-        with seeded(0, i):
-            return load(tvf.resize(decode(self.pictures[i]), [self.size, self.size], antialias=True), self.factor)
-
-
-class Utilisation(threading.Thread):
-    """Samples how busy the GPU is, or this process's cores where there is none, every 100 ms, in per cent."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.samples: list[float] = []
-        self._stop_now = threading.Event()
-
-    def run(self) -> None:
-        """Until it is stopped."""
-        before, then = time.process_time(), time.perf_counter()
-        while not self._stop_now.wait(0.1):
-            now, clock = time.process_time(), time.perf_counter()
-            share = 100 * (now - before) / (clock - then)
-            self.samples.append(torch.cuda.utilization() if torch.cuda.is_available() else min(100.0, share))
-            before, then = now, clock
-
-    def percentiles(self) -> str:
-        """``p5 / p50 / p95``."""
-        self._stop_now.set()
-        self.join()
-        ordered = sorted(self.samples) or [float("nan")]
-        return " / ".join(f"{ordered[int(q * (len(ordered) - 1))]:.0f}" for q in (0.05, 0.5, 0.95))
+def prepare(place: Path, asked: Any, model: str) -> Path:
+    """Pictures of two classes, and a recipe without a teacher."""
+    different, held_out = min(asked.count, 64), 16
+    few = drawn(different + held_out, 256, 341)
+    for split, count in (("train", asked.count), ("val", held_out)):
+        for i in range(count):
+            file = place / "pictures" / split / "ab"[i % 2] / f"{i}.jpg"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(few[i % different if split == "train" else different + i])
+    augment = {"hflip": 0.5, "vflip": 0.5, "rotation": 30.0, "before_resize": asked.before_resize}
+    source = {"class_path": "kd.data.sources.ImageFolder", "init_args": {"root": str(place / "pictures")}}
+    recipe = {
+        "recipe": "load",
+        "data": {"source": source, "img_size": asked.size, "batch_size": asked.batch, "num_workers": asked.workers,
+                 "augment": augment},
+        "model": {"teacher": None, "student": {"arch": model}, "task_loss_weight": 1.0, "distill_losses": {}},
+        "optim": {"lr": 1e-4},
+        "trainer": {"max_epochs": 1}, "monitor": {"interval_s": 0.1}, "runs_dir": str(place / "runs"),
+    }  # fmt: skip
+    file = place / f"{model}.yaml"
+    file.write_text(yaml.safe_dump(recipe))
+    return file
 
 
-def epoch(model: Any, optimizer: Any, loader: DataLoader, device: torch.device, on_device: int) -> None:
-    """One pass: load on the device where asked, forward, backward, step."""
-    for pictures in loader:
-        images = load(pictures.to(device, non_blocking=True), on_device).float().div(255)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = model(images).float().square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+def train(recipe: Path, engine: str, load: int) -> Explained:
+    """A run of one epoch."""
+    name = f"{recipe.stem}_{engine}_{load}_{len(list(recipe.parent.glob('runs/load/*')))}"
+    command = [sys.executable, "-m", "kd.cli", f"recipe={recipe}", f"name={name}", f"data.engine={engine}",
+               f"data.augment.repeat={load}"]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
+    return Explained(read_run(recipe.parent / "runs" / "load" / name))
 
 
-def watched(busy: dict[str, str], name: str, *arguments: Any) -> None:
-    """An epoch with its utilisation, which goes to ``busy``."""
-    watch = Utilisation()
-    watch.start()
-    epoch(*arguments)
-    busy[name] = watch.percentiles()
+def use(runs: list[Explained], device: bool) -> str:
+    """p50 and p95 of the cores that the run may use, or of the GPUs, in %."""
+    facts = [one.facts for one in runs]
+    cores = [sum(row) / len(row) for f in facts for row in f.core_use if row]
+    values = [gpu["util"] for f in facts for s in f.samples for gpu in s.get("gpu", [])] if device else cores
+    return f"{percentile(values, 50):.0f} / {percentile(values, 95):.0f}" if values else "none"
+
+
+def own_seconds(one: Explained) -> float:
+    """CPU seconds of an epoch of the run's own processes: what other jobs on the machine leave as it is."""
+    used = [(s["main"] + sum(s["workers"])) / 100 for s in one.facts.samples if "main" in s]
+    return statistics.mean(used) * seconds_of(one) if used else 0.0
+
+
+def seconds_of(one: Explained) -> float:
+    """The mean step times the steps of an epoch."""
+    return one.facts.step_ms * one.facts.batches_per_epoch / 1000
 
 
 def main() -> None:
-    """Models times loads, both engines in turn."""
+    """Models times loads, the engines in turn."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=["resnet18", "resnet50", "resnet152"])
-    parser.add_argument("--factors", type=int, nargs="+", default=[1, 4, 8, 12])
+    parser.add_argument("--loads", type=int, nargs="+", default=[1, 4, 8, 12])
+    parser.add_argument("--engines", nargs="+", default=["torch", "device"])
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--count", type=int, default=4096, help="pictures an epoch")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--before-resize", action="store_true")
     asked = options(parser)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    few = drawn(min(asked.count, 64), 256, 341)
-    pictures = [few[i % len(few)] for i in range(asked.count)]
     lines = [
         f"{asked.count} pictures of 341 x 256 an epoch -> {asked.size} px, batch {asked.batch}, {asked.workers} loader "
-        f"process(es); {asked.rounds} epochs of each engine in turn. Busy: the {device.type}, p5 / p50 / p95 in %.",
+        f"process(es); {asked.rounds} run(s) of one epoch of each engine, in turn; load "
+        f"{'before' if asked.before_resize else 'after'} resizing. Seconds: mean step times steps; CPU s: those of the "
+        "run's own processes. Cores and GPU: p50 / p95, %. Data: its share of the step.",
         "",
-        "| model | load | engine | seconds an epoch: median (least to most) | busy | torch / device |",
-        "|---|---|---|---|---|---|",
+        "| model | load | engine | seconds an epoch: median (least to most) | CPU s | cores | GPU | data | limit |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for name in asked.models:
-        model = timm.create_model(name, num_classes=10).to(device).train()
-        optimizer = build_optimizer([model], OptimSpec(lr=1e-4))
-        for factor in asked.factors:
-            arms: dict[str, Any] = {}
-            busy: dict[str, str] = {}
-            for where, (in_loader, on_device) in {"torch": (factor, 0), "device": (0, factor)}.items():
-                loader = DataLoader(
-                    Loaded(pictures, asked.size, in_loader), asked.batch, num_workers=asked.workers, drop_last=True,
-                    persistent_workers=asked.workers > 0, pin_memory=device.type == "cuda",
-                )  # fmt: skip
-
-                arms[where] = partial(watched, busy, where, model, optimizer, loader, device, on_device)
-            times = measure(arms, asked.rounds)
-            gain = statistics.median(times["torch"]) / statistics.median(times["device"])
-            for where, seconds in times.items():
-                last = f"{gain:.2f}" if where == "device" else ""
-                lines.append(f"| {name} | {factor} | {where} | {spread(seconds, 2)} | {busy[where]} | {last} |")
+    for model in asked.models:
+        with tempfile.TemporaryDirectory() as place:
+            recipe = prepare(Path(place), asked, model)
+            for load in asked.loads:
+                found: dict[str, list[Explained]] = {engine: [] for engine in asked.engines}
+                for _ in range(asked.rounds):
+                    for engine, runs in found.items():
+                        runs.append(train(recipe, engine, load))
+                for engine, runs in found.items():
+                    seconds, own = [seconds_of(r) for r in runs], statistics.median(own_seconds(r) for r in runs)
+                    data = statistics.median(r.facts.phases.get("data", 0.0) / r.facts.step_ms for r in runs)
+                    text = runs[-1].verdict["text"].partition(";")[0]
+                    lines.append(f"| {model} | {load} | {engine} | {spread(seconds, 2)} | {own:.2f} | "
+                                 f"{use(runs, False)} | "
+                                 f"{use(runs, True)} | {data:.0%} | {text} |")  # fmt: skip
+                    print(lines[-1], file=sys.stderr, flush=True)
     write("load_factor", asked.hardware, asked.date, "Seconds an epoch by load of augmentation", lines, asked.write)
 
 

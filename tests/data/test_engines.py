@@ -49,7 +49,10 @@ def odd_pictures(folder: Path) -> Path:
     return root
 
 
-@pytest.mark.parametrize("augment", [PLAIN, ALL, PADDED], ids=["plain", "all", "padded"])
+LOADED = Augment(vflip=0.5, rotation=30, repeat=3, color_jitter=0.4, random_erasing=0.5, mixup=0.8)
+
+
+@pytest.mark.parametrize("augment", [PLAIN, ALL, PADDED, LOADED], ids=["plain", "all", "padded", "loaded"])
 @pytest.mark.parametrize(("engine", "workers"), [("device", 0), ("device", 2), ("nvjpeg", 1)])
 def test_the_device_engine_gives_the_torch_engines_pictures(
     pictures: Path, augment: Augment, engine: str, workers: int
@@ -120,6 +123,33 @@ def test_a_missing_dali_is_one_line(recipe: Path, capsys: pytest.CaptureFixture[
         pytest.skip("DALI is installed")
     assert train_main([f"recipe={recipe}", "data.engine=dali"]) == 2
     assert f"data.engine: dali {needs_extra('dali')}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pictures_are_changed_before_they_are_cut_where_that_is_set(pictures: Path, workers: int) -> None:
+    """The device engine sends whole pictures; the views are torch's to the last bit, and not those cut first."""
+    loaded = {"vflip": 0.5, "rotation": 30, "repeat": 2, "random_erasing": 0.5}
+    wanted, found, after = (
+        batches(pictures, engine, Augment(**loaded, before_resize=first), num_workers=count)
+        for engine, first, count in (("torch", True, 0), ("device", True, workers), ("torch", False, 0))
+    )
+    assert all(torch.equal(a["image"], b["image"]) for a, b in zip(wanted, found, strict=True))
+    assert not torch.equal(wanted[0]["image"], after[0]["image"])
+
+
+def test_the_load_is_torchvisions_list_so_many_times() -> None:
+    chain = transforms.train_transform(
+        (32, 32), Augment(vflip=0.5, rotation=30, repeat=2, before_resize=True)
+    ).transforms
+    names = [type(transform).__name__ for transform in chain]
+    unit = ["RandomHorizontalFlip", "RandomVerticalFlip", "RandomRotation"]
+    assert names == [*unit, *unit, "RandomResizedCrop"]
+    assert chain[2].degrees == [-30.0, 30.0]
+
+
+def test_engines_that_cut_while_they_decode_are_refused(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main([f"recipe={recipe}", "data.engine=nvjpeg", "data.augment.before_resize=true"]) == 2
+    assert "data.augment.before_resize: needs data.engine=torch or device, got nvjpeg" in capsys.readouterr().err
 
 
 def test_rand_augment_stays_with_torch(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,5 +48,7 @@ def test_masks_are_cut_packed_and_resized_on_the_device() -> None:
     made = kind.resize(kind.pack(cuts, 0), boxes, (4, 6))
     assert made.shape == (2, 4, 6)
     assert torch.equal(made[0], MASK.as_subclass(Tensor)[0])
-    kind.flip(made, torch.tensor([0]))
+    kind.flip(made, torch.tensor([0]), -1)
     assert torch.equal(made[0], MASK.as_subclass(Tensor)[0].flip(-1))
+    kind.flip(made, torch.tensor([0]), -2)
+    assert torch.equal(made[0], MASK.as_subclass(Tensor)[0].flip(-1, -2))

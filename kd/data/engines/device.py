@@ -19,7 +19,7 @@ from kd.data.sampler import Key
 from kd.data.samples import Samples
 from kd.data.sources import Source, Split, named
 from kd.data.targets import Targets
-from kd.data.transforms import MixPairs, all_at_once, inside, seeded, train_transform
+from kd.data.transforms import MixPairs, Whole, all_at_once, inside, seeded, train_transform
 from kd.errors import UserError
 from kd.run.settings import Augment
 
@@ -32,7 +32,8 @@ class Recipe:
     """How a view is made of a picture."""
 
     box: tuple[int, int, int, int]  # top, left, height and width of the crop, in pixels of the picture
-    steps: list[Step]  # what follows the crop
+    steps: list[Step]  # what comes before and after the crop
+    whole: tuple[int, int] = (0, 0)  # height and width of the picture
 
 
 class Plan:
@@ -54,17 +55,28 @@ def check_views(augment: Augment, engine: str) -> None:
     """Raises a UserError: RandAugment draws random numbers while it computes, so only the loader can run it."""
     if augment.rand_augment:
         raise UserError(f"data.augment.rand_augment: needs data.engine=torch, got {engine}")
+    if augment.before_resize and engine != "device":
+        raise UserError(
+            f"data.augment.before_resize: needs data.engine=torch or device, got {engine}, which cuts first"
+        )
 
 
 def draw(chain: Sequence[v2.Transform], height: int, width: int, size: tuple[int, int]) -> Recipe:
     """Draws a view of a picture of ``height`` x ``width`` as ``v2.Compose(chain)`` would."""
-    crop = chain[0].make_params([_blank(height, width)])
-    view, steps = _blank(*size), []
-    for number, transform in enumerate(chain[1:], start=1):
-        if hasattr(transform, "p") and torch.rand(1) >= transform.p:
-            continue
-        steps.append((number, transform.make_params([view])))
-    return Recipe((crop["top"], crop["left"], crop["height"], crop["width"]), steps)
+    first, steps, box = crop_of(chain), list[Step](), (0, 0, height, width)
+    for number, transform in enumerate(chain):
+        shape = _blank(height, width) if number <= first else _blank(*size)
+        if number == first:
+            crop = transform.make_params([shape])
+            box = crop["top"], crop["left"], crop["height"], crop["width"]
+        elif not hasattr(transform, "p") or torch.rand(1) < transform.p:
+            steps.append((number, transform.make_params([shape])))
+    return Recipe(box, steps, (height, width))
+
+
+def crop_of(chain: Sequence[v2.Transform]) -> int:
+    """The number of the transform that cuts and resizes."""
+    return next(i for i, transform in enumerate(chain) if isinstance(transform, v2.RandomResizedCrop | Whole))
 
 
 def _blank(height: int, width: int) -> Tensor:
@@ -79,7 +91,7 @@ class CutSet(Samples):
         source: Source | None = None,
     ) -> None:  # fmt: skip
         super().__init__(split, seed, source, max_pixels)
-        self.size, self.chain = size, chain_of(size, augment)
+        self.size, self.chain, self.sends_all = size, chain_of(size, augment), augment.before_resize
 
     def __getitem__(self, key: Key) -> tuple[Any, Recipe, Any, Key]:
         index, view = key
@@ -91,7 +103,7 @@ class CutSet(Samples):
         with seeded(self.seed, index, view):
             recipe = draw(self.chain, height, width, self.size)
         target = self.kind.cut(target, recipe.box, (height, width), self.ignore_index)
-        return self.cut(picture, recipe.box), recipe, target, key
+        return self.cut(picture, (0, 0, height, width) if self.sends_all else recipe.box), recipe, target, key
 
     def opened(self, data: bytes) -> tuple[Any, int, int]:
         """An encoded picture -> what :meth:`cut` takes, its height and its width."""
@@ -127,23 +139,38 @@ class DeviceViews:
     def __init__(self, size: tuple[int, int], augment: Augment, mix: MixPairs, kind: Targets | None = None) -> None:
         self.size, self.mix, self.kind = size, mix, kind or Targets()
         self.chain = chain_of(size, augment)
+        self.first = crop_of(self.chain)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        plan, pixels = batch["plan"], batch["pixels"]
+        plan = batch["plan"]
+        pixels = self._cut(batch["pixels"], plan) if self.first else batch["pixels"]
         boxes = [recipe.box for recipe in plan.recipes]
         make = resize_together if all_at_once(pixels) else resize_each
         images = make(pixels, [box[2:] for box in boxes], self.size)
         target = self.kind.resize(batch["target"], boxes, self.size)
         return {**{k: v for k, v in batch.items() if k not in ("pixels", "plan")}, **self.finish(images, target, plan)}
 
+    def _cut(self, pixels: Tensor, plan: Plan) -> Tensor:
+        """Whole pictures -> what the crops leave of them after the transforms before the crop, packed likewise."""
+        found = []
+        parts = pixels.split([3 * height * width for height, width in (recipe.whole for recipe in plan.recipes)])
+        for part, recipe in zip(parts, plan.recipes, strict=True):
+            picture = part.view(3, *recipe.whole)
+            for number, parameters in recipe.steps:
+                picture = self.chain[number].transform(picture, parameters) if number < self.first else picture
+            top, left, height, width = recipe.box
+            found.append(picture[:, top : top + height, left : left + width].reshape(-1))
+        return torch.cat(found)
+
     def finish(self, images: Tensor, target: Tensor, plan: Plan) -> dict[str, Tensor]:
         """Resized crops uint8 ``(N, 3, *size)`` -> ``image`` and ``target``: all that follows the crop."""
-        for number, transform in enumerate(self.chain[1:], start=1):
+        for number, transform in enumerate(self.chain[self.first + 1 :], start=self.first + 1):
             mine = [(i, dict(r.steps)[number]) for i, r in enumerate(plan.recipes) if number in dict(r.steps)]
-            if isinstance(transform, v2.RandomHorizontalFlip):
+            if isinstance(transform, v2.RandomHorizontalFlip | v2.RandomVerticalFlip):
+                axis = -1 if isinstance(transform, v2.RandomHorizontalFlip) else -2
                 chosen = torch.tensor([i for i, _ in mine], dtype=torch.long).to(images.device, non_blocking=True)
-                images[chosen] = images[chosen].flip(-1)
-                self.kind.flip(target, chosen)
+                images[chosen] = images[chosen].flip(axis)
+                self.kind.flip(target, chosen, axis)
                 continue
             if isinstance(transform, v2.RandomErasing) and all_at_once(images):
                 images = _erase([(i, parameters) for i, parameters in mine if parameters["v"] is not None], images)
