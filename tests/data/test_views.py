@@ -172,7 +172,7 @@ def test_pairs_are_mixed_as_torchvision_mixes_each(
     more: dict[str, float], at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the last bit, from the same random numbers; an unlabelled picture takes its partner's label away."""
-    monkeypatch.setattr(transforms, "_all_at_once", lambda images: at_once)
+    monkeypatch.setattr(transforms, "all_at_once", lambda images: at_once)
     augment, classes = Augment(**more), 7
     images, targets = torch.randint(256, (33, 3, 20, 28), dtype=torch.uint8), torch.randint(-1, classes, (33,))
     keys = [(i, 3) for i in range(33)]
