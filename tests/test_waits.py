@@ -229,7 +229,8 @@ KINDS: dict[str, tuple[Callable[[], kd.DistillationModule], str, int]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [k if k == "no labels" else pytest.param(k, marks=LATER) for k in KINDS])
+@LATER
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_kind_of_training_makes_the_host_wait(kind: str) -> None:
     make, target, side = KINDS[kind]
     assert waits_of_third_step(make(), target, side) == set()
