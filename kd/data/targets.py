@@ -83,7 +83,7 @@ class LabelSets(Targets):
 class Numbers(Targets):
     """Some numbers a picture, NaN where one is missing."""
 
-    name = counted = "numbers"
+    name, counted = "numbers", "number(s)"
     undefined = ("mixup", "cutmix")
     least_classes = 1
 

@@ -109,9 +109,9 @@ class Scrape(Callback):
         self.server = server
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if trainer.current_epoch < 3:  # the verdict needs 20 steps
+        if trainer.current_epoch < 5:  # the verdict needs 20 steps after the first
             return
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while time.monotonic() < until and not (self._ask("kd_metric") and self._ask("kd_limit_speedup")):
             time.sleep(0.5)
         self.found.update({p["title"]: self._ask(p["targets"][0]["expr"]) for p in dashboard()["panels"]})
@@ -139,7 +139,7 @@ def test_prometheus_scrapes_and_every_panel_has_data(recipe: Path, tmp_path: Pat
         own = json.dumps({"class_path": "tests.monitor.test_prometheus.Scrape", "init_args": init})
         slow = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.1}})
         items = [f"monitor.prometheus_port={port}", f"trainer.callbacks+={slow}", f"trainer.callbacks+={own}"]
-        items += ["monitor.rules_every_s=0.05", "trainer.max_epochs=4"]
+        items += ["monitor.rules_every_s=0.05", "trainer.max_epochs=6"]
         assert train_main([f"recipe={recipe}", *items]) == 0
     finally:
         server.terminate()
