@@ -201,7 +201,7 @@ class StudentSettings(ModelSettings):
     Attributes:
         inherit: start from the teacher's own layers, cut down to its size (:mod:`kd.distill.inherit`); ``auto``:
             where the pair allows and the student has no weights of its own.
-        inherit_pictures: training pictures whose activations guide that: more help a class token, one row each.
+        inherit_pictures: training pictures whose activations guide that, at most: the more, the better the start.
         grad_checkpointing: compute activations twice instead of keeping them (timm's ``set_grad_checkpointing``).
         head: the student has a classifier; without one it is its features, learnt from a teacher's, without labels.
         freeze: ``backbone`` trains the classifier alone, a linear probe; the rest keeps its weights, its statistics of
