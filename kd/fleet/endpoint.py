@@ -108,18 +108,18 @@ def run(request: Request) -> int:
     found = _read(folder, own)
     if "delete" in request.flags:
         return delete(found.name)
-    requests = found.requests()
+    calls = found.requests()
     missing = found.what_is_missing()
     if "dry-run" in request.flags:
         if missing:
             print(f"kd-launch: to send it, {missing}", file=sys.stderr)
-        print(json.dumps(requests, indent=2))
+        print(json.dumps(calls, indent=2))
         return 0
     if missing:
         raise UserError(missing)
     aws_session()  # before torch is loaded
     opened = Run.open(str(folder), request, tuple(KEYS))
-    _create(requests, _archive(opened))
+    _create(calls, _archive(opened))
     again = f"kd-launch endpoint {request.rest[0]} --delete"
     kind = "transform_job" if "batch" in own else "endpoint"
     outcome = _wait(kind, found.name)
@@ -156,10 +156,10 @@ def _archive(opened: "FinishedRun") -> Path:
     return out / "model.tar.gz"
 
 
-def _create(requests: Mapping[str, dict[str, Any]], archive: Path) -> None:
+def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:
     session, made = aws_session(), list[str]()
     client, s3 = session.client("sagemaker"), session.client("s3")
-    model = requests["create_model"]
+    model = calls["create_model"]
     name, url = model["ModelName"], model["PrimaryContainer"]["ModelDataUrl"]
     with boto_errors():
         if any(known["ModelName"] == name for known in client.list_models(NameContains=name)["Models"]):
@@ -168,12 +168,12 @@ def _create(requests: Mapping[str, dict[str, Any]], archive: Path) -> None:
     try:
         with boto_errors():
             s3.upload_file(str(archive), bucket, key)
-            for operation, request in requests.items():
+            for operation, request in calls.items():
                 getattr(client, operation)(**request)
                 made.append(operation.removeprefix("create_"))
     except BaseException:
         for part in reversed([part for part in made if part in PARTS]):
-            getattr(client, f"delete_{part}")(**{PARTS[part]: requests[f"create_{part}"][PARTS[part]]})
+            getattr(client, f"delete_{part}")(**{PARTS[part]: calls[f"create_{part}"][PARTS[part]]})
         s3.delete_object(Bucket=bucket, Key=key)
         raise
 

@@ -138,7 +138,7 @@ def test_labels_on_top(made: Path, pictures: Path, capsys: pytest.CaptureFixture
     assert all(torch.equal(probed[name], before[name]) for name in before)
     assert not all(torch.equal(tuned[name], before[name]) for name in before)
     assert main("train", [*items, "optim.lr=0"]) == 0  # before any step
-    started = capsys.readouterr().out.rpartition("right on ")[2]
+    started = capsys.readouterr().out.rpartition("leave-one-out accuracy ")[2]
     right = float(started.partition("%")[0]) / 100
     assert right > 0.8  # the classes differ in colour
     rows_of = rows(made / "runs" / "tiny" / "003")

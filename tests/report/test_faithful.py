@@ -45,6 +45,7 @@ def test_the_heat_map_names_the_largest_pairs(tmp_path: Path) -> None:
         "per_class": [{"name": n, "count": 10, "student": 0.5} for n in names],
         "confusions": [{"is": f"c{i}", "called": f"c{i + 1}", "student": 40 - i, "teacher": 0} for i in range(40)],
     }  # fmt: skip
+    (tmp_path / "config.yaml").write_text("{}")
     (tmp_path / "fidelity.json").write_text(json.dumps(content))
     (matrix,) = [s for s in faithful(read_run(tmp_path)) if s["kind"] == "matrix"]
     assert len(matrix["names"]) == 20 and "c0 called c1 40 times" in matrix["note"]
@@ -53,6 +54,7 @@ def test_the_heat_map_names_the_largest_pairs(tmp_path: Path) -> None:
 
 
 def test_a_torn_file_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("{}")
     (tmp_path / "fidelity.json").write_text('{"kind": ')
     run = read_run(tmp_path)
     assert faithful(run) == [] and "fidelity.json can't be read" in run.notes

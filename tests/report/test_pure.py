@@ -40,8 +40,8 @@ def test_short() -> None:
 
 def test_input_machines() -> None:
     assert input_machines({"gpu": {"on_demand": 37.688}, "cpu": {"on_demand": 3.672, "spot": 1.5, "vcpus": 72}}) == {
-        "cpu": {"price": 3.672, "vcpus": 72},
-        "cpu:spot": {"price": 1.5, "vcpus": 72},
+        "cpu": {"price": 3.672, "vcpus": 72, "gpus": 0},
+        "cpu:spot": {"price": 1.5, "vcpus": 72, "gpus": 0},
     }
 
 
