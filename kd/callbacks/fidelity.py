@@ -21,7 +21,7 @@ from kd.callbacks.run_folder import RunFolder
 from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.transforms import EvalView
-from kd.storage.checkpoints import write_whole
+from kd.storage.checkpoints import write_text
 from kd.tasks.fidelity import Fidelity
 from kd.tasks.fidelity_numbers import NumbersFidelity
 from kd.tasks.segmentation import colours
@@ -96,9 +96,7 @@ def write(folder: Path, found: Compared, data: DistillationDataModule, split: st
     if found.kind == "segmentation":
         named = zip(classes, colours(len(classes)), strict=False)
         content["colours"] = {name: f"#{bytes(c).hex()}" for name, c in named}
-    text = json.dumps(content) + "\n"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / FILE, lambda file: file.write(text.encode()))
+    write_text(folder / FILE, json.dumps(content) + "\n")
 
 
 def examples(

@@ -49,11 +49,9 @@ class LastCheckpoint(Checkpoint):
         """Saves where it is time; the epoch's last batch is left to the epoch's end."""
         if trainer.is_last_batch or not after_step(trainer, batch_idx):
             return
-        if self._steps_are_up(trainer) or self._time_is_up(trainer, batch_idx):
+        steps_are_up = self.every_n_steps and trainer.global_step - self._saved_at_step >= self.every_n_steps
+        if steps_are_up or self._time_is_up(trainer, batch_idx):
             self.save(trainer)
-
-    def _steps_are_up(self, trainer: Trainer) -> bool:
-        return self.every_n_steps is not None and trainer.global_step - self._saved_at_step >= self.every_n_steps
 
     def _time_is_up(self, trainer: Trainer, batch_idx: int) -> bool:
         if self.every_n_minutes is None or not ranks_meet(trainer, batch_idx):

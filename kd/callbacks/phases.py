@@ -6,10 +6,9 @@ import platform
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -57,23 +56,6 @@ def phase_of(action: str) -> str | None:
     return "checkpoint" if "ModelCheckpoint" in owner else ACTIONS.get(name or action)
 
 
-class _Timed:
-    def __init__(self, profiler: "PhaseProfiler", action: str, inner: AbstractContextManager | None) -> None:
-        self.profiler, self.action, self.inner = profiler, action, inner
-
-    def __enter__(self) -> None:
-        if self.inner is not None:
-            self.inner.__enter__()
-        self.profiler.start(self.action)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.profiler.stop(self.action)
-        if self.inner is not None:
-            self.inner.__exit__(kind, error, trace)
-
-
 class PhaseProfiler(Profiler):
     """A Lightning profiler that passes names to a :class:`~kd.clock.Clock`, and on to the user's own profiler."""
 
@@ -86,8 +68,10 @@ class PhaseProfiler(Profiler):
         self._started: list[float] = []
         self._ranges: dict[str, Any] = {}  # phases by name for kernel profiles
 
-    def profile(self, action_name: str) -> AbstractContextManager:  # type: ignore[override]
-        return _Timed(self, action_name, None if self._silent else self.users.profile(action_name))
+    @contextmanager
+    def profile(self, action_name: str) -> Iterator[None]:
+        with nullcontext() if self._silent else self.users.profile(action_name), super().profile(action_name):
+            yield
 
     def start(self, action_name: str) -> None:
         if action_name not in self._phases:

@@ -81,7 +81,8 @@ class Preflight(Callback):
             counts = torch.bincount(ids[ids >= 0], minlength=len(info.classes))
         found = Found(val, counts.cpu(), int(total), decided, classes=classes)
         for name, metrics in val.items():
-            if self._is_weak(run.module.task, metrics, found):
+            weak = metrics[run.module.task.primary] <= run.module.task.chance(found.counts, found.total)
+            if weak and 2 * found.classes >= len(found.counts):
                 found.hints[name] = self._told_order(trainer, members.get(name), orders.get(name), info.classes)
         return found
 
@@ -170,9 +171,6 @@ class Preflight(Callback):
                 answers = torch.zeros(len(data.split("val").targets), *decided.shape[1:], dtype=decided.dtype)
             answers[index] = decided
         return answers
-
-    def _is_weak(self, task: Task, val: dict[str, float], found: Found) -> bool:
-        return 2 * found.classes >= len(found.counts) and val[task.primary] <= task.chance(found.counts, found.total)
 
     def _judge(
         self, trainer: Trainer, task: Task, name: str, found: Found, key: str, before: bool

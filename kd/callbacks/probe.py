@@ -17,10 +17,7 @@ from kd.teachers.answer import ALL
 
 
 class FeatureProbe(Callback):
-    """Measures the teachers once, and the students in each validation (``data.probe``).
-
-    Several teachers are also measured together: by their unit vectors side by side.
-    """
+    """Measures the teachers once, and the students in each validation (``data.probe``)."""
 
     def __init__(self, preflight: Preflight) -> None:
         self.preflight = preflight

@@ -15,7 +15,7 @@ from kd.callbacks.context import RunContext
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.errors import UserError, first_line
 from kd.lightning_internals import CSVWriter
-from kd.storage.checkpoints import LAST, PREVIOUS, RunLock, write_whole
+from kd.storage.checkpoints import LAST, PREVIOUS, RunLock, write_text
 from kd.storage.mirror import Mirror
 
 
@@ -62,7 +62,7 @@ class MetricsCSV(CSVLogger):
         cells = [(row, row.rstrip("\r\n").split(",")) for row in rows if row.endswith("\n")]
         at = names.index("step")
         kept = [r for r, c in cells if len(c) == len(names) and c[at].isdecimal() and int(c[at]) < step]
-        write_whole(self._file, lambda file: file.write("".join([header, *kept]).encode()))
+        write_text(self._file, "".join([header, *kept]))
 
     def save(self) -> None:
         """Lightning asks for it before a resumed run's file was cut back: nothing to save yet."""
@@ -87,10 +87,7 @@ class StudentCSV(MetricsCSV):
 
 
 class RunFolder(Callback):
-    """Claims the run's folder once the preflight has passed, and sends metrics and checkpoints there.
-
-    A resumed run's folder stays as it is until the checkpoint is loaded and training begins.
-    """
+    """Claims the run's folder once the preflight has passed, and sends metrics and checkpoints there."""
 
     def __init__(
         self,
@@ -172,7 +169,7 @@ class RunFolder(Callback):
 
     def _sign(self) -> None:
         assert self.path is not None
-        write_whole(self.path / "config.yaml", lambda file: file.write(self.config.encode()))
+        write_text(self.path / "config.yaml", self.config)
         self._point_latest()
         if self.marker:
             self.marker.write_text(self.path.name + "\n")

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from kd.callbacks.best import Best
 from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import RunFolder
-from kd.storage.checkpoints import write_whole
+from kd.storage.checkpoints import write_text
 
 
 @dataclass
@@ -26,9 +25,7 @@ class StudentFolders(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
             for name, config in self.configs.items():
-                path = self.folder.student_path(name)
-                path.mkdir(parents=True, exist_ok=True)
-                write_whole(path / "config.yaml", methodcaller("write", config.encode()))
+                write_text(self.folder.student_path(name) / "config.yaml", config)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run = RunContext.of(trainer)

@@ -1,6 +1,5 @@
 """``summary.json``: settings and results of the run, written at the end and on failure."""
 
-import json
 import resource
 import statistics
 import sys
@@ -29,8 +28,8 @@ from kd.models import count_parameters
 from kd.report.explained import Explained
 from kd.report.html import write_report
 from kd.report.records import read_run
-from kd.storage.checkpoints import write_whole
-from kd.teachers import CachedTeacher, RunTeacher
+from kd.storage.checkpoints import write_json
+from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL
 
 
@@ -100,10 +99,10 @@ class Summary(Callback):
         if error is not None:
             self.content["error"] = f"{type(error).__name__}: {error}"
         with suppress(OSError) if error else nullcontext():
-            _write(self.folder.path / "summary.json", self.content)
+            write_json(self.folder.path / "summary.json", self.content)
             for name, own in self.content.get("students", {}).items():
                 alone = {**self.content, "student": own, "students": None}
-                _write(self.folder.student_path(name) / "summary.json", alone)
+                write_json(self.folder.student_path(name) / "summary.json", alone)
         if (self.folder.path / "records").is_dir():
             self._explain(self.folder.path)
 
@@ -112,7 +111,7 @@ class Summary(Callback):
             found = Explained(read_run(folder))
             self.content["verdict"] = found.verdict
             self.content["findings"] = [asdict(finding) for finding in found.findings]
-            _write(folder / "summary.json", self.content)
+            write_json(folder / "summary.json", self.content)
             write_report(found, folder / "report.html")
         except Exception as problem:  # the run is worth more than its report
             print(f"kd-train: no report: {type(problem).__name__}: {problem}", file=sys.stderr)
@@ -135,14 +134,15 @@ class Summary(Callback):
         return whole | ({"members": each} if len(each) > 1 else {})
 
     def _content(self, trainer: Trainer, run: RunContext, status: str) -> dict[str, Any]:
-        info, data = run.students.data_info, run.data
+        info, data, memory = run.students.data_info, run.data, run.module.memory
+        caches = {name: cache.report() for name, cache in run.module.caches.items()}
         step_ms = statistics.median(self._steps_ms) if self._steps_ms else None
         per_step = data.batch_size * trainer.world_size
         return {
             "status": status,
             "recipe": self.recipe,
             "kd_version": kd.__version__,
-            "device": _device_name(run.device),
+            "device": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else run.device.type,
             "precision": str(trainer.precision),
             "matmul_precision": torch.get_float32_matmul_precision(),
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
@@ -154,10 +154,10 @@ class Summary(Callback):
             "images_per_s": round(1000 * per_step / step_ms, 1) if step_ms else None,
             "step_ms_median": round(step_ms, 2) if step_ms else None,
             "peak_memory_mb": round(_peak_memory_mb(run.device)),
-            "memory_mb": _memory_mb(run, data.batch_size),
+            "memory_mb": memory.report(data.batch_size, trainer.optimizers) if memory else None,
             "batch_size": data.batch_size,
             "num_workers": data.num_workers,
-            "cache": _caches(run.module.caches),
+            "cache": caches.get(ALL, caches or None),
             "optimizer_state": self._optimizer_state,
             "primary": run.module.task.primary,
             "teacher": self._teacher(run.module.teacher),
@@ -175,30 +175,12 @@ class Summary(Callback):
         }
 
 
-def _write(file: Path, content: dict[str, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(content, indent=2) + "\n"
-    write_whole(file, lambda opened: opened.write(text.encode()))
-
-
-def _memory_mb(run: RunContext, batch_size: int) -> dict[str, float] | None:
-    return run.module.memory.report(batch_size, run.trainer.optimizers) if run.module.memory else None
-
-
-def _caches(caches: dict[str, CachedTeacher]) -> dict[str, Any] | None:
-    reports = {name: cache.report() for name, cache in caches.items()}
-    return reports.get(ALL, reports or None)
-
-
 def _rounded(values: dict[str, float]) -> dict[str, float]:
     return {name: round(value, 6) for name, value in values.items()}
 
 
 def optimizer_state(trainer: Trainer) -> dict[str, float]:
-    """What the optimizers' state takes on this rank and on all together, in MB; all ranks must call it.
-
-    Without sharding every rank holds the whole.
-    """
+    """What the optimizers' state takes on this rank and on all together, in MB; all ranks must call it."""
     sharded = isinstance(trainer.strategy, Sharding) or any(
         isinstance(optimizer, ZeroRedundancyOptimizer)
         or any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"])
@@ -214,10 +196,6 @@ def optimizer_state(trainer: Trainer) -> dict[str, float]:
 
 def _model(arch: str, model: torch.nn.Module, val: dict[str, float]) -> dict[str, Any]:
     return {"arch": arch, "params": count_parameters(model), "val": val}
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _peak_memory_mb(device: torch.device) -> float:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kd.errors import UserError
 from kd.run.request import Request
-from kd.storage.checkpoints import write_whole
+from kd.storage.checkpoints import write_text
 from kd.storage.run_urls import run_at
 
 HELP = """\
@@ -49,6 +49,6 @@ def run(request: Request) -> int:
         print(f"kd-card: {', '.join(missing)} not given: the card says that the licence is not stated", file=sys.stderr)
     text = card(read_run(folder), *(own.get(key) for key in LICENSES))
     for file in files:
-        write_whole(file, lambda opened: opened.write(text.encode()))
+        write_text(file, text)
         print(f"written to {file}")
     return 0

@@ -3,7 +3,6 @@
 import json
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,9 @@ def run(request: Request) -> int:
     folder = Path(request.rest[0] if request.rest else "runs")
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
-    found = sorted((_described(path) for path in _runs_in(folder)), key=lambda row: -row["changed"])
+    paths = sorted([*folder.glob("*"), *folder.glob("*/*")])
+    runs = [_described(path) for path in paths if not path.is_symlink() and is_run(path)]
+    found = sorted(runs, key=lambda row: -row["changed"])
     if "json" in request.flags:
         print(json.dumps(found, indent=2))
     elif found:
@@ -43,12 +44,6 @@ def run(request: Request) -> int:
     else:
         print(f"no runs in {folder}")
     return 0
-
-
-def _runs_in(folder: Path) -> Iterator[Path]:
-    for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
-        if path.is_dir() and not path.is_symlink() and is_run(path):
-            yield path
 
 
 def _described(folder: Path) -> dict[str, Any]:

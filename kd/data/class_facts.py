@@ -16,11 +16,7 @@ ClassFacts = dict[str, list[float | None]]
 
 
 def read_class_facts(file: str, classes: Sequence[str]) -> ClassFacts:
-    """Reads a table whose first column names a class and whose other columns are numbers about it.
-
-    Raises:
-        UserError: no such table, a class that the data does not have, or a value that is not a number.
-    """
+    """Reads a table whose first column names a class and whose other columns are numbers about it."""
     key = f"data.class_facts: {file}"
     try:
         rows = [row for row in csv.reader(io.StringIO(text_of(Path(file)).removeprefix("\ufeff"))) if row]
@@ -43,16 +39,7 @@ def read_class_facts(file: str, classes: Sequence[str]) -> ClassFacts:
 
 
 def facts_of(facts: Mapping[str, Sequence[float | None]], p: np.ndarray) -> dict[str, dict[str, float | None]]:
-    """The facts of a picture.
-
-    Args:
-        facts: by name the values by class id; None where unknown.
-        p: the classes' probabilities ``(C,)``.
-
-    Returns:
-        By name: ``of_label``, that of the likeliest class, and ``expected``, the mean under the probabilities of the
-        classes whose value is known; None where it is not known.
-    """
+    """A picture's facts: ``of_label``, the likeliest class's, and ``expected`` under probabilities ``p`` ``(C,)``."""
     found: dict[str, dict[str, float | None]] = {}
     for name, given in facts.items():
         values = np.array([math.nan if value is None else value for value in given], dtype=np.float64)

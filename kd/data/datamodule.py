@@ -97,11 +97,7 @@ class DistillationDataModule(LightningDataModule):
         self._identity: dict[str, Any] | None = None
 
     def prepare_data(self) -> None:
-        """Checks the pictures of both splits; the first process of a machine does it, others wait and read its answer.
-
-        Raises:
-            UserError: missing data, damaged pictures (unless they are left out), or none to validate with.
-        """
+        """Checks the pictures of both splits; a machine's first process does it, others wait and read its answer."""
         self.splits.prepare()
         if self.tier is not None:
             self.tier.connect()
@@ -115,11 +111,7 @@ class DistillationDataModule(LightningDataModule):
 
     @property
     def info(self) -> DataInfo:
-        """Classes and sizes. Lists the sources; decodes nothing, unless damaged pictures are to be left out.
-
-        Raises:
-            UserError: missing data.
-        """
+        """Classes and sizes. Lists the sources; decodes nothing, unless damaged pictures are to be left out."""
         parts, ratio = self.splits.parts("train"), self.unlabeled_ratio
         info = info_of(
             self.source, self.splits.sizes(), parts[0].targets, self.augment, self.crop_ratio, ratio,
@@ -166,11 +158,7 @@ class DistillationDataModule(LightningDataModule):
         return self.wrap_loader(loader) if self.wrap_loader else loader
 
     def trial_loader(self, count: int) -> DataLoader:
-        """``count`` training batches of this process, over and over where an epoch is shorter; to be timed.
-
-        Raises:
-            UserError: a global batch larger than the training set.
-        """
+        """``count`` training batches of this process, over and over where an epoch is shorter; to be timed."""
         return self._train_loader(self.split("train"), list(islice(cycle(self._own_batches()), count)))
 
     def _own_batches(self) -> TrainBatches:

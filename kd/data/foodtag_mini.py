@@ -754,12 +754,8 @@ def _first_bad(root: Path) -> str | None:
     return None
 
 
-def build(cache_dir: Path, train_per_class: int = 300, val_per_class: int = 50, portions: bool = False) -> Path:
-    """Makes sure that the data set lies below ``cache_dir``, intact, and returns its folder.
-
-    It is drawn once, into a temporary folder that is renamed when complete; a later call checks every file
-    against the set's ``SHA256SUMS`` and draws a damaged set again. Of processes that start at once one draws.
-    """
+def build(cache_dir: Path, train_per_class: int, val_per_class: int, portions: bool = False) -> Path:
+    """Makes sure that the data set lies below ``cache_dir``, intact, and returns its folder."""
     for name, value in (("train_per_class", train_per_class), ("val_per_class", val_per_class)):
         if not 1 <= value <= _VAL_SEED:
             raise ValueError(f"{name} must be between 1 and {_VAL_SEED}, got {value}")

@@ -32,11 +32,7 @@ def pack(
     shard_mb: int = 256,
     source: Source | None = None,
 ) -> int:
-    """Writes a split as tar shards and their index, masks as PNG files beside the pictures; returns the bytes written.
-
-    Pictures whose shorter side is above ``short_side`` pixels are resized to it. Shards end after ``shard_mb``
-    megabytes.
-    """
+    """Writes a split as tar shards and their index, masks as PNG files beside; returns the bytes written."""
     kind = source.kind if source is not None else Targets()
     if type(kind) not in (Targets, Masks):
         raise UserError(f"data.source: kd-pack packs pictures with one label each, or with masks, not {kind.name}")

@@ -24,10 +24,7 @@ BATCH = 64
 
 @torch.no_grad()
 def fit_new_classifier(student: Student, sample: Sample | None) -> str:
-    """Sets a new linear classifier to a ridge regression of labelled pictures' features; returns a message or "".
-
-    ``sample`` gives so many training pictures, uint8 ``(3, H, W)``, and class ids; None where the data are not ours.
-    """
+    """Sets a new linear classifier to a ridge regression of labelled pictures' features; returns a message or ""."""
     found = getattr(student.model, "get_classifier", lambda: None)()
     taken = student.start == "inherited" or not student.objective.task_loss_weight  # SimKD's is 0
     if sample is None or taken or not has_new_classifier(student.model) or not isinstance(found, nn.Linear):

@@ -107,13 +107,7 @@ class Students(nn.ModuleDict):
 
 
 class StepOutput(TypedDict):
-    """What a training step gives to the trainer and its callbacks.
-
-    Attributes:
-        loss: the sum of the students' totals, as the trainer wants it.
-        terms: each student's terms by name.
-        answer: the teacher's.
-    """
+    """What a training step returns: the sum of the losses, each student's terms by name, the teacher's answer."""
 
     loss: Tensor
     terms: dict[str, dict[str, Tensor]]

@@ -28,7 +28,6 @@ class PixelKDLoss(_MapLoss):
 
     Args:
         temperature: > 0.
-        weight: factor in the total loss.
     """
 
     def __init__(self, temperature: float = 1.0, weight: float = 1.0) -> None:
@@ -89,7 +88,6 @@ class PairwiseLoss(FeatureLoss):
 
     Args:
         grid: positions a side that the maps are pooled to, > 0.
-        weight: factor in the total loss.
     """
 
     def __init__(self, grid: int = 8, weight: float = 1.0) -> None:

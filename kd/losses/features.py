@@ -25,7 +25,6 @@ class HintLoss(FeatureLoss):
 
     Args:
         projection: from the student's features to the teacher's shape; default: linear.
-        weight: factor in the total loss.
 
     >>> import torch
     >>> loss = HintLoss()
@@ -76,7 +75,6 @@ class PKDLoss(FeatureLoss):
     Args:
         projection: from the student's features to the teacher's shape; default: linear where the widths differ, none
             where they are equal, as in the paper.
-        weight: factor in the total loss.
         gather: standardise over the batches of all processes, whose whole maps then travel, instead of each
             process's own.
     """
@@ -126,7 +124,6 @@ class MGDLoss(FeatureLoss):
     Args:
         mask_ratio: share of hidden positions, in (0, 1); the paper uses 0.5 (0.15 for classification).
         projection: from the student's features to the teacher's shape; default: linear.
-        weight: factor in the total loss.
     """
 
     def __init__(self, mask_ratio: float = 0.5, projection: Projection | None = None, weight: float = 1.0) -> None:
@@ -158,7 +155,6 @@ class ViTKDLoss(LayersLoss):
         mask_ratio: share of hidden positions, in (0, 1).
         generation_weight: of the last layer's term. The code sums over two shallow layers, with a tenth of their weight
             for the last one: 0.05 where the shallow layers are averaged.
-        weight: factor in the total loss.
     """
 
     def __init__(self, mask_ratio: float = 0.5, generation_weight: float = 0.05, weight: float = 1.0) -> None:
@@ -258,8 +254,6 @@ class SimKDLoss(FeatureLoss):
     Classifier, arXiv 2203.14001 (there ``P`` is a stack of convolutions, which cannot be folded and stays part of the
     student).
 
-    Args:
-        weight: factor in the total loss.
 
     >>> import torch
     >>> loss = SimKDLoss()

@@ -18,7 +18,6 @@ class KDLoss(LogitLoss):
         temperature: softens both distributions, > 0. The paper uses 1 to 20.
         teacher_temperature: another one for the teacher's side; default: the same.
         final_temperature: the temperature moves from ``temperature`` to this one, in equal steps over the epochs.
-        weight: factor in the total loss.
 
     >>> import torch
     >>> KDLoss(temperature=2.0)(torch.zeros(4, 10), torch.zeros(4, 10), torch.zeros(4, dtype=torch.long))
@@ -89,7 +88,6 @@ class DKDLoss(LogitLoss):
         beta: weight of the others among themselves; the paper uses 0.5 to 8.
         temperature: > 0.
         warmup_epochs: the loss grows linearly over that many epochs (the paper: 20 of 240), 0 for none.
-        weight: factor in the total loss.
     """
 
     needs_class_ids = True
@@ -126,7 +124,6 @@ class DISTLoss(LogitLoss):
         beta: weight of the relation between classes.
         gamma: weight of the relation within a class, over the batch.
         temperature: > 0.
-        weight: factor in the total loss.
         gather: compare over the batches of all processes instead of each process's own.
     """
 
@@ -156,7 +153,6 @@ class NKDLoss(LogitLoss):
     Args:
         gamma: weight of the other classes.
         temperature: > 0, of the other classes alone.
-        weight: factor in the total loss.
     """
 
     needs_class_ids = True
@@ -200,7 +196,6 @@ class MLKDLoss(LogitLoss):
 
     Args:
         temperatures: each > 0.
-        weight: factor in the total loss.
     """
 
     exclusive = True
@@ -225,7 +220,6 @@ class BinaryKDLoss(LogitLoss):
 
     Args:
         temperature: > 0.
-        weight: factor in the total loss.
     """
 
     def __init__(self, temperature: float = 1.0, weight: float = 1.0) -> None:

@@ -19,7 +19,6 @@ class RegressionKDLoss(LogitLoss):
         form: ``smooth_l1``, ``l1`` or ``l2``; of the unbounded loss.
         bounded: see above.
         margin: in squared standard deviations, >= 0.
-        weight: factor in the total loss.
 
     >>> import torch
     >>> student, teacher, target = torch.tensor([[3.0]]), torch.tensor([[1.0]]), torch.tensor([[0.0]])

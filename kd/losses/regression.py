@@ -25,7 +25,6 @@ class FeatureRegression(FeatureLoss):
         standardize: the teacher's features as they are (``none``), each channel with mean 0 and variance 1
             (``variance``), or all of them turned and scaled together, by PHI-S (``phi_s``):
             :class:`kd.losses.targets.Standardizer`.
-        weight: factor in the total loss.
     """
 
     def __init__(
@@ -87,9 +86,6 @@ class SmoothL1Loss(FeatureRegression):
 
     Args:
         beta: where it passes from square to absolute, > 0.
-        projection: from the student's width to the teacher's; default: linear.
-        standardize: the teacher's features: ``none``, ``variance`` or ``phi_s``.
-        weight: factor in the total loss.
     """
 
     def __init__(
@@ -121,9 +117,6 @@ class RADIOLoss(FeatureRegression):
 
     Args:
         cosine_share: of the cosine, in [0, 1]; smooth L1 has the rest.
-        projection: from the student's width to the teacher's; default: linear.
-        standardize: the teacher's features: ``none``, ``variance`` or ``phi_s``.
-        weight: factor in the total loss.
     """
 
     def __init__(

@@ -20,7 +20,6 @@ class RKDLoss(FeatureLoss):
     Args:
         distance_weight: >= 0.
         angle_weight: >= 0. The angle term takes the cube of the batch size in memory.
-        weight: factor in the total loss.
         gather: compare with the batches of all P processes too; the angle term then takes P^2 times the memory.
     """
 
@@ -46,7 +45,6 @@ class _OfTheBatch(FeatureLoss):
     """A loss over the pictures of a batch, ``(N, ...)`` of both models.
 
     Args:
-        weight: factor in the total loss.
         gather: compare over the batches of all processes instead of each process's own.
     """
 
@@ -178,7 +176,6 @@ class GramKLLoss(FeatureLoss):
 
     Args:
         temperature: > 0.
-        weight: factor in the total loss.
     """
 
     def __init__(self, temperature: float = 0.07, weight: float = 1.0) -> None:
@@ -208,7 +205,6 @@ class PseudoClassLoss(KnownOnHost, FeatureLoss):
         queue_size: pictures that the queue holds, > 0; beyond the training set's size pictures are in it twice.
         temperature: > 0.
         projection: from the student's width to the teacher's; default: linear.
-        weight: factor in the total loss.
     """
 
     default_tap = "prelogits"

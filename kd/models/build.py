@@ -96,18 +96,12 @@ def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
     except OSError as error:
         raise UserError(f"{key}.pretrained: no weights for {spec.arch}: {plain(error)}") from error
     except Exception as error:  # whatever an architecture has against its arguments
-        raise UserError(f"{key}: {spec.arch} can't be built{_with(spec.kwargs)}: {plain(error)}") from error
-
-
-def _with(kwargs: dict[str, Any]) -> str:
-    return f" with {', '.join(f'{name}={value}' for name, value in kwargs.items())}" if kwargs else ""
+        given = f" with {', '.join(f'{k}={v}' for k, v in spec.kwargs.items())}" if spec.kwargs else ""
+        raise UserError(f"{key}: {spec.arch} can't be built{given}: {plain(error)}") from error
 
 
 def timm_model(arch: str, **kwargs: Any) -> nn.Module:
-    """``timm.create_model``; without ``img_size`` for models that take any size and no such argument.
-
-    The arguments that it was made with are kept as ``made_with``.
-    """
+    """``timm.create_model``; without ``img_size`` for models that take any size and no such argument."""
     try:
         model = timm.create_model(arch, **kwargs)
     except TypeError as error:

@@ -183,10 +183,7 @@ CLEARLY = 0.8  # of the squared difference between neighbours on a square grid
 
 
 def grid_shown(positions: Tensor) -> list[int]:
-    """The grid that is not square on which neighbouring position embeddings ``(L, D)`` are alike; else nothing.
-
-    Trained embeddings are smooth over their own grid; those that were only drawn show none.
-    """
+    """The grid that is not square on which neighbouring position embeddings ``(L, D)`` are alike; else nothing."""
     length, off = len(positions), {}
     for height in (n for n in range(2, length // 2 + 1) if length % n == 0):
         grid = positions.float().unflatten(0, (height, length // height))

@@ -13,15 +13,9 @@ SCALE, OFFSET = "unit_scale", "unit_offset"
 
 @torch.no_grad()
 def scale_output(model: nn.Module, scales: Sequence[tuple[float, float]], in_units: bool) -> None:
-    """Multiplies the classifier's output by the targets' deviations and adds their means.
+    """Multiplies the classifier's output by the targets' deviations (``scales``: means, deviations), adds the means.
 
-    Args:
-        model: a timm model, or any with ``get_classifier``; changed in place.
-        scales: mean and standard deviation (> 0) of each target, C pairs.
-        in_units: the weights give units now, and go on giving the same: they are divided by the deviations.
-
-    Raises:
-        ValueError: the classifier is no linear layer.
+    ``in_units``: the weights give units now, and go on giving the same. A ValueError where no layer is linear.
     """
     found = getattr(model, "get_classifier", lambda: None)()
     if not isinstance(found, nn.Linear) or found.bias is None:

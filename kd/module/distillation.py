@@ -43,21 +43,11 @@ class DistillationModule(Inference):
     (:meth:`together`) under ``<student>/train/...``, with ``train/loss`` as the sum.
 
     Args:
-        student: any model that gives logits for pictures (:func:`kd.models.own.logits_of`).
-        teacher: likewise, or any callable, or a :class:`kd.Teacher`, or several models by name; frozen. Without one the
-            student learns from labels alone.
-        task: what the labels mean; default: one class a picture, as many classes as the student's last layer has.
-        losses: distillation losses by name, each with its weight.
-        task_loss_weight: weight of the task's own loss, >= 0.
-        taps: the layers that a feature loss of the same name reads.
-        teacher_of: which of several teachers a loss of that name uses; default: the mean of all.
+        student, teacher, task, losses, task_loss_weight, taps, teacher_of, data, prepare, teacher_prepare: as of
+            :class:`kd.Distillation`; without a teacher the student learns from labels alone.
         ema_decay: keep an exponential moving average of the student, validate and export that.
         optim: optimizer and schedule: a :class:`kd.OptimSpec`, a dict of its fields, or a function of the trainable
             parameters that makes an optimizer, whose learning rate then stays as it is.
-        data: classes and sizes of the data, where losses need to know more than the task.
-        prepare: uint8 pictures -> the student's input: a :class:`kd.Preprocess`, or a function. Default: as timm says
-            of the model. Float pictures pass as they are.
-        teacher_prepare: likewise for the teacher.
 
     Raises:
         TypeError: an argument of another kind.
@@ -276,10 +266,7 @@ class DistillationModule(Inference):
         checkpoint.update(self.resume.content(self.data, bool(self.caches)))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuses to resume with another teacher, other data or classes, or an optimizer that its state does not fit.
-
-        ``load_from_checkpoint(FILE, student=..., teacher=..., losses=...)`` resumes nothing: it takes the weights.
-        """
+        """Refuses another teacher, other data or classes, or an optimizer that its state does not fit."""
         if trainer_of(self) is None:
             return
         self.resume.check(checkpoint, self.data)

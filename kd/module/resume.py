@@ -10,7 +10,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from kd.data.datamodule import DistillationDataModule
 from kd.data.position import check_same_samples
-from kd.distill.student import Student
 from kd.distill.students import Students
 from kd.errors import UserError
 from kd.optim import settings_of, settle_resumed, steps_done
@@ -58,17 +57,15 @@ class Resume:
         if self.optim_before is None or data is None:
             return
         students = self.students.named()
-        keys = {"weight_decay"}.union(*(_kwargs(self.optim_before.get(n, {}), s) for n, s in students.items()))
+        keys = {"weight_decay"}
+        for name, student in students.items():
+            keys |= {*self.optim_before.get(name, {}).get("kwargs", {}), *student.optim.kwargs}
         (optimizer,), (schedule,) = trainer.optimizers, (config.scheduler for config in trainer.lr_scheduler_configs)
         assert isinstance(schedule, LambdaLR)
         position = schedule.last_epoch
         if data.position.at is not None:
             position = _position(trainer, *data.position.at, data)
         settle_resumed(optimizer, schedule, self._made_with[0], keys, position)
-
-
-def _kwargs(before: Mapping[str, Any], student: Student) -> set[str]:
-    return {*before.get("kwargs", {}), *student.optim.kwargs}
 
 
 def _position(trainer: Trainer, epoch: int, samples: int, data: DistillationDataModule) -> int:

@@ -12,7 +12,7 @@ from kd.callbacks.context import RunContext, output_of
 from kd.callbacks.steps import after_step
 from kd.data.batch import Batch
 from kd.optim import short_window
-from kd.storage.checkpoints import write_whole
+from kd.storage.checkpoints import write_text
 from kd.storage.elsewhere import appended, json_of
 
 
@@ -72,7 +72,7 @@ def drop_after(file: Path, step: int) -> None:
     if not file.exists():
         return
     kept = [json.dumps(line) + "\n" for line in read(file) if line["step"] <= step]
-    write_whole(file, lambda opened: opened.write("".join(kept).encode()))
+    write_text(file, "".join(kept))
 
 
 def _rank(file: Path) -> int:

@@ -17,6 +17,7 @@ from kd.data.batch import Batch
 from kd.report.records import Writer
 
 TOP = 15
+NO_RANGES = ("ProfilerStep", "Optimizer.", "DistributedDataParallel.", "autograd::", "aten::", "enumerate(")
 GROUPS = {  # the first group whose word is in an operation's name
     "communication": ("nccl", "allreduce", "all_reduce", "allgather", "gloo", "c10d"),
     "attention": ("attention", "flash", "fmha"),
@@ -90,13 +91,10 @@ class Kernels(Closing):
 
 
 def summarize(events: Iterable[Any], steps: int, cuda: bool) -> dict[str, Any]:
-    """``top`` operations (ms and calls a step), ``groups``, and the share ``busy`` of the GPU (``None`` on a CPU).
-
-    An operation belongs to the innermost named range that was open when it was launched.
-    """
+    """``top`` operations (ms and calls a step), ``groups``, and the share ``busy`` of the GPU (``None`` on a CPU)."""
     events = list(events)
     user = [e for e in events if e.is_user_annotation and e.device_type == torch.autograd.DeviceType.CPU]
-    ranges = sorted((e.time_range.start, e.time_range.end, e.name) for e in user if _is_range(e.name))
+    ranges = sorted((e.time_range.start, e.time_range.end, e.name) for e in user if not e.name.startswith(NO_RANGES))
     starts = [start for start, _, _ in ranges]
     time_ms: dict[tuple[str, str], float] = defaultdict(float)
     calls: dict[tuple[str, str], int] = defaultdict(int)
@@ -118,12 +116,6 @@ def summarize(events: Iterable[Any], steps: int, cuda: bool) -> dict[str, Any]:
          "share": round(time_ms[key] / total, 4), "calls": round(calls[key] / steps, 1)} for key in top
     ]  # fmt: skip
     return {"top": rows, "groups": {k: round(v, 4) for k, v in groups.items()}, "busy": _busy(events) if cuda else None}
-
-
-def _is_range(name: str) -> bool:
-    return not name.startswith(
-        ("ProfilerStep", "Optimizer.", "DistributedDataParallel.", "autograd::", "aten::", "enumerate(")
-    )
 
 
 def _innermost(ranges: list[tuple[float, float, str]], starts: list[float], at: float) -> str:

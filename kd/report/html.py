@@ -10,7 +10,7 @@ from kd.report.comparison import comparison, label
 from kd.report.explained import Explained
 from kd.report.records import Run
 from kd.report.sections import report
-from kd.storage.checkpoints import write_whole
+from kd.storage.checkpoints import write_text
 
 PAGE = Path(__file__).parent / "page.html"
 
@@ -29,8 +29,7 @@ def write_comparison(runs: Sequence[Run], file: Path) -> Path:
 
 def write_page(file: Path, title: str, sections: Sequence[dict[str, Any] | None]) -> Path:
     """Writes a page; a browser that reloads never sees half of it. Sections that are ``None`` are left out."""
-    text = page({"title": title, "sections": [section for section in sections if section]})
-    write_whole(file, lambda opened: opened.write(text.encode()))
+    write_text(file, page({"title": title, "sections": [section for section in sections if section]}))
     return file
 
 

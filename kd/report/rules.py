@@ -1,7 +1,4 @@
-"""All rules over a run: what is unusual about the machine or the training, and what to do about it.
-
-The verdict (:mod:`kd.report.verdict`) says what limits the run.
-"""
+"""All rules over a run: what is unusual about the machine or the training, and what to do about it."""
 
 import inspect
 import time
@@ -130,6 +127,7 @@ def _training(facts: Facts, ask: _Rules) -> Found:
     run = facts.run
     teacher = (run.summary.get("teacher") or {}).get("val") or {}
     val_counts = run.counts.get("val", [])
+    balanced = (run.config.get("data") or {}).get("balance_classes") is True
     loss = {row["step"]: row["train/loss"] for row in run.metrics if "train/loss" in row and "step" in row}
     others = {
         name: {row["step"]: row["train/loss"] for row in metrics if "train/loss" in row and "step" in row}
@@ -137,18 +135,13 @@ def _training(facts: Facts, ask: _Rules) -> Found:
     }
     return [
         ask("LossNotDecreasing", [row["train/loss"] for row in run.metrics if "train/loss" in row]),
-        None if _balances(run) else ask("ClassImbalance", run.counts.get("train", [])),
+        None if balanced else ask("ClassImbalance", run.counts.get("train", [])),
         ask("TeacherNearChance", teacher["acc1"], max(val_counts) / sum(val_counts), sum(val_counts))
         if "acc1" in teacher and val_counts
         else None,
         ask("SimilarAcrossRuns", loss, others),
         *(finding for student in run.students for finding in _of_student(run, student, ask)),
     ]
-
-
-def _balances(run: Run) -> bool:
-    data = (run.config or {}).get("data")
-    return isinstance(data, dict) and data.get("balance_classes") is True
 
 
 def _of_student(run: Run, student: str, ask: _Rules) -> Found:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from kd.report.metric import format_metric, in_tables
+from kd.report.metric import duration, format_metric, in_tables
 
 
 def print_features(results: list[dict[str, Any]]) -> None:
@@ -153,7 +153,7 @@ def _feature_rows(results: Sequence[dict[str, Any]], names: Sequence[str]) -> li
 
 def print_summary(summary: dict[str, Any], folder: Path) -> None:
     """Prints a table of ``summary.json``, its findings, and where the run is."""
-    table = Table(title=f"{summary['recipe']}: {summary['epochs']} epochs in {_duration(summary['wall_s'])}")
+    table = Table(title=f"{summary['recipe']}: {summary['epochs']} epochs in {duration(summary['wall_s'])}")
     shown = [name for name in summary["student"]["val"] if in_tables(name)]
     for column in ("", "model", "parameters", *(f"val {name}" if name != "agreement" else name for name in shown)):
         table.add_column(column, justify="left" if column in ("", "model") else "right")
@@ -177,8 +177,3 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
     which = "best" if summary["student"]["best_val"] else "last"
     held = f"{where} holds the {which} epoch" if summary["steps"] else "nothing was trained, no student is exported"
     print(f"run folder: {folder} ({held})", flush=True)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"

@@ -33,10 +33,7 @@ def assemble(
     optim: OptimSpec | None = None,
     teacher_drop: float = LearningSettings.teacher_drop,
 ) -> DistillationModule:
-    """A module from settings: what recipes hold below ``model``.
-
-    :class:`kd.run.settings.LearningSettings` explains the arguments.
-    """
+    """A module from settings: what recipes hold below ``model``."""
     losses = distill_losses or {}
     if losses and teacher is None and not teachers:
         raise UserError(f"model.teacher: the distillation losses {', '.join(losses)} need one (or config=no_teacher)")

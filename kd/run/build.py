@@ -61,16 +61,9 @@ def _told(config: Mapping[str, Any], make: Callable[[], T]) -> T:
 
 
 def made(kind: object, value: object, key: str) -> object:
-    """A value as an annotation wants it: a dataclass or a class from its arguments, else a plain value.
+    """A value as an annotation (``kind``) wants it: a dataclass or a class from its arguments, else a plain value.
 
-    Args:
-        kind: the annotation.
-        value: plain: of a class its arguments, or ``class_path`` and ``init_args``.
-        key: of the value, for messages.
-
-    Raises:
-        UserError: a value of another type.
-        kd.run.checks.Unbuilt: a class that refuses its arguments.
+    Raises a UserError that names ``key``, and :class:`kd.run.checks.Unbuilt` where a class refuses its arguments.
     """
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     plain = [one for one in kinds if isinstance(one, type) and get_origin(one) is None and one is not Any]

@@ -73,15 +73,15 @@ def arguments(name: str) -> dict[str, Key]:
     node = definition(name)
     if node is None:
         return {}
-    texts = _texts(ast.get_docstring(node) or "")
+    inherited: dict[str, Key] = {}
+    for base in _files()[name][1]:
+        inherited |= arguments(base) if base in _files() else {}
+    texts = {key.name: key.text for key in inherited.values()} | _texts(ast.get_docstring(node) or "")
     if isinstance(node, ast.FunctionDef):
         return _parameters(node.args, 0, texts)
     init = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
     if init is not None:
         return _parameters(init.args, 1, texts | _texts(ast.get_docstring(init) or ""))
-    inherited: dict[str, Key] = {}
-    for base in _files()[name][1]:
-        inherited |= arguments(base) if base in _files() else {}
     if not any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
         return inherited
     fields = [n for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]

@@ -27,7 +27,7 @@ from kd.run.request import Request
 from kd.run.run import Run
 from kd.ship.export.student import read_metadata
 from kd.ship.finished import FinishedRun, check_classes, teacher_of
-from kd.storage.checkpoints import write_whole
+from kd.storage.checkpoints import write_text
 from kd.storage.objects import is_url
 from kd.storage.run_urls import run_at
 from kd.tasks import Task
@@ -240,7 +240,7 @@ def _write_answers(file: Path, measured: Sequence[Subject], kept: Sequence[Answe
     for i in sorted(kept[0].rows):
         row = [answers.rows[i][key] for answers, key in columns.values()]
         table.writerow([printable(split.name(i)), *(kept[0].rows[i][key] for key in labels), *row])
-    write_whole(file, lambda opened: opened.write(text.getvalue().encode()))
+    write_text(file, text.getvalue())
 
 
 def _gives_features(word: str) -> bool:

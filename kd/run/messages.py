@@ -26,7 +26,8 @@ def one_line(message: str, known: list[str]) -> str:
     if not found:
         return _short(text)
     key = found[-1] if found[-1].startswith(found[0]) else found[0]
-    given = _given(text)
+    values = re.findall(r"(?:Given value: |Got value: |Unable to load config \")(.*?)(?=\"?$| Given value)", text)
+    given = values[-1] if values else ""
     nested = re.search(r"NestedArg\(key='([\w.]+)', val=(.*)\)$", text)
     if nested:
         key, given = f"{key}.{nested[1]}", nested[2].strip("'\"")
@@ -42,11 +43,6 @@ def missing(message: str) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= LENGTH else text[: LENGTH - 3] + "..."
-
-
-def _given(text: str) -> str:
-    found = re.findall(r"(?:Given value: |Got value: |Unable to load config \")(.*?)(?=\"?$| Given value)", text)
-    return found[-1] if found else ""
 
 
 def _reasons(text: str) -> list[str]:

@@ -87,13 +87,6 @@ class Parser(LightningArgumentParser):
         raise UserError(one_line(message, list(known_keys(self)))) from ex
 
 
-def _import_only(trusted: list[str]) -> None:
-    set_parsing_settings(
-        import_path_denylist=[] if ALL in trusted else ["*"], import_path_allowlist=importable(trusted),
-        instantiate_subclass_spec_in_any=False,
-    )  # fmt: skip
-
-
 def known_keys(parser: LightningArgumentParser) -> Iterator[str]:
     """All keys that the command line takes, the short ones of losses and sources aside."""
     for action in parser._actions:
@@ -169,7 +162,11 @@ class KDCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         items = list(args or [])
-        _import_only(self._trusted)
+        set_parsing_settings(
+            import_path_denylist=[] if ALL in self._trusted else ["*"],
+            import_path_allowlist=importable(self._trusted),
+            instantiate_subclass_spec_in_any=False,
+        )
         try:
             self.config: Namespace = parser.parse_args(items)
         except UserError as error:

@@ -16,6 +16,7 @@ from kd.launch import sagemaker
 from kd.launch.child import PARENT
 from kd.launch.cluster import Cluster, is_rank_zero, recognise
 from kd.machine import cache_dir, log_nccl
+from kd.run.keys import arguments
 from kd.run.own_keys import refuse_foreign
 from kd.run.place import Place, check_start, place_of, resumed_by
 from kd.run.request import Request, merge, translate
@@ -31,7 +32,7 @@ import contextlib, pathlib, runpy, sys
 from kd.launch.child import end_with_parent
 end_with_parent()
 with contextlib.suppress(Exception):
-    runpy.run_path(sys.argv[1])["build"](pathlib.Path(sys.argv[2]), 300, 60)
+    runpy.run_path(sys.argv[1])["build"](pathlib.Path(sys.argv[2]), *map(int, sys.argv[3:]))
 """  # by its path, as its package imports torch; the run says what fails
 
 
@@ -150,7 +151,9 @@ def join_cluster(request: Request) -> Cluster | None:
 
 def _draw_ahead(folder: Path) -> None:
     """Begins to draw FoodTag's pictures beside the imports, where they are missing; the run waits for the rest."""
-    if not any(folder.glob("foodtag-mini-*-300x60")):
-        command = [sys.executable, "-c", DRAW, str(Path(__file__).parents[1] / "data/foodtag_mini.py"), str(folder)]
+    sizes = [argument.default for argument in arguments("FoodTagMini").values()]
+    if not any(folder.glob(f"foodtag-mini-*-{'x'.join(sizes)}")):
+        program = Path(__file__).parents[1] / "data/foodtag_mini.py"
+        command = [sys.executable, "-c", DRAW, str(program), str(folder), *sizes]
         drawing = subprocess.Popen(command, env={**os.environ, PARENT: str(os.getpid())}, start_new_session=True)
         atexit.register(drawing.terminate)

@@ -26,7 +26,7 @@ from kd.models import Prepare
 from kd.progress import bar
 from kd.ship.export.manifest import as_lines
 from kd.ship.finished import FinishedRun
-from kd.ship.serving.answers import answer
+from kd.ship.serving.answers import answer, mask_type
 from kd.storage.checkpoints import write_whole
 from kd.tasks.segmentation import colours
 
@@ -200,7 +200,7 @@ def _write_masks(answers: Iterator[Predicted], root: Path, opened: FinishedRun, 
 
 def _write_mask(stem: Path, logits: torch.Tensor, shape: tuple[int, int], palette: np.ndarray) -> None:
     numbers = torch.nn.functional.interpolate(logits[None], shape, mode="bilinear")[0].argmax(0).numpy()
-    ids = numbers.astype("uint8" if len(palette) <= 256 else "uint16")  # as the server's answers are
+    ids = numbers.astype(mask_type(len(palette)))
     stem.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(ids).save(stem.with_name(f"{stem.name}.ids.png"))
     Image.fromarray(palette[ids]).save(stem.with_name(f"{stem.name}.colours.png"))

@@ -96,8 +96,13 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object], keep: Path | N
     _sync_folder(path.parent)
 
 
+def write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, lambda file: file.write(text.encode()))
+
+
 def write_json(path: Path, content: object) -> None:
-    write_whole(path, lambda file: file.write((json.dumps(content, indent=2) + "\n").encode()))
+    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def _keep(path: Path, keep: Path) -> None:

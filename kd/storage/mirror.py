@@ -21,10 +21,7 @@ CLAIM = ".claimed"
 
 
 class Mirror:
-    """Follows the folder of a run with a copy in an object store.
-
-    A thread of the job's first process sends new checkpoints, and now and then what grows; training never waits.
-    """
+    """Follows the folder of a run with a copy in an object store."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")

@@ -45,11 +45,10 @@ class WholeRecords:
 
 
 class AnswerStore:
-    """Records of one teacher's answers to ``samples`` pictures in ``views`` views each.
+    """Records of one teacher's answers to ``samples`` pictures in ``views`` views each, for any number of processes.
 
-    Any number of processes may read and write it at once: a whole record is never overwritten, and a writer holds the
-    folder's lock. Files are read by ``pread``, never mapped, so a file cut short loses records and ends no run. Only
-    plain files of the cache are opened. ``measured`` holds what ``measure`` gave when the cache was begun.
+    A whole record is never overwritten, and a writer holds the folder's lock. Files are read by ``pread``: one that is
+    cut short loses records and ends no run. ``measured`` holds what ``measure`` gave when the cache was begun.
     """
 
     def __init__(

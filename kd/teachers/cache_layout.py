@@ -136,7 +136,8 @@ class Layout:
     def _in_one(self, teacher: RunTeacher, wanted: Wanted) -> Kind | None:
         """A cache that holds all kinds in one record, where there is one."""
         folder = self.base(teacher)
-        if not (teacher.spec.cache_dir and (folder / FINGERPRINT).exists()) and not _has_old(folder.parent):
+        old = any(folder.parent.glob(f"*/{FINGERPRINT}"))
+        if not (teacher.spec.cache_dir and (folder / FINGERPRINT).exists()) and not old:
             return None
         shapes = {(path, form): shape[1:] for (_, path, form), shape in wanted.features.items()}
         codec = AnswerCodec(self._logits(teacher, wanted), shapes, teacher.spec.cache_precision)
@@ -190,10 +191,6 @@ def _refuse_strangers(base: Path, key: str) -> None:
 def _is_ours(folder: Path) -> bool:
     names = {p.name for p in folder.iterdir()}
     return FINGERPRINT in names or names <= {".lock", f"{FINGERPRINT}.part"}
-
-
-def _has_old(answers: Path) -> bool:
-    return any(answers.glob(f"*/{FINGERPRINT}"))
 
 
 def _file_of_old(teacher: RunTeacher, parts: Mapping[str, Any]) -> Path:

@@ -49,10 +49,7 @@ class Ensemble(RunTeacher):
         return batch
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
-        """The logits of each teacher, their mean, and the layers that are wanted.
-
-        Dense logits are resized to the first teacher's. A teacher of which nothing is wanted does not run.
-        """
+        """The logits of each teacher, their mean, and the layers that are wanted."""
         found = Answer()
         for member, teacher in self.members.items():
             if not wanted.of(member):

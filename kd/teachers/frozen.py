@@ -67,7 +67,8 @@ class FrozenTeacher(RunTeacher):
         if keep and not self._placed:
             own = self.in_the_datas_classes()
             self._original = copy.deepcopy(own) if own is self.model else own
-        if self._classifier is None and self.has_head and dtype != torch.float32 and self._has_one_classifier():
+        has_one = isinstance(getattr(self.model, "get_classifier", lambda: None)(), nn.Module)
+        if self._classifier is None and self.has_head and dtype != torch.float32 and has_one:
             self._classifier = tuple(x.clone() for x in self.classifier())  # type: ignore[assignment]
         self.device, self.dtype = device, dtype
         if self.spec.placement == "shard":
@@ -135,10 +136,6 @@ class FrozenTeacher(RunTeacher):
         # a copy in any case: CUDA graphs (compile=reduce-overhead) write the next answers into the same memory
         logits = given.to(torch.float32, copy=True)
         return (logits if self.columns is None else logits.index_select(1, self.columns)).to(images.device)
-
-    def _has_one_classifier(self) -> bool:
-        get = getattr(self.model, "get_classifier", None)
-        return get is not None and isinstance(get(), nn.Module)
 
     def classifier(self) -> tuple[Tensor, Tensor]:
         """Weight ``(C, D)`` and bias ``(C,)`` of the last layer as loaded, float32, in the data's classes."""

@@ -10,6 +10,12 @@ from kd.data.sources.places import pictures_below
 from kd.data.targets import Numbers
 
 
+def _check(**counts: int) -> None:
+    for name, value in counts.items():
+        if value < 1:
+            raise ValueError(f"{name} must be > 0, got {value}")
+
+
 class FoodTagMini(ImageFolder):
     """The embedded food set: drawn on first use into the user's cache folder, see :mod:`kd.data.foodtag_mini`.
 
@@ -19,9 +25,7 @@ class FoodTagMini(ImageFolder):
     """
 
     def __init__(self, train_per_class: int = 300, val_per_class: int = 60) -> None:
-        for name, value in (("train_per_class", train_per_class), ("val_per_class", val_per_class)):
-            if value < 1:
-                raise ValueError(f"{name} must be > 0, got {value}")
+        _check(train_per_class=train_per_class, val_per_class=val_per_class)
         super().__init__(root="")
         self.train_per_class, self.val_per_class = train_per_class, val_per_class
 
@@ -50,9 +54,7 @@ class FoodTagCalories(Source):
     kind = Numbers()
 
     def __init__(self, train_per_class: int = 300, val_per_class: int = 60) -> None:
-        for name, value in (("train_per_class", train_per_class), ("val_per_class", val_per_class)):
-            if value < 1:
-                raise ValueError(f"{name} must be > 0, got {value}")
+        _check(train_per_class=train_per_class, val_per_class=val_per_class)
         self.train_per_class, self.val_per_class, self.classes = train_per_class, val_per_class, ["calories"]
 
     def load(self, split: str) -> FileSplit:

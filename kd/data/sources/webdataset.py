@@ -25,7 +25,7 @@ from kd.data.sources.places import IMAGE_SUFFIXES
 from kd.data.sources.shards import ShardSplit
 from kd.errors import UserError
 from kd.storage.archives import opened
-from kd.storage.checkpoints import write_whole
+from kd.storage.checkpoints import write_text
 from kd.storage.elsewhere import json_of, text_of
 
 FIELDS = ("label", "cls", "class", "class_id", "class_name", "label_name", "category", "target")
@@ -229,8 +229,7 @@ def index(shard: str, label: str, key: str) -> Shard:
             return Shard(**json_of(text_of(file)))
         except (OSError, ValueError, TypeError):
             found = _read(shard, label, key)
-        text = json.dumps(asdict(found))
-        write_whole(file, lambda opened: opened.write(text.encode()))
+        write_text(file, json.dumps(asdict(found)))
     return found
 
 

@@ -152,10 +152,7 @@ def _gamma(layer_scale: nn.Module) -> Tensor:
 
 
 def _folded(linear: nn.Linear, norm: Any, projection: Tensor, rows: Tensor) -> Tensor:
-    """Rows of ``linear`` behind ``norm``, for the student's normalised stream: (rows, D_student).
-
-    The teacher's LayerNorm scales to the root of its own width, the student's to the root of its.
-    """
+    """Rows of ``linear`` behind ``norm``, for the student's normalised stream: (rows, D_student)."""
     scale = (projection.shape[1] / projection.shape[0]) ** 0.5
     gain = 1.0 if norm.weight is None else norm.weight
     return scale * (linear.weight[rows] * gain) @ projection.T

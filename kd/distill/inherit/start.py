@@ -26,10 +26,7 @@ def inherit(student: ViT, teacher: ViT, pictures: Images, student_input: Preproc
 def inherit_together(
     students: Sequence[tuple[ViT, Preprocess]], teacher: ViT, pictures: Images, teacher_input: Preprocess
 ) -> None:
-    """As :func:`inherit`, of several students: what the teacher does is computed once for all of one patch grid.
-
-    Each student comes out as it would alone, to the last bit.
-    """
+    """As :func:`inherit`, of several students: what the teacher does is computed once for all of one patch grid."""
     dense = isinstance(teacher, DenseModel)
     measured = MeasuredTeacher(teacher.backbone if dense else teacher, pictures, teacher_input)
     modes = [(model, model.training) for model in (teacher, *(student for student, _ in students))]

@@ -16,10 +16,7 @@ FIRST = 1e4  # more than any direction's share of the streams, which is two for 
 
 
 def embedding(student: ViT, teacher: ViT) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
-    """The teacher's patch weights and bias, its prefix tokens, and the positions of them and of the student's patches.
-
-    Prefix tokens are the class token and the registers, where it has them.
-    """
+    """The patch weights and bias, the prefix tokens, and the positions of them and of the student's patches."""
     patch = teacher.patch_embed.proj
     weight = resample_patch_embed(patch.weight, list(student.patch_embed.patch_size))
     nothing = weight.new_zeros(1, 0, len(weight))

@@ -1,6 +1,5 @@
 """What ``kd-size`` writes and prints: the table, ``sizes.json``, ``sizes.html`` and ``student.yaml``."""
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from kd.fleet.sizing.plan import Conditions
 from kd.report.html import write_page
 from kd.report.metric import duration, format_metric
 from kd.report.sized import FILE, SETTINGS
-from kd.storage.checkpoints import write_whole
+from kd.storage.checkpoints import write_json
 
 COLUMNS = ("size", "latency (ms)", "rounds (ms)", "before training", "after {} steps", "predicted", "parameters (M)",
            "file (MB)", "")  # fmt: skip
@@ -20,8 +19,7 @@ COLUMNS = ("size", "latency (ms)", "rounds (ms)", "before training", "after {} s
 
 def write(found: Mapping[str, Any], folder: Path) -> Path:
     """Writes all files of a search into its folder."""
-    text = json.dumps(found, indent=2) + "\n"
-    write_whole(folder / FILE, lambda opened: opened.write(text.encode()))
+    write_json(folder / FILE, found)
     if found["choice"]:
         (folder / "student.yaml").write_text(_overlay(found, folder), encoding="utf-8")
     write_page(folder / "sizes.html", f"{found['recipe']}: sizes of the student", sections(found))

@@ -21,7 +21,7 @@ from kd.report.metric import less_is_better
 from kd.report.sized import SAME, folder_of_sizes
 from kd.run import files
 from kd.run.run import Run
-from kd.storage.checkpoints import check_writable, write_whole
+from kd.storage.checkpoints import check_writable, write_json
 from kd.storage.elsewhere import json_of, text_of
 from kd.storage.run_urls import folder_of_runs
 
@@ -43,9 +43,7 @@ class Results:
         self.known[_key(parts)] = dict(found)
 
     def write(self) -> None:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.known, indent=1) + "\n"
-        write_whole(self.file, lambda opened: opened.write(text.encode()))
+        write_json(self.file, self.known)
 
 
 def _key(parts: Sequence[object]) -> str:

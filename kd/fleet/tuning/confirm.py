@@ -14,7 +14,7 @@ from kd.fleet.tuning.plan import LATENCY, Objective, Plan
 from kd.fleet.tuning.results import BEST, Confirmation, chosen, print_table, write_best
 from kd.fleet.tuning.search import Search
 from kd.fleet.tuning.trials import Job, Owner, evaluate
-from kd.storage.checkpoints import write_whole
+from kd.storage.checkpoints import write_text
 
 CONFIRMED = "confirm.txt"
 TEST = "test"
@@ -59,7 +59,7 @@ def _search_and_confirm(plan: Plan, free: Sequence[Place]) -> int:
     if plan.confirm:
         text = "\n".join(found.text() for found in confirm(search, plan))
         print(text)
-        write_whole(plan.folder / CONFIRMED, lambda file: file.write(f"{text}\n".encode()))
+        write_text(plan.folder / CONFIRMED, f"{text}\n")
         _write(search)
     print(f"best: kd-train {plan.folder / 'best.yaml'}")
     return 0

@@ -6,10 +6,11 @@ from typing import Any
 
 from kd.fleet.tuning.plan import Plan
 from kd.fleet.tuning.results import chosen, ranked, row
-from kd.fleet.tuning.space import Space, duration, item, short
+from kd.fleet.tuning.space import Space, item, short
 from kd.fleet.tuning.study import FrozenTrial, Study
 from kd.fleet.tuning.trials import epoch_values
 from kd.report import html
+from kd.report.metric import duration
 
 PAGE = "report.html"
 

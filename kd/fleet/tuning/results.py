@@ -14,7 +14,7 @@ from rich.table import Table
 from kd.fleet.tuning.plan import Plan
 from kd.fleet.tuning.space import item, short
 from kd.fleet.tuning.study import FrozenTrial, Study
-from kd.storage.checkpoints import write_whole
+from kd.storage.checkpoints import write_text
 from kd.storage.elsewhere import text_of, yaml_of
 
 BEST = "best.yaml"
@@ -50,8 +50,7 @@ def write_best(study: Study, plan: Plan) -> Path | None:
     head = f"# Best of {len(study.trials('complete'))} trials: {found} (trial {best.number} of {plan.folder})\n"
     head += "".join(f"#   {item(key, value)}\n" for key, value in best.params.items())
     file = plan.folder / BEST
-    text = head + yaml.safe_dump(config, sort_keys=False)
-    write_whole(file, lambda opened: opened.write(text.encode()))
+    write_text(file, head + yaml.safe_dump(config, sort_keys=False))
     return file
 
 

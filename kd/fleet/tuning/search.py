@@ -16,10 +16,11 @@ from filelock import FileLock
 from kd.errors import Stopped, UserError
 from kd.fleet.tuning.places import Place
 from kd.fleet.tuning.plan import Plan, difference
-from kd.fleet.tuning.space import duration, item, short
+from kd.fleet.tuning.space import item, short
 from kd.fleet.tuning.study import Study
 from kd.fleet.tuning.trials import Job, Owner, epoch_values
 from kd.machine import signals_kept
+from kd.report.metric import duration
 from kd.run.build import teachers_in
 from kd.run.run import settings_of
 from kd.run.train_first import teacher_settings

@@ -93,12 +93,6 @@ def short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
 @dataclass(frozen=True)
 class SearchSpace:
     spaces: tuple[Space, ...]  # in the order in which they are chosen: a key before those below it

@@ -54,8 +54,12 @@ def probabilities(numbers: np.ndarray, manifest: Manifest) -> np.ndarray:
     return e / e.sum(-1, keepdims=True)
 
 
+def mask_type(classes: int) -> type[np.uint8] | type[np.uint16]:
+    return np.uint8 if classes <= 256 else np.uint16
+
+
 def _mask(numbers: np.ndarray, classes: list[str]) -> dict[str, Any]:
-    ids = numbers.argmax(0).astype(np.uint8 if len(classes) <= 256 else np.uint16)
+    ids = numbers.argmax(0).astype(mask_type(len(classes)))
     buffer = io.BytesIO()
     Image.fromarray(ids).save(buffer, "PNG")
     counts = np.bincount(ids.ravel(), minlength=len(classes)) / ids.size

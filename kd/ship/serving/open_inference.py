@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from kd.ship.export.base import INPUT
 from kd.ship.export.manifest import Manifest
-from kd.ship.serving.answers import probabilities
+from kd.ship.serving.answers import mask_type, probabilities
 from kd.ship.serving.bodies import check_count, from_base64
 from kd.ship.serving.room import Refused
 from kd.storage.elsewhere import json_of
@@ -49,7 +49,7 @@ def outputs_of(manifest: Manifest) -> dict[str, tuple[str, list[int]]]:
     if manifest.task == "numbers":
         return {"numbers": ("FP32", [-1, count])}
     if manifest.task == "segmentation":
-        return {"mask": ("UINT8" if count <= 256 else "UINT16", [-1, -1, -1])}
+        return {"mask": (mask_type(count).__name__.upper(), [-1, -1, -1])}
     return {"logits": ("FP32", [-1, count]), "probabilities": ("FP32", [-1, count]), "label": ("BYTES", [-1])}
 
 

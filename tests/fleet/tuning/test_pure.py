@@ -1,6 +1,6 @@
 """Helpers that are pure functions, one call each."""
 
-from kd.fleet.tuning.space import duration, item, parse, short
+from kd.fleet.tuning.space import item, parse, short
 
 
 def test_parse() -> None:
@@ -21,9 +21,3 @@ def test_short() -> None:
     assert short(0.00123456) == "0.001235"
     assert short("KDLoss") == "KDLoss"
     assert short(True) == "True"
-
-
-def test_duration() -> None:
-    assert duration(80) == "80 s"
-    assert duration(600) == "10 min"
-    assert duration(7200) == "2.0 h"
