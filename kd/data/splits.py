@@ -1,11 +1,11 @@
 """The splits of a source: completed by what it lacks, and without damaged pictures."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 
-from kd.data.held_out import held_out
 from kd.data.probe import KEY
 from kd.data.probe import load as load_probe
 from kd.data.scan import scan, usual
@@ -158,3 +158,16 @@ class Splits:
 
 def _paths(split: Split) -> Sequence[str]:
     return split.paths if isinstance(split, FileSplit) else ()
+
+
+def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
+    """Numbers of the held-out training pictures, ascending: ``fraction`` of each class, at least one of two or more.
+
+    Pictures of several labels, with masks or without labels are drawn from all of them alike.
+    """
+    rng = np.random.default_rng([seed, 2])
+    classes: dict[Hashable, list[int]] = {}
+    for i, target in enumerate(targets):
+        classes.setdefault(target if isinstance(target, int) else None, []).append(i)
+    counts = {kind: min(max(1, round(fraction * len(found))), len(found) - 1) for kind, found in classes.items()}
+    return np.sort(np.concatenate([rng.permutation(found)[: counts[kind]] for kind, found in classes.items()]))

@@ -12,9 +12,9 @@ from kd.distill.feature_taps import FeatureTaps, Read
 from kd.distill.fitting import among, check_dropping, check_listeners, check_loss, check_task
 from kd.errors import UserError
 from kd.losses import DistillLoss, FeatureLoss, LayersLoss, LogitLoss, SimKDLoss
+from kd.losses.base import TopKLogits
 from kd.losses.functional import teacher_shares
 from kd.losses.ranks import without_gather
-from kd.losses.topk import TopKLogits
 from kd.models import TapSpec
 from kd.models.taps import Taps
 from kd.tasks import Task

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -77,6 +78,21 @@ class DistillLoss(nn.Module):
         Raises:
             ValueError: data that the loss is not defined for.
         """
+
+
+@dataclass
+class TopKLogits:
+    """The k largest logits of each answer, and the mass of all others as one number a temperature.
+
+    Attributes:
+        values: ``(N, k)`` float32, relative to the largest (which is 0), falling.
+        indices: ``(N, k)`` their classes.
+        tails: temperature ``T`` -> ``(N,)``: ``log sum exp(z_c / T)`` over the other classes, with the same reference.
+    """
+
+    values: Tensor
+    indices: Tensor
+    tails: dict[float, Tensor]
 
 
 class LogitLoss(DistillLoss):

@@ -3,10 +3,9 @@
 from torch import Tensor
 
 from kd.losses import functional as pure
-from kd.losses.base import LogitLoss
+from kd.losses.base import LogitLoss, TopKLogits
 from kd.losses.functional._checks import positive
 from kd.losses.ranks import of_all_ranks
-from kd.losses.topk import TopKLogits
 
 
 class KDLoss(LogitLoss):

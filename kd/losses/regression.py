@@ -46,7 +46,6 @@ class FeatureRegression(FeatureLoss):
             self.equal_on_all_ranks = STATISTICS
 
     def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
-        """The two models' features -> the loss of each picture, ``(N,)``."""
         if student_features.ndim == teacher_features.ndim == 4:
             teacher_features = resize(wide(teacher_features), student_features.shape[2:])
         if self.standardize != "none":

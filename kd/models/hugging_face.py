@@ -145,7 +145,6 @@ class HuggingFaceModel(OwnModel):
 
     @property
     def num_features(self) -> int:
-        """Width of the classifier's input, or of the features."""
         config = self.model.config
         return super().num_features or int(getattr(config, "hidden_size", 0))
 

@@ -157,6 +157,15 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in ("config.yaml", "summary.json", "metrics.csv", "records"))
 
 
+def read_results(folder: Path) -> Run:
+    """A run's settings and results, without its records."""
+    run = Run(folder)
+    run.summary = _mapping(folder / "summary.json", run.notes)
+    run.config = _mapping(folder / "config.yaml", run.notes)
+    run.metrics = _metrics(folder / "metrics.csv", run.notes)
+    return run
+
+
 def read_run(folder: str | Path) -> Run:
     """What a run has recorded: steps by phase, machines, metrics, tensors; also of one that still runs or has failed.
 
@@ -169,10 +178,7 @@ def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
     if not is_run(folder):
         raise UserError(f"{folder} is no run's folder: it has no config.yaml, summary.json or records")
-    run = Run(folder)
-    run.summary = _mapping(folder / "summary.json", run.notes)
-    run.config = _mapping(folder / "config.yaml", run.notes)
-    run.metrics = _metrics(folder / "metrics.csv", run.notes)
+    run = read_results(folder)
     if (folder / "job.json").is_file():
         run.job = _mapping(folder / "job.json", run.notes)
     if (folder / "export" / "latency.json").is_file():

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from kd.losses import LogitLoss
-from kd.losses.topk import TopKLogits
+from kd.losses.base import TopKLogits
 
 ALL = ""
 """The name of the answer of all teachers together, and of a single teacher."""

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kd.losses.topk import TopKLogits
+from kd.losses.base import TopKLogits
 from kd.teachers.answer_features import (
     OUTLIERS,
     FeatureCodec,

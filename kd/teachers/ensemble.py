@@ -49,7 +49,6 @@ class Ensemble(RunTeacher):
         return batch
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
-        """The logits of each teacher, their mean, and the layers that are wanted."""
         found = Answer()
         for member, teacher in self.members.items():
             if not wanted.of(member):

@@ -67,8 +67,8 @@ class FrozenTeacher(RunTeacher):
         if keep and not self._placed:
             own = self.in_the_datas_classes()
             self._original = copy.deepcopy(own) if own is self.model else own
-        has_one = isinstance(getattr(self.model, "get_classifier", lambda: None)(), nn.Module)
-        if self._classifier is None and self.has_head and dtype != torch.float32 and has_one:
+        rounded = self._classifier is None and self.has_head and dtype != torch.float32
+        if rounded and isinstance(getattr(self.model, "get_classifier", lambda: None)(), nn.Module):
             self._classifier = tuple(x.clone() for x in self.classifier())  # type: ignore[assignment]
         self.device, self.dtype = device, dtype
         if self.spec.placement == "shard":
@@ -113,7 +113,6 @@ class FrozenTeacher(RunTeacher):
         return logits, {layer: x.to(images.device, torch.float32, copy=again) for layer, x in found.items()}
 
     def listen(self, patterns: str | list[str], tokens: str, key: str = "") -> tuple[list[str], list[tuple[int, ...]]]:
-        """Makes these layers readable by :meth:`look`; gives their paths, and their shapes for two pictures."""
         if self.closed:
             raise UserError(f"{self.key}: {self.closed}: a feature loss needs a module")
         self.taps.add(patterns, self._trial, key)
@@ -153,7 +152,6 @@ class FrozenTeacher(RunTeacher):
         return self.in_the_datas_classes() if self._original is None else self._original
 
     def forget_original(self) -> None:
-        """Lets go of the copy that :meth:`to` has kept."""
         self._original = None
 
     def in_the_datas_classes(self) -> nn.Module:
@@ -168,7 +166,6 @@ class FrozenTeacher(RunTeacher):
         return model
 
     def names_of_its_columns(self, names: Sequence[str]) -> list[str] | None:
-        """Names of the data's classes, in the order in which the model itself has them; None where it knows more."""
         if self.columns is None:
             return list(names)
         own = dict(zip(self.columns.tolist(), names, strict=True))
@@ -189,7 +186,6 @@ class FrozenTeacher(RunTeacher):
         return f"{vars(self.prepare)} {self.columns}"
 
     def fingerprint(self) -> dict[str, Any]:
-        """Identity, arguments and input: what its answers to a picture depend on."""
         want: Any = self.prepare
         return {
             **self.identity(), "kwargs": self.spec.kwargs, "img_size": list(want.size), "mean": list(want.mean),

@@ -12,8 +12,8 @@ import torch
 
 from kd.errors import UserError
 from kd.losses import KDLoss
+from kd.losses.base import TopKLogits
 from kd.losses.functional import kd_loss, topk_kd_loss
-from kd.losses.topk import TopKLogits
 from kd.teachers.answer_codec import AnswerCodec, DenseCodec, TopKCodec
 from kd.teachers.answer_store import AnswerStore
 

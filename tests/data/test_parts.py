@@ -8,13 +8,13 @@ import torch
 from PIL import Image
 
 from kd.data.corruptions import CORRUPTIONS, STRENGTHS, corrupted
-from kd.data.held_out import held_out
 from kd.data.info import info_of
 from kd.data.position import Position, check_same_samples
 from kd.data.sources.base import Source, Subset, bytes_of, content, fingerprint, identity, size_of
 from kd.data.sources.files import FileSplit, printable, said
 from kd.data.sources.folder import ImageFolder, class_folders, labelled_folder
 from kd.data.sources.manifest import Manifest, in_order
+from kd.data.splits import held_out
 from kd.data.targets import LabelSets, Masks, Targets
 from kd.errors import UserError
 from kd.run.settings import Augment

@@ -1,6 +1,6 @@
 """Helpers that are pure functions, one call each."""
 
-from kd.data.held_out import held_out
+from kd.data.splits import held_out
 from kd.data.transforms import height_width
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from io import BytesIO
 from math import inf
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from kd.data.pictures import MAX_BYTES, open_regular
 from kd.errors import UserError
@@ -24,36 +24,8 @@ AT_ONCE = 16  # requests of one process to a store: each waits for its answer ma
 PREFIX_END = chr(0x10FFFF)
 
 
-class Place(Protocol):
-    """How files are listed and read. Folders and files are named by paths, or by whole URLs."""
-
-    def is_folder(self, folder: str) -> bool:
-        """Whether there is such a folder."""
-
-    def folders(self, folder: str) -> list[str]:
-        """Names of the folders in a folder, in any order."""
-
-    def files(self, folder: str) -> list[str]:
-        """Names of what else is in it, in any order."""
-
-    def below(self, folder: str) -> Iterator[str]:
-        """All files below it at any depth, in any order; hidden files and folders are passed over."""
-
-    def open(self, file: str) -> IO[bytes]:
-        """Opens a picture file for reading; an OSError says why it can't be read."""
-
-    def stamp(self, file: str) -> str:
-        """What differs once the file has changed; nothing of a missing one."""
-
-    def size(self, file: str) -> int:
-        """In bytes; 0 of a missing one."""
-
-    def changed(self, file: str) -> float:
-        """When it was changed last, in seconds since 1970."""
-
-
 class Disk:
-    """This machine's files. See :class:`Place`."""
+    """This machine's files. Folders and files are named by paths."""
 
     def is_folder(self, folder: str) -> bool:
         return Path(folder).is_dir()
@@ -65,14 +37,17 @@ class Disk:
         return [entry.name for entry in os.scandir(folder)]
 
     def below(self, folder: str) -> Iterator[str]:
+        """All files below it at any depth, in any order; hidden files and folders are passed over."""
         for path, folders, names in os.walk(folder):
             folders[:] = [name for name in folders if not name.startswith(".")]
             yield from (f"{path}{os.sep}{name}" for name in names if not name.startswith("."))
 
     def open(self, file: str) -> IO[bytes]:
+        """Opens a picture file for reading; an OSError says why it can't be read."""
         return open_regular(file)
 
     def stamp(self, file: str) -> str:
+        """What differs once the file has changed; nothing of a missing one."""
         found = _stat(file)
         return f"{found.st_size}\0{found.st_mtime_ns}\0" if found else ""
 
@@ -92,7 +67,7 @@ def _stat(file: str) -> os.stat_result | None:
 
 
 class Store:
-    """Files in an object store, listed once; each is read whole by one request and kept on the local disk.
+    """Files in an object store, by URL, listed once; each is read whole by one request and kept on the local disk.
 
     Pickled with what it has listed: a loader's process lists nothing. ``root`` names its copies, ``limit`` their bytes.
     """
@@ -132,7 +107,7 @@ class Store:
         return self._urls[first:end]
 
     def is_folder(self, folder: str) -> bool:
-        """See :class:`Place`. A store has no empty folders."""
+        """A store has no empty folders."""
         return bool(self._in(folder))
 
     def folders(self, folder: str) -> list[str]:
@@ -202,6 +177,7 @@ def _check_plain(url: str, key: str) -> None:
         raise UserError(f"{key}: {url}: a web server does not list its files; copy them to a disk or an object store")
 
 
+Place = Disk | Store
 DISK = Disk()
 
 

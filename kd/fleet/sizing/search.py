@@ -17,9 +17,10 @@ from kd.fleet.sizing.plan import BUDGETS, Plan
 from kd.fleet.sizing.scores import TEACHER, hold_out, score, split_of
 from kd.fleet.sizing.timing import latencies
 from kd.models import StudentSpec, count_parameters
+from kd.report.facts import Facts
 from kd.report.metric import less_is_better
+from kd.report.records import read_results
 from kd.report.sized import SAME, folder_of_sizes
-from kd.run import files
 from kd.run.run import Run
 from kd.storage.checkpoints import check_writable, write_json
 from kd.storage.elsewhere import json_of, text_of
@@ -145,16 +146,15 @@ class Search:
     def _reached(self, row: Row) -> float | None:
         """The best metric of a finished run of the recipe with this size, the same data and the same teacher."""
         found = []
-        for file in self.runs.glob("*/summary.json"):
-            try:
-                summary, config = json_of(text_of(file)), files.read(file.with_name("config.yaml"))
-                same = [config["data"]["source"], config["model"]["teacher"]] == [
-                    self.run.config["data"]["source"], self.run.config["model"]["teacher"]]  # fmt: skip
-                ours = all(config["model"]["student"][key] == row[key] for key in SAME)
-                if summary["status"] == "done" and same and ours and not file.parent.is_symlink():
-                    found.append(float((summary["student"]["best_val"] or summary["student"]["val"])[self.metric]))
-            except (OSError, ValueError, KeyError, TypeError):
-                continue
+        for folder in sorted(file.parent for file in self.runs.glob("*/summary.json")):
+            run = read_results(folder)
+            model, data = run.config.get("model") or {}, run.config.get("data") or {}
+            known, given = (data.get("source"), model.get("teacher")), self.run.config
+            student = model.get("student") or {}
+            same = known == (given["data"]["source"], given["model"]["teacher"]) and run.primary == self.metric
+            ours = all(student.get(key) == row[key] for key in SAME) and not folder.is_symlink()
+            value = Facts(run).best_val() if same and ours and run.summary.get("status") == "done" else None
+            found += [value] if value is not None else []
         return max(found, key=lambda value: self.sign * value, default=None)
 
 
