@@ -18,7 +18,7 @@ kd-runs: the runs in a folder, the newest first.
 
   kd-runs [RUNS_DIR] [--json]      default: runs
 
-A run may go where it holds neither a student nor anything to resume from, and nobody trains in it (column `delete`).
+A run is safe to delete (column `delete`) if it has no student, no checkpoint, and is not training.
 """
 NUMBERS = ("teacher", "student", "images/s", "age", "MB")
 MAIN = ("acc1", "miou", "map", "f1", "knn1", "feature_loss")

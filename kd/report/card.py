@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment
 
+from kd.report.metric import format_metric, is_share
 from kd.report.records import Run
 from kd.storage.elsewhere import json_of, text_of
 
@@ -21,6 +22,8 @@ METRICS = {
     "knn1": "k-NN accuracy",
     "probe1": "ridge-probe accuracy",
     "r2": "R2",
+    "mae": "mean absolute error",
+    "rmse": "root mean squared error",
 }
 TEMPLATE = Path(__file__).parent / "card.md.j2"
 LOST = 10  # classes in the list of those that lost most
@@ -34,8 +37,9 @@ def card(
     summary, student = run.summary, run.summary.get("student") or {}
     model, data = run.config.get("model") or {}, summary.get("data") or {}
     features = not (model.get("student") or {}).get("head", True)
-    segments = "Segmentation" in str((model.get("task") or {}).get("class_path", ""))
-    task = "image-feature-extraction" if features else f"image-{'segmentation' if segments else 'classification'}"
+    kind = str((model.get("task") or {}).get("class_path", "")).rpartition(".")[2].lower()
+    answer = kind if kind in ("segmentation", "regression") else "classification"
+    task = "image-feature-extraction" if features else f"image-{answer}"
     name = f"{summary.get('recipe', run.folder.name)} {student.get('arch', 'student')}"
     best = student.get("best_val") or student.get("val") or {}
     rows = fidelity.get("per_class") or []
@@ -71,7 +75,11 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _front(name: str, task: str, best: dict[str, float], source: str, license_name: str | None) -> str:
     metrics = [
-        {"type": METRICS[key].replace(" ", "-"), "name": METRICS[key], "value": round(100 * value, 2)}
+        {
+            "type": METRICS[key].replace(" ", "-"),
+            "name": METRICS[key],
+            "value": round(100 * value, 2) if is_share(key) else value,
+        }
         for key, value in best.items()
         if key in METRICS
     ]
@@ -109,7 +117,7 @@ def _making(run: Run) -> list[tuple[str, Any]]:
 
 def _goodness(best: dict[str, float], teacher: dict[str, float], fidelity: dict[str, Any]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
-        (METRICS[key], _percent(teacher.get(key)), _percent(best.get(key)))
+        (METRICS[key], *("" if of.get(key) is None else format_metric(key, of[key]) for of in (teacher, best)))
         for key in METRICS
         if key in (best | teacher)
     ]

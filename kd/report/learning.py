@@ -4,7 +4,7 @@ from typing import Any
 
 from kd.report.charts import metric_lines, metrics_by_epoch
 from kd.report.facts import Facts
-from kd.report.metric import PROBE, format_metric, less_is_better
+from kd.report.metric import PROBE, format_metric, is_share, less_is_better
 from kd.report.records import Run
 
 HARDEST = 10  # classes, and mistakes, that are shown
@@ -58,7 +58,9 @@ def headline(facts: Facts) -> dict[str, Any] | None:
         return {"kind": "headline", "text": f"{who} reaches {metric} {format_metric(metric, score)}"}
     own, whole = format_metric(metric, score), format_metric(metric, reached)
     text = f"{who} keeps {score / reached:.1%} of its teacher's {metric} ({own} of {whole})"
-    if score > reached:
+    if not is_share(metric):
+        text = f"{who} has {metric} {own}, its teacher {whole}"
+    if score != reached and (score < reached) == less_is_better(metric):
         text = f"{who} is better than its teacher: {metric} {own} against {whole}"
     small, large = run.model_of(name).get("params"), teacher.get("params")
     if small and large:

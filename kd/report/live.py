@@ -66,9 +66,9 @@ class Handler(BaseHTTPRequestHandler):
     server: Live
 
     def do_GET(self) -> None:
-        name, _, query = unquote(self.path).strip("/").partition("?")
+        name, _, query = self.path.partition("?")
         host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
-        content = self.server.content(name.strip("/")) if host in HOSTS else None
+        content = self.server.content(unquote(name).strip("/")) if host in HOSTS else None
         if content is None:
             self.send_error(404, "no such run")
             return

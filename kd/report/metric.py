@@ -18,6 +18,11 @@ def in_units(metric: str) -> bool:
     return _kind(metric) in ("mae", "rmse")
 
 
+def is_share(metric: str) -> bool:
+    """Whether it is a share of 1, which people read in per cent."""
+    return not (metric.endswith("_loss") or metric == "rankme" or in_units(metric) or _kind(metric) == "r2")
+
+
 def format_metric(metric: str, value: float) -> str:
     """A value for people: shares in per cent, losses, ranks and errors in units as they are."""
     if _kind(metric) == "r2":

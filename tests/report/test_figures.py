@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kd.report.card import card
 from kd.report.charts import heat, metric_lines, phase_chart
 from kd.report.comparison import label
 from kd.report.facts import Facts
@@ -33,6 +34,25 @@ def test_the_share_of_the_teacher_that_a_student_keeps() -> None:
     run.summary["student"]["best_val"]["acc1"] = 0.9
     assert "is better than its teacher: acc1 90.0% against 80.0%" in headline(Facts(run))["text"]
     assert (status(run), label(Facts(run))) == ("done", "food/x")
+
+
+@pytest.mark.parametrize(
+    ("student", "said"),
+    [
+        (76.5, "The student has mae_kcal 76.5, its teacher 75"),
+        (70.0, "is better than its teacher: mae_kcal 70 against 75"),
+    ],
+)
+def test_errors_in_units_are_no_shares(student: float, said: str) -> None:
+    run = Run(Path("x"))
+    run.config = {"model": {"task": {"class_path": "kd.tasks.Regression"}}}
+    run.summary = {"recipe": "food", "status": "done", "primary": "mae_kcal", "data": {"classes": 1},
+                   "teacher": {"arch": "t", "params": 2e6, "val": {"mae_kcal": 75.0, "mae": 75.0, "r2": 0.9}},
+                   "student": {"params": 1e6, "val": {"mae_kcal": student, "mae": student, "r2": 0.8}}}  # fmt: skip
+    assert said in headline(Facts(run))["text"]
+    page = card(run)
+    assert "It gives 1 number a picture." in page and "image-regression" in page and "%" not in page
+    assert f"| mean absolute error | 75 | {student:.4g} |" in page and "| R2 | 0.900 | 0.800 |" in page
 
 
 def test_settings_are_rows_of_key_and_value() -> None:

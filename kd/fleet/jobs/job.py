@@ -186,8 +186,9 @@ def _check_machines(config: dict[str, Any], machines: Machines, data: Machines |
 
 def _check_processes(config: dict[str, Any], machines: Machines, gpus: int | None) -> None:
     devices = config["trainer"]["devices"]
-    listed = len([part for part in devices.split(",") if part.strip()]) if "," in str(devices) else None
-    wanted = len(devices) if isinstance(devices, list) else listed or (int(devices) if str(devices).isdigit() else None)
+    named = isinstance(devices, str) and "," in devices
+    parts = [part for part in devices.split(",") if part.strip()] if named else devices
+    wanted = len(parts) if isinstance(parts, list) else int(devices) if str(devices).isdigit() else None
     if not gpus or str(config["trainer"]["accelerator"]) == "cpu":
         return
     if wanted and wanted > gpus:

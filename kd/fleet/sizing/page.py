@@ -9,7 +9,7 @@ import yaml
 
 from kd.fleet.sizing.plan import Conditions
 from kd.report.html import write_page
-from kd.report.metric import duration, format_metric
+from kd.report.metric import duration, format_metric, is_share
 from kd.report.sized import FILE, SETTINGS
 from kd.storage.checkpoints import write_json
 
@@ -91,7 +91,7 @@ def sections(found: Mapping[str, Any]) -> list[dict[str, Any] | None]:
 
 
 def _scale(found: Mapping[str, Any], value: float) -> float:
-    return value if found["metric"].endswith("_loss") else round(100 * value, 2)
+    return round(100 * value, 2) if is_share(found["metric"]) else value
 
 
 def _label(row: Mapping[str, Any], found: Mapping[str, Any]) -> str:

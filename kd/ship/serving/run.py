@@ -46,7 +46,7 @@ class _Connection(H11Protocol):
     after the server's end is read for a while: a socket closed with unread bytes would lose the answer.
     """
 
-    most: int  # connections that the server has not ended; a third as many that it has are read
+    most: int  # open connections; a third as many closing ones are still read
     _due: asyncio.TimerHandle
     _socket: asyncio.Transport
     _ended = False

@@ -254,6 +254,8 @@ def test_a_run_from_launch_to_report(
         (["config=smddp_4x8", "instances=4xml.p4d.24xlarge"], "trainer.strategy: no image can have smddp and kd"),
         (["trainer.accelerator=auto", "trainer.devices=8", "instances=1xml.g5.12xlarge"],
          "trainer.devices: 8 processes, but ml.g5.12xlarge has 4 GPUs"),
+        (["trainer.accelerator=auto", "trainer.devices=[0,1,2,3,4]", "instances=1xml.g5.12xlarge"],
+         "trainer.devices: 5 processes, but ml.g5.12xlarge has 4 GPUs"),
         (["trainer.accelerator=auto", "config=zero"],
          "optim.zero: needs several processes, and 1 x ml.g5.xlarge has one"),
         (["instances=1xml.c5.4xlarge", "trainer.strategy=kd.strategies.ddp.DDP", "trainer.strategy.backend=nccl"],
