@@ -56,7 +56,7 @@ def _students(run: Run, part: Sequence[Candidate], steps: int) -> tuple[Distilla
     run.cli.change({
         "students": each, "trainer.max_steps": max(1, steps), "trainer.max_epochs": -1, "trainer.devices": 1,
         "trainer.num_nodes": 1, "trainer.strategy": "auto", "trainer.logger": False, "trainer.callbacks": None,
-        "trainer.check_val_every_n_epoch": NEVER, "trainer.enable_progress_bar": False, "optim.warmup_epochs": 0.0,
+        "trainer.check_val_every_n_epoch": NEVER, "trainer.enable_progress_bar": False,
     })  # fmt: skip
     for name in ("pytorch_lightning.utilities.rank_zero", "pytorch_lightning.trainer.connectors"):
         logging.getLogger(name).setLevel(logging.WARNING)
