@@ -46,9 +46,10 @@ def test_the_share_of_the_teacher_that_a_student_keeps() -> None:
 def test_errors_in_units_are_no_shares(student: float, said: str) -> None:
     run = Run(Path("x"))
     run.config = {"model": {"task": {"class_path": "kd.tasks.Regression"}}}
+    best = {"mae_kcal": student, "mae": student, "r2": 0.8}
     run.summary = {"recipe": "food", "status": "done", "primary": "mae_kcal", "data": {"classes": 1},
                    "teacher": {"arch": "t", "params": 2e6, "val": {"mae_kcal": 75.0, "mae": 75.0, "r2": 0.9}},
-                   "student": {"params": 1e6, "val": {"mae_kcal": student, "mae": student, "r2": 0.8}}}  # fmt: skip
+                   "student": {"params": 1e6, "best_val": best}}  # fmt: skip
     assert said in headline(Facts(run))["text"]
     page = card(run)
     assert "It gives 1 number a picture." in page and "image-regression" in page and "%" not in page
