@@ -136,6 +136,10 @@ def _read(folder: Path, own: dict[str, str]) -> Endpoint:
     if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", name):
         raise UserError(f"job: must be letters, digits and dashes, 63 at most, got '{name}'")
     machines = None if truth(own, "serverless") else read_machines("instances", own.get("instances", "1xml.c5.xlarge"))
+    if "out" in own and "batch" not in own:
+        raise UserError("out: only a batch transform has one (batch=s3://BUCKET/FOLDER)")
+    if machines is None and "instances" in own:
+        print(f"kd-launch: serverless=true has no machines: not {own['instances']}", file=sys.stderr)
     if machines and has_gpus(machines.type):
         print(f"kd-launch: kd-serve computes on the CPU: the GPUs of {machines.type} idle", file=sys.stderr)
     return Endpoint(name, machines, own.get("image"), own)

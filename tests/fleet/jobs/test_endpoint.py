@@ -71,6 +71,11 @@ def test_the_requests(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert job["create_transform_job"]["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"] == "s3://kd-test/in"
 
 
+def test_serverless_names_the_machines_that_it_does_not_take(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("launch", ["endpoint", str(run), "instances=1xml.c5.xlarge", "serverless=true", "--dry-run"]) == 0
+    assert "serverless=true has no machines: not 1xml.c5.xlarge" in capsys.readouterr().err
+
+
 def test_gpus_that_would_idle_and_what_is_missing_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main("launch", ["endpoint", str(run), "instances=1xml.g5.xlarge", "--dry-run"]) == 0
     told = capsys.readouterr().err
@@ -85,6 +90,7 @@ def test_gpus_that_would_idle_and_what_is_missing_are_named(run: Path, capsys: p
         (["instances=1xml.c5.xlargest"], "instances: SageMaker has no 'ml.c5.xlargest'"),
         (["bucket=gs://kd"], "bucket: must be a URL (s3://BUCKET[/FOLDER]), got 'gs://kd'"),
         (["batch=s3://kd-test/in"], "out: must be s3://BUCKET/FOLDER, got ''"),
+        (["out=s3://a/c"], "out: only a batch transform has one"),
         (["serverless=true", "batch=s3://a/b", "out=s3://a/c"], "serverless: a batch transform needs machines"),
         (["job=food_1"], "job: must be letters, digits and dashes, 63 at most, got 'food_1'"),
         (["spot=true"], "no key 'spot'"),
