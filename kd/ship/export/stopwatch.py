@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -28,16 +29,12 @@ class ExportedFile:
 
 class Stopwatch:
     def __init__(self, load: Callable[[], Callable[[np.ndarray], object]], threads: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._mine, child_end = context.Pipe()
-        self._process = context.Process(target=_serve, args=(child_end,), daemon=True)
-        before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")}
-        os.environ |= {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}  # read when libraries are loaded
-        try:
-            self._process.start()
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name) if value is None else os.environ.update({name: value})
+        # a program of its own: multiprocessing's spawn would run the caller's script again
+        self._mine, child_end = multiprocessing.Pipe()
+        number = child_end.fileno()
+        program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve({number})"
+        threaded = os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
+        self._process = subprocess.Popen([sys.executable, "-c", program], env=threaded, pass_fds=[number])
         child_end.close()
         self._ask(load)
 
@@ -46,8 +43,7 @@ class Stopwatch:
             self._mine.send(question)
             return self._mine.recv()
         except (EOFError, OSError) as error:
-            self._process.join()
-            status = self._process.exitcode
+            status = self._process.wait()
             raise UserError(f"the model's process ended with status {status} (out of memory?)") from error
 
     def measure(self, pictures: object, repeats: int) -> tuple[list[float], float]:
@@ -55,10 +51,12 @@ class Stopwatch:
 
     def close(self) -> None:
         self._mine.close()
-        self._process.join()
+        self._process.wait()
 
 
-def _serve(pipe: Connection) -> None:
+def serve(number: int) -> None:
+    """Opens what comes through a pipe, by its file descriptor, and times it as often as asked."""
+    pipe = Connection(number)
     call = pipe.recv()()
     pipe.send("ready")
     while True:

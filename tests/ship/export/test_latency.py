@@ -2,6 +2,8 @@
 
 import json
 import operator
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +21,22 @@ def test_a_model_is_timed_in_a_process_of_its_own() -> None:
     took, peak_mb = watch.measure(np.zeros((2, 8, 8, 3), np.uint8), 5)
     watch.close()
     assert len(took) == 5 and all(ms > 0 for ms in took) and peak_mb > 10
+
+
+def test_a_script_without_a_guard_may_time(tmp_path: Path) -> None:
+    """multiprocessing's spawn would run the caller's script again, which then needs ``if __name__ == "__main__"``."""
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "import operator, numpy as np\n"
+        "from functools import partial\n"
+        "from kd.ship.export.stopwatch import Stopwatch\n"
+        "print('once')\n"
+        "watch = Stopwatch(partial(operator.methodcaller, 'sum'), 1)\n"
+        "print(len(watch.measure(np.zeros((2, 8, 8, 3), np.uint8), 5)[0]))\n"
+        "watch.close()\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["once", "5"]
 
 
 def test_student_and_teacher_in_every_runtime(
