@@ -254,7 +254,7 @@ def train(asked: argparse.Namespace) -> None:
     if asked.layer_decay < 1:
         groups(student, optimizer, asked.layer_decay)
     rates = [group["lr"] for group in optimizer.param_groups]
-    averages = {decay: copy.deepcopy(student.model) for decay in asked.ema}
+    averages = {decay: copy.deepcopy(student.model).requires_grad_(False) for decay in asked.ema}
     steps, step, started = count // asked.batch, 0, time.process_time()
     total = asked.steps_of * steps if asked.steps_of else asked.epochs * steps
     kd_loss = KDLoss(asked.temperature)
@@ -283,7 +283,9 @@ def train(asked: argparse.Namespace) -> None:
             step += 1
             for decay, average in averages.items():
                 now = min(decay, (1 + step) / (10 + step))
-                torch._foreach_lerp_(list(average.parameters()), list(student.model.parameters()), 1 - now)
+                torch._foreach_lerp_(
+                    list(average.parameters()), [p.detach() for p in student.model.parameters()], 1 - now
+                )
             for key, value in {"loss": loss.item(), **each}.items():
                 sums[key] = sums.get(key, 0.0) + value / steps
         if (epoch + 1) % asked.every and epoch + 1 < asked.epochs:

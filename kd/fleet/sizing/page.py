@@ -105,6 +105,7 @@ def _how(found: Mapping[str, Any], given: Conditions) -> list[str]:
     return [
         f"latency: {given}, on {found['machine']}; weights as drawn; all candidates in turns, medians of the rounds",
         f"accuracy: {found['held_out']} labelled pictures that no candidate was made or trained with",
+        *([f"inherited layers are fitted on {found['fitted_on']} others, at most"] if "fitted_on" in found else []),
         *([f"not scored, since over a budget: {left}"] if left else []),
         *([f"predicted: median, lowest and highest gain of {found['evidence']} earlier runs of the recipe"]
           if predicted else []),

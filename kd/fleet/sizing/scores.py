@@ -21,6 +21,7 @@ from kd.run.run import Run
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL
 
+PICTURES = 256  # at most, that a candidate is fitted on: sizes rank alike on 128, and a fit on all takes minutes
 HELD_OUT = 0.2  # of the training pictures: few pictures rank poorly
 AT_ONCE = 12  # candidates that inherit together; more take memory
 IN_STEP = 4  # that are distilled in one run, on one teacher's answers: all their activations are in memory
@@ -53,6 +54,9 @@ def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> 
 def _students(run: Run, part: Sequence[Candidate], steps: int) -> tuple[DistillationModule, DistillationDataModule]:
     """Candidates as the students of one run."""
     each = {one.name: {f"model.student.{key}": v for key, v in one.settings().items()} for one in part}
+    for one in part:
+        if one.inherits:
+            each[one.name]["model.student.inherit_pictures"] = fitted_on(run.cli.model.student_of_one)
     run.cli.change({
         "students": each, "trainer.max_steps": max(1, steps), "trainer.max_epochs": -1, "trainer.devices": 1,
         "trainer.num_nodes": 1, "trainer.strategy": "auto", "trainer.logger": False, "trainer.callbacks": None,
@@ -62,6 +66,11 @@ def _students(run: Run, part: Sequence[Candidate], steps: int) -> tuple[Distilla
         logging.getLogger(name).setLevel(logging.WARNING)
     run.cli.build()
     return run.cli.model, hold_out(run.cli.model, run.cli.datamodule)
+
+
+def fitted_on(student: Student) -> int:
+    """How many pictures candidates are fitted on."""
+    return min(PICTURES, student.sample_size)
 
 
 def split_of(student: Student) -> str:

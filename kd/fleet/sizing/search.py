@@ -14,7 +14,7 @@ from kd.distill.headless import HeadlessStudent
 from kd.errors import UserError
 from kd.fleet.sizing.candidates import Candidate, candidates
 from kd.fleet.sizing.plan import BUDGETS, Plan
-from kd.fleet.sizing.scores import TEACHER, hold_out, score, split_of
+from kd.fleet.sizing.scores import TEACHER, fitted_on, hold_out, score, split_of
 from kd.fleet.sizing.timing import latencies
 from kd.models import StudentSpec, count_parameters
 from kd.report.facts import Facts
@@ -93,6 +93,7 @@ class Search:
             "recipe": self.run.config["recipe"], "metric": self.metric, "budget": plan.budget,
             "conditions": asdict(plan.conditions), "machine": processor(), "steps": plan.steps,
             "held_out": len(self.data.split(split_of(self.student)).targets), "evidence": evidence,
+            "fitted_on": fitted_on(self.student),
             "teacher": big | self.results.of("score", TEACHER, self._basis()),
             "candidates": sorted(rows.values(), key=lambda row: row["params"]),
             "choice": best, "took_s": round(time.monotonic() - self.began, 1),
@@ -124,7 +125,7 @@ class Search:
         return {
             "teacher": teacher.identity() if teacher is not None else None, "data": self.data.samples_identity(),
             "shown": {**config["data"], "num_workers": 0}, "learnt": learnt, "optim": config["optim"],
-            "sample": self.student.sample_size, "steps": self.plan.steps,
+            "sample": fitted_on(self.student), "steps": self.plan.steps,
         }  # fmt: skip
 
     def _score(self, candidates: Sequence[Candidate], rows: Mapping[str, Row]) -> None:
