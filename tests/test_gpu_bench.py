@@ -24,6 +24,15 @@ def test_each_part_writes_what_it_found(name: str, tmp_path: Path) -> None:
     assert not [row for row in rows if "error" in row or row.get("rc", 0) != 0]
 
 
+@pytest.mark.slow
+def test_the_hand_written_loop_runs_beside_kd_train() -> None:
+    """It reads a run's models and losses from the outside, so nothing else would notice that they moved."""
+    few = ["--set", "data.source.train_per_class=8", "data.source.val_per_class=2"]
+    command = [sys.executable, "scripts/bench/overhead.py", "foodtag_vit", "--rounds", "1", *few]
+    shown = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "| ratio, of the turns |" in shown
+
+
 def test_a_measurement_that_fails_is_a_line(tmp_path: Path) -> None:
     def fails() -> dict[str, object]:
         raise MemoryError("no room\nat all")

@@ -89,8 +89,9 @@ def main() -> None:
     hand: list[HandWritten] = []
 
     def prepare(cli: Any) -> None:
-        loss = cli.model.distill_losses["kd"]
-        hand.append(HandWritten(cli, loss.temperature, (cli.model.task_loss_weight, loss.weight)))
+        objective = cli.model.student_of_one.objective
+        loss = objective.losses["kd"]
+        hand.append(HandWritten(cli, loss.temperature, (objective.task_loss_weight, loss.weight)))
 
     turns = Turns({"kd-train": lambda module: None}, {"hand-written": lambda n: hand[0].epoch(n)})
     items = [*asked.set, f"trainer.max_epochs={asked.rounds + 1}"]
