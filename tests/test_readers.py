@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.house import tree_of
 from tests._helpers import ROOT
 
 FILES = sorted((ROOT / "kd").rglob("*.py"))
@@ -118,7 +119,7 @@ def name_of(file: Path) -> str:
 
 def calls(file: Path) -> Iterator[tuple[str, str]]:
     """``(function, reader)`` of each call that reads, under the names of its imports."""
-    tree = ast.parse(file.read_text())
+    tree = tree_of(file)
     known: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -174,7 +175,7 @@ def test_the_list_names_no_reader_that_is_gone() -> None:
 def libraries() -> set[str]:
     names: set[str] = set()
     for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.Import):
                 names |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -207,7 +208,7 @@ def test_a_reader_is_seen_under_any_name(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=name_of)
 def test_torch_loads_weights_alone(file: Path) -> None:
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
             assert any(word.arg == "weights_only" and ast.unparse(word.value) == "True" for word in node.keywords)
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("from_pretrained"):

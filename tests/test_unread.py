@@ -13,6 +13,7 @@ from kd.errors import UserError
 from kd.run import keys
 from kd.run.request import translate
 from kd.run.unread import READERS
+from scripts.house import tree_of
 from tests._helpers import ARCH, ROOT, TINY, write_recipe
 
 CLASSES = [*keys.subclasses("LogitLoss", "FeatureLoss", "LayersLoss", "Source", "Task"), "Trainer"]
@@ -22,7 +23,7 @@ CLASSES = [*keys.subclasses("LogitLoss", "FeatureLoss", "LayersLoss", "Source", 
 def reads(file: Path) -> dict[str, int]:
     """The lines that read a name, as ``x.name``, as a variable, or by its text (``getattr``, a dict's key)."""
     found: dict[str, int] = {}
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
             found[node.attr if isinstance(node, ast.Attribute) else node.id] = node.lineno
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
