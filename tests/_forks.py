@@ -1,11 +1,15 @@
 """Runs as forked processes: what the tests have imported already is not imported again."""
 
+import math
 import os
 import signal
 import socket
+import subprocess
 import time
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import kd.run.parser  # noqa: F401 (Lightning and the rest, imported once, not by every fork)
@@ -13,7 +17,9 @@ from kd.cli import main, train_main
 from tests._helpers import ROOT
 
 
-def start(items: list[str], log: Path, *first: Any, program: str = "train", **env: str) -> int:
+def start(
+    items: list[str], log: Path, *first: Any, program: str | Callable[[list[str]], int] = "train", **env: str
+) -> int:
     """A forked run in a session of its own, its output in ``log``; the process id. ``first``: a call made before."""
     pid = os.fork()
     if pid:
@@ -32,7 +38,7 @@ def start(items: list[str], log: Path, *first: Any, program: str = "train", **en
 
         # never closed: torch's threads may still have something to say, and abort the process where they can't
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-        status = main(program, items)
+        status = program(items) if callable(program) else main(program, items)
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException:
@@ -44,11 +50,29 @@ def start(items: list[str], log: Path, *first: Any, program: str = "train", **en
 
 
 def as_program(items: list[str]) -> None:
-    """A call for ``first``: Lightning starts the other processes of a run as it finds this one started."""
+    """A call for ``first``: Lightning starts the other processes of a run as it finds this one started, by forks."""
     import sys
+
+    from pytorch_lightning.strategies.launchers import subprocess_script
 
     sys.modules["__main__"].__spec__ = find_spec("kd.cli")
     sys.argv = ["kd-train", *items]
+    subprocess_script.subprocess = SimpleNamespace(Popen=forked_program)  # type: ignore[assignment]
+
+
+def forked_program(args: Sequence[str], env: dict[str, str] | None = None, **_: Any) -> "ForkedRun":
+    """``subprocess.Popen`` of ``python -m kd.cli ...``, by a fork."""
+    return ForkedRun(list(args[list(args).index("kd.cli") + 1 :]), env=env)
+
+
+def torchrun(items: list[str]) -> int:
+    """A program for ``start``: torchrun itself, whose worker is a fork; it raises where it is stopped."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+    subprocess_handler.Popen = forked_program  # type: ignore[assignment,misc]
+    run.main(["--nproc-per-node=1", f"--master-port={free_port()}", "-m", "kd.cli", *items])
+    return 0
 
 
 def free_port() -> str:
@@ -118,6 +142,7 @@ class ForkedRun:
         stdout: Any = None,
         env: dict[str, str] | None = None,
         pass_fds: tuple[int, ...] = (),
+        first: Callable[[], None] | None = None,
         **_: Any,
     ) -> None:
         self.returncode: int | None = None
@@ -138,6 +163,8 @@ class ForkedRun:
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+            if first:
+                first()
             status = main(items[0], items[1:]) if items[0].isalpha() else train_main(items)
             sys.stdout.flush()
             sys.stderr.flush()
@@ -156,9 +183,12 @@ class ForkedRun:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
-    def wait(self) -> int:
+    def wait(self, timeout: float = math.inf) -> int:
         """As ``Popen.wait``."""
+        deadline = time.monotonic() + timeout
         while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("kd-train", timeout)
             time.sleep(0.01)
         return self.returncode  # type: ignore[return-value]
 
@@ -166,3 +196,7 @@ class ForkedRun:
         """As ``Popen.send_signal``."""
         if self.poll() is None:
             os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """As ``Popen.kill``."""
+        self.send_signal(signal.SIGKILL)

@@ -1,14 +1,13 @@
 """A server in a process of its own, over a model whose answer is known."""
 
+import os
 import resource
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from kd.ship.export.manifest import Manifest
-from tests._helpers import ROOT
+from tests._forks import ForkedRun
 
 ABOUT = Manifest("classification", "mean", ["r", "g", "b"], (8, 8), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx")
 
@@ -37,19 +36,43 @@ def mean_colour(file: Path, taken: str = "UINT8", **metadata: str) -> Path:
 
 @contextmanager
 def serving(
-    model: Path, *items: str, before: str = "", files: int = 1024
-) -> Iterator[tuple[int, subprocess.Popen[str]]]:
-    """A server in a process of its own, after the statements ``before``, of so many open files: port, process."""
-    items = (str(model), "port=0", "threads=1", *items)
-    code = f"{before}\nimport sys\nfrom kd.cli import main\nsys.exit(main('serve', {list(items)}))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
-    )  # fmt: skip
+    model: Path, *items: str, first: Callable[[], None] | None = None, files: int = 1024
+) -> Iterator[tuple[int, "Served"]]:
+    """A server in a forked process, after the call ``first``, of so many open files: port, process."""
+
+    def prepare() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+        if first:
+            first()
+
+    process = Served([str(model), "port=0", "threads=1", *items], prepare)
     try:
-        line = process.stdout.readline()  # type: ignore[union-attr]
-        assert " on http://" in line, line + process.stdout.read()  # type: ignore[union-attr]
-        yield int(line.rpartition(":")[2]), process
+        yield process.port, process
     finally:
-        process.kill()
-        process.wait()
+        process.end()
+
+
+class Served(ForkedRun):
+    """``kd-serve`` by a fork; it answers at ``port``.
+
+    Args:
+        items: its command line.
+        first: a call made before.
+    """
+
+    def __init__(self, items: list[str], first: Callable[[], None] | None = None) -> None:
+        reading, writing = os.pipe()
+        with os.fdopen(writing, "wb") as output:
+            super().__init__(["serve", *items], stdout=output, first=first)
+        self.stdout = os.fdopen(reading)
+        lines = [""]
+        while " on http://" not in lines[-1]:
+            lines.append(self.stdout.readline())  # a run is exported first
+            assert lines[-1], "".join(lines)
+        self.port = int(lines[-1].rpartition(":")[2])
+
+    def end(self) -> None:
+        """Kills it, where it has not ended by itself."""
+        self.kill()
+        self.wait()
+        self.stdout.close()

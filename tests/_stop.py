@@ -147,13 +147,13 @@ class KillOnce(KillAtStep):
 
 
 class Terminate(Callback):
-    """SIGTERM to its own process before a step."""
+    """SIGTERM to its own process before a step, on every rank or on one."""
 
-    def __init__(self, step: int) -> None:
-        self.step = step
+    def __init__(self, step: int, rank: int | None = None) -> None:
+        self.step, self.rank = step, rank
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.global_step == self.step:
+        if trainer.global_step == self.step and self.rank in (None, trainer.global_rank):
             os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -12,10 +12,11 @@ import sys
 import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests._forks import start, start_ranks, status_of, survivors
+from tests._forks import start, start_ranks, status_of, survivors, torchrun
 from tests._helpers import ROOT
 from tests._runs import assert_good, disturb
 
@@ -31,16 +32,24 @@ def _no_nohup() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-def stopped(recipe: Path, *items: str) -> tuple[int, str, Path]:
+def stopped(recipe: Path, *items: str, program: Any = "train") -> tuple[int, str, Path]:
     """Exit status, output and folder of a run that a callback stops; nothing of it is left over."""
     log = recipe.parent / "log"
-    pid = start([f"recipe={recipe}", *QUIET, *items], log)
+    pid = start([f"recipe={recipe}", *QUIET, *items], log, program=program)
     status = status_of(pid)
     assert survivors(pid) == []
     return status, log.read_text(), recipe.parent / "runs" / "tiny" / "000"
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        (signal.SIGTERM, 143),
+        (signal.SIGINT, 130),
+        # SIGHUP: test_a_terminal_that_is_closed_keeps_the_step
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_to_the_group_spares_the_loaders_workers(recipe: Path, number: int, status: int) -> None:
     ended, log, folder = stopped(recipe, disturb("SignalGroup", step=2, number=int(number)))
     assert ended == status, log
@@ -120,15 +129,24 @@ def test_two_ranks_in_one_group(recipe: Path) -> None:
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])  # two: test_two_ranks_in_two_groups
-def test_torchrun_that_is_told_to_stop(recipe: Path, ranks: int) -> None:
-    torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "-m", "kd.cli"]
-    items = TWO if ranks == 2 else []
-    ended, log, folder = launch(torchrun, recipe, *items, disturb("SignalLauncher", step=2))
+def test_torchrun_that_is_told_to_stop(recipe: Path) -> None:
+    """Its worker, in a session of its own, is sent a SIGTERM with all of its loader processes."""
+    ended, log, folder = stopped(recipe, disturb("SignalLauncher", step=2), program=torchrun)
     assert ended != 0
     assert f"kd-train resume={folder}" in log, log
     assert "loader worker" not in log
-    assert_good(folder, 10 if ranks == 2 else 3)
+    assert_good(folder, 3)
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+
+
+@pytest.mark.slow  # one of forks: the test above; two ranks: test_two_ranks_in_two_groups
+def test_torchrun_of_two_ranks_that_is_told_to_stop(recipe: Path) -> None:
+    command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "kd.cli"]
+    ended, log, folder = launch(command, recipe, *TWO, disturb("SignalLauncher", step=2))
+    assert ended != 0
+    assert f"kd-train resume={folder}" in log, log
+    assert "loader worker" not in log
+    assert_good(folder, 10)
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
 
 

@@ -210,27 +210,30 @@ def test_what_there_is(items: list[str], lines: list[str], capsys: pytest.Captur
     assert "EachLayer" not in out
 
 
-@pytest.mark.parametrize(
-    ("item", "message"),
-    [
-        ("lr=1", "no key 'lr'; did you mean 'optim.lr'?"),
-        ("data.root=photos", "no key 'data.root'; did you mean 'data.source.root' or 'data.probe.root'?"),
-        ("dry_run=true", "no key 'dry_run'; did you mean 'trainer.fast_dev_run'?"),
-        ("model.distill_losses.kd.temprature=1", "did you mean 'model.distill_losses.kd.temperature'?"),
-        ("model.student.drop_path_rate=0.1", "did you mean 'model.student.kwargs.drop_path_rate'?"),
-        ("data.source.path=x", "no key 'data.source.path'"),
-        ("optim=SGD", "optim: got 'SGD'; did you mean 'optim.name=sgd'?"),
-        ("trainer.max_epochs=ten", "trainer.max_epochs: must be a whole number, got 'ten'"),
-    ],
-)
-def test_a_wrong_key_is_told_without_torch(item: str, message: str, recipe: Path) -> None:
+WRONG_KEYS = [
+    ("lr=1", "no key 'lr'; did you mean 'optim.lr'?"),
+    ("data.root=photos", "no key 'data.root'; did you mean 'data.source.root' or 'data.probe.root'?"),
+    ("dry_run=true", "no key 'dry_run'; did you mean 'trainer.fast_dev_run'?"),
+    ("model.distill_losses.kd.temprature=1", "did you mean 'model.distill_losses.kd.temperature'?"),
+    ("model.student.drop_path_rate=0.1", "did you mean 'model.student.kwargs.drop_path_rate'?"),
+    ("data.source.path=x", "no key 'data.source.path'"),
+    ("optim=SGD", "optim: got 'SGD'; did you mean 'optim.name=sgd'?"),
+    ("trainer.max_epochs=ten", "trainer.max_epochs: must be a whole number, got 'ten'"),
+]
+
+
+def test_wrong_keys_are_told_without_torch(recipe: Path) -> None:
     code = (
-        f"import sys; from kd.cli import train_main; status = train_main(['recipe={recipe}', {item!r}]); "
-        "print(status, [m for m in ('torch', 'timm', 'numpy', 'pytorch_lightning') if m in sys.modules])"
+        "import sys; from kd.cli import train_main\n"
+        f"for item in {[item for item, _ in WRONG_KEYS]!r}: print(train_main(['recipe={recipe}', item]))\n"
+        "print([m for m in ('torch', 'timm', 'numpy', 'pytorch_lightning') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "2 []"
-    assert message in done.stderr
+    assert done.stdout.splitlines() == ["2"] * len(WRONG_KEYS) + ["[]"]
+    told = [line for line in done.stderr.splitlines() if line.startswith("kd-train: ")]
+    assert len(told) == len(WRONG_KEYS)
+    for (_, message), line in zip(WRONG_KEYS, told, strict=True):
+        assert message in line
 
 
 @pytest.mark.parametrize(

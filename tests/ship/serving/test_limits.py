@@ -26,7 +26,7 @@ from kd.ship.serving import batcher as batching
 from kd.ship.serving.answers import answer
 from kd.ship.serving.metrics import Metrics
 from tests._helpers import ROOT
-from tests._serving import ABOUT, mean_colour, serving
+from tests._serving import ABOUT, Served, mean_colour, serving
 
 for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client", "onnxruntime", "onnx"):
     pytest.importorskip(package)
@@ -104,7 +104,7 @@ def test_half_sent_headers_hold_nobody_up(model: Path) -> None:
         assert time.monotonic() - start < 10
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-        assert process.stdout.read() == "kd-serve: stopped\n"  # type: ignore[union-attr]
+        assert process.stdout.read() == "kd-serve: stopped\n"
 
 
 def test_a_request_that_meets_a_closing_connection_reads_its_answer(model: Path) -> None:
@@ -129,7 +129,12 @@ def test_a_request_that_meets_a_closing_connection_reads_its_answer(model: Path)
 
 
 def test_headers_are_awaited_for_seconds_however_they_trickle(model: Path) -> None:
-    with serving(model, before="import kd.ship.serving.run\nkd.ship.serving.run.HEADERS_S = 1.0") as (port, _):
+    def sooner() -> None:
+        import kd.ship.serving.run
+
+        kd.ship.serving.run.HEADERS_S = 1.0
+
+    with serving(model, first=sooner) as (port, _):
         body = in_json(picture())
         with connect(port) as silent, connect(port) as trickling, connect(port) as second:
             second.sendall(head(len(body)) + body)
@@ -178,7 +183,7 @@ def test_requests_on_open_connections_are_answered_at_the_end(model: Path, clien
                 return statuses
             await asyncio.sleep(0.02)
 
-    async def ended(port: int, process: subprocess.Popen[str]) -> list[list[int]]:
+    async def ended(port: int, process: Served) -> list[list[int]]:
         asking = [asyncio.create_task(client(port)) for _ in range(clients)]
         await asyncio.sleep(1)
         process.send_signal(signal.SIGTERM)
@@ -191,12 +196,16 @@ def test_requests_on_open_connections_are_answered_at_the_end(model: Path, clien
 
 
 def test_a_decoder_that_hangs_does_not_keep_the_server_from_ending(model: Path) -> None:
-    hang = "import time, kd.ship.serving.app\nkd.ship.serving.app.view = lambda *_: time.sleep(3600)"
-    with serving(model, "timeout_s=1", before=hang) as (port, process):
+    def hang() -> None:
+        import kd.ship.serving.app
+
+        kd.ship.serving.app.view = lambda *_: time.sleep(3600)  # type: ignore[assignment]
+
+    with serving(model, "timeout_s=1", first=hang) as (port, process):
         assert [ask(port, in_json(picture()))[0] for _ in range(3)] == [408] * 3
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
-        assert process.stdout.read() == "kd-serve: stopped\n"  # type: ignore[union-attr]
+        assert process.stdout.read() == "kd-serve: stopped\n"
 
 
 def test_nor_does_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,9 +234,14 @@ def memory(process: subprocess.Popen[str]) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 def test_unfinished_uploads_hold_bounded_memory_and_leave_room_for_small_ones(model: Path) -> None:
-    """40 of 1.9 MB, of which the last byte never comes: they may hold 32 MB."""
+    """40 of 1.9 MB, of which the last byte never comes: they may hold 32 MB. A program, whose memory begins small."""
     large, body = b'{"image": "' + b"A" * 1_900_000, in_json(picture())
-    with serving(model, "max_upload_mb=2") as (port, process), ExitStack() as opened:
+    command = [sys.executable, "-m", "kd.cli", "serve", str(model), "port=0", "threads=1", "max_upload_mb=2"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process, ExitStack() as opened:
+        opened.callback(process.kill)
+        line = process.stdout.readline()  # type: ignore[union-attr]
+        assert " on http://" in line
+        port = int(line.rpartition(":")[2])
         assert ask(port, body)[0] == 200
         before = memory(process)
         unfinished = [opened.enter_context(connect(port)) for _ in range(40)]

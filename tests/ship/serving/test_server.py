@@ -14,7 +14,6 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,38 +27,12 @@ from kd.data.transforms import EvalView
 from kd.ship.export.manifest import Manifest
 from kd.ship.serving.pictures import view
 from tests._helpers import ROOT
+from tests._serving import serving
 
 for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client", "onnxruntime", "onnxscript"):
     pytest.importorskip(package)
 
 BOUNDARY = "----kd"
-
-
-@contextmanager
-def serving(run: Path, *items: str) -> Iterator[tuple[str, int, subprocess.Popen[str]]]:
-    """A server in a process of its own: host, port, process."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kd.cli", "serve", str(run), "port=0", "threads=1", *items],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    try:
-        lines: list[str] = []
-        while not lines or " on http://" not in lines[-1]:  # a run is exported first
-            lines.append(process.stdout.readline())  # type: ignore[union-attr]
-            assert lines[-1], "".join(lines)
-        line = lines[-1]
-        host, port = line.strip().rpartition("//")[2].split(":")
-        for _ in range(100):
-            try:
-                if ask(int(port), "/readyz")[0] == 200:
-                    break
-            except OSError:
-                time.sleep(0.1)
-        yield host, int(port), process
-    finally:
-        process.kill()
-        process.wait()
 
 
 def ask(
@@ -98,7 +71,8 @@ def files(finished: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def port(finished: Path) -> Iterator[int]:
-    with serving(finished, "max_upload_mb=1", "max_pixels=1000000", "max_pictures=16", "teacher=true") as (_, port, _):
+    """Of a run: it is exported first, where it has no export."""
+    with serving(finished, "max_upload_mb=1", "max_pixels=1000000", "max_pictures=16", "teacher=true") as (port, _):
         yield port
 
 
@@ -210,7 +184,7 @@ async def clients(port: int, count: int, body: bytes, kind: str, requests: int) 
 
 
 def test_two_hundred_clients_at_once(finished: Path, files: list[Path]) -> None:
-    with serving(finished) as (_, port, _):
+    with serving(finished) as (port, _):
         statuses = asyncio.run(clients(port, 200, *form(files[0].read_bytes()), requests=3))
         assert statuses == [200] * 600
         text = ask(port, "/metrics")[1].decode()
@@ -221,7 +195,7 @@ def test_two_hundred_clients_at_once(finished: Path, files: list[Path]) -> None:
 
 def test_back_pressure_time_out_and_a_clean_stop(finished: Path, files: list[Path]) -> None:
     body, kind = form(files[0].read_bytes())
-    with serving(finished, "queue=2", "max_batch=1", "timeout_s=6") as (_, port, process):
+    with serving(finished, "queue=2", "max_batch=1", "timeout_s=3") as (port, process):
         statuses = asyncio.run(clients(port, 40, body, kind, requests=5))
         assert set(statuses) == {200, 503}
         assert ask(port, "/predict", body, kind)[0] == 200
@@ -233,7 +207,7 @@ def test_back_pressure_time_out_and_a_clean_stop(finished: Path, files: list[Pat
             assert b" 408 " in slow.recv(4096)
         with socket.create_connection(("127.0.0.1", port), timeout=30) as taken:
             taken.sendall(head.encode() + body[:10])
-            time.sleep(1)
+            time.sleep(0.3)
             process.send_signal(signal.SIGTERM)
             until = time.monotonic() + 4
             with pytest.raises(OSError):
@@ -243,7 +217,7 @@ def test_back_pressure_time_out_and_a_clean_stop(finished: Path, files: list[Pat
             taken.sendall(body[10:])
             assert b" 200 " in taken.recv(4096)
         assert process.wait(120) == 0
-        assert process.stdout.read() == "kd-serve: stopped\n"  # type: ignore[union-attr]
+        assert process.stdout.read() == "kd-serve: stopped\n"
 
 
 def test_mistakes_take_one_line(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
