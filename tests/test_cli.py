@@ -133,8 +133,14 @@ def test_sys_argv_stays_as_it_is(recipe: Path) -> None:
     assert sys.argv == before
 
 
-@pytest.mark.parametrize("overlay", [None, *names("configs")])
-@pytest.mark.parametrize("recipe_name", names("recipes"))
+PAIRS = [
+    pytest.param(recipe, overlay, marks=[] if (i + k) % 5 == 0 else pytest.mark.slow)
+    for i, recipe in enumerate(names("recipes")) for k, overlay in enumerate([None, *names("configs")])
+]  # fmt: skip
+"""A fifth by default, in which each recipe and each overlay is; alone they are in tests/run/test_golden.py."""
+
+
+@pytest.mark.parametrize(("recipe_name", "overlay"), PAIRS)
 def test_every_recipe_with_every_overlay(recipe_name: str, overlay: str | None) -> None:
     config = resolved(recipe_name, *([f"config={overlay}"] if overlay else []))
     assert config["recipe"] == recipe_name

@@ -34,6 +34,7 @@ def test_compiled_models_learn_the_same(recipe: Path) -> None:
 
 def test_channels_last_learns_the_same(recipe: Path) -> None:
     items = ["model.student.arch=resnet10t", "model.student.kwargs={}", "trainer.precision=32-true"]
+    items += ["trainer.max_epochs=1", "trainer.limit_train_batches=3", "trainer.limit_val_batches=0"]
     plain, last = run(recipe, *items), run(recipe, *items, "model.student.channels_last=true")
     for step, value in losses(plain).items():
         assert losses(last)[step] == pytest.approx(value, rel=2e-2)
@@ -51,9 +52,10 @@ def test_saved_activations_are_counted_once() -> None:
 
 
 def test_the_summary_breaks_memory_down(recipe: Path) -> None:
-    parts = summary(run(recipe, "trainer.precision=32-true"))["memory_mb"]
+    items = ["trainer.precision=32-true", "trainer.max_epochs=1"]
+    parts = summary(run(recipe, *items))["memory_mb"]
     assert set(parts) == {"teacher", "student", "gradients", "optimizer", "activations"}
-    half = summary(run(recipe, "trainer.precision=32-true", "data.batch_size=4"))["memory_mb"]
+    half = summary(run(recipe, *items, "data.batch_size=4"))["memory_mb"]
     assert parts["activations"] == pytest.approx(2 * half["activations"], rel=0.2, abs=0.1)
 
 
@@ -173,7 +175,7 @@ def test_cuda_graphs_are_refused_where_gradients_add_up(recipe: Path, capsys: py
 
 def test_a_student_alone_is_tuned_too(tmp_path: Path, pictures: Path) -> None:
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, None, data__num_workers="auto")
-    assert summary(run(recipe))["memory_mb"]["teacher"] == 0
+    assert summary(run(recipe, "trainer.max_epochs=1"))["memory_mb"]["teacher"] == 0
 
 
 def test_a_containers_quota_counts_as_its_cores(tmp_path: Path) -> None:

@@ -51,7 +51,8 @@ ASYNCHRONOUS = "checkpoint.asynchronous=true"
         (0, 2, 2, []),
         pytest.param(0, 5, 4, [], marks=pytest.mark.slow),
         pytest.param(0, 20, 12, [], marks=pytest.mark.slow),
-        (2, 1, 1, []),
+        # loader workers change nothing: test_the_saved_configuration_repeats_the_run_to_the_last_bit
+        pytest.param(2, 1, 1, [], marks=pytest.mark.slow),
         pytest.param(2, 5, 4, [], marks=pytest.mark.slow),
         pytest.param(2, 20, 12, [], marks=pytest.mark.slow),
         pytest.param(0, 4, 4, [ASYNCHRONOUS], marks=pytest.mark.slow),
@@ -114,12 +115,12 @@ TWO = ["trainer.devices=2", "trainer.strategy=ddp"]
     ids=["2 to 1", "2 to 1, accumulated", "1 to 2"],
 )
 def test_resume_on_another_number_of_ranks(before: list[str], after: list[str], recipe: Path, tmp_path: Path) -> None:
-    """Killed in the middle of the second of three epochs: the same samples in the same global batches."""
+    """Killed in the middle of the second of two epochs: the same samples in the same global batches."""
     kill = json.dumps({"class_path": "tests._stop.KillAtStep", "init_args": {"step": 9}})
     items = [
         "config=audit",
         *before,
-        "trainer.max_epochs=3",
+        "trainer.max_epochs=2",
         "checkpoint.every_n_steps=1",
         f"trainer.callbacks+={kill}",
     ]
@@ -131,7 +132,7 @@ def test_resume_on_another_number_of_ranks(before: list[str], after: list[str], 
         assert status_of(pid) == 0, (tmp_path / "again.0").read_text()
     order = TrainBatches(48, 8, 0).order
     assert records(folder) == {
-        6 * e + b + 1: (e, set(order(e)[8 * b : 8 * b + 8].tolist())) for e in range(3) for b in range(6)
+        6 * e + b + 1: (e, set(order(e)[8 * b : 8 * b + 8].tolist())) for e in range(2) for b in range(6)
     }
 
 
@@ -178,8 +179,8 @@ def steps_of(folder: Path, *items: str) -> list[dict]:
 
 @pytest.mark.parametrize(
     ("before", "after", "stop", "done"),
-    [(8, 16, 12, 6), (16, 8, 6, 12), (8, 8, 9, 9), (8, 16, 15, 8)],
-    ids=["larger", "smaller", "the same", "in the middle of an epoch"],
+    [(8, 16, 12, 6), (16, 8, 6, 12), (8, 16, 15, 8)],
+    ids=["larger", "smaller", "in the middle of an epoch"],
 )
 def test_the_schedule_goes_on_by_the_share_of_samples_seen(
     before: int, after: int, stop: int, done: int, recipe: Path
@@ -281,7 +282,7 @@ def test_two_runs_in_one_folder(stopped: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["metrics.csv", "checkpoints/best.ckpt", "records/samples.rank0.jsonl"])
 def test_a_torn_file_stops_no_run(name: str, recipe: Path) -> None:
-    folder = stop_at(8, recipe, "config=audit")  # the second epoch
+    folder = stop_at(8, recipe, "config=audit", "trainer.max_epochs=2")  # the second epoch
     file = folder / name
     file.parent.mkdir(exist_ok=True)
     file.write_bytes((file.read_bytes() if file.exists() else b"")[:40] + b"\xff\0\n7\n")

@@ -25,7 +25,7 @@ def student(tmp_path: Path, pictures: Path, teacher: Path) -> Path:
     """A recipe without a teacher's checkpoint, and the teacher's recipe, whose steps are slow."""
     slow = {"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.05}}
     own = write_recipe(
-        tmp_path / "own.yaml", pictures, None, recipe="own", trainer__callbacks=[slow], trainer__max_epochs=8
+        tmp_path / "own.yaml", pictures, None, recipe="own", trainer__callbacks=[slow], trainer__max_epochs=5
     )
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher, trainer__max_epochs=1)
     recipe.write_text(recipe.read_text().replace(f"checkpoint: {teacher}", f"recipe: {own}"))
@@ -85,7 +85,7 @@ def test_its_training_goes_on_where_it_was_stopped(student: Path, number: int) -
     text = log.read_text()
     assert text.count("teacher: no checkpoint given") == 1
     assert text.count("teacher: resuming the training that was stopped") == 1
-    assert rows(student) == [str(step) for step in range(8 * 6)]
+    assert rows(student) == [str(step) for step in range(5 * 6)]
     summary = json.loads((student.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
     assert summary["status"] == "done"
 
