@@ -4,9 +4,10 @@ import os
 import re
 import signal
 import tempfile
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 
 def core_ids() -> list[int] | None:
@@ -39,14 +40,16 @@ def own_folder() -> Path:
 
 
 @contextmanager
-def signals_kept() -> Iterator[None]:
-    """Inside, others may handle SIGTERM and SIGINT (Ray, as it is joined, a search): the handlers before come back."""
+def signals_kept(handler: Callable[[int, FrameType | None], None] | None = None) -> Iterator[None]:
+    """Inside, ``handler`` (or, as it is joined, Ray) handles SIGTERM and SIGINT: the handlers before come back."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
+        for number in handlers if handler else ():
+            signal.signal(number, handler)
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for number, before in handlers.items():
+            signal.signal(number, before)
 
 
 def last_line(error: Exception) -> str:

@@ -81,7 +81,6 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
                           "timm.create_model": BUILT, "torch.load": WEIGHTS},
     "kd.ship.export.torch_export": {"torch.export.load": "exported on this machine, or by --trust: kd-latency looks"},
     "kd.module.inference": {"super().load_from_checkpoint": WEIGHTS},
-    "kd.fleet.jobs.bucket": {"fsspec.core.url_to_fs": "the user's own job"},
     "kd.fleet.jobs.sagemaker": {"importlib.import_module": NAMES, "aws_session().client('s3').download_file": OURS},
     "kd.models.build": {"timm.create_model": BUILT},
     "kd.models.hugging_face": {

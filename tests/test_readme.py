@@ -107,7 +107,7 @@ def test_the_command_runs(
         pytest.importorskip("boto3")
     if "kd-tune" in command:
         pytest.importorskip("optuna")
-        monkeypatch.setattr("kd.fleet.tuning.places.start_kd_train", ForkedRun)
+        monkeypatch.setattr("kd.fleet.tuning.trials.start_kd_train", ForkedRun)
         items += ["trials=1", "jobs=1"]
     monkeypatch.setattr("kd.ship.latency.Stopwatch", StopwatchHere)
     monkeypatch.setattr("kd.run.train_first.start_kd_train", ForkedRun)

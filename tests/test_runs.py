@@ -46,7 +46,7 @@ def test_a_run_that_trains_is_not_safe_to_delete(tmp_path: Path, capsys: pytest.
     run = tmp_path / "runs" / "tiny" / "000"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("recipe: tiny\n")
-    lock = f"held = l.RunLock(pathlib.Path({str(run)!r}))"
+    lock = f"held = l.lock_run(pathlib.Path({str(run)!r}))"
     code = f"import pathlib, sys, kd.storage.checkpoints as l; {lock}; print(1, flush=True); input()"
     trains = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
@@ -15,7 +15,7 @@ from kd.callbacks.context import RunContext
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.errors import UserError, first_line
 from kd.lightning_internals import CSVWriter
-from kd.storage.checkpoints import LAST, PREVIOUS, RunLock, write_text
+from kd.storage.checkpoints import LAST, PREVIOUS, lock_run, write_text
 from kd.storage.mirror import Mirror
 
 
@@ -104,17 +104,17 @@ class RunFolder(Callback):
         self.path: Path | None = None
         self.begun = False
         self.marker = marker
-        self._lock: RunLock | None = None
+        self._lock: IO[str] | None = None
 
     def lock(self) -> None:
         """Keeps other runs out of the folder until :meth:`release`, or until this process ends in whatever way."""
         folder = self.resume or self.path
         assert folder is not None
-        self._lock = RunLock(folder)
+        self._lock = lock_run(folder)
 
     def release(self) -> None:
         if self._lock is not None:
-            self._lock.release()
+            self._lock.close()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run = RunContext.of(trainer)
@@ -191,7 +191,7 @@ class RunFolder(Callback):
                 path.mkdir()
                 if self.mirror:
                     self._claim_there(path)
-                self._lock = RunLock(path)
+                self._lock = lock_run(path)
                 return path
             except FileExistsError as error:
                 if self.name:

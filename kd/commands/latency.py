@@ -1,6 +1,5 @@
 """``kd-latency``: how fast a student is, beside its teacher. Heavy imports wait until there is a run."""
 
-import sys
 from functools import partial
 from typing import Any
 
@@ -59,16 +58,11 @@ def run(request: Request) -> int:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from kd.report.terminal import print_table
 
-    table = Table(title=found["machine"])
     columns = {
         "model": "", "runtime": "runtime", "threads": "threads", "batch": "batch", "median_ms": "median ms",
         "p95_ms": "p95 ms", "images_per_s": "images/s", "peak_memory_mb": "peak MB", "times_the_teacher": "x teacher",
     }  # fmt: skip
-    for key, name in columns.items():
-        table.add_column(name, justify="left" if key in ("model", "runtime") else "right")
-    for row in found["rows"]:
-        table.add_row(*(str(row.get(key, "")) for key in columns))
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    rows = ([str(row.get(key, "")) for key in columns] for row in found["rows"])
+    print_table(found["machine"], list(columns.values()), rows, left=("", "runtime"))

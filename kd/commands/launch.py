@@ -3,12 +3,12 @@
 import sys
 from collections.abc import Iterable
 from importlib import import_module
-from pathlib import Path
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import KEYS, read_job
-from kd.fleet.jobs.sent import follow, record_of, send, sent_before
+from kd.fleet.jobs.sent import follow, send, sent_before
 from kd.fleet.jobs.target import Target
+from kd.run.own_keys import take
 from kd.run.request import Request
 
 TARGETS = {"sagemaker": "SageMaker", "sky": "SkyPilot", "slurm": "Slurm", "kubernetes": "Kubernetes",
@@ -58,7 +58,7 @@ def run(request: Request) -> int:
     target = _target(place)
     own = _own_keys(request, target.keys)
     if "job" in own and not request.recipe:
-        return _follow(sent_before(own["job"], request.value_of("runs_dir") or "runs"))
+        return follow(sent_before(own["job"], request.value_of("runs_dir") or "runs"), _target)
     if "tune" in request.flags:
         target, place = _search(place, request), SEARCH
     job = read_job(request, own)
@@ -77,40 +77,26 @@ def run(request: Request) -> int:
     target.check(job)
     folder = job.runs_dir / job.recipe / "jobs" / job.name
     send(target, job, folder, files, place)
-    return 0 if own.get("wait") == "false" else _follow(folder)
+    return 0 if own.get("wait") == "false" else follow(folder, _target)
 
 
-def _target(place: str) -> Target:
-    if place == SEARCH:
-        from kd.fleet.jobs.tune import SageMakerSearch
-
-        return SageMakerSearch()
-    return getattr(import_module(f"kd.fleet.jobs.{place}"), TARGETS[place])()
+def _target(place: str, *search: object) -> Target:
+    module, kind = ("tune", "SageMakerSearch") if place == SEARCH else (place, TARGETS[place])
+    return getattr(import_module(f"kd.fleet.jobs.{module}"), kind)(*search)
 
 
 def _own_keys(request: Request, keys: Iterable[str]) -> dict[str, str]:
     prefixes = tuple(key.removesuffix("NAME") for key in keys if key.endswith(".NAME"))
-    found, rest = {}, []
-    for item in request.overrides:
-        key, _, value = item.partition("=")
-        if key in KEYS or key in keys or (prefixes and key.startswith(prefixes)):
-            found[key] = value
-        elif key in ("dry_run", "tune"):
+    given = [item.partition("=")[0] for item in request.overrides]
+    for key in ("dry_run", "tune"):
+        if key in given:
             raise UserError(f"no key '{key}'; did you mean '--{key.replace('_', '-')}'?")
-        else:
-            rest.append(item)
-    request.overrides = rest
-    return found
-
-
-def _follow(folder: Path) -> int:
-    record = record_of(folder)
-    return follow(_target(record["target"]), record, folder)
+    return take(request, *KEYS, *keys, *(key for key in given if key.startswith(prefixes)))
 
 
 def _search(place: str, request: Request) -> Target:
     if place != "sagemaker":
         raise UserError(f"--tune: {place} has no search of its own; kd-tune on its machines searches together")
-    from kd.fleet.jobs.tune import SageMakerSearch, planned
+    from kd.fleet.jobs.tune import planned
 
-    return SageMakerSearch(*planned(request))
+    return _target(SEARCH, *planned(request))

@@ -1,7 +1,6 @@
 """``kd-runs``: which runs there are. Needs neither torch nor lightning."""
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -75,21 +74,18 @@ def _described(folder: Path) -> dict[str, Any]:
 
 
 def _print(found: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from kd.report.terminal import print_table
 
-    table = Table()
-    for column in COLUMNS:
-        table.add_column(column, justify="right" if column in NUMBERS else "left")
+    rows = []
     for row in found:
         shares = ["" if row[who] is None else format_metric(row["metric"], row[who]) for who in ("teacher", "student")]
         speed = "" if row["images_per_s"] is None else f"{row['images_per_s']:,.0f}"
         limit = row["limit"] if len(row["limit"]) <= 24 else ""
-        table.add_row(
+        rows.append([
             row["run"], row["status"], row["metric"] or "", *shares, speed, limit, _age(time.time() - row["changed"]),
             f"{row['bytes'] / 1e6:,.1f}", "safe" if row["safe_to_delete"] else "",
-        )  # fmt: skip
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+        ])  # fmt: skip
+    print_table(None, COLUMNS, rows, left=[column for column in COLUMNS if column not in NUMBERS], width=160)
 
 
 def _age(seconds: float) -> str:

@@ -5,10 +5,13 @@ import sys
 from typing import Any
 
 from kd.errors import UserError
+from kd.fleet.scaling.measure import STRATEGIES, Plan, reading, ring_times
+from kd.fleet.scaling.model import Network, fit, fit_ring
+from kd.machine import cores
 from kd.run.own_keys import positive, take, whole_number, whole_numbers
 from kd.run.request import Request
 from kd.run.run import Run
-from kd.storage.checkpoints import write_json
+from kd.storage.checkpoints import claim, write_json
 from kd.storage.run_urls import folder_of_runs
 
 HELP = """\
@@ -50,53 +53,46 @@ def run(request: Request) -> int:
     _check_gpus(config, processes[-1])
     items = [f"recipe={request.recipe}", *(f"config={c}" for c in request.overlays), *request.overrides]
     items += run.with_teacher()
-    return _measure(config, items, processes, strategies, machines, batch, steps, gbit)
-
-
-def _measure(
-    config: dict[str, Any], items: list[str], processes: list[int], strategies: list[str], machines: list[int],
-    batch: int, steps: int, gbit: float | None,
-) -> int:  # fmt: skip
-    from kd.fit_to_machine.precision import choose_precision
-    from kd.fleet.scaling.measure import Plan, reading, ring_times
-    from kd.fleet.scaling.model import Network, fit, fit_ring
-    from kd.fleet.scaling.page import content, sections
-    from kd.machine import cores
-    from kd.report.html import write_page
-    from kd.storage.checkpoints import claim
-
     folder = claim(folder_of_runs(config["runs_dir"], "kd-scale") / config["recipe"] / "scale")
-    model, threads = config["model"], max(1, cores() // processes[-1])
-    items += ["model.teacher.cache=off"] if model.get("teacher") else []
-    if not config["trainer"]["precision"]:  # once, for all short runs
-        items.append(f"trainer.precision={choose_precision(str(config['trainer']['accelerator']))[0]}")
-    items += ["model.student.inherit=false"] if (model.get("student") or {}).get("inherit") else []
+    threads = max(1, cores() // processes[-1])
     plan = Plan(items, config["recipe"], folder, processes, strategies, batch, steps, threads)
+    return _measure(config, plan, machines, Network() if gbit is None else Network(gbit, True))
+
+
+def _measure(config: dict[str, Any], plan: Plan, machines: list[int], network: Network) -> int:
+    from kd.fit_to_machine.precision import choose_precision
+    from kd.fleet.scaling.page import content, sections
+    from kd.report.html import write_page
+
+    model = config["model"]
+    plan.items += ["model.teacher.cache=off"] if model.get("teacher") else []
+    if not config["trainer"]["precision"]:  # once, for all short runs
+        plan.items.append(f"trainer.precision={choose_precision(str(config['trainer']['accelerator']))[0]}")
+    plan.items += ["model.student.inherit=false"] if (model.get("student") or {}).get("inherit") else []
     readings, runs = [], []
     for case in plan.cases():
         runs.append(plan.run(case))
         readings.append(reading(case, runs[-1]))
         print(f"{case.name}: {readings[-1].step_ms:.1f} ms a step", flush=True)
-    if runs[0].headers and runs[0].headers[0]["device"] == "cpu" and processes[-1] > cores():
-        print(f"kd-scale: {processes[-1]} processes share {cores()} cores: each has less than a core", file=sys.stderr)
+    most = plan.processes[-1]
+    if runs[0].headers and runs[0].headers[0]["device"] == "cpu" and most > cores():
+        print(f"kd-scale: {most} processes share {cores()} cores: each has less than a core", file=sys.stderr)
     ring = fit_ring(ring_times(runs))
     students = runs[0].summary.get("students") or {"": runs[0].summary["student"]}
     gradient_mb = 4e-6 * sum(s["params"] for s in students.values())
-    models = {name: fit(readings, name, ring, gradient_mb) for name in strategies}
-    network = Network() if gbit is None else Network(gbit, True)
+    models = {name: fit(readings, name, ring, gradient_mb) for name in plan.strategies}
     pictures = runs[0].summary["data"]["train"]
     result = content(config["recipe"], readings, models, machines, network, pictures)
-    write_json(folder / "scale.json", result)
+    write_json(plan.folder / "scale.json", result)
     shown = sections(result)
-    file = write_page(folder / "report.html", f"{config['recipe']}: scaling", shown)
+    file = write_page(plan.folder / "report.html", f"{config['recipe']}: scaling", shown)
     print(f"{shown[0]['text']}\nwritten to {file}")
     return 0
 
 
 def _strategies(text: str) -> list[str]:
     names = text.strip("[]").replace(" ", "").split(",")
-    wrong = [name for name in names if name not in ("ddp", "zero", "fsdp")]
-    if wrong:
+    if wrong := [name for name in names if name not in STRATEGIES]:
         raise UserError(f"strategies: ddp, zero and fsdp are measured, got '{wrong[0]}'")
     return list(dict.fromkeys(["ddp", *names]))
 

@@ -2,11 +2,9 @@
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -21,6 +19,7 @@ from kd.errors import first_line
 from kd.machine import cores
 from kd.progress import bar
 from kd.run.settings import Check
+from kd.storage.checkpoints import write_text
 from kd.storage.elsewhere import json_of, text_of
 
 ALL_UP_TO = 50_000  # pictures: more are checked by their headers unless asked otherwise
@@ -107,13 +106,8 @@ def _remembered(file: Path, count: int, check: Check) -> Scan | None:
 
 
 def _remember(file: Path, found: Scan) -> None:
-    """Written under another name first: a process that is killed leaves nothing that would be read."""
-    try:
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as part:
-            json.dump(found._asdict(), part)
-        os.replace(part.name, file)  # noqa: PTH105 - the name is a string
-    except OSError:
-        return  # a read-only or full cache folder costs a second look, nothing more
+    with suppress(OSError):  # a read-only or full cache folder costs a second look, nothing more
+        write_text(file, json.dumps(found._asdict()))
 
 
 @contextmanager

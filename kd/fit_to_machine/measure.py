@@ -207,17 +207,17 @@ def cache_pays(run: Run, teacher: RunTeacher, data: DistillationDataModule) -> t
     times = step_times(run, data)
     gain = times.gain(epochs, views, share)
     found = f"teacher {times.teacher_ms:.0f}, student {times.student_ms:.0f}, loading {times.loading_ms:.0f} ms a step"
-    said = f"{epochs} epochs of {views} views, {share:.0%} cached already, would be {gain:.2f} times as fast; {disk}"
-    return gain >= WORTH, f"{'on' if gain >= WORTH else 'off'}: {found}; {said}"
+    gained = f"{epochs} epochs of {views} views, {share:.0%} cached already, would be {gain:.2f} times as fast; {disk}"
+    return gain >= WORTH, f"{'on' if gain >= WORTH else 'off'}: {found}; {gained}"
 
 
 def pixels_pay(run: Run, teacher: RunTeacher, data: DistillationDataModule) -> tuple[bool, str]:
     """Whether pixels of views are worth their disk beside cached answers, and why, in one line."""
-    asking = next(member for member in teacher.members.values() if member.spec.cache_pixels == "auto")
-    fits, room = pixels_fit(asking, Layout(data))
+    wanting = next(member for member in teacher.members.values() if member.spec.cache_pixels == "auto")
+    fits, room = pixels_fit(wanting, Layout(data))
     if not fits or room == KEPT:
         return fits, f"{'on' if fits else 'off'}: {room}"
-    epochs, views = _epochs(run.trainer, data), asking.spec.cache_views
+    epochs, views = _epochs(run.trainer, data), wanting.spec.cache_views
     if epochs <= views:
         return False, f"off: {epochs} epoch(s) of {views} views (model.teacher.cache_views): no view comes again"
     times = step_times(run, data)

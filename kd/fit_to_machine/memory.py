@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+import psutil
 import torch
 from pytorch_lightning import Trainer
 from torch import Tensor, nn
@@ -67,7 +68,7 @@ class Memory:
     """Bytes of a training step's parts, from one forward of a few pictures without ``compile``."""
 
     def __init__(self, run: Run) -> None:
-        device, students = run.trainer.strategy.root_device, list(run.students.named().values())
+        students = list(run.students.named().values())
         trained = [p for student in students for p in student.parameters() if p.requires_grad]
         self.student = sum(size_of(student.model.state_dict().values()) for student in students)
         self.teacher = size_of(run.teacher.model.state_dict().values()) if run.teacher else 0
@@ -78,11 +79,7 @@ class Memory:
         self.optimizer //= self.shards
         if whole:
             self.student, self.gradients = self.student // self.shards, self.gradients // self.shards
-        few, more = 0, 0
-        for student in students:
-            model = copy.deepcopy(student.model).to(device)  # a forward moves BatchNorm's averages
-            few += saved_bytes(model, _input(student, 2, device), run.trainer.precision_plugin.forward_context())
-            more += saved_bytes(model, _input(student, 4, device), run.trainer.precision_plugin.forward_context())
+        few, more = (sum(_activations(run, student, count) for student in students) for count in (2, 4))
         self.per_picture = (more - few) / 2
         self.per_step = max(0.0, few - 2 * self.per_picture)  # the weights as autocast casts them
 
@@ -124,15 +121,17 @@ def _shards(run: Run) -> tuple[int, bool]:
     return (run.trainer.world_size if zero else 1), False
 
 
-def _input(student: Student, count: int, device: torch.device) -> Tensor:
-    return student.prepare(torch.zeros(count, 3, *student.prepare.size, dtype=torch.uint8, device=device))
+def _activations(run: Run, student: Student, count: int) -> int:
+    device = run.trainer.strategy.root_device
+    model = copy.deepcopy(student.model).to(device)  # a forward moves BatchNorm's averages
+    images = torch.zeros(count, 3, *student.prepare.size, dtype=torch.uint8, device=device)
+    return saved_bytes(model, student.prepare(images), run.trainer.precision_plugin.forward_context())
 
 
 def available_bytes(device: torch.device, local_processes: int) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line)
-    free = int(lines["MemAvailable"].split()[0]) * 1024
+    free = psutil.virtual_memory().available
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.is_file() and limit.read_text().strip().isdigit():
         free = min(free, int(limit.read_text()) - int(limit.with_name("memory.current").read_text()))

@@ -1,4 +1,4 @@
-"""What a run computes in, where nothing is asked for."""
+"""The precision of a run whose settings name none."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from kd.errors import UserError
-from kd.fleet.jobs.bucket import bucket_url
 from kd.fleet.jobs.job import Machines, Needs, read_machines
 from kd.fleet.jobs.sagemaker import aws_session, boto_errors, check_request, check_type
 from kd.fleet.jobs.target import Outcome, followed
@@ -46,7 +45,6 @@ ALIKE = 0.02  # of the largest number: the export is held to the student closer 
 class Endpoint(Needs):
     name: str
     machines: Machines | None  # None: serverless
-    image: str | None
     own: dict[str, str]
     missing: dict[str, str] = field(default_factory=dict)
 
@@ -57,7 +55,7 @@ class Endpoint(Needs):
             "ExecutionRoleArn": self.need("role", "arn:aws:iam::ACCOUNT:role/NAME"),
             "PrimaryContainer": {
                 "Image": self.need("image", "ACCOUNT.dkr.ecr.REGION.amazonaws.com/kd:TAG"),
-                "ModelDataUrl": f"{bucket_url(self, 's3')}/{self.name}/model.tar.gz",
+                "ModelDataUrl": f"{self.bucket_url('s3')}/{self.name}/model.tar.gz",
             },
         }
         found = {"create_model": model, **(self._transform() if "batch" in self.own else self._endpoint())}
@@ -142,7 +140,7 @@ def _read(folder: Path, own: dict[str, str]) -> Endpoint:
         print(f"kd-launch: serverless=true has no machines: not {own['instances']}", file=sys.stderr)
     if machines and has_gpus(machines.type):
         print(f"kd-launch: kd-serve computes on the CPU: the GPUs of {machines.type} idle", file=sys.stderr)
-    return Endpoint(name, machines, own.get("image"), own)
+    return Endpoint(name, machines, own)
 
 
 def _archive(opened: "FinishedRun") -> Path:
@@ -176,8 +174,8 @@ def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:
                 getattr(client, operation)(**request)
                 made.append(operation.removeprefix("create_"))
     except BaseException:
-        for part in reversed([part for part in made if part in PARTS]):
-            getattr(client, f"delete_{part}")(**{PARTS[part]: calls[f"create_{part}"][PARTS[part]]})
+        for part in (part for part in PARTS if part in made):
+            getattr(client, f"delete_{part}")(**{PARTS[part]: name})
         s3.delete_object(Bucket=bucket, Key=key)
         raise
 

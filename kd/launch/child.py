@@ -2,11 +2,13 @@
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 PARENT = "KD_PARENT"  # names the process with which a child ends
@@ -23,6 +25,13 @@ def start_kd_train(items: Sequence[str], **popen: Any) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-m", "kd.cli", *items], env=env, **popen)
 
 
+def reason_in(log: Path) -> str:
+    """Why a ``kd-train`` failed, in a line, by the log of its output."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    message = r"kd-(?:train|latency): (?!the traceback|to resume|resume)(?:rank \d+: )?(?:failed: )?(.+)"
+    return (re.findall(message, text) or text.strip().splitlines() or ["no output"])[-1][:200]
+
+
 def die_with_parent() -> None:
     """Asks the kernel (Linux) for a SIGTERM at the parent's end."""
     with suppress(OSError, AttributeError):
@@ -35,7 +44,7 @@ def end_with_parent() -> None:
     if parent is None or not sys.platform.startswith("linux"):
         return
     die_with_parent()
-    if os.getppid() != int(parent):  # it ended before the kernel was asked
+    if os.getppid() != int(parent):  # it ended before prctl was called
         os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -44,9 +44,15 @@ def machines(env: Mapping[str, str], resource_file: Path) -> Machines | None:
     if here not in hosts:
         raise UserError(f"SM_CURRENT_HOST: '{here}' is none of the job's hosts {', '.join(sorted(hosts))}")
     interface = env.get("SM_NETWORK_INTERFACE_NAME", from_file.get("network_interface_name"))
-    groups = _groups(env, from_file, hosts)
+    listed = from_file.get("instance_groups") or []
+    if "SM_INSTANCE_GROUPS_DICT" in env:
+        listed = list(read_json(env["SM_INSTANCE_GROUPS_DICT"], "SM_INSTANCE_GROUPS_DICT", dict).values())
+    groups = {g["instance_group_name"]: sorted(g["hosts"]) for g in listed} or {"train": sorted(hosts)}
+    grouped = sorted(host for names in groups.values() for host in names)
+    if grouped != sorted(hosts):
+        raise UserError(f"instance_groups: their hosts are {', '.join(grouped)}, the job's {', '.join(sorted(hosts))}")
     train = groups[_training_group(groups, _current(env, from_file, groups, here), env.get("KD_ROLE"))]
-    _check_types(env, from_file, train)
+    _check_types(listed, train)
     return Machines(here, train, sorted(set(hosts) - set(train)), interface)
 
 
@@ -58,20 +64,6 @@ def read_json(text: str, where: str, kind: type[T]) -> T:
     if not isinstance(found, kind):
         raise UserError(f"{where}: must be a {'list' if kind is list else 'mapping'}, got {text[:100]}")
     return found
-
-
-def _listed(env: Mapping[str, str], from_file: Mapping[str, Any]) -> list[dict[str, Any]]:
-    if "SM_INSTANCE_GROUPS_DICT" in env:
-        return list(read_json(env["SM_INSTANCE_GROUPS_DICT"], "SM_INSTANCE_GROUPS_DICT", dict).values())
-    return from_file.get("instance_groups") or []
-
-
-def _groups(env: Mapping[str, str], from_file: Mapping[str, Any], hosts: list[str]) -> dict[str, list[str]]:
-    groups = {g["instance_group_name"]: sorted(g["hosts"]) for g in _listed(env, from_file)} or {"train": sorted(hosts)}
-    grouped = sorted(host for names in groups.values() for host in names)
-    if grouped != sorted(hosts):
-        raise UserError(f"instance_groups: their hosts are {', '.join(grouped)}, the job's {', '.join(sorted(hosts))}")
-    return groups
 
 
 def _current(env: Mapping[str, str], from_file: Mapping[str, Any], groups: Mapping[str, list[str]], here: str) -> str:
@@ -100,13 +92,12 @@ def _training_group(groups: Mapping[str, list[str]], current: str, role: str | N
     return training[0]
 
 
-def _check_types(env: Mapping[str, str], from_file: Mapping[str, Any], train: list[str]) -> None:
-    with_gpus = {g["instance_group_name"]: has_gpus(g.get("instance_type", "")) for g in _listed(env, from_file)}
-    training = next((g for g in _listed(env, from_file) if sorted(g["hosts"]) == train), None)
-    if training and any(with_gpus.values()) and with_gpus[training["instance_group_name"]] is False:
-        others = ", ".join(name for name, has in with_gpus.items() if has)
+def _check_types(groups: list[dict[str, Any]], train: list[str]) -> None:
+    with_gpus = [g["instance_group_name"] for g in groups if has_gpus(g.get("instance_type", ""))]
+    training = next((g for g in groups if sorted(g["hosts"]) == train), {})
+    if with_gpus and has_gpus(training.get("instance_type", "")) is False:
         raise UserError(f"instance_groups: '{training['instance_group_name']}' would train on "
-                        f"{training['instance_type']}, which has no GPU, while {others} has")  # fmt: skip
+                        f"{training['instance_type']}, which has no GPU, while {', '.join(with_gpus)} has")  # fmt: skip
 
 
 def has_gpus(instance_type: str) -> bool | None:
@@ -122,7 +113,8 @@ def gpus_of(instance_type: str) -> int | None:
     family, _, size = instance_type.removeprefix("ml.").partition(".")
     if family in ("g4dn", "g5", "g6", "g6e"):
         return {"12xlarge": 4, "24xlarge": 4, "48xlarge": 8, "metal": 8}.get(size, 1)
-    if family in ("p2", "p3", "p3dn", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300"):
-        several = {"8xlarge": 8 if family == "p2" else 4, "16xlarge": 16 if family == "p2" else 8}
-        return {"24xlarge": 8, "48xlarge": 8, **several}.get(size, 1)
+    if family == "p2":
+        return {"8xlarge": 8, "16xlarge": 16}.get(size, 1)
+    if family in ("p3", "p3dn", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300"):
+        return {"8xlarge": 4, "16xlarge": 8, "24xlarge": 8, "48xlarge": 8}.get(size, 1)
     return None

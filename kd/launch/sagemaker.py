@@ -19,7 +19,7 @@ _NOT_OURS = re.compile(r"sagemaker_.*|_tuning_objective_metric")  # what SageMak
 
 @dataclass(frozen=True)
 class Container:
-    base: Path  # that folder
+    base: Path  # ``/opt/ml``
     settings: dict[str, str]  # the job's hyperparameters: keys of ``kd-train`` and their values as text
     trial: str = ""  # the job's name in a search, whose trials share a folder in S3
 

@@ -1,7 +1,7 @@
 """What the terminal shows: a run's end, and the tables of ``kd-eval``."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,19 @@ def _cells(row: dict[str, float], shown: Sequence[str]) -> list[str]:
     return [f"{row['params'] / 1e6:.2f} M", *(format_metric(k, row[k]) if k in row else "" for k in shown)]
 
 
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else 120)
+def print_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str],
+                width: int = 120) -> None:  # fmt: skip
+    """Prints a table whose columns ``left`` hold text; ``width`` is that of a file."""
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="left" if column in left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    _console(width).print(table)
+
+
+def _console(width: int = 120) -> Console:
+    return Console(width=None if sys.stdout.isatty() else width)
 
 
 def _faithful(found: dict[str, Any] | None) -> list[str]:

@@ -19,6 +19,7 @@ from kd.run.trust import ALL, trusted_class
 from kd.run.typed import TYPES, no_class
 from kd.ship.export.student import builder_in, load_student
 from kd.tasks import Classification, Task
+from kd.tasks.label_free import label_free_metrics
 
 T = TypeVar("T")
 
@@ -33,6 +34,16 @@ def data_of(config: Mapping[str, Any]) -> DistillationDataModule:
 def task_of(config: Mapping[str, Any]) -> Task:
     task = config["model"].get("task")
     return _told(config, lambda: cast(Task | None, made(Task | None, task, "model.task"))) or Classification()
+
+
+def metrics_of(config: dict[str, Any]) -> list[str]:
+    """Validation metrics of a run with these settings, the primary one first."""
+    model = config["model"]
+    if not model["student"].get("head", True):
+        return label_free_metrics(model["distill_losses"] or {}, bool((config["data"].get("probe") or {}).get("root")))
+    task = task_of(config)
+    names = task.metric_names(bool(model["teacher"] or model.get("teachers")))
+    return [task.primary, *(name for name in names if name != task.primary)]
 
 
 def teacher_specs(config: Mapping[str, Any]) -> dict[str, TeacherSpec]:

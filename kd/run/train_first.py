@@ -19,6 +19,7 @@ from kd.data.sources import Source, cache_dir, fingerprint
 from kd.errors import Stopped, UserError
 from kd.launch.child import start_kd_train
 from kd.launch.cluster import is_rank_zero
+from kd.machine import signals_kept
 from kd.models import TeacherSpec, completed
 from kd.models.weights import about, weights_file
 from kd.run.build import data_of, teachers_in
@@ -201,12 +202,8 @@ def _run(items: list[str], owner: int) -> int:
         child.send_signal(signal.SIGINT if again else signal.SIGTERM)  # a second Ctrl-C stops it at once
 
     child = start_kd_train(items, pass_fds=(owner,))
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with signals_kept(hand_on):
         status = child.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     by_signal = {130: signal.SIGINT, 143: signal.SIGTERM}.get(status, -status)
     if received or by_signal in (signal.SIGINT, signal.SIGTERM):
         raise Stopped(received[0] if received else by_signal)

@@ -19,8 +19,6 @@ from kd.errors import UserError
 from kd.storage.elsewhere import appended, fresh, plain_name, text_of
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
-
-
 OLD_NAMES = {"student.": "model.", "student_ema.": "average.", "distill_losses.": "objective.losses.",
              "task.": "objective.task."}  # fmt: skip
 
@@ -28,8 +26,7 @@ OLD_NAMES = {"student.": "model.", "student_ema.": "average.", "distill_losses."
 def todays_names(state: Mapping[str, Any]) -> dict[str, Any]:
     """A training checkpoint's weights under today's names: ``students.<name>.model.*`` and so on.
 
-    Until 0.1 a single student had no name, a student's parts were called otherwise, and SimKD's loss stood there twice.
-    Today's names stay as they are.
+    Until 0.1 a single student had no name, a student's parts had other names, and SimKD's loss was there twice.
 
     >>> old = {"student.head.bias": 0, "distill_losses.hint.w": 1, "_folded.w": 1, "students.a.student.head.bias": 2}
     >>> todays_names(old)
@@ -93,7 +90,12 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object], keep: Path | N
     if keep is not None and path.exists():
         _keep(path, keep)
     part.replace(path)
-    _sync_folder(path.parent)
+    with suppress(OSError):  # some network file systems have no folders to sync
+        handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -117,15 +119,6 @@ def _keep(path: Path, keep: Path) -> None:
         second.replace(keep)
 
 
-def _sync_folder(folder: Path) -> None:
-    with suppress(OSError):  # some network file systems have no folders to sync
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def damage(path: Path) -> str:
     """What is wrong with a checkpoint's file, in a few words; empty for a whole one. Reads it all."""
     import torch  # resuming needs it anyway; the command line's other answers should not wait for it
@@ -144,11 +137,9 @@ def damage(path: Path) -> str:
 
 
 def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
-    """The checkpoint to go on from, and what was wrong with newer ones."""
+    """The checkpoint to resume from, and what is wrong with newer ones."""
     damaged: dict[Path, str] = {}
-    for file in (folder / LAST, folder / PREVIOUS):
-        if not file.is_file():
-            continue
+    for file in (file for file in (folder / LAST, folder / PREVIOUS) if file.is_file()):
         problem = damage(file)
         if not problem:
             return file, damaged
@@ -169,39 +160,31 @@ def run_folder(path: Path) -> Path:
 LOCK = ".lock"
 
 
-class RunLock:
-    """Holds a run's folder until the process ends; rank 0 holds it for its job.
+def lock_run(folder: Path) -> IO[str]:
+    """Holds a run's folder until the file is closed, or the process ends; rank 0 holds it for its job.
 
     A POSIX record lock: it works between machines (NFS), and a killed run's loader processes do not inherit it.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._file = appended(folder / LOCK)
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self._file.close()
-            holder = holder_of(folder) or "another process"
-            raise UserError(f"resume: {holder} is training in {folder}; stop it first, or wait for its end") from error
-        except OSError:  # a file system without locks
-            return
-        self._file.truncate(0)
-        self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        self._file.flush()
-
-    def release(self) -> None:
-        with suppress(OSError):
-            self._file.close()
+    file = appended(folder / LOCK)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        holder = holder_of(folder) or "another process"
+        raise UserError(f"resume: {holder} is training in {folder}; stop it first, or wait for its end") from error
+    except OSError:  # a file system without locks
+        return file
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()
+    return file
 
 
 def holder_of(folder: Path) -> str:
     """The process of this machine, or of another one on the same file system, that trains in a run's folder."""
-    try:
-        with (folder / LOCK).open("r+", encoding="utf-8") as file:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return file.read().strip() or "another process"
-    except OSError:
-        return ""
+    with suppress(OSError), (folder / LOCK).open("r+", encoding="utf-8") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read().strip() or "another process"
     return ""

@@ -1,6 +1,4 @@
-"""Encoded pictures by Pillow alone: opened with their size known before anything is decoded, upright, in eight bits;
-and which part of a picture validation shows, at which scale.
-"""
+"""Pictures by Pillow: opened within a bound of pixels, upright, in eight bits; and the part that validation shows."""
 
 import math
 import warnings

@@ -31,7 +31,6 @@ Given = TypeVar("Given")
 
 
 def is_url(place: str) -> bool:
-    """Whether it is no path of this machine."""
     return "://" in place
 
 
@@ -95,7 +94,7 @@ def fetch_whole(get: Callable[[str, str], object], path: str, file: Path, size: 
         part.unlink(missing_ok=True)  # a link in its place would be followed
         get(path, str(part))
         if part.stat().st_size != size:
-            raise OSError(f"{part.stat().st_size} bytes came, it has {size}")
+            raise OSError(f"received {part.stat().st_size} of {size} bytes")
 
     tried(attempt, f"{path} can't be fetched to {file.parent}")
     part.replace(file)
@@ -189,7 +188,7 @@ class Ranged:
             if len(data) < self.block:  # the end of the file, or of a connection
                 end = int(files.info(f"{path}/{name}")["size"])
                 if start + len(data) < end:
-                    raise OSError(f"{len(data)} bytes came, {min(end - start, self.block)} were asked for")
+                    raise OSError(f"received {len(data)} of {min(end - start, self.block)} bytes")
             return data
 
         return tried(fetch, f"{self.url}/{name} can't be fetched")
@@ -215,28 +214,23 @@ def listed(url: str, key: str, below: bool = True) -> dict[str, str]:
     files, path = file_system(url, key)
 
     def found() -> dict[str, dict[str, object]]:
-        files.invalidate_cache()  # what it lists twice, it asks for once
+        files.invalidate_cache()  # else a second listing repeats the first
         try:
-            if below:
-                return dict(files.find(path, detail=True))
-            return {str(info["name"]): info for info in files.ls(path, detail=True)}
+            return dict(files.find(path, maxdepth=None if below else 1, detail=True))
         finally:
             files.invalidate_cache()
 
     try:
-        start = len(path.rstrip("/")) + 1
-        files_there = {
-            name[start:]: info
-            for name, info in tried(found, f"{url} can't be listed").items()
-            if info["type"] == "file" and len(name) > start and not name.endswith("/")
-        }
+        there = tried(found, f"{url} can't be listed")
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise UserError(f"{key}: {first_line(error)}") from error
-    if any(info.get("size") is None for info in files_there.values()):
-        raise UserError(f"{key}: {url} is no object store: what lists its files does not say their sizes")
-    return {name: _state(info) for name, info in files_there.items()}
+    start = len(path.rstrip("/")) + 1
+    listing = {name[start:]: info for name, info in there.items() if len(name) > start and not name.endswith("/")}
+    if any(info.get("size") is None for info in listing.values()):
+        raise UserError(f"{key}: {url} is no object store: its list of files has no sizes")
+    return {name: _state(info) for name, info in listing.items()}
 
 
 def _state(info: dict[str, object]) -> str:
@@ -245,7 +239,6 @@ def _state(info: dict[str, object]) -> str:
 
 
 def size_in(state: str) -> int:
-    """The size in bytes that :func:`listed` has seen."""
     return int(state.partition("-")[0])
 
 
@@ -256,7 +249,8 @@ def whole_file(url: str, size: int) -> bytes:
         files, path = file_system(folder)
         data: bytes = files.cat_file(path + url[len(folder) :], start=0, end=size + 1)  # one more: has it grown?
         if len(data) != size:
-            raise OSError(f"{'more' if len(data) > size else len(data)} bytes came, {size} were listed")
+            received = "more than the listed" if len(data) > size else f"{len(data)} of"
+            raise OSError(f"received {received} {size} bytes")
         return data
 
     return tried(fetch, f"{url} can't be fetched") if size else b""
@@ -264,6 +258,6 @@ def whole_file(url: str, size: int) -> bytes:
 
 def content_of(url: str, key: str) -> bytes:
     files, path = file_system(url, key)
+    files.invalidate_cache()
     with _named(url, key):
-        files.invalidate_cache()
         return tried(lambda: bytes(files.cat_file(path)), f"{url} can't be read")

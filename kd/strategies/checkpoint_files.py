@@ -24,11 +24,11 @@ class CheckpointFiles(TorchCheckpointIO):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, lambda file: torch.save(checkpoint, file), keep)
         except (OSError, RuntimeError) as error:
-            said = next((cause for cause in causes(error) if isinstance(cause, OSError)), None)
-            if said is None:
+            of_disk = next((cause for cause in causes(error) if isinstance(cause, OSError)), None)
+            if of_disk is None:
                 raise
-            raise RunError(f"the checkpoint {path} can't be written: {said.strerror or said}; the one before is as it "
-                           "was") from error  # fmt: skip
+            reason = of_disk.strerror or of_disk
+            raise RunError(f"the checkpoint {path} can't be written: {reason}; the one before is as it was") from error
         if path.name == LAST:
             self._last_is_damaged = False
 

@@ -18,6 +18,7 @@ import numpy as np
 from filelock import FileLock
 
 from kd.errors import UserError
+from kd.storage.checkpoints import write_text
 from kd.storage.elsewhere import json_of
 from kd.teachers.answer_codec import CRC_BYTES
 
@@ -89,12 +90,8 @@ class AnswerStore:
     def _claim(self, fingerprint: dict[str, dict[str, Any]], measure: Callable[[], dict[str, Any]] | None) -> None:
         file = self.folder / FINGERPRINT
         if not os.path.lexists(file):
-            part = self.folder / f"{FINGERPRINT}.part"
-            part.unlink(missing_ok=True)  # of a process that died, or a link
             noted = {"measured": measure()} if measure else {}
-            with os.fdopen(_plain_file(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as stream:
-                stream.write(json.dumps({**fingerprint, **noted}, indent=1))
-            part.replace(file)
+            write_text(file, json.dumps({**fingerprint, **noted}, indent=1))
         with os.fdopen(_plain_file(file, os.O_RDONLY)) as stream:
             self.measured = compare(stream.read(), fingerprint, str(self.folder), self._key).get("measured") or {}
 

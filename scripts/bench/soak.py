@@ -276,9 +276,9 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as folder, bucket():
         os.environ["KD_CACHE"] = f"{folder}/machine"
-        import kd.fleet.tuning.places
+        import kd.fleet.tuning.trials
 
-        kd.fleet.tuning.places.start_kd_train = ForkedRun  # type: ignore[assignment] # imports nothing anew
+        kd.fleet.tuning.trials.start_kd_train = ForkedRun  # type: ignore[assignment] # imports nothing anew
         soak(Soak(Path(folder), asked.seed), chosen, -(-asked.kills // len(chosen)), say)
     table = "".join(
         f"| {name} | {kind.runs} | {kind.kills} | {'; '.join(kind.unequal) or 'all equal'} |\n"

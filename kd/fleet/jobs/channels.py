@@ -54,22 +54,23 @@ class Channel:
 
 def channels(job: Job) -> list[Channel]:
     options: dict[str, dict[str, str]] = {}
+    given = []
     for key, value in job.own.items():
-        name, _, option = key.removeprefix("channel.").rpartition(".")
-        if key.startswith("channel.") and name and option in OPTIONS:
+        start, _, channel = key.partition(".")
+        name, _, option = channel.rpartition(".")
+        if start == "channel" and name and option in OPTIONS:
             if option == "input_mode" and value == "Pipe":
                 raise UserError(f"{key}: {PIPE}")
             if value not in OPTIONS[option]:
                 raise UserError(f"{key}: must be {' or '.join(OPTIONS[option])}, got '{value}'")
             options.setdefault(name, {})[option] = value
-    taken = {f"channel.{name}.{option}" for name, found in options.items() for option in found}
-    given = [key.removeprefix("channel.") for key in job.own if key.startswith("channel.") and key not in taken]
+        elif start == "channel":
+            given.append(channel)
     if foreign := [name for name in options if name not in (*given, *job.channels)]:
         raise UserError(f"channel.{foreign[0]}.{next(iter(options[foreign[0]]))}: there is no channel.{foreign[0]}")
     names = dict.fromkeys([*given, *job.channels])
-    return [
-        Channel(name, job.need(f"channel.{name}", f"s3://BUCKET/{name}"), **options.get(name, {})) for name in names
-    ]
+    urls = {name: job.need(f"channel.{name}", f"s3://BUCKET/{name}") for name in names}
+    return [Channel(name, url, **options.get(name, {})) for name, url in urls.items()]
 
 
 def network(job: Job, data: list[Channel]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""A job as it is asked for, checked as a whole before anything is sent."""
+"""A job by its command line, checked as a whole before anything is sent."""
 
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -56,14 +56,23 @@ class Needs:
     """Keys that sending needs; a dry run shows an example in the place of a missing one."""
 
     own: dict[str, str]
-    image: str | None
     missing: dict[str, str]
 
     def need(self, key: str, example: str) -> str:
-        value = self.image if key == "image" else self.own.get(key)
-        if not value:
+        if not self.own.get(key):
             self.missing[key] = example
-        return value or example
+        return self.own.get(key) or example
+
+    def bucket_url(self, schemes: str) -> str:
+        first = schemes.split("|")[0]
+        url = self.need("bucket", f"{first}://BUCKET/FOLDER").rstrip("/")
+        found = re.fullmatch(rf"(?:{schemes})://([^/]+)(/.*)?", url)
+        if not found:
+            raise UserError(f"bucket: must be a URL ({first}://BUCKET[/FOLDER]), got '{url}'")
+        if "bucket" not in self.missing and not re.fullmatch(r"[a-z0-9][\w.-]{1,61}[a-z0-9]", found[1], re.ASCII):
+            raise UserError("bucket: a bucket's name has 3 to 63 lower-case letters, digits, dots and dashes, got "
+                            f"'{found[1]}'")  # fmt: skip
+        return url
 
     def what_is_missing(self) -> str:
         examples = " ".join(f"{key}={example}" for key, example in self.missing.items())
@@ -84,7 +93,7 @@ class Job(Needs):
     image: str | None  # the container
     processes: int | None  # that train on each machine, where the type says so
     runs_dir: Path  # of the runs on this machine
-    own: dict[str, str]  # the place's own keys
+    own: dict[str, str]  # keys of ``kd-launch`` and of the place
     prices: dict[str, float]  # of an hour of all machines of a group
     secret: str = ""  # by which the machines of a data tier know each other
     step: str = ""  # how many pictures an optimizer step takes, in words
@@ -124,7 +133,9 @@ def read_job(request: Request, own: dict[str, str]) -> Job:
     items += [f"config={_name(overlay, 'configs', own_files)}" for overlay in request.overlays]
     items += request.trusted
     runs_dir = take(request, "runs_dir").get("runs_dir")
-    config = _checked(request)
+    run = Run.of(replace(request, here=False))
+    run.cli.check_groups()
+    config = run.config
     _check_machines(config, machines, data)
     return Job(
         name=_job_name(own, request.recipe),
@@ -138,7 +149,7 @@ def read_job(request: Request, own: dict[str, str]) -> Job:
         image=own.get("image"),
         processes=_processes(config, machines),
         runs_dir=folder_of_runs(config["runs_dir"] if runs_dir is None else runs_dir, "kd-launch"),
-        own={key: value for key, value in own.items() if key not in KEYS},
+        own=own,
         prices=prices,
         secret=secrets.token_hex(32) if data else "",
         step=_step(config, machines),
@@ -146,12 +157,11 @@ def read_job(request: Request, own: dict[str, str]) -> Job:
 
 
 def _step(config: dict[str, Any], machines: Machines) -> str:
-    batch, each, steps = config["data"]["batch_size"], _processes(config, machines), config["trainer"]
-    accumulate = steps["accumulate_grad_batches"] or 1
+    batch, each = config["data"]["batch_size"], _processes(config, machines)
+    accumulate = config["trainer"]["accumulate_grad_batches"] or 1
     parts = f"{batch} x {machines.count * each if each else 'all'} processes"
     parts += f" x {accumulate} batches" if accumulate > 1 else ""
-    known = isinstance(batch, int) and each
-    return f"{batch * machines.count * each * accumulate} = {parts}" if known else parts
+    return f"{batch * machines.count * each * accumulate} = {parts}" if isinstance(batch, int) and each else parts
 
 
 def _name(name: str, kind: str, own: dict[str, Path]) -> str:
@@ -165,35 +175,29 @@ def _name(name: str, kind: str, own: dict[str, Path]) -> str:
     return path.name
 
 
-def _checked(request: Request) -> dict[str, Any]:
-    run = Run.of(replace(request, here=False))
-    run.cli.check_groups()
-    return run.config
-
-
 def _check_machines(config: dict[str, Any], machines: Machines, data: Machines | None) -> None:
     accelerator = str(config["trainer"]["accelerator"])
     if accelerator in ("gpu", "cuda") and machines.has_gpus is False:
-        wants = f"the run wants one (trainer.accelerator={accelerator})"
-        raise UserError(f"instances: {machines.type} has no GPU, but {wants}")
+        raise UserError(f"instances: {machines.type} has no GPU, but the run wants one "
+                        f"(trainer.accelerator={accelerator})")  # fmt: skip
     if data is not None and config["data"]["engine"] != "ray":
         raise UserError(f"data_instances: {data} would do nothing: data.engine is {config['data']['engine']}, not ray "
                         "(config=remote_data)")  # fmt: skip
-    gpus = gpus_of(machines.type) if machines.gpus is None else machines.gpus
-    _check_processes(config, machines, gpus)
+    if accelerator != "cpu":
+        _check_processes(config, machines)
     _check_strategy(config["trainer"]["strategy"], machines)
 
 
-def _check_processes(config: dict[str, Any], machines: Machines, gpus: int | None) -> None:
-    devices = config["trainer"]["devices"]
-    named = isinstance(devices, str) and "," in devices
-    parts = [part for part in devices.split(",") if part.strip()] if named else devices
-    wanted = len(parts) if isinstance(parts, list) else int(devices) if str(devices).isdigit() else None
-    if not gpus or str(config["trainer"]["accelerator"]) == "cpu":
+def _check_processes(config: dict[str, Any], machines: Machines) -> None:
+    gpus = gpus_of(machines.type) if machines.gpus is None else machines.gpus
+    if not gpus:
         return
+    devices = config["trainer"]["devices"]
+    if isinstance(devices, str) and "," in devices:
+        devices = [part for part in devices.split(",") if part.strip()]
+    wanted = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdigit() else None
     if wanted and wanted > gpus:
-        what = f"{gpus} GPU{'s' * (gpus > 1)}"
-        raise UserError(f"trainer.devices: {wanted} processes, but {machines.type} has {what}")
+        raise UserError(f"trainer.devices: {wanted} processes, but {machines.type} has {gpus} GPU{'s' * (gpus > 1)}")
     if config["optim"]["zero"] and machines.count == 1 and (wanted or gpus) == 1:
         raise UserError(f"optim.zero: needs several processes, and {machines} has one GPU")
 
@@ -210,10 +214,10 @@ def _check_strategy(strategy: str | dict[str, Any], machines: Machines) -> None:
 
 
 def _processes(config: dict[str, Any], machines: Machines) -> int | None:
-    devices = config["trainer"]["devices"]
-    if machines.gpus:
+    if machines.gpus != 0:
         return machines.gpus
-    return int(devices) if machines.gpus == 0 and str(devices).isdigit() else 1 if machines.gpus == 0 else None
+    devices = str(config["trainer"]["devices"])
+    return int(devices) if devices.isdigit() else 1
 
 
 def _prices(own: dict[str, str], machines: Machines, data: Machines | None) -> dict[str, float]:
@@ -224,9 +228,9 @@ def _prices(own: dict[str, str], machines: Machines, data: Machines | None) -> d
     return {name: price_of([f"{group.count}*{group.type}{kind}"], table) for name, group in groups.items()}
 
 
-def _job_name(own: dict[str, str], recipe: str, now: Callable[[], float] = time.time) -> str:
+def _job_name(own: dict[str, str], recipe: str) -> str:
     stem = re.sub(r"[^a-z0-9]+", "-", Path(recipe).stem.lower()).strip("-")[:30] or "run"
-    name = own.get("job") or f"{stem}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now()))}"
+    name = own.get("job") or f"{stem}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name):
         raise UserError("job: must be lower-case letters, digits and dashes, 52 at most, and begin with a letter, got "
                         f"'{name}'")  # fmt: skip

@@ -8,15 +8,14 @@ import yaml
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job, Machines
-from kd.fleet.jobs.program import ask, need
-from kd.fleet.jobs.target import Outcome, followed
+from kd.fleet.jobs.target import Outcome, Target, ask, followed, need
 from kd.storage.elsewhere import json_of
 
 POLL_S = 10
 RUNS, FILES = "/kd-runs", "/kd-files"
 
 
-class Kubernetes:
+class Kubernetes(Target):
     keys: Mapping[str, str] = {
         "claim": "PersistentVolumeClaim for runs and data, at /kd-runs in every container; shared by all machines",
         "namespace": "of the job (default)",
@@ -71,8 +70,8 @@ class Kubernetes:
         kubectl = ["kubectl", "-n", namespace]
         container: dict[str, object] = {"name": "fetch", "image": image, "command": ["sleep", "3600"]}
         spec = {**_pod(container, claim, {}, name), "restartPolicy": "Never"}
-        ask([*kubectl, "apply", "-f", "-"],
-            json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod}, "spec": spec}))  # fmt: skip
+        document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod}, "spec": spec}
+        ask([*kubectl, "apply", "-f", "-"], json.dumps(document))
         try:
             ask([*kubectl, "wait", "--for=condition=Ready", f"pod/{pod}", "--timeout=600s"])
             ask([*kubectl, "cp", f"{pod}:{RUNS}/{recipe}/{name}", str(part)])
@@ -136,12 +135,8 @@ def _data_job(job: Job, machines: Machines) -> dict[str, object]:
     }
     pod = {"restartPolicy": "OnFailure", **_pod(container, job.need("claim", "NAME"), job.files, job.name)}
     metadata = {**_metadata(job), "name": f"{job.name}-data"}
-    spec = {
-        "completions": machines.count,
-        "parallelism": machines.count,
-        "activeDeadlineSeconds": round(3600 * job.hours),
-        "template": {"spec": pod},
-    }
+    counts = {"completions": machines.count, "parallelism": machines.count}
+    spec = {**counts, "activeDeadlineSeconds": round(3600 * job.hours), "template": {"spec": pod}}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
 
@@ -162,9 +157,6 @@ def _pod(container: dict[str, object], claim: str, files: Mapping[str, Path], na
 
 
 def _state(conditions: list[dict[str, str]]) -> tuple[str, str]:
-    held = [c for c in conditions if c.get("status") == "True"]
-    for kind in ("Complete", "Failed", "Suspended"):
-        for condition in held:
-            if condition.get("type") == kind:
-                return kind, condition.get("message", "")
-    return "Running" if held else "Created", ""
+    held = {c.get("type", ""): c.get("message", "") for c in conditions if c.get("status") == "True"}
+    state = next((kind for kind in ("Complete", "Failed", "Suspended") if kind in held), None)
+    return state or ("Running" if held else "Created"), held.get(state or "", "")

@@ -11,10 +11,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kd.errors import UserError, did_you_mean, needs_extra
-from kd.fleet.jobs.bucket import bucket_url
 from kd.fleet.jobs.channels import Channel, channels, network
 from kd.fleet.jobs.job import Job, Machines
-from kd.fleet.jobs.target import Outcome, followed
+from kd.fleet.jobs.target import Outcome, Target, followed
 from kd.run.own_keys import positive
 from kd.storage.archives import unpack
 from kd.storage.elsewhere import json_of, text_of
@@ -29,7 +28,7 @@ METRICS = ("train/loss", "val/acc1", "val/miou", "val/map")
 METRIC = r"(?:^|\s){name} (-?[0-9.]+(?:e[+-]?[0-9]+)?)"  # A value in the line that ``kd-train`` prints after each epoch
 
 
-class SageMaker:
+class SageMaker(Target):
     keys: Mapping[str, str] = {
         "role": "ARN of the role that the job takes",
         "bucket": "s3://BUCKET[/FOLDER] for results and checkpoints",
@@ -151,7 +150,7 @@ def common(job: Job) -> dict[str, Any]:
 
 
 def _place(job: Job) -> str:
-    return f"{bucket_url(job, 's3')}/{job.name}"
+    return f"{job.bucket_url('s3')}/{job.name}"
 
 
 def hyperparameters(job: Job) -> dict[str, str]:

@@ -2,9 +2,9 @@
 
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job
@@ -44,11 +44,9 @@ def sent_before(name: str, runs: str) -> Path:
     return found[0].parent
 
 
-def record_of(folder: Path) -> dict[str, Any]:
-    return read_json(text_of(folder / RECORD), str(folder / RECORD), dict)
-
-
-def follow(target: Target, record: dict[str, Any], folder: Path) -> int:
+def follow(folder: Path, target_of: Callable[[str], Target]) -> int:
+    record = read_json(text_of(folder / RECORD), str(folder / RECORD), dict)
+    target = target_of(record["target"])
     try:
         outcome = target.follow(record["handle"], folder)
     except KeyboardInterrupt:

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import yaml
 
-from kd.errors import UserError
-from kd.fleet.jobs.bucket import bucket_url, download
+from kd.errors import UserError, first_line
 from kd.fleet.jobs.job import Job, Machines
-from kd.fleet.jobs.program import ask, need
-from kd.fleet.jobs.target import Outcome
+from kd.fleet.jobs.target import Outcome, Target, ask, need
+from kd.storage.objects import file_system
 
 RUNS, FILES, CHANNELS = "/kd-runs", "/kd-files", "/kd-channels"
 SCHEMES = "s3|gs|https|r2|cos|oci|nebius"  # of the stores that SkyPilot mounts
 
 
-class SkyPilot:
+class SkyPilot(Target):
     keys: Mapping[str, str] = {
         "bucket": "s3://BUCKET[/FOLDER], gs://... for the runs",
         "infra": "cloud and region (aws/us-east-1); default: the cheapest",
@@ -29,13 +28,8 @@ class SkyPilot:
         if job.data_machines is None:
             documents[0]["name"] = job.name
         else:
-            header: dict[str, object] = {
-                "name": job.name,
-                "execution": "parallel",
-                "primary_tasks": ["train"],
-                "termination_delay": "60s",
-            }
-            documents = [header, *documents, _task(job, "data", job.data_machines)]
+            header = {"execution": "parallel", "primary_tasks": ["train"], "termination_delay": "60s"}
+            documents = [{"name": job.name, **header}, *documents, _task(job, "data", job.data_machines)]
         return {"sky.yaml": yaml.safe_dump_all(documents, sort_keys=False, width=1000)}
 
     def check(self, job: Job) -> None:
@@ -44,7 +38,7 @@ class SkyPilot:
 
     def submit(self, job: Job, folder: Path) -> str:
         ask(["sky", "jobs", "launch", "--yes", "--detach-run", "--name", job.name, str(folder / "sky.yaml")])
-        return f"{job.name} {bucket_url(job, SCHEMES)}/{job.name}/{job.recipe}/{job.name}"
+        return f"{job.name} {job.bucket_url(SCHEMES)}/{job.name}/{job.recipe}/{job.name}"
 
     def follow(self, handle: str, folder: Path) -> Outcome:
         name, where = handle.split(" ", 1)
@@ -52,7 +46,14 @@ class SkyPilot:
         return Outcome(status == 0, "SUCCEEDED" if status == 0 else f"sky jobs logs: status {status}", where=where)
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
-        return download(outcome.where, into)
+        files, path = file_system(outcome.where, "bucket")
+        part = into.with_name(f".{into.name}.part")
+        try:
+            files.get(path.rstrip("/") + "/", f"{part}/", recursive=True)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{outcome.where} can't be fetched: {first_line(error)}") from error
+        part.rename(into)
+        return into
 
 
 def _task(job: Job, role: str, machines: Machines) -> dict[str, object]:
@@ -93,7 +94,7 @@ def _resources(job: Job, role: str, machines: Machines) -> dict[str, object]:
 def _mounts(job: Job) -> dict[str, object]:
     urls = {name: job.need(f"channel.{name}", f"s3://BUCKET/{name}") for name in job.channels}
     return {
-        RUNS: {"source": f"{bucket_url(job, SCHEMES)}/{job.name}", "mode": "MOUNT_CACHED"},
+        RUNS: {"source": f"{job.bucket_url(SCHEMES)}/{job.name}", "mode": "MOUNT_CACHED"},
         **{f"{CHANNELS}/{name}": {"source": url, "mode": "MOUNT"} for name, url in urls.items()},
         **{f"{FILES}/{name}": str(path.absolute()) for name, path in job.files.items()},
     }

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job, Machines
-from kd.fleet.jobs.program import Tail, ask, command, fetched, need, refuse_spot
-from kd.fleet.jobs.target import Outcome, followed
+from kd.fleet.jobs.target import Outcome, Tail, Target, ask, command, followed, need, refuse_spot
 from kd.run.own_keys import whole_number
 
 POLL_S = 10
@@ -47,7 +46,7 @@ export KD_DATA_NODES={count} MASTER_ADDR=$head
 END_DATA = 'kill "$data" 2>/dev/null\nwait "$data"\n'
 
 
-class Slurm:
+class Slurm(Target):
     keys: Mapping[str, str] = {
         "partition": "of the cluster",
         "account": "that pays",
@@ -96,9 +95,6 @@ class Slurm:
             return state, None if lasts else Outcome(state == "COMPLETED", f"{state}; {folder / 'log'}", elapsed)
 
         return followed(f"job {handle}", poll, POLL_S)
-
-    def fetch(self, outcome: Outcome, into: Path) -> Path | None:
-        return fetched(into)
 
 
 def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:

@@ -1,11 +1,15 @@
-"""What every place that a job can be sent to answers to."""
+"""What a place for jobs can do, and the programs by which places are reached (``sbatch``, ``kubectl``, ``ssh``)."""
 
+import shlex
+import shutil
+import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from kd.errors import UserError
 from kd.fleet.jobs.job import Job
 
 
@@ -32,8 +36,6 @@ def followed(name: str, poll: Callable[[], tuple[str, Outcome | None]], seconds:
 
 
 class Target(Protocol):
-    """A place: SageMaker, SkyPilot, SLURM, Kubernetes, torchrun."""
-
     keys: Mapping[str, str]
     """Its own keys -> what they are."""
 
@@ -50,4 +52,46 @@ class Target(Protocol):
         """Waits for the job's end and prints its progress."""
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
-        """Brings the run's folder to ``into``, or says where it is; None without a folder."""
+        """Brings the run's folder to ``into``, where a place that shares this machine's folders has it already."""
+        return into if into.is_dir() else None
+
+
+def need(program: str, where: str) -> None:
+    if shutil.which(program) is None:
+        raise UserError(f"no program {program} here ({where})")
+
+
+def ask(command: Sequence[str], text: str | None = None) -> str:
+    done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
+    if done.returncode:
+        words = (done.stderr or done.stdout).strip().splitlines() or [f"exit status {done.returncode}"]
+        raise UserError(f"{command[0]} {command[1]}: {words[-1].strip()[:300]}")
+    return done.stdout.strip()
+
+
+class Tail:
+    def __init__(self, file: Path) -> None:
+        self._file, self._read = file, 0
+
+    def print_new(self) -> None:
+        if not self._file.is_file():
+            return
+        with self._file.open("rb") as file:
+            file.seek(self._read)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read += len(whole)
+        if whole:
+            print(whole.decode(errors="replace"), end="", flush=True)
+
+
+def command(job: Job) -> str:
+    items = job.with_files({name: path.absolute() for name, path in job.files.items()})
+    return shlex.join([*items, f"runs_dir={job.runs_dir.absolute()}", f"name={job.name}"])
+
+
+def refuse_spot(job: Job, who: str) -> None:
+    if job.spot:
+        raise UserError(f"spot: {who} have no price by the hour; spot=true is for sagemaker and sky")
+    if job.channels:
+        raise UserError(f"channel:{job.channels[0]}: {who} see this machine's folders; give the folder itself")

@@ -1,17 +1,18 @@
 """torchrun: on this machine, or on machines that ``ssh`` reaches and that share this folder with it."""
 
-import os
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job
-from kd.fleet.jobs.program import Tail, command, fetched, need, refuse_spot
-from kd.fleet.jobs.target import Outcome
+from kd.fleet.jobs.target import Outcome, Tail, Target, command, need, refuse_spot
 from kd.run.own_keys import whole_number
 
 POLL_S = 0.5
@@ -33,7 +34,7 @@ exec {python} -m kd.cli {command}
 """
 
 
-class Torchrun:
+class Torchrun(Target):
     keys: Mapping[str, str] = {
         "hosts": "machines that train, as ssh knows them; none: this one",
         "data_hosts": "machines that prepare data",
@@ -76,7 +77,7 @@ class Torchrun:
 
     def follow(self, handle: str, folder: Path) -> Outcome:
         pids, log = [int(pid) for pid in handle.split(",")], Tail(folder / "log.0")
-        while any([_lives(pid) for pid in pids]):
+        while any(map(_lives, pids)):
             log.print_new()
             time.sleep(POLL_S)
         log.print_new()
@@ -85,9 +86,6 @@ class Torchrun:
         if failed is None:
             return Outcome(True, "done")
         return Outcome(False, f"machine {failed} ended with status {statuses[failed]}; {folder / f'log.{failed}'}")
-
-    def fetch(self, outcome: Outcome, into: Path) -> Path | None:
-        return fetched(into)
 
 
 def _hosts(job: Job) -> tuple[list[str], list[str]]:
@@ -100,16 +98,9 @@ def _hosts(job: Job) -> tuple[list[str], list[str]]:
 
 
 def _lives(pid: int) -> bool:
-    try:
-        if os.waitpid(pid, os.WNOHANG)[0]:
-            return False
-    except ChildProcessError:  # another kd-launch has started it
-        pass
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _status(file: Path) -> str:

@@ -32,8 +32,7 @@ def planned(request: Request) -> tuple[Plan, int]:
     found = plan(request)
     if len(found.objectives) > 1 or not found.objectives[0].name.startswith("val/"):
         raise UserError("objective: SageMaker reads one of the lines that a run prints: val/acc1, val/miou, ...")
-    if found.space.below:
-        key = next(iter(found.space.below))
+    if key := next((space.key for space in found.space if space.above), None):
         raise UserError(f"search.{key}: SageMaker varies every key in every trial; some choices don't have this one")
     if found.sampler not in STRATEGIES:
         raise UserError(f"sampler: SageMaker has {', '.join(STRATEGIES)}, got '{found.sampler}'")

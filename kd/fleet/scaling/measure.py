@@ -1,7 +1,6 @@
 """Short runs of a recipe with so many processes, batch and strategy, each a ``kd-train`` of its own."""
 
 import os
-import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 
 from kd.errors import UserError
 from kd.fleet.scaling.model import PARTS, Reading
-from kd.launch.child import start_kd_train
+from kd.launch.child import reason_in, start_kd_train
 from kd.report.facts import Facts
 from kd.report.records import Run, percentile, read_run
 
@@ -76,9 +75,7 @@ class Plan:
                 if process.poll() is None:
                     process.terminate()
         if status:
-            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
-            messages = [line for line in lines if re.match(r"kd-train: (?!the traceback|to resume)", line)]
-            raise UserError(f"{case.name}: {(messages or lines)[-1].removeprefix('kd-train: ')} ({log})")
+            raise UserError(f"{case.name}: {reason_in(log)} ({log})")
         return read_run(self.folder / self.recipe / case.name)
 
 

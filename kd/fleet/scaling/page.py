@@ -19,9 +19,9 @@ def content(
         {
             "strategy": r.strategy, "processes": r.processes, "batch": r.batch, "step_ms": r.step_ms,
             "images_per_s": 1000 * r.processes * r.batch / r.step_ms,
-            "efficiency": efficiency(alone, r), "kind": "weak" if r.batch == alone.batch else "strong",
-            "parts_ms": r.parts, "communication_ms": r.exposed, "sent_mb": r.sent_mb, "memory_mb": r.memory_mb,
-            "state_mb": r.state_mb,
+            "efficiency": (r.batch / r.step_ms) / (alone.batch / alone.step_ms),
+            "kind": "weak" if r.batch == alone.batch else "strong", "parts_ms": r.parts,
+            "communication_ms": r.exposed, "sent_mb": r.sent_mb, "memory_mb": r.memory_mb, "state_mb": r.state_mb,
         }
         for r in readings
     ]  # fmt: skip
@@ -45,10 +45,6 @@ def content(
         "network": {"gbit": network.gbit, "given": network.given, "latency_ms": network.latency_ms},
         "pictures": pictures, "spread": max(r.spread for r in readings),
     }  # fmt: skip
-
-
-def efficiency(alone: Reading, r: Reading) -> float:
-    return (r.batch / r.step_ms) / (alone.batch / alone.step_ms)
 
 
 def _predicted(
@@ -79,7 +75,7 @@ def sections(found: Mapping[str, Any]) -> list[dict[str, Any]]:
         {"kind": "verdict", "bound": "scaling", "text": _headline(found), "others": _assumed(found)},
         *_curves(found),
         {"kind": "table", "title": "Measured here", "columns": [CASE, "step (ms)", "images/s", "efficiency (%)"],
-         "rows": [[_case(m, m["processes"]), round(m["step_ms"], 1), round(m["images_per_s"], 1),
+         "rows": [[_case(m), round(m["step_ms"], 1), round(m["images_per_s"], 1),
                    round(100 * m["efficiency"], 1)] for m in measured]},
         {"kind": "table", "title": "Time of a step (ms)", "columns": [CASE, "teacher", "student", "rest", "waits"],
          "rows": [_time(m) for m in measured]},
@@ -92,14 +88,15 @@ def sections(found: Mapping[str, Any]) -> list[dict[str, Any]]:
          "rows": [[part, round(line["fixed"], 3), round(line["a_picture"], 4)] for part, line in rates.items()]},
         {"kind": "table", "title": "Predicted for more machines like this one",
          "columns": [CASE, "machines", "step (ms)", "images/s", "efficiency (%)", "epoch"],
-         "rows": [[_case(p, p["processes"]), p["machines"], band(p["step_ms"]), round(p["images_per_s"][0]),
+         "rows": [[_case(p), p["machines"], band(p["step_ms"]), round(p["images_per_s"][0]),
                    band([100 * e for e in p["efficiency"]]), duration(p["epoch_s"][0])] for p in predicted]},
     ]  # fmt: skip
 
 
-def _case(row: Mapping[str, Any], processes: int) -> str:
-    kind = f", {row['kind']}" if processes > 1 else ""
-    return f"{row['strategy'] if processes > 1 else 'alone'} {processes} x {row['batch']:g}{kind}"
+def _case(row: Mapping[str, Any]) -> str:
+    if row["processes"] == 1:
+        return f"alone 1 x {row['batch']:g}"
+    return f"{row['strategy']} {row['processes']} x {row['batch']:g}, {row['kind']}"
 
 
 def band(values: Sequence[float]) -> str:
@@ -126,7 +123,7 @@ def _assumed(found: Mapping[str, Any]) -> list[str]:
     full = max(weak, key=lambda m: m["processes"])
     teacher = full["parts_ms"]["teacher"]
     free = [
-        f"the teacher takes {teacher:.1f} of {full['step_ms']:.1f} ms with {_case(full, full['processes'])}: with its "
+        f"the teacher takes {teacher:.1f} of {full['step_ms']:.1f} ms with {_case(full)}: with its "
         f"answers cached (model.teacher.cache=on) a step would take {full['step_ms'] - teacher:.1f}"
     ]
     return [
@@ -144,14 +141,14 @@ def _assumed(found: Mapping[str, Any]) -> list[str]:
 def _time(m: Mapping[str, Any]) -> list[Any]:
     parts = m["parts_ms"]
     ms = (parts["teacher"], parts["forward"] + parts["backward"], parts["rest"], m["communication_ms"])
-    return [_case(m, m["processes"]), *(round(value, 1) for value in ms)]
+    return [_case(m), *(round(value, 1) for value in ms)]
 
 
 def _cost(m: Mapping[str, Any], found: Mapping[str, Any]) -> list[Any]:
     gradient, n = next(iter(found["fitted"].values()))["gradient_mb"], m["processes"]
     ring = PASSES[m["strategy"]] * (n - 1) / n * gradient
     known = ["" if m[key] is None else round(m[key], 2) for key in ("sent_mb", "state_mb", "memory_mb")]
-    return [_case(m, n), round(ring, 2), *known]
+    return [_case(m), round(ring, 2), *known]
 
 
 def _curves(found: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -79,7 +79,7 @@ def candidates(
 
 
 def _grid(student: Student, parent: FrozenTeacher, sizes: Sequence[Any], count: int) -> list[list[Candidate]]:
-    """The default sizes; where more are asked for also those between them, and with heads of another size."""
+    """The default sizes; for a larger ``count`` also those between them, and with heads of another size."""
     big = _vit(parent.model)
     depth, width, head = len(big.blocks), big.embed_dim, big.blocks[0].attn.head_dim
     base = replace(cast(StudentSpec, student.spec), checkpoint=None, pretrained=False, inherit=True, builder=None)

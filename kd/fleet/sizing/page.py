@@ -1,6 +1,5 @@
 """What ``kd-size`` writes and prints: the table, ``sizes.json``, ``sizes.html`` and ``student.yaml``."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from kd.fleet.sizing.plan import Conditions
 from kd.report.html import write_page
 from kd.report.metric import duration, format_metric, is_share
 from kd.report.sized import FILE, SETTINGS
+from kd.report.terminal import print_table
 from kd.storage.checkpoints import write_json
 
 COLUMNS = ("size", "latency (ms)", "rounds (ms)", "before training", "after {} steps", "predicted", "parameters (M)",
@@ -61,12 +61,12 @@ def table(found: Mapping[str, Any], front_alone: bool = False) -> tuple[list[str
 
 
 def _remarks(row: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    said = {
+    remarks = {
         "chosen": row["name"] == found["choice"], "on the front": row["front"] and "score" in row,
         "the recipe's student": row.get("own"), "over the budget": row.get("within") is False,
         "does not inherit": row.get("inherits") is False and row["name"] != "teacher",
     }  # fmt: skip
-    return ", ".join(text for text, holds in said.items() if holds)
+    return ", ".join(text for text, holds in remarks.items() if holds)
 
 
 def sections(found: Mapping[str, Any]) -> list[dict[str, Any] | None]:
@@ -95,8 +95,8 @@ def _scale(found: Mapping[str, Any], value: float) -> float:
 
 
 def _label(row: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    said = [row["name"], *["chosen"] * (row["name"] == found["choice"]), *["the recipe's"] * row["own"]]
-    return ", ".join(said) if len(said) > 1 else ""
+    words = [row["name"], *["chosen"] * (row["name"] == found["choice"]), *["the recipe's"] * row["own"]]
+    return ", ".join(words) if len(words) > 1 else ""
 
 
 def _how(found: Mapping[str, Any], given: Conditions) -> list[str]:
@@ -123,14 +123,6 @@ def _trained(found: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def show(found: Mapping[str, Any]) -> None:
     """Prints the front (without a budget too) and the choice."""
-    from rich.console import Console
-    from rich.table import Table
-
-    columns, rows = table(found, front_alone=True)
-    shown = Table(title=f"{found['recipe']}: {len(found['candidates'])} sizes, {Conditions(**found['conditions'])}")
-    for name in columns:
-        shown.add_column(name, justify="right" if name not in ("", "size") else "left")
-    for row in rows:
-        shown.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else 140).print(shown)
+    title = f"{found['recipe']}: {len(found['candidates'])} sizes, {Conditions(**found['conditions'])}"
+    print_table(title, *table(found, front_alone=True), left=("", "size"), width=140)
     print(headline(found))

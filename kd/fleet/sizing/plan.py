@@ -1,4 +1,4 @@
-"""What ``kd-size`` is asked for: budgets, how latency is measured, which candidates. Imports nothing heavy."""
+"""The command line of ``kd-size``: budgets, conditions of latency, candidates. Imports nothing heavy."""
 
 import re
 from dataclasses import dataclass

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import LambdaCallback
 from torch import Tensor
 
 from kd.data.datamodule import DistillationDataModule
@@ -27,8 +27,7 @@ AT_ONCE = 12  # candidates that inherit together; more take memory
 IN_STEP = 4  # that are distilled in one run, on one teacher's answers: all their activations are in memory
 NEVER = 10**6  # epochs between validations
 TEACHER = "teacher"
-Keep = Callable[[dict[str, dict[str, float]]], None]
-"""Takes scores by candidate as soon as they are known."""
+Keep = Callable[[dict[str, dict[str, float]]], None]  # takes scores by candidate as soon as they are known
 
 
 def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> None:
@@ -45,8 +44,10 @@ def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> 
             names = [one.name for one in part[start : start + IN_STEP]]
             module.take(Students({name: students[name] for name in names}))
             trainer = run.cli.instantiate_trainer()
-            trainer.callbacks[:] = [_Left(f"distilling {', '.join(names)}")]  # type: ignore[attr-defined]
-            trainer.fit(module, data)
+            with bar(label=f"distilling {', '.join(names)}", unit=" steps", total=trainer.max_steps) as left:
+                show = LambdaCallback(on_train_batch_end=lambda t, *_, left=left: left.update(t.global_step - left.n))
+                trainer.callbacks[:] = [show]  # type: ignore[attr-defined]
+                trainer.fit(module, data)
             after = measured(module, data, teacher=False)
             keep({name: {**found[name], "after": after[name]} for name in names})
 
@@ -127,19 +128,3 @@ def _of_features(
     batches = bar(data.eval_dataloader("probe"), label=f"scoring {len(models)} models", unit=" batches")
     seen = look_at(models, batches, bank_of(data), module.device)
     return {name: seen.accuracy(name)[module.task.primary] for name in models}
-
-
-class _Left(Callback):
-    """How much of a short distillation is left."""
-
-    def __init__(self, label: str) -> None:
-        self.label = label
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._bar = bar(label=self.label, unit=" steps", total=trainer.max_steps)
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
-        self._bar.update(trainer.global_step - self._bar.n)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._bar.close()

@@ -173,14 +173,12 @@ def check(rows: Sequence[Row], budget: Mapping[str, float]) -> None:
         if least[key] > most:
             raise UserError(f"{key}: no candidate is within {most:g}: the smallest is {least['name']} with "
                             f"{least[key]:.4g} {BUDGETS[key]}")  # fmt: skip
-    asked = " ".join(f"{key}={value:g}" for key, value in budget.items())
-    raise UserError(f"{next(iter(budget))}: no candidate is within {asked} at once (candidates=N takes more)")
+    budgets = " ".join(f"{key}={value:g}" for key, value in budget.items())
+    raise UserError(f"{next(iter(budget))}: no candidate is within {budgets} at once (candidates=N takes more)")
 
 
 def predict(scored: Sequence[Row], reached: Mapping[str, float | None]) -> int:
-    """Adds what finished runs gained over their scores to each score: median, least and most; of too few runs nothing.
-    Returns their number.
-    """
+    """Adds the gains of finished runs over their scores (median, least, most) to each score; returns their number."""
     gains = [value - row["score"] for row in scored if (value := reached[row["name"]]) is not None]
     if len(gains) >= EVIDENCE:
         for row in scored:

@@ -64,10 +64,7 @@ class Several:
 def latencies(
     candidates: Sequence[Candidate], student: Student, data: DistillationDataModule, given: Conditions
 ) -> dict[str, dict[str, float]]:
-    """By candidate ``latency_ms``, the medians of the fastest and the slowest round, and ``mb`` of the exported file.
-
-    All have the task and the classes of ``student``, the recipe's own; ``data`` gives pictures to calibrate int8 with.
-    """
+    """By candidate ``latency_ms``, medians of the fastest and the slowest round, and ``mb`` of the exported file."""
     with TemporaryDirectory(prefix="kd-size-") as folder:
         shown = bar(candidates, label=f"making candidates for {given.runtime}", unit=" candidates")
         made = [_export(one, student, data, given, Path(folder) / one.name) for one in shown]

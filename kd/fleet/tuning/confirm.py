@@ -1,19 +1,15 @@
 """A search from its beginning to its result, and the winner's second trial on fresh seeds."""
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-from kd.callbacks.shared_preflight import FOLDER
 from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.fleet.tuning.page import write_page
-from kd.fleet.tuning.places import Place, deal, gpus_of
 from kd.fleet.tuning.plan import LATENCY, Objective, Plan
 from kd.fleet.tuning.results import BEST, Confirmation, chosen, print_table, write_best
-from kd.fleet.tuning.search import Search
-from kd.fleet.tuning.trials import Job, Owner, evaluate
+from kd.fleet.tuning.search import Search, say
+from kd.fleet.tuning.trials import Job, Place, deal, evaluate, gpus_of, lock_trial
 from kd.storage.checkpoints import write_text
 
 CONFIRMED = "confirm.txt"
@@ -23,33 +19,20 @@ TEST = "test"
 def search_and_confirm(plan: Plan) -> int:
     """Searches, writes what was found after each trial, prints the table; returns the exit status."""
     jobs, accelerator = plan.jobs, plan.config["trainer"]["accelerator"]
-    with _preflight_once(plan):
-        if isinstance(jobs, int):
-            return _search_and_confirm(plan, deal(jobs, gpus_of(accelerator)))
-        from kd.fleet.tuning.ray_cluster import joined
+    if isinstance(jobs, int):
+        return _search_and_confirm(plan, deal(jobs, gpus_of(accelerator)))
+    from kd.fleet.tuning.ray_cluster import joined
 
-        with joined(jobs, accelerator) as free:
-            return _search_and_confirm(plan, free)
-
-
-@contextmanager
-def _preflight_once(plan: Plan) -> Iterator[None]:
-    before = os.environ.get(FOLDER)
-    os.environ[FOLDER] = str((plan.folder / "preflight").resolve())
-    try:
-        yield
-    finally:
-        os.environ.pop(FOLDER)
-        if before is not None:
-            os.environ[FOLDER] = before
+    with joined(jobs, accelerator) as free:
+        return _search_and_confirm(plan, free)
 
 
 def _search_and_confirm(plan: Plan, free: Sequence[Place]) -> int:
-    search = Search(plan, free, say=lambda line: print(line, flush=True), changed=_write)
+    search = Search(plan, free, changed=_write)
     if plan.revive is not None:
         revive(search)
     else:
-        print(f"kd-tune: {plan.folder}: {search.progress()}", flush=True)
+        say(f"kd-tune: {plan.folder}: {search.progress()}")
         search.run()
     _write(search)
     print_table(search.study, plan)
@@ -73,17 +56,16 @@ def _write(search: Search) -> None:
 
 def revive(search: Search) -> None:
     objectives, wanted = search.plan.objectives, search.plan.revive
-    pruned = search.study.trials("pruned")
     sign = 1 if objectives[0].maximize else -1
-    numbers = {str(t.number): t for t in pruned}
+    pruned = {str(t.number): t for t in search.study.trials("pruned")}
     if wanted == "best" and pruned:
-        like = max(pruned, key=lambda t: sign * list(t.intermediate_values.values())[-1])
-    elif wanted in numbers:
-        like = numbers[wanted]
+        like = max(pruned.values(), key=lambda t: sign * list(t.intermediate_values.values())[-1])
+    elif wanted in pruned:
+        like = pruned[wanted]
     else:
-        had = f"stopped early were {', '.join(numbers)}" if numbers else "none was stopped early"
+        had = f"stopped early were {', '.join(pruned)}" if pruned else "none was stopped early"
         raise UserError(f"revive: '{wanted}' is not best and no such trial; {had}")
-    owner = Owner.take(search.folder_of(like.number))
+    owner = lock_trial(search.folder_of(like.number))
     if owner is None:
         raise UserError(f"revive: trial {like.number} runs already")
     job = Job(search.folder_of(like.number), search.plan.config["recipe"], search.free[0], owner)
@@ -94,7 +76,7 @@ def revive(search: Search) -> None:
     values = [objective.value(job.run) for objective in objectives]
     notes = {"folder": str(job.run), "wall_s": summary["wall_s"], "epochs": summary["epochs"], "revived": like.number}
     search.study.add(like, values, notes)
-    search.say(f"trial {like.number}, trained to its end: {objectives[0].name} {values[0]:.4g}")
+    say(f"trial {like.number}, trained to its end: {objectives[0].name} {values[0]:.4g}")
 
 
 def confirm(search: Search, plan: Plan) -> list[Confirmation]:
@@ -111,7 +93,7 @@ def confirm(search: Search, plan: Plan) -> list[Confirmation]:
     ):
         for seed in seeds:
             folder = plan.folder / "confirm" / f"{name}-seed-{seed}"
-            owner = Owner.take(folder)
+            owner = lock_trial(folder)
             if owner is None:
                 raise UserError(f"confirm: {folder} is being trained by another process")
             jobs.append(Job(folder, plan.config["recipe"], search.free[0], owner))

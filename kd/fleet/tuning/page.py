@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.fleet.tuning.plan import Plan
-from kd.fleet.tuning.results import chosen, ranked, row
+from kd.fleet.tuning.results import chosen, columns, ranked, row
 from kd.fleet.tuning.space import Space, item, short
 from kd.fleet.tuning.study import FrozenTrial, Study
 from kd.fleet.tuning.trials import epoch_values
@@ -15,12 +15,12 @@ from kd.report.metric import duration
 PAGE = "report.html"
 
 
-def write_page(study: Study, plan: Plan, confirmed: str = "") -> Path:
+def write_page(study: Study, plan: Plan, confirmed: str) -> None:
     sections = [
         _headline(study, plan, confirmed), _cards(study, plan), _importance(study), *_slices(study, plan),
         _parallel(study, plan), _curves(study, plan), *_front(study, plan), _table(study, plan), _failures(study),
     ]  # fmt: skip
-    return html.write_page(plan.folder / PAGE, f"{plan.config['recipe']}: search {plan.folder.name}", sections)
+    html.write_page(plan.folder / PAGE, f"{plan.config['recipe']}: search {plan.folder.name}", sections)
 
 
 def _name(trial: FrozenTrial) -> str:
@@ -144,10 +144,8 @@ def _front(study: Study, plan: Plan) -> list[dict[str, Any]]:
 
 
 def _table(study: Study, plan: Plan) -> dict[str, Any]:
-    keys = [space.key for space in plan.space]
-    trials = [t for t in ranked(study, plan) if t.state.name != "FAIL"]
-    return {"kind": "table", "title": "Trials", "empty": "none yet", "rows": [row(t, plan, keys) for t in trials],
-            "columns": ["trial", *(o.name for o in plan.objectives), "epochs", "s", *keys]}  # fmt: skip
+    rows = [row(t, plan) for t in ranked(study, plan) if t.state.name != "FAIL"]
+    return {"kind": "table", "title": "Trials", "empty": "none yet", "rows": rows, "columns": columns(plan)}
 
 
 def _failures(study: Study) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""A search as it is asked for: checked as a whole before anything is written."""
+"""A search by its command line, checked as a whole before anything is written."""
 
 import json
 from collections.abc import Sequence
@@ -7,22 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError, did_you_mean
-from kd.fleet.tuning.places import Share
-from kd.fleet.tuning.space import SearchSpace, Space, item, parse
+from kd.fleet.tuning.space import Space, item, parse
+from kd.fleet.tuning.trials import Share
 from kd.machine import cores
 from kd.report.metric import less_is_better
 from kd.run import files
-from kd.run.build import task_of
+from kd.run.build import metrics_of
 from kd.run.checks import check_name
 from kd.run.files import flatten
-from kd.run.own_keys import positive, whole_number
+from kd.run.own_keys import positive, take, whole_number
 from kd.run.paths import folder
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import check_file
 from kd.storage.elsewhere import json_of, text_of
 from kd.storage.run_urls import folder_of_runs
-from kd.tasks.label_free import label_free_metrics
 
 # what a run's summary.json says beside its validation metrics
 OF_THE_SUMMARY = ("params", "images_per_s", "step_ms_median", "peak_memory_mb", "wall_s")
@@ -58,7 +57,7 @@ class Objective:
 class Plan:
     items: list[str]  # the command line of a run without what is searched
     config: dict[str, Any]  # its resolved settings
-    space: SearchSpace  # what is searched
+    space: tuple[Space, ...]  # what is searched, in this order: a key before those below it
     objectives: tuple[Objective, ...]  # the first one decides which trials are stopped early
     trials: int  # in all, of all machines
     jobs: int | Share  # at a time, on this machine; or a trial's share of a Ray cluster
@@ -86,12 +85,13 @@ class Plan:
 
 
 def plan(request: Request) -> Plan:
-    own, searched, overrides = _sorted(request)
+    own: dict[str, Any] = {**take(request, *KEYS)}
+    spaces_typed = take(request, *(text.split("=")[0] for text in request.overrides if text.startswith("search.")))
+    searched = {key.removeprefix("search."): text for key, text in spaces_typed.items()}
     given = own | {k: v for k, v in _from_file(request, own, searched).items() if k not in own}
     spaces = [parse(key, text) for key, text in (given.pop("search", None) or searched).items()]
     if not spaces:
         raise UserError("nothing to search: give search.KEY=SPACE, or tune=FILE (kd-tune --help)")
-    request.overrides = overrides
     args = request.parser_args()
     config = Run(args).config
     if config["students"]:
@@ -109,7 +109,7 @@ def plan(request: Request) -> Plan:
     check_name(name)
     limits = {key: positive(key, str(given[key])) for key in ("hours", "trial_hours") if given.get(key) is not None}
     return Plan(
-        items=[*items, *overrides],
+        items=[*items, *request.overrides],
         config=config,
         space=space,
         objectives=objectives,
@@ -123,21 +123,6 @@ def plan(request: Request) -> Plan:
         confirm=whole_number(given, "confirm", 0, low=0),
         revive=str(given["revive"]) if "revive" in given else None,
     )
-
-
-def _sorted(request: Request) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    own: dict[str, Any] = {}
-    searched: dict[str, str] = {}
-    overrides = []
-    for override in request.overrides:
-        key, value = override.split("=", 1)
-        if key in KEYS:
-            own[key] = value
-        elif key.startswith("search."):
-            searched[key.removeprefix("search.")] = value
-        else:
-            overrides.append(override)
-    return own, searched, overrides
 
 
 def _from_file(request: Request, own: dict[str, Any], searched: dict[str, str]) -> dict[str, Any]:
@@ -162,16 +147,15 @@ def _from_file(request: Request, own: dict[str, Any], searched: dict[str, str]) 
 
 
 def _objectives(text: str | None, config: dict[str, Any]) -> tuple[Objective, ...]:
-    known = [f"val/{name}" for name in _metrics(config)]
+    known = [f"val/{name}" for name in metrics_of(config)]
     if text is None:
         sign = {"min": "-", "max": "+", None: ""}[config["checkpoint"]["mode"]]
         text = f"{sign}{config['checkpoint']['monitor'] or known[0]}"
     found = tuple(_objective(part.strip()) for part in str(text).split(","))
     for objective in found:
-        if objective.name not in (*known, *OF_THE_SUMMARY, LATENCY):
-            allowed = ", ".join([*known, *OF_THE_SUMMARY, LATENCY])
-            raise UserError(f"objective: no run reports '{objective.name}'; it may be {allowed} (- before it: less is "
-                            "better, +: more is), several with commas")  # fmt: skip
+        if objective.name not in (allowed := [*known, *OF_THE_SUMMARY, LATENCY]):
+            raise UserError(f"objective: no run reports '{objective.name}'; it may be {', '.join(allowed)} (- before "
+                            "it: less is better, +: more is), several with commas")  # fmt: skip
     if len({o.name for o in found}) < len(found):
         raise UserError(f"objective: '{text}' names one twice")
     return found
@@ -180,15 +164,6 @@ def _objectives(text: str | None, config: dict[str, Any]) -> tuple[Objective, ..
 def _objective(text: str) -> Objective:
     name = text.lstrip("+-")
     return Objective(name, text.startswith("+") if text != name else not less_is_better(name))
-
-
-def _metrics(config: dict[str, Any]) -> list[str]:
-    model = config["model"]
-    if not model["student"].get("head", True):
-        return label_free_metrics(model["distill_losses"] or {}, bool((config["data"].get("probe") or {}).get("root")))
-    task = task_of(config)
-    names = task.metric_names(bool(model["teacher"] or model.get("teachers")))
-    return [task.primary, *(name for name in names if name != task.primary)]
 
 
 def _check_pruner(pruner: str, objectives: Sequence[Objective]) -> None:
@@ -220,28 +195,27 @@ def _jobs(given: dict[str, Any]) -> int | Share:
     return jobs
 
 
-def _search_space(spaces: Sequence[Space], args: list[str]) -> SearchSpace:
+def _search_space(spaces: Sequence[Space], args: list[str]) -> tuple[Space, ...]:
     ordered: list[Space] = []
-    below: dict[str, tuple[str, tuple[int, ...]]] = {}
     for space in sorted(spaces, key=lambda space: space.key.count(".")):
         above = next((s for s in reversed(ordered) if space.key.startswith(f"{s.key}.") and s.choices), None)
         if above is None:
             taken = _taken(args, [], space)
         else:
-            allowed, taken = _under(above, space, args)
-            below[space.key] = (above.key, allowed)
+            under, taken = _under(above, space, args)
+            space = replace(space, above=above.key, under=under)
         if space.integer and any(isinstance(value, float) for value in taken):
             space = replace(space, low=float(space.low), high=float(space.high))  # 0..1 of a number that is no integer
         ordered.append(space)
-    return SearchSpace(tuple(ordered), below)
+    return tuple(ordered)
 
 
-def _under(above: Space, space: Space, args: list[str]) -> tuple[tuple[int, ...], list[Any]]:
+def _under(above: Space, space: Space, args: list[str]) -> tuple[tuple[Any, ...], list[Any]]:
     allowed, taken, refused = [], list[Any](), None
-    for i, choice in enumerate(above.choices or ()):
+    for choice in above.choices or ():
         try:
             taken = _taken(args, [(above.key, choice)], space)
-            allowed.append(i)
+            allowed.append(choice)
         except UserError as error:
             refused = error
     if not allowed:

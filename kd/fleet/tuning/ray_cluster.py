@@ -6,15 +6,13 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from kd.callbacks.shared_preflight import FOLDER
 from kd.errors import UserError, first_line, needs_extra
-from kd.fleet.tuning.places import LOST, RUNNER, Place, Share
+from kd.fleet.tuning.trials import LOST, RUNNER, Place, Share
 from kd.launch.child import start_kd_train
 from kd.machine import cores, last_line, own_folder, signals_kept
 
@@ -56,15 +54,14 @@ class Runner:
 
 
 class RayRun:
-    """A run on the cluster, see :class:`kd.fleet.tuning.places.Process`."""
+    """A run on the cluster, see :class:`kd.fleet.tuning.trials.Process`."""
 
-    def __init__(self, share: Share, items: Sequence[str], log: Path) -> None:
+    def __init__(self, share: Share, items: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         kind = ray.remote(Runner).options(num_cpus=share.cores, num_gpus=share.gpus, max_concurrency=3, max_restarts=0)
         self._status: int | None = None
         self._runner: Any = kind.remote()
         self._there = self._runner.greet.remote()
-        env = {FOLDER: os.environ[FOLDER]}
-        self._end = self._runner.run.remote(list(items), str(log.resolve()), str(Path.cwd()), env)
+        self._end = self._runner.run.remote(list(items), str(log.resolve()), str(Path.cwd()), dict(env))
 
     def poll(self) -> int | None:
         if self._status is None and ray.wait([self._end], timeout=0)[0]:
@@ -91,12 +88,9 @@ class RayRun:
             ray.kill(self._runner)
 
 
-@dataclass(frozen=True)
-class RayPlace:
-    share: Share  # what of it
-
-    def start(self, items: Sequence[str], log: Path, owner: IO[str] | None = None) -> RayRun:
-        return RayRun(self.share, items, log)
+class RayPlace(Share):
+    def start(self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None) -> RayRun:
+        return RayRun(self, items, log, env)
 
 
 @contextmanager
@@ -140,4 +134,4 @@ def _room(share: Share, accelerator: str) -> list[Place]:
     if not room:
         has = ", ".join(f"{r.get('CPU', 0):.0f} cores and {r.get('GPU', 0):.0f} GPUs" for r in machines)
         raise UserError(f"jobs: no machine of the cluster has {each} core(s) and {gpus} GPU(s) for a trial ({has})")
-    return [RayPlace(Share(each, gpus)) for _ in range(room)]
+    return [RayPlace(each, gpus) for _ in range(room)]

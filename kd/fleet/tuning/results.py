@@ -2,18 +2,16 @@
 
 import shutil
 import statistics
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
-from rich.table import Table
 
 from kd.fleet.tuning.plan import Plan
 from kd.fleet.tuning.space import item, short
 from kd.fleet.tuning.study import FrozenTrial, Study
+from kd.report import terminal
 from kd.storage.checkpoints import write_text
 from kd.storage.elsewhere import text_of, yaml_of
 
@@ -39,19 +37,17 @@ def chosen(study: Study, plan: Plan) -> Any | None:
     return min(front, key=distance)
 
 
-def write_best(study: Study, plan: Plan) -> Path | None:
+def write_best(study: Study, plan: Plan) -> None:
     best = chosen(study, plan)
     if best is None:
-        return None
+        return
     config = yaml_of(text_of(Path(best.user_attrs["folder"]) / "config.yaml"))
     config["runs_dir"] = plan.config["runs_dir"]
     config["trainer"]["enable_progress_bar"] = plan.config["trainer"]["enable_progress_bar"]
     found = ", ".join(f"{o.name} {v:.6g}" for o, v in zip(plan.objectives, best.values, strict=True))
     head = f"# Best of {len(study.trials('complete'))} trials: {found} (trial {best.number} of {plan.folder})\n"
     head += "".join(f"#   {item(key, value)}\n" for key, value in best.params.items())
-    file = plan.folder / BEST
-    write_text(file, head + yaml.safe_dump(config, sort_keys=False))
-    return file
+    write_text(plan.folder / BEST, head + yaml.safe_dump(config, sort_keys=False))
 
 
 def ranked(study: Study, plan: Plan) -> list[Any]:
@@ -61,27 +57,29 @@ def ranked(study: Study, plan: Plan) -> list[Any]:
 
 
 def print_table(study: Study, plan: Plan) -> None:
-    table = Table(title=f"{plan.config['recipe']}: {len(study.trials())} trials in {plan.folder}")
-    keys = [space.key for space in plan.space]
-    for column in ("trial", *(o.name for o in plan.objectives), "epochs", "s", *keys):
-        table.add_column(column, justify="right" if column not in keys else "left", overflow="fold")
-    for trial in ranked(study, plan)[:SHOWN]:
-        table.add_row(*row(trial, plan, keys))
-    Console(width=None if sys.stdout.isatty() else max(100, shutil.get_terminal_size().columns)).print(table)
+    title = f"{plan.config['recipe']}: {len(study.trials())} trials in {plan.folder}"
+    rows = [row(trial, plan) for trial in ranked(study, plan)[:SHOWN]]
+    width = max(100, shutil.get_terminal_size().columns)
+    terminal.print_table(title, columns(plan), rows, left=[space.key for space in plan.space], width=width)
 
 
-def row(trial: FrozenTrial, plan: Plan, keys: list[str]) -> list[str]:
+def columns(plan: Plan) -> list[str]:
+    return ["trial", *(o.name for o in plan.objectives), "epochs", "s", *(space.key for space in plan.space)]
+
+
+def row(trial: FrozenTrial, plan: Plan) -> list[str]:
     attrs = trial.user_attrs
+    values = [""] * len(plan.objectives)
     if trial.state.name == "FAIL":
-        values = [f"failed: {attrs.get('reason', '')}"] + [""] * (len(plan.objectives) - 1)
+        values[0] = f"failed: {attrs.get('reason', '')}"
     elif trial.state.name == "PRUNED":
         last = list(trial.intermediate_values.values())[-1:]
-        values = [f"stopped at {last[0]:.4g}" if last else "stopped"] + [""] * (len(plan.objectives) - 1)
+        values[0] = f"stopped at {last[0]:.4g}" if last else "stopped"
     else:
         values = [f"{v:.4g}" for v in trial.values]
     number = f"{attrs['revived']}, to its end" if "revived" in attrs else str(trial.number)
-    cells = [str(attrs.get(name) if attrs.get(name) is not None else "") for name in ("epochs", "wall_s")]
-    return [number, *values, *cells, *(short(trial.params.get(key, "")) for key in keys)]
+    cells = ["" if attrs.get(name) is None else str(attrs[name]) for name in ("epochs", "wall_s")]
+    return [number, *values, *cells, *(short(trial.params.get(space.key, "")) for space in plan.space)]
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,6 @@ class Confirmation:
         if half == float("inf"):
             return f"{means}; one seed says nothing of the spread."
         better = (mean if self.maximize else -mean) > 0
-        survives = better and abs(mean) > half
-        lost = "does not survive" if better else "is none: the default is as good or better"
-        verdict = "survives" if survives else lost
+        survived = "survives" if abs(mean) > half else "does not survive"
+        verdict = survived if better else "is none: the default is as good or better"
         return f"{means}. The difference, {mean:+.4g} ± {round(half, 6):.2g} (95 %, paired by seed), {verdict}."

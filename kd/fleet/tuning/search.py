@@ -4,27 +4,27 @@ import math
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from filelock import FileLock
 
 from kd.errors import Stopped, UserError
-from kd.fleet.tuning.places import Place
 from kd.fleet.tuning.plan import Plan, difference
 from kd.fleet.tuning.space import item, short
 from kd.fleet.tuning.study import Study
-from kd.fleet.tuning.trials import Job, Owner, epoch_values
+from kd.fleet.tuning.trials import Job, Place, epoch_values, lock_trial
 from kd.machine import signals_kept
 from kd.report.metric import duration
 from kd.run.build import teachers_in
 from kd.run.run import settings_of
 from kd.run.train_first import teacher_settings
 
+say = partial(print, flush=True)
 POLL_S = 0.2
 TOO_LONG = "took too long"
 MAKES_THE_RULE = 5  # so many failures and nothing else: the search itself is wrong
@@ -40,11 +40,8 @@ class Running:
 class Search:
     """One process's part in a search; others, here or on other machines, may work in the same folder."""
 
-    def __init__(
-        self, plan: Plan, free: Sequence[Place], say: Callable[[str], None] = print,
-        changed: Callable[["Search"], None] = lambda search: None,
-    ) -> None:  # fmt: skip
-        self.plan, self.say, self.changed = plan, say, changed
+    def __init__(self, plan: Plan, free: Sequence[Place], changed: Callable[["Search"], None]) -> None:
+        self.plan, self.changed = plan, changed
         plan.folder.mkdir(parents=True, exist_ok=True)
         self.lock = FileLock(plan.folder / "ask.lock")
         with self.lock:
@@ -67,8 +64,8 @@ class Search:
                             "settings to resume it, or name=OTHER to begin another")  # fmt: skip
 
     def run(self) -> None:
-        with _signals(self._on_signal):
-            self.extra = _shared(self.plan, self.say)
+        with signals_kept(self._on_signal):
+            self.extra = _shared(self.plan)
             try:
                 while True:
                     self._watch()
@@ -110,24 +107,24 @@ class Search:
             self.running.append(Running(trial, chosen, job))
             job.begin([*self.plan.items, *self.extra, *values])
 
-    def _taken_over(self) -> tuple[Any, dict[str, Any], Owner] | None:
+    def _taken_over(self) -> tuple[Any, dict[str, Any], IO[str]] | None:
         for frozen in self.study.trials("running"):
-            owner = Owner.take(self.folder_of(frozen.number))
+            owner = lock_trial(self.folder_of(frozen.number))
             if owner is not None:
                 return (*self.study.again(frozen.number, self.plan.space), owner)
         return None
 
-    def _new(self) -> tuple[Any, dict[str, Any], Owner] | None:
+    def _new(self) -> tuple[Any, dict[str, Any], IO[str]] | None:
         if self.study.exhausted or len(self.study.trials()) >= self.plan.trials:
             return None
         trial, chosen = self.study.ask(self.plan.space)
-        owner = Owner.take(self.folder_of(trial.number))
+        owner = lock_trial(self.folder_of(trial.number))
         assert owner is not None, "a new trial's folder is nobody's"
         return trial, chosen, owner
 
     def _watch(self) -> None:
         for running in list(self.running):
-            ended = running.job.status is not None  # asked before the metrics are read: they are whole then
+            ended = running.job.status is not None  # read before the metrics, which are whole then
             self._report(running)
             if self.plan.trial_hours and time.monotonic() - running.job.began > 3600 * self.plan.trial_hours:
                 running.job.stop(TOO_LONG)
@@ -135,14 +132,14 @@ class Search:
                 self._end(running)
 
     def _goes_on(self, job: Job) -> bool:
-        """A finished run whose speed is asked for is timed now."""
+        """Whether a finished run is now timed, for an objective of latency."""
         done = job.status == 0 and not job.stopped and job.summary().get("status") == "done"
         return done and self.plan.wants_latency and job.time_student()
 
     def _report(self, running: Running) -> None:
         if len(self.plan.objectives) > 1 or not self.plan.objectives[0].name.startswith("val/"):
             return
-        known = self.study.reported(running.trial.number)
+        known = self.study.trial(running.trial.number).intermediate_values
         for epoch, value in epoch_values(running.job.run, self.plan.objectives[0].name):
             if epoch in known:
                 continue
@@ -166,14 +163,14 @@ class Search:
             self.study.tell(running.trial, "failed", None, {"reason": reason, **notes})
         self.running.remove(running)
         self.free.append(job.slot)
-        job.owner.release()
+        job.owner.close()
         if job.stopped in ("", "pruned", TOO_LONG):
             self.seconds.append(max(time.monotonic() - job.began, summary.get("wall_s") or 0.0))  # it may be resumed
-            self.say(self.line(running))
+            say(self.line(running))
             self.changed(self)
 
     def line(self, running: Running) -> str:
-        trial = next(t for t in self.study.trials() if t.number == running.trial.number)
+        trial = self.study.trial(running.trial.number)
         state = {"COMPLETE": "", "PRUNED": "stopped early: ", "FAIL": "failed: "}[trial.state.name]
         if trial.state.name == "FAIL":
             value = trial.user_attrs["reason"]
@@ -212,31 +209,28 @@ class Search:
         return [*self.going, *(running.job for running in self.running)]
 
     def wait(self, jobs: Sequence[Job], items: Sequence[Sequence[str]]) -> None:
-        with _signals(self._on_signal):
-            self._wait(list(zip(jobs, items, strict=True)))
-
-    def _wait(self, waiting: list[tuple[Job, Sequence[str]]]) -> None:
-        going = self.going
-        free: list[Place] = list(self.free)
-        while waiting or going:
-            while waiting and free and self.stopped_by is None:
-                job, command = waiting.pop(0)
-                job.slot = free.pop(0)
-                job.begin(command)
-                going.append(job)
-            for job in [j for j in going if j.status is not None]:
-                going.remove(job)
-                free.append(job.slot)
-                job.owner.release()
-            if self.stopped_by is not None:
-                for job in going:
-                    job.stop("stopped")
-                if not going:
-                    raise Stopped(self.stopped_by)
-            time.sleep(POLL_S)
+        """Runs jobs to their ends, as many at a time as there are places."""
+        waiting, free = list(zip(jobs, items, strict=True)), list(self.free)
+        with signals_kept(self._on_signal):
+            while waiting or self.going:
+                while waiting and free and self.stopped_by is None:
+                    job, command = waiting.pop(0)
+                    job.slot = free.pop(0)
+                    job.begin(command)
+                    self.going.append(job)
+                for job in [j for j in self.going if j.status is not None]:
+                    self.going.remove(job)
+                    free.append(job.slot)
+                    job.owner.close()
+                if self.stopped_by is not None:
+                    for job in self.going:
+                        job.stop("stopped")
+                    if not self.going:
+                        raise Stopped(self.stopped_by)
+                time.sleep(POLL_S)
 
 
-def _shared(plan: Plan, say: Callable[[str], None]) -> list[str]:
+def _shared(plan: Plan) -> list[str]:
     specs = list(teachers_in(plan.config["model"]).values())
     if not specs:
         return []
@@ -249,11 +243,3 @@ def _shared(plan: Plan, say: Callable[[str], None]) -> list[str]:
         answers = "read by all trials of one data setting"
     say(f"kd-tune: the teacher is measured once for all trials; its answers are {answers}")
     return teacher
-
-
-@contextmanager
-def _signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    with signals_kept():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, handler)
-        yield

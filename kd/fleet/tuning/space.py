@@ -1,7 +1,7 @@
 """What a search may vary: choices and ranges, by configuration key."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ class Space:
     low: float = 0  # the least value of a range
     high: float = 0  # the largest; both are integers or both are floats
     log: bool = False  # even on a logarithmic scale
+    above: str | None = None  # a key above it that is searched too
+    under: tuple[Any, ...] = ()  # those of its choices under which the key exists
 
     @property
     def integer(self) -> bool:
@@ -93,28 +95,10 @@ def short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-@dataclass(frozen=True)
-class SearchSpace:
-    spaces: tuple[Space, ...]  # in the order in which they are chosen: a key before those below it
-    # key -> (the key above it that is searched too, the choices of it under which the key exists)
-    below: dict[str, tuple[str, tuple[int, ...]]]
-
-    def suggest(self, trial: "optuna.Trial") -> dict[str, Any]:
-        """A trial's values by key; a key that does not exist under a trial's choices is left out."""
-        chosen: dict[str, Any] = {}
-        for space in self.spaces:
-            if self._exists(space.key, chosen):
-                chosen[space.key] = space.suggest(trial)
-        return chosen
-
-    def _exists(self, key: str, chosen: dict[str, Any]) -> bool:
-        if key not in self.below:
-            return True
-        above, allowed = self.below[key]
-        if above not in chosen:
-            return False
-        choices = next(s for s in self.spaces if s.key == above).choices or ()
-        return any(choices[i] == chosen[above] for i in allowed)
-
-    def __iter__(self) -> Iterator[Space]:
-        return iter(self.spaces)
+def suggest(spaces: Sequence[Space], trial: "optuna.Trial") -> dict[str, Any]:
+    """A trial's values by key; a key that does not exist under a trial's choices is left out."""
+    chosen: dict[str, Any] = {}
+    for space in spaces:
+        if space.above is None or (space.above in chosen and chosen[space.above] in space.under):
+            chosen[space.key] = space.suggest(trial)
+    return chosen

@@ -1,4 +1,4 @@
-"""The search's memory and its wits: everything of Optuna that is used."""
+"""The trials of a search, its samplers and pruners: everything of Optuna that is used."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kd.errors import UserError, needs_extra
-from kd.fleet.tuning.space import SearchSpace
+from kd.fleet.tuning.space import Space, suggest
 
 try:
     import optuna
@@ -18,9 +18,11 @@ except ImportError as error:
 
 JOURNAL = "journal.log"
 Finished = Literal["complete", "pruned", "failed"]
-_STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+_STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL,
+           "running": TrialState.RUNNING}  # fmt: skip
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
+warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 
 
 class Study:
@@ -36,16 +38,12 @@ class Study:
         self.study: Any = optuna.create_study(load_if_exists=True, **given)
         self._sampler, self._seed = sampler, seed
         self._sow()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self.study.pruner = PRUNERS[pruner](epochs)
+        self.study.pruner = PRUNERS[pruner](epochs)
         vars(self.study)["stop"] = self._stop  # the grid's end; Optuna's own wants its own loop
 
     def _sow(self) -> None:
         """A seed of each trial's own: neither a resumed search nor one on another machine draws the same again."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self.study.sampler = SAMPLERS[self._sampler](self._seed + len(self.trials()))
+        self.study.sampler = SAMPLERS[self._sampler](self._seed + len(self.trials()))
 
     def _stop(self) -> None:
         self.exhausted = True
@@ -56,21 +54,20 @@ class Study:
         return self.study.user_attrs["settings"]
 
     def trials(self, *states: str) -> list[Any]:
-        wanted = tuple({**_STATES, "running": TrialState.RUNNING}[s] for s in states) or None
+        wanted = tuple(_STATES[s] for s in states) or None
         return self.study.get_trials(deepcopy=False, states=wanted)
 
-    def ask(self, space: SearchSpace) -> tuple[Trial, dict[str, Any]]:
+    def ask(self, spaces: Sequence[Space]) -> tuple[Trial, dict[str, Any]]:
         self._sow()
         trial = self.study.ask()
-        return trial, space.suggest(trial)
+        return trial, suggest(spaces, trial)
 
-    def again(self, number: int, space: SearchSpace) -> tuple[Trial, dict[str, Any]]:
-        frozen = next(t for t in self.trials() if t.number == number)
-        trial = Trial(self.study, frozen._trial_id)
-        return trial, space.suggest(trial)
+    def again(self, number: int, spaces: Sequence[Space]) -> tuple[Trial, dict[str, Any]]:
+        trial = Trial(self.study, self.trial(number)._trial_id)
+        return trial, suggest(spaces, trial)
 
-    def reported(self, number: int) -> set[int]:
-        return set(next(t for t in self.trials() if t.number == number).intermediate_values)
+    def trial(self, number: int) -> Any:
+        return next(t for t in self.trials() if t.number == number)
 
     def tell(self, trial: Trial, state: Finished, values: Sequence[float] | None, notes: dict[str, Any]) -> None:
         for name, value in notes.items():
@@ -91,7 +88,7 @@ class Study:
             return {}
         target: Callable[[Any], float] | None = (lambda t: t.values[0]) if len(self.study.directions) > 1 else None
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that few trials say little is said beside the table
+            warnings.simplefilter("ignore")  # the page has a note on few trials
             evaluator = optuna.importance.PedAnovaImportanceEvaluator()
             try:
                 return optuna.importance.get_param_importances(self.study, evaluator=evaluator, target=target)

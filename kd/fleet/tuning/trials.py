@@ -1,48 +1,101 @@
-"""A trial's process: started or resumed, watched through its run folder, stopped by SIGTERM."""
+"""A trial's process, on its share of a machine: started or resumed, watched through its run folder, stopped."""
 
 import csv
 import fcntl
-import re
+import os
 import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
-from kd.fleet.tuning.places import LOST, RUNNER, Place, Process
+import torch
+
+from kd.callbacks.shared_preflight import FOLDER
+from kd.launch.child import reason_in, start_kd_train
+from kd.machine import core_ids
 from kd.storage.checkpoints import newest_whole
 from kd.storage.elsewhere import json_of, text_of
 
+LOST = 1000  # The status of a run whose machine went: nothing is known against the run itself
+RUNNER = "runner"  # a lock beside a trial's log: of a run that holds no other, wherever it is
 LOG = "log.txt"
 KILL_S = 60.0  # after a SIGTERM: a step and a checkpoint take less
 MOST_LOST = 3  # machines that go under one trial: then it is the trial
 
 
-class Owner:
-    """A lock on a trial's folder, held by the search and by its run; a run elsewhere holds one of its own machine."""
+class Process(Protocol):
+    def poll(self) -> int | None:
+        """The exit status, negative for a signal, :data:`LOST` where its machine went; None while it runs."""
 
-    def __init__(self, file: IO[str]) -> None:
-        self.file = file
+    def send_signal(self, number: int, /) -> None:
+        """Sends the run a signal."""
 
-    @classmethod
-    def take(cls, folder: Path) -> "Owner | None":
-        """The lock; None where another process has it, or a run elsewhere still ends."""
-        folder.mkdir(parents=True, exist_ok=True)
-        file = _locked(folder / "owner")
-        if file is None:
+
+class Place(Protocol):
+    """A share of some machine that one trial has for itself."""
+
+    def start(self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None) -> Process:
+        """Starts ``kd-train`` (or the command that the first item names)."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    cores: tuple[int, ...]  # numbers of its CPU cores; empty where they can't be dealt
+    gpus: tuple[str, ...]  # numbers of its GPUs
+
+    def variables(self) -> dict[str, str]:
+        threads = {} if "OMP_NUM_THREADS" in os.environ or not self.cores else {"OMP_NUM_THREADS": str(len(self.cores))}
+        return threads | ({"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {})
+
+    def start(self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None) -> Process:
+        with log.open("a") as opened:
+            process = start_kd_train(
+                items,
+                stdout=opened, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                env={**self.variables(), **env},
+                pass_fds=() if owner is None else (owner.fileno(),), start_new_session=True,
+            )  # fmt: skip
+        if self.cores:
+            with suppress(OSError):  # it has ended already
+                os.sched_setaffinity(process.pid, self.cores)
+        return process
+
+
+def deal(jobs: int, gpus: Sequence[str]) -> list[Slot]:
+    cores = core_ids() or []
+    return [Slot(tuple(cores[i::jobs]), tuple(gpus[i::jobs])) for i in range(jobs)]
+
+
+def gpus_of(accelerator: str) -> list[str]:
+    if accelerator not in ("auto", "gpu", "cuda") or not torch.cuda.is_available():
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+
+
+@dataclass(frozen=True)
+class Share:
+    # CPU cores; None: as many as each trial can have where all GPUs are used, one without GPUs
+    cores: int | None = None
+    gpus: int | None = None  # GPUs; None: one where runs may use them and the cluster has some
+
+
+def lock_trial(folder: Path) -> IO[str] | None:
+    """A lock on a trial's folder for the search and its run; None while a process holds it or, elsewhere, RUNNER."""
+    folder.mkdir(parents=True, exist_ok=True)
+    owner = _locked(folder / "owner")
+    if owner is not None and (folder / RUNNER).exists():
+        running = _locked(folder / RUNNER)
+        if running is None:
+            owner.close()
             return None
-        if (folder / RUNNER).exists():
-            running = _locked(folder / RUNNER)
-            if running is None:
-                file.close()
-                return None
-            running.close()
-        return cls(file)
-
-    def release(self) -> None:
-        self.file.close()
+        running.close()
+    return owner
 
 
 def _locked(path: Path) -> IO[str] | None:
@@ -60,7 +113,7 @@ class Job:
     folder: Path  # its own; the run's folder lies below
     recipe: str  # the recipe's name
     slot: Place  # where it runs
-    owner: Owner  # its lock
+    owner: IO[str]  # its lock
     process: Process | None = None  # None where the run had ended before
     items: Sequence[str] = ()  # its command line, to be begun again where its machine went
     lost: int = 0
@@ -98,7 +151,8 @@ class Job:
         return True
 
     def _start(self, items: Sequence[str]) -> None:
-        self.process = self.slot.start(items, self.folder / LOG, self.owner.file)
+        env = {FOLDER: str(self.folder.parents[1].resolve() / "preflight")}  # all trials share it
+        self.process = self.slot.start(items, self.folder / LOG, env, self.owner)
 
     def stop(self, why: str) -> None:
         """Makes the run save and end; :attr:`status` kills one that has not after ``patience_s``."""
@@ -135,25 +189,17 @@ class Job:
             return {}
 
     def reason(self) -> str:
-        """Why the run failed, in a line: the last that ``kd-train`` has said of it."""
-        try:
-            text = (self.folder / LOG).read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            text = ""
-        said = r"kd-(?:train|latency): (?!the traceback|to resume|resume)(?:rank \d+: )?(?:failed: )?(.+)"
-        last = text.strip().splitlines()[-1:] or ["no output"]
+        """Why the run failed, in a line."""
         status = self.status or 0
         if self.lost > MOST_LOST:
             return f"its machine went {self.lost} times"
-        if status < 0:
-            return f"killed by {signal.Signals(-status).name}"
-        return (re.findall(said, text) or last)[-1][:200]
+        return f"killed by {signal.Signals(-status).name}" if status < 0 else reason_in(self.folder / LOG)
 
 
 def evaluate(run: Path, split: str, slot: Place) -> dict[str, float]:
     file = run / f"eval_{split}.json"
     if not file.is_file():
-        process = slot.start(["eval", str(run), f"split={split}"], run.parent.parent / LOG)
+        process = slot.start(["eval", str(run), f"split={split}"], run.parent.parent / LOG, {})
         while process.poll() is None:
             time.sleep(0.05)
     return json_of(text_of(file))["student"] if file.is_file() else {}

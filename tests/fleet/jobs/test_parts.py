@@ -7,8 +7,8 @@ import pytest
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job
-from kd.fleet.jobs.program import Tail, ask, command, fetched, need, refuse_spot
-from kd.fleet.jobs.target import Outcome
+from kd.fleet.jobs.target import Outcome, Tail, ask, command, need, refuse_spot
+from kd.fleet.jobs.torchrun import Torchrun
 
 
 def test_a_program_that_fails_is_told_by_its_last_line() -> None:
@@ -44,5 +44,6 @@ def test_where_folders_are_shared_files_are_named_where_they_are(tmp_path: Path)
         refuse_spot(replace(job, spot=True), "SLURM's machines")
     with pytest.raises(UserError, match="channel:photos: SLURM's machines see this machine's folders"):
         refuse_spot(replace(job, items=["data.source.root=channel:photos"]), "SLURM's machines")
-    assert fetched(tmp_path) == tmp_path and fetched(own) is None
-    assert Outcome(True, "done").hours is None
+    place, done = Torchrun(), Outcome(True, "done")
+    assert place.fetch(done, tmp_path) == tmp_path and place.fetch(done, own) is None
+    assert done.hours is None

@@ -1,13 +1,10 @@
 """Helpers that are pure functions, one call each."""
 
-from kd.fleet.tuning.space import item, parse, short
+from kd.fleet.tuning.space import Space, item, parse, short
 
 
 def test_parse() -> None:
-    assert (
-        repr(parse("optim.lr", "log:1e-5..1e-3"))
-        == "Space(key='optim.lr', choices=None, low=1e-05, high=0.001, log=True)"
-    )
+    assert parse("optim.lr", "log:1e-5..1e-3") == Space("optim.lr", None, low=1e-05, high=0.001, log=True)
     assert parse("data.batch_size", "[16, 32]").choices == (16, 32)
 
 

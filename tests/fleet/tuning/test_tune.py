@@ -23,11 +23,11 @@ pytest.importorskip("optuna")
 
 from kd.cli import main, train_main
 from kd.errors import needs_extra
-from kd.fleet.tuning.places import deal
 from kd.fleet.tuning.plan import _objective
 from kd.fleet.tuning.results import Confirmation
-from kd.fleet.tuning.space import SearchSpace, parse
+from kd.fleet.tuning.space import parse
 from kd.fleet.tuning.study import Study
+from kd.fleet.tuning.trials import deal
 from tests._forks import ForkedRun, start, status_of
 from tests._helpers import ROOT, run_cli, write_recipe
 from tests._pages import BROWSER, FLAGS, section
@@ -41,7 +41,7 @@ QUIET = ["trainer.precision=32-true", "trainer.max_epochs=2"]
 @pytest.fixture(autouse=True)
 def _forked_trials(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if "slow" not in request.keywords:
-        monkeypatch.setattr("kd.fleet.tuning.places.start_kd_train", ForkedRun)
+        monkeypatch.setattr("kd.fleet.tuning.trials.start_kd_train", ForkedRun)
 
 
 def wait_until(true: Callable[[], bool], timeout_s: float = 60) -> None:
@@ -266,7 +266,7 @@ def test_a_difference_is_weighed_against_its_spread() -> None:
 @pytest.mark.parametrize("sampler", ["tpe", "random", "cmaes"])
 def test_two_searches_in_one_folder_do_not_draw_the_same(tmp_path: Path, sampler: str) -> None:
     """Begun at the same moment, with nothing known yet."""
-    space = SearchSpace((parse("optim.lr", "0.1..0.9"),), {})
+    space = [parse("optim.lr", "0.1..0.9")]
     both = [Study(tmp_path, ["maximize"], sampler, "none", 1, 0) for _ in range(2)]
     drawn = [study.ask(space)[1]["optim.lr"] for _ in range(3) for study in both]
     assert len(set(drawn)) == 6
@@ -333,7 +333,7 @@ def test_a_second_ctrl_c_waits_for_no_trial(recipe: Path) -> None:
 @pytest.mark.parametrize("tail", ['{"op_code":4,"wor', "\0" * 40])
 def test_a_torn_line_of_the_journal_ends_no_search(tmp_path: Path, tail: str) -> None:
     """A process was killed while it wrote; the next ones write and read on, those that have it open too."""
-    space = SearchSpace((parse("optim.lr", "0.1..0.9"),), {})
+    space = [parse("optim.lr", "0.1..0.9")]
     study = Study(tmp_path, ["maximize"], "tpe", "none", 1, 0)
     study.ask(space)
     whole = (tmp_path / "journal.log").read_bytes()
