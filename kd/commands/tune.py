@@ -11,7 +11,7 @@ kd-tune: searches for a better run: learning rate, losses, temperature, views, w
   kd-tune recipe=NAME [config=OVERLAY ...] [key=value ...] search.KEY=SPACE ... trials=N
 
   search.KEY=SPACE   [a, b, c] a choice, 1..8 integers, 0.1..0.9 numbers, log:1e-5..1e-3 numbers on a log scale;
-                     a key below another one that is searched too is searched where the choice has it:
+                     a key below another searched key applies only to the choices that have it:
                      'search.model.distill_losses.kd=[KDLoss, DKDLoss]' search.model.distill_losses.kd.beta=1..8
   tune=FILE          settings of the search and, under search:, its spaces, as YAML
   trials=N           in all (20)

@@ -158,10 +158,11 @@ def test_an_endpoint_from_creation_to_deletion(
 
 
 def test_a_batch_transform_is_sent_and_followed(cloud: Any, tmp_path: Path) -> None:
-    own = {"role": PLACE[0][5:], "bucket": "s3://kd-test", "batch": "s3://kd-test/in", "out": "s3://kd-test/out"}
+    own = {"role": PLACE[0][5:], "image": PLACE[2][6:], "bucket": "s3://kd-test", "batch": "s3://kd-test/in",
+           "out": "s3://kd-test/out"}  # fmt: skip
     archive = tmp_path / "model.tar.gz"
     archive.write_bytes(b"x")
-    found = endpoint.Endpoint("food", read_machines("instances", "1xml.c5.xlarge"), PLACE[2][6:], own)
+    found = endpoint.Endpoint("food", read_machines("instances", "1xml.c5.xlarge"), own)
     endpoint._create(found.requests(), archive)
     assert endpoint._wait("transform_job", "food").text == "Completed"
     assert endpoint.delete("food") == 0 and not cloud.list_models()["Models"]
@@ -170,7 +171,8 @@ def test_a_batch_transform_is_sent_and_followed(cloud: Any, tmp_path: Path) -> N
 def test_what_cannot_be_created_leaves_nothing(cloud: Any, tmp_path: Path) -> None:
     archive = tmp_path / "model.tar.gz"
     archive.write_bytes(b"x")
-    found = endpoint.Endpoint("food", None, PLACE[2][6:], {"role": PLACE[0][5:], "bucket": "s3://kd-test"})
+    own = {"role": PLACE[0][5:], "image": PLACE[2][6:], "bucket": "s3://kd-test"}
+    found = endpoint.Endpoint("food", None, own)
     requests = found.requests()
     requests["create_endpoint"]["EndpointConfigName"] = "another"
     with pytest.raises(UserError, match=r"sagemaker: .*Could not find endpoint"):
