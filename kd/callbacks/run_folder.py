@@ -114,7 +114,8 @@ class RunFolder(Callback):
 
     def release(self) -> None:
         if self._lock is not None:
-            self._lock.close()
+            with suppress(OSError):
+                self._lock.close()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run = RunContext.of(trainer)

@@ -4,8 +4,10 @@ import copy
 import math
 import statistics
 import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +33,16 @@ TRIAL_S = 1.0  # measured for each number of loader processes, at least 4 steps
 TRIED_ROOM = 0.1  # of the memory, where a batch was tried: for fragmentation, and pictures that differ
 
 
-def median_ms(call: Callable[[], Any], device: torch.device, repeats: int = 3) -> float:
+def median_ms(call: Callable[[], Any], device: torch.device) -> float:
     call()
-    times = []
-    for _ in range(repeats):
-        _synchronize(device)
-        start = time.perf_counter()
-        call()
-        _synchronize(device)
-        times.append(1000 * (time.perf_counter() - start))
-    return statistics.median(times)
+    return 1000 * statistics.median(timeit.repeat(call, timer=partial(_clock, device), number=1, repeat=3))
 
 
-def _synchronize(device: torch.device) -> None:
+def _clock(device: torch.device) -> float:
+    """Seconds, once the device has done what was queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 @dataclass
@@ -179,13 +176,12 @@ def _trial_ms(
     batches = iter(data.trial_loader(ahead + steps))
     for _ in range(ahead):
         learn(next(batches))
-    _synchronize(strategy.root_device)
+    _clock(strategy.root_device)
     strategy.barrier()
     start = time.perf_counter()
     for batch in batches:
         learn(batch)
-    _synchronize(strategy.root_device)
-    spent = torch.tensor(1000 * (time.perf_counter() - start) / steps, device=strategy.root_device)
+    spent = torch.tensor(1000 * (_clock(strategy.root_device) - start) / steps, device=strategy.root_device)
     return float(strategy.reduce(spent, reduce_op="max"))
 
 

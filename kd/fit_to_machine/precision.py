@@ -1,6 +1,6 @@
 """The precision of a run whose settings name none."""
 
-import time
+import timeit
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 
@@ -52,12 +52,7 @@ def bfloat16_time() -> float:
 
 
 def _product_s(matrix: Tensor) -> float:
-    times = []
-    for _ in range(6):
-        start = time.perf_counter()
-        matrix @ matrix
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
+    return min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=6)[1:])
 
 
 def choose_kernels(trainer: Trainer, models: Iterable[nn.Module], products: str, benchmark: bool) -> None:

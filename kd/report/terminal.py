@@ -13,54 +13,38 @@ from kd.report.metric import duration, format_metric, in_tables
 
 def print_features(results: list[dict[str, Any]]) -> None:
     """Prints the figures of students without classifiers."""
-    shown = [name for name in results[0]["student"] if name != "params"]
-    table = Table(title=f"{results[0]['pictures']} pictures: {results[0]['data']}")
-    for column in ("", "parameters", *shown):
-        table.add_column(column, justify="right" if column else "left", overflow="fold")
-    for name, figures in _feature_rows(results, _short([result["run"] for result in results])):
-        cells = [format_metric(metric, figures[metric]) if metric in figures else "" for metric in shown]
-        table.add_row(name, f"{figures['params'] / 1e6:.2f} M", *cells)
-    _console().print(table)
+    _print_models(results[0], _feature_rows(results, _short([result["run"] for result in results])))
     if "probe" not in results[0]:
         print("k-NN and ridge probe need labelled pictures: data.probe.root=DIR (DIR/train/<class>, DIR/val/<class>)")
 
 
 def print_evaluation(result: dict[str, Any]) -> None:
     """Prints the figures of one model and its teacher."""
-    console = _console()
-    table, shown = _table(result)
-    for name in ("teacher", "student"):
-        if name in result:
-            table.add_row(name, *_cells(result[name], shown))
-    console.print(table)
+    _print_models(result, [(name, result[name]) for name in ("teacher", "student") if name in result])
     for line in _faithful(result.get("fidelity")):
         print(line)
     if "robust" in result:
-        console.print(_robust_table(result["robust"]))
+        _print_robust(result["robust"])
 
 
 def print_side_by_side(results: list[dict[str, Any]], pairs: list[tuple[int, int]]) -> None:
     """Each model, each teacher once, and the differences to the first in points."""
-    console = _console()
-    table, shown = _table(results[0])
     first, names = results[0], _short([result["run"] for result in results])
-    teachers: list[dict[str, Any]] = []
+    models: list[tuple[str, Any]] = []
     for name, result in zip(names, results, strict=True):
-        if "teacher" in result and result["teacher"] not in teachers:
-            teachers.append(result["teacher"])
-            table.add_row(f"teacher of {name}", *_cells(result["teacher"], shown))
-    for name, result in zip(names, results, strict=True):
-        table.add_row(name, *_cells(result["student"], shown))
-    for name, result in zip(names[1:], results[1:], strict=True):
-        table.add_row(f"{name} - {names[0]}, points", *_gaps(first["student"], result["student"], shown))
-    console.print(table)
+        if "teacher" in result and result["teacher"] not in [teacher for _, teacher in models]:
+            models.append((f"teacher of {name}", result["teacher"]))
+    models += [(name, result["student"]) for name, result in zip(names, results, strict=True)]
+    gaps = [[f"{name} - {names[0]}, points", *_gaps(first["student"], result["student"], _shown(first))]
+            for name, result in zip(names[1:], results[1:], strict=True)]  # fmt: skip
+    _print_models(first, models, gaps)
     for name, pair in zip(names[1:], pairs, strict=False):
         print(_paired(names[0], name, pair, first["pictures"]))
     for name, result in zip(names, results, strict=True):
         for line in _faithful(result.get("fidelity")):
             print(f"{name}: {line}")
         if "robust" in result:
-            console.print(_robust_table(result["robust"], name))
+            _print_robust(result["robust"], f"{name}: ")
 
 
 def _paired(first: str, other: str, pair: tuple[int, int], pictures: int) -> str:
@@ -84,17 +68,21 @@ def _gaps(first: dict[str, float], other: dict[str, float], shown: Sequence[str]
     return [share, *(f"{100 * (other[k] - first[k]):+.1f}" if k in first and k in other else "" for k in shown)]
 
 
-def _table(result: dict[str, Any]) -> tuple[Table, list[str]]:
-    """A table of the figures in ``result``, without rows yet, and the names of its figures."""
-    table = Table(title=f"{result['pictures']} pictures: {result['data']}")
-    shown = [name for name in result["student"] if name != "params" and not name.startswith("iou_")]
-    for column in ("", "parameters", *shown):
-        table.add_column(column, justify="right" if column else "left", overflow="fold")
-    return table, shown
+def _shown(result: dict[str, Any]) -> list[str]:
+    return [name for name in result["student"] if name != "params" and not name.startswith("iou_")]
 
 
-def _cells(row: dict[str, float], shown: Sequence[str]) -> list[str]:
-    return [f"{row['params'] / 1e6:.2f} M", *(format_metric(k, row[k]) if k in row else "" for k in shown)]
+def _print_models(
+    result: dict[str, Any], models: Iterable[tuple[str, dict[str, float]]], more: Sequence[list[str]] = ()
+) -> None:
+    shown = _shown(result)
+    rows = [[name, f"{model['params'] / 1e6:.2f} M", *_figures(model, shown)] for name, model in models]
+    title = f"{result['pictures']} pictures: {result['data']}"
+    print_table(title, ["", "parameters", *shown], [*rows, *more], left=("",))
+
+
+def _figures(row: dict[str, float], shown: Sequence[str]) -> list[str]:
+    return [format_metric(k, row[k]) if k in row else "" for k in shown]
 
 
 def print_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str],
@@ -105,11 +93,7 @@ def print_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequen
         table.add_column(column, justify="left" if column in left else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    _console(width).print(table)
-
-
-def _console(width: int = 120) -> Console:
-    return Console(width=None if sys.stdout.isatty() else width)
+    Console(width=None if sys.stdout.isatty() else width).print(table)
 
 
 def _faithful(found: dict[str, Any] | None) -> list[str]:
@@ -140,14 +124,10 @@ def _faithful(found: dict[str, Any] | None) -> list[str]:
     return lines + ([f"classes that lost most ({found['score']}): " + ", ".join(lost)] if lost else [])
 
 
-def _robust_table(found: dict[str, dict[str, list[float]]], whose: str = "") -> Table:
-    table = Table(title=f"{whose}{': ' if whose else ''}on damaged pictures, by strength")
-    for column in ("", "", "1", "2", "3"):
-        table.add_column(column, justify="right" if column else "left")
-    for damage, models in found.items():
-        for model, values in models.items():
-            table.add_row(damage, model, *(f"{value:.1%}" for value in values))
-    return table
+def _print_robust(found: dict[str, dict[str, list[float]]], whose: str = "") -> None:
+    rows = [[damage, model, *(f"{value:.1%}" for value in values)]
+            for damage, models in found.items() for model, values in models.items()]  # fmt: skip
+    print_table(f"{whose}on damaged pictures, by strength", ("", "", "1", "2", "3"), rows, left=("",))
 
 
 def _feature_rows(results: Sequence[dict[str, Any]], names: Sequence[str]) -> list[tuple[str, dict[str, float]]]:
@@ -164,20 +144,17 @@ def _feature_rows(results: Sequence[dict[str, Any]], names: Sequence[str]) -> li
 
 def print_summary(summary: dict[str, Any], folder: Path) -> None:
     """Prints a table of ``summary.json``, its findings, and where the run is."""
-    table = Table(title=f"{summary['recipe']}: {summary['epochs']} epochs in {duration(summary['wall_s'])}")
     shown = [name for name in summary["student"]["val"] if in_tables(name)]
-    for column in ("", "model", "parameters", *(f"val {name}" if name != "agreement" else name for name in shown)):
-        table.add_column(column, justify="left" if column in ("", "model") else "right")
     teacher = summary["teacher"]
     rows: list[tuple[str, Any, Any]] = [("teacher", teacher, teacher["val"])] if teacher else []
     for name, student in (summary.get("students") or {"student": summary["student"]}).items():
         best = student["best_val"]
         rows += [(f"{name}, last epoch", student, student["val"])]
         rows += [(f"{name}, best epoch ({best['epoch']})", student, best)] if best else []
-    for name, model, val in rows:
-        numbers = [format_metric(k, val[k]) if k in val else "" for k in shown]
-        table.add_row(name, model["arch"], f"{model['params'] / 1e6:.2f} M", *numbers)
-    _console().print(table)
+    columns = ["", "model", "parameters", *(f"val {name}" if name != "agreement" else name for name in shown)]
+    cells = [[name, m["arch"], f"{m['params'] / 1e6:.2f} M", *_figures(val, shown)] for name, m, val in rows]
+    title = f"{summary['recipe']}: {summary['epochs']} epochs in {duration(summary['wall_s'])}"
+    print_table(title, columns, cells, left=("", "model"))
     speed = f"{summary['images_per_s']:,.0f} images/s, " if summary["images_per_s"] else ""
     print(f"{speed}{summary['device']}, {summary['precision']}, {summary['world_size']} process(es)")
     for finding in summary.get("findings", []):

@@ -109,7 +109,7 @@ class LocalCache:
 
     def __init__(self, folder: Path, limit: int | None = None) -> None:
         self.folder, self.limit = folder, limit
-        self._written: int | None = None  # since eviction was last thought of
+        self._written = limit or 0  # bytes since the last eviction; the first write evicts
 
     def has(self, name: str) -> bool:
         return (self.folder / name).is_file()
@@ -144,10 +144,10 @@ class LocalCache:
     def _bound(self, more: int) -> None:
         """Now and then: lets the copies go that were used longest ago."""
         assert self.limit is not None
-        due = self._written is None or self._written + more > self.limit // 50
-        self._written = 0 if due else (self._written or 0) + more
-        if not due:
+        self._written += more
+        if self._written <= self.limit // 50:
             return
+        self._written = 0
         with suppress(Timeout), FileLock(self.folder / "lock-evict", timeout=0):  # else another process does it
             found = []
             for entry in (e for folder in os.scandir(self.folder) if folder.is_dir() for e in os.scandir(folder)):

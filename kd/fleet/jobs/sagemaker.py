@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from botocore.model import ServiceModel
 
 POLL_S = 20
+EFA = re.compile(r"ml\.(p4d|p4de|p5|p6)")  # instances that have it
 METRICS = ("train/loss", "val/acc1", "val/miou", "val/map")
 METRIC = r"(?:^|\s){name} (-?[0-9.]+(?:e[+-]?[0-9]+)?)"  # A value in the line that ``kd-train`` prints after each epoch
 
@@ -144,7 +145,7 @@ def common(job: Job) -> dict[str, Any]:
         "Environment": {
             "PYTHONUNBUFFERED": "1",
             **({"RAY_AUTH_TOKEN": job.secret} if job.secret else {}),
-            **({"FI_PROVIDER": "efa"} if job.machines.count > 1 and _has_efa(job.machines.type) else {}),
+            **({"FI_PROVIDER": "efa"} if job.machines.count > 1 and EFA.match(job.machines.type) else {}),
         },
     }
 
@@ -192,10 +193,6 @@ def tags(job: Job) -> dict[str, list[dict[str, str]]]:
     if wrong is not None:
         raise UserError(f"tags: must be KEY=VALUE with commas between, got '{wrong}'")
     return {"Tags": [{"Key": key.strip(), "Value": value.strip()} for key, _, value in found]} if found else {}
-
-
-def _has_efa(kind: str) -> bool:
-    return re.match(r"ml\.(p4d|p4de|p5|p6)", kind) is not None
 
 
 def _has_disks(job: Job) -> bool:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,14 +40,12 @@ class Study:
         self._sampler, self._seed = sampler, seed
         self._sow()
         self.study.pruner = PRUNERS[pruner](epochs)
-        vars(self.study)["stop"] = self._stop  # the grid's end; Optuna's own wants its own loop
+        # the grid's end; Optuna's own wants its own loop
+        vars(self.study)["stop"] = partial(setattr, self, "exhausted", True)
 
     def _sow(self) -> None:
         """A seed of each trial's own: neither a resumed search nor one on another machine draws the same again."""
         self.study.sampler = SAMPLERS[self._sampler](self._seed + len(self.trials()))
-
-    def _stop(self) -> None:
-        self.exhausted = True
 
     def begun_with(self, settings: dict[str, Any]) -> dict[str, Any]:
         if "settings" not in self.study.user_attrs:
