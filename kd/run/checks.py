@@ -87,10 +87,6 @@ def loggers_with_folders(items: Sequence[str]) -> str:
     return f"--trainer.logger={json.dumps(specs)}"
 
 
-def check_name(name: str) -> None:
-    typed.check_values([("name", name)], keys.schema())
-
-
 def check_student(name: str, own: dict[str, Any]) -> None:
     foreign = [key for key in flatten(own) if key and not key.startswith(("model.", "optim."))]
     foreign += [key for key in flatten(own) if key.startswith(("model.teacher.", "model.teachers.", "model.task."))]

@@ -1,7 +1,9 @@
 """Reads YAML files strictly: what PyYAML and omegaconf would pass over in silence is refused here, in one line."""
 
+import copy
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,17 @@ class _Strict(Loader):
         return super().construct_mapping(node, deep)
 
 
+@lru_cache(maxsize=16)  # a command reads its files several times
+def _content(text: str) -> Any:
+    return yaml_of(current(text), _Strict)
+
+
 def read(file: Path) -> dict[Any, Any]:
     try:
-        content = yaml_of(current(text_of(file)), _Strict)
+        content = copy.deepcopy(_content(text_of(file)))
     except OSError as error:
         raise UserError(f"{file} can't be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is no YAML: {' '.join(str(error).split())[:200]}") from error
     if not isinstance(content, dict):
         raise UserError(f"{file} must hold settings (key: value), not {type(content).__name__}")
@@ -82,7 +89,5 @@ def leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
 def flatten(tree: object, prefix: str = "") -> dict[str, Any]:
     if not isinstance(tree, dict) or not tree:
         return {prefix: tree}
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
-    return flat
+    parts = [flatten(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in tree.items()]
+    return {key: value for part in parts for key, value in part.items()}

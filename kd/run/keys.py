@@ -165,6 +165,7 @@ def _group(group: str, name: str) -> dict[str, Key]:
     return found
 
 
+@cache
 def subclasses(*bases: str) -> dict[str, str]:
     names = [name for name in _files() if not name.startswith("_") and name not in bases and _is_below(name, bases)]
     return {name: (ast.get_docstring(definition(name) or ast.Module([], [])) or "").split("\n")[0] for name in names}
@@ -238,8 +239,7 @@ def table(keys: dict[str, Key], pattern: str) -> str:
     if not found:
         raise UserError(f"no key with '{pattern}' in its name (kd-train --keys)")
     width = min(40, max(len(key.name) for key in found))
-    lines = []
-    for key in found:
-        default = f" = {key.default}" if key.default else ""
-        lines.append(f"{key.name:<{width}}  {key.type}{default}" + (f"\n{'':<{width}}  {key.text}" if key.text else ""))
-    return "\n".join(lines) + "\n"
+    texts = [key.text and f"\n{'':<{width}}  {key.text}" for key in found]
+    defaults = [key.default and f" = {key.default}" for key in found]
+    rows = zip(found, defaults, texts, strict=True)
+    return "".join(f"{key.name:<{width}}  {key.type}{default}{text}\n" for key, default, text in rows)

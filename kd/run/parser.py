@@ -1,5 +1,6 @@
 """The typed configuration: LightningCLI with our keys. The only file that knows jsonargparse."""
 
+import copy
 import json
 import logging
 import warnings
@@ -108,9 +109,8 @@ class KDCLI(LightningCLI):
         own = list(takewhile(lambda item: item.startswith(TRUSTED), args))
         self._trusted = [item.removeprefix(TRUSTED) for item in own]
         self.student_configs: dict[str, str] = {}
-        self._yaml = ""  # dumped after a change alone
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        self._yaml, self._plain = "", dict[str, Any]()  # made after a change alone
+        with warnings.catch_warnings(action="ignore"):
             super().__init__(
                 assemble,
                 DistillationDataModule,
@@ -126,14 +126,13 @@ class KDCLI(LightningCLI):
 
     def change(self, settings: Mapping[str, Any]) -> None:
         for key, value in settings.items():
-            self._yaml = ""
+            self._yaml, self._plain = "", {}
             *path, last = key.split(".")
             reduce(lambda node, part: node[part], path, self.config)[last] = value
 
     def build(self, cluster: Cluster | None = None, marker: Path | None = None) -> None:
         self.cluster, self._marker = cluster, marker
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             self._build()
 
     def setup_parser(self, *arguments: Any) -> None:
@@ -324,7 +323,8 @@ class KDCLI(LightningCLI):
         return DistillationModule.together(found)
 
     def as_dict(self) -> dict[str, Any]:
-        return yaml.load(self.as_yaml(), FAST)
+        self._plain = self._plain or yaml.load(self.as_yaml(), FAST)
+        return copy.deepcopy(self._plain)
 
     def as_yaml(self) -> str:
         self._yaml = self._yaml or self._dump(self.config.clone())

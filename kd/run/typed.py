@@ -114,10 +114,9 @@ def meant_by(key: str, value: object, losses: Iterable[str] = ()) -> str:
         return f"{key}.source={value}" if key == "data" else f"checkpoint.monitor={value}"
     if key == "model.distill_losses":
         return f"{key}.{next(iter(losses), 'kd')}={value}"
-    if key == "trainer.logger" and value.lower() in LOGGERS:
-        return f"{key}={LOGGERS[value.lower()]}"
-    if key == "trainer.precision" and value.lower() in PRECISIONS:
-        return f"{key}={PRECISIONS[value.lower()]}"
+    names = {"trainer.logger": LOGGERS, "trainer.precision": PRECISIONS}.get(key, {})
+    if value.lower() in names:
+        return f"{key}={names[value.lower()]}"
     return "model.task.class_weights=auto" if key.endswith("class_weights") and value == "balanced" else ""
 
 
@@ -149,8 +148,9 @@ def _unknown_class(key: str, value: object) -> str:
         if not (isinstance(given, str) and re.fullmatch(r"\w+|kd(\.\w+)+", given)) or given.endswith(SETTINGS):
             continue
         name, known = given.rpartition(".")[2], _class_names(key)
-        loaded = any(isinstance(vars(module).get(name), type) for module in [*sys.modules.values()] if module)
-        if not (name in known or loaded or (definition(name) if name != given else not known)):
+        if name in known or (definition(name) if name != given else not known):
+            continue
+        if not any(isinstance(vars(module).get(name), type) for module in [*sys.modules.values()] if module):
             return no_class(key, given)
     return ""
 

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from kd.errors import UserError
-from kd.run.checks import check_name, check_student
+from kd.run import keys
+from kd.run.checks import check_student
 from kd.run.messages import missing, one_line
 from kd.run.own_keys import positive, refuse_foreign, take, truth, whole_number, whole_numbers
 from kd.run.request import Request
 from kd.run.streams import Unbroken, unbroken_output
+from kd.run.typed import check_values
 
 
 def test_a_command_takes_its_own_keys_and_leaves_the_rest() -> None:
@@ -51,10 +53,10 @@ def test_the_parsers_words_become_one_line() -> None:
 
 
 def test_names_of_runs_and_of_students() -> None:
-    check_name("first-try")
+    check_values([("name", "first-try")], keys.schema())
     check_student("low", {"optim.lr": 0.1, "model.student": {"arch": "resnet18"}})
     for call, message in (
-        (lambda: check_name("../x"), "name: begins with a letter"),
+        (lambda: check_values([("name", "../x")], keys.schema()), "name: begins with a letter"),
         (lambda: check_student("a", {"model.teacher.arch": "b"}), "students.a: may differ in model.student"),
         (lambda: check_student("a/b", {}), "students: a name is made of letters"),
     ):

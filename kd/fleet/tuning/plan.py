@@ -11,9 +11,8 @@ from kd.fleet.tuning.space import Space, item, parse
 from kd.fleet.tuning.trials import Share
 from kd.machine import cores
 from kd.report.metric import less_is_better
-from kd.run import files
+from kd.run import files, keys, typed
 from kd.run.build import metrics_of
-from kd.run.checks import check_name
 from kd.run.files import flatten
 from kd.run.own_keys import positive, take, whole_number
 from kd.run.paths import folder
@@ -106,7 +105,7 @@ def plan(request: Request) -> Plan:
     if sampler == "grid" and (floats := [s.key for s in space if s.choices is None and not s.integer]):
         raise UserError(f"sampler: a grid needs choices or integers; search.{floats[0]} is neither")
     name = str(given.get("name") or "search")
-    check_name(name)
+    typed.check_values([("name", name)], keys.schema())
     limits = {key: positive(key, str(given[key])) for key in ("hours", "trial_hours") if given.get(key) is not None}
     return Plan(
         items=[*items, *request.overrides],
