@@ -12,7 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import kd.run.parser  # noqa: F401 (Lightning and the rest, imported once, not by every fork)
+import torch._dynamo  # noqa: F401 (what each optimizer imports at its first step; seconds, once and not in every fork)
+
+import kd.run.parser  # noqa: F401 (Lightning and the rest, the same)
 from kd.cli import main, train_main
 from tests._helpers import ROOT
 

@@ -31,6 +31,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     # its parent hangs in GNU OpenMP.
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+    # Each of a run's 24 files is forced to the disk, milliseconds each, against a power cut, which no test makes.
+    os.fsync = lambda handle: None
     # A loader's worker looks every 5 s whether its parent is gone or has no work left: many tests would wait for it.
     torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 0.2
     torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 1.0  # how long the loader waits for it at the end

@@ -38,6 +38,14 @@ def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
 
 
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And then its name is: a power cut leaves the old file or the new one."""
+    file, forced = tmp_path / "last.ckpt", []
+    monkeypatch.setattr(os, "fsync", lambda handle: forced.append((os.fstat(handle).st_ino, file.exists())))
+    save(file, 1.0)
+    assert forced == [(file.stat().st_ino, False), (tmp_path.stat().st_ino, True)]
+
+
 def test_the_last_but_one_is_kept(tmp_path: Path) -> None:
     for number in (1.0, 2.0, 3.0):
         save(tmp_path / "last.ckpt", number)

@@ -7,17 +7,30 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import kd.strategies.fsdp  # noqa: F401 (torch.distributed.checkpoint and the rest, once and not in every fork)
 from tests._forks import start_ranks, status_of
+from tests._helpers import write_recipe
 from tests._ranks import HINT, losses, said, train
 
 SHARDED, PLAIN = "config=fsdp", "trainer.strategy=ddp"
 
 
-@pytest.mark.parametrize(
-    "more", [pytest.param([], marks=pytest.mark.slow), HINT], ids=["logits", "a loss with parameters"]
-)
-def test_shards_learn_what_whole_copies_learn(recipe: Path, more: list[str]) -> None:
-    plain, sharded = (train(recipe, strategy, *more) for strategy in (PLAIN, SHARDED))
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Path) -> Path:
+    """A run in shards by a loss with parameters; not to be changed."""
+    return train(write_recipe(tmp_path_factory.mktemp("whole") / "tiny.yaml", pictures, teacher), SHARDED, *HINT)
+
+
+@pytest.mark.slow  # with a loss over logits alone; with parameters too: the next one
+def test_shards_learn_what_whole_copies_learn_from_logits(recipe: Path) -> None:
+    check_same(train(recipe, PLAIN), train(recipe, SHARDED))
+
+
+def test_shards_learn_what_whole_copies_learn(recipe: Path, whole: Path) -> None:
+    check_same(train(recipe, PLAIN, *HINT), whole)
+
+
+def check_same(plain: Path, sharded: Path) -> None:
     assert losses(sharded) == pytest.approx(losses(plain), rel=1e-4)
     a, b = (load_file(folder / "student.safetensors") for folder in (plain, sharded))
     for key in a:
@@ -32,22 +45,24 @@ def test_shards_learn_what_whole_copies_learn(recipe: Path, more: list[str]) -> 
     [pytest.param(PLAIN, SHARDED, marks=pytest.mark.slow), (SHARDED, PLAIN)],
     ids=["to shards", "from shards"],
 )
-def test_checkpoints_load_in_the_other(recipe: Path, first: str, then: str) -> None:
+def test_checkpoints_load_in_the_other(recipe: Path, whole: Path, first: str, then: str) -> None:
     kill = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 4}})
     audit = json.dumps([{"class_path": "kd.monitor.audit.Audit"}])
-    whole = train(recipe, first)
-    folder = train(recipe, first, "checkpoint.every_n_steps=1", f"trainer.callbacks+={kill}", expect=1)
+    whole = whole if first == SHARDED else train(recipe, first, *HINT)
+    folder = train(recipe, first, *HINT, "checkpoint.every_n_steps=1", f"trainer.callbacks+={kill}", expect=1)
     again = train(recipe, then, f"trainer.callbacks={audit}", resume=folder)
     assert again == folder
     assert losses(folder)[:4] == losses(whole)[:4]
     assert losses(folder) == pytest.approx(losses(whole), rel=1e-4)
 
 
+@pytest.mark.slow  # test_sharding.py: who shards refuses what does not go with it
 def test_what_does_not_go_together_is_refused(recipe: Path) -> None:
     train(recipe, SHARDED, "model.ema_decay=0.9", expect=2)
     assert "kd-train: model.ema_decay: the average of a sharded student is not kept" in said(recipe)
 
 
+@pytest.mark.slow  # tests/test_survival.py: fewer validation pictures than processes
 def test_ranks_whose_last_validation_batch_is_padding_alone(recipe: Path) -> None:
     """16 pictures over three ranks in batches of 5: two ranks have nothing real in the last one, and must not wait.
     In bf16, with accumulation."""
