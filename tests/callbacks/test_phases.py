@@ -98,9 +98,16 @@ def test_a_planted_delay_shows_in_its_phase(recipe: Path, part: str, hand_clock:
         assert median_phase(run, other) < 1, other
 
 
-def test_totals_hold_every_step_but_the_first(recipe: Path) -> None:
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Path) -> Run:
+    """A run with nothing special; not to be changed."""
+    recipe = write_recipe(tmp_path_factory.mktemp("plain") / "tiny.yaml", pictures, teacher)
     assert train_main([f"recipe={recipe}"]) == 0
-    run = newest(recipe)
+    return newest(recipe)
+
+
+def test_totals_hold_every_step_but_the_first(plain: Run) -> None:
+    run = plain
     steps, total = run.steps[0], run.totals[0]
     assert total["steps"] == len(steps) - 1
     assert total["ms"] == pytest.approx(sum(s["ms"] for s in steps[1:]), rel=1e-3)
@@ -121,13 +128,11 @@ def test_a_resumed_run_goes_on_in_the_same_file(recipe: Path) -> None:
     assert len(run.events) == 2
 
 
-def test_monitor_off_leaves_no_records_and_the_same_student(recipe: Path) -> None:
+def test_monitor_off_leaves_no_records_and_the_same_student(recipe: Path, plain: Run) -> None:
     assert train_main([f"recipe={recipe}", "monitor.enabled=false"]) == 0
     off = newest(recipe)
     assert not (off.folder / "records").exists()
-    assert train_main([f"recipe={recipe}"]) == 0
-    on = newest(recipe)
-    before, after = (load_file(run.folder / "student.safetensors") for run in (off, on))
+    before, after = (load_file(run.folder / "student.safetensors") for run in (off, plain))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
 

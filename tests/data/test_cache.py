@@ -227,11 +227,11 @@ def test_a_whole_record_is_never_overwritten(tmp_path: Path) -> None:
 
 def write(folder: Path, seed: int, rounds: int, ready: Event) -> None:
     codec = DenseCodec(50)
-    s = store(folder, codec, samples=400)
+    s = store(folder, codec, samples=100)
     rng = np.random.default_rng(seed)
     ready.set()
     for _ in range(rounds):
-        index = rng.choice(400, 8, replace=False)
+        index = rng.choice(100, 8, replace=False)
         s.put(0, index, codec.encode(torch.from_numpy(index)[:, None] * torch.arange(50.0)).numpy())
 
 
@@ -240,7 +240,7 @@ def test_several_processes_write_and_one_is_killed(tmp_path: Path) -> None:
     folder, codec = tmp_path / "c", DenseCodec(50)
     forks = multiprocessing.get_context("fork")
     writers = []
-    for seed, rounds in ((0, 10**6), (1, 60), (2, 60)):
+    for seed, rounds in ((0, 10**6), (1, 20), (2, 20)):
         writers.append(forks.Process(target=write, args=(folder, seed, rounds, ready := forks.Event())))
         writers[-1].start()
         assert ready.wait(60)
@@ -249,12 +249,12 @@ def test_several_processes_write_and_one_is_killed(tmp_path: Path) -> None:
         assert writer.exitcode == 0
     writers[0].kill()
     writers[0].join(60)
-    s = store(folder, codec, samples=400)
-    there = np.flatnonzero(s.present(0, np.arange(400)))
-    assert len(there) > 200
+    s = store(folder, codec, samples=100)
+    there = np.flatnonzero(s.present(0, np.arange(100)))
+    assert len(there) > 50
     expected = torch.from_numpy(there)[:, None] * torch.arange(50.0)
-    torch.testing.assert_close(read(s, codec, 0, there.tolist()), expected, rtol=1e-3, atol=0.01 * 400 * 50)
-    assert s.filled() == pytest.approx(len(there) / 800)
+    torch.testing.assert_close(read(s, codec, 0, there.tolist()), expected, rtol=1e-3, atol=0.01 * 100 * 50)
+    assert s.filled() == pytest.approx(len(there) / 200)
 
 
 # -- foreign folders, a full disk --------

@@ -398,7 +398,7 @@ def test_a_picture_damaged_after_the_check_is_named(tmp_path: Path) -> None:
         epoch_of(data, 0)
 
 
-@pytest.mark.parametrize("kind", ["folder", "manifest", "shards"])
+@pytest.mark.parametrize("kind", ["folder", pytest.param("manifest", marks=pytest.mark.slow), "shards"])
 def test_messages_name_the_split_of_a_damaged_picture(tmp_path: Path, kind: str) -> None:
     """By the check, when it is left out, and when it is damaged after the check; in the loader's workers too."""
     root = draw_folder(tmp_path / "damaged", train=4, val=4)

@@ -52,12 +52,22 @@ def odd_pictures(folder: Path) -> Path:
 LOADED = Augment(vflip=0.5, rotation=30, repeat=3, color_jitter=0.4, random_erasing=0.5, mixup=0.8)
 
 
-@pytest.mark.parametrize("augment", [PLAIN, ALL, PADDED, LOADED], ids=["plain", "all", "padded", "loaded"])
-@pytest.mark.parametrize(("engine", "workers"), [("device", 0), ("device", 2), ("nvjpeg", 1)])
+VIEWS = {"plain": PLAIN, "all": ALL, "padded": PADDED, "loaded": LOADED}
+FEW = [
+    (engine, workers, views) for engine, workers in (("device", 2), ("nvjpeg", 1)) for views in VIEWS if views != "all"
+]
+
+
+@pytest.mark.parametrize(
+    ("engine", "workers", "views"),
+    [*(("device", 0, views) for views in VIEWS), ("device", 2, "all"), ("nvjpeg", 1, "all"),
+     *(pytest.param(*few, marks=pytest.mark.slow) for few in FEW)],
+)  # fmt: skip
 def test_the_device_engine_gives_the_torch_engines_pictures(
-    pictures: Path, augment: Augment, engine: str, workers: int
+    pictures: Path, engine: str, workers: int, views: str
 ) -> None:
     """On the CPU to the last bit: the same transforms with the same parameters, in another place."""
+    augment = VIEWS[views]
     wanted = batches(pictures, "torch", augment, num_workers=0)
     found = batches(pictures, engine, augment, num_workers=workers)
     assert len(found) == len(wanted) == 6

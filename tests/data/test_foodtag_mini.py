@@ -160,6 +160,7 @@ def test_interrupted_build_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [root.name]
 
 
+@pytest.mark.slow  # the fixture ``first`` is built in this process, which has imported it too
 def test_build_within_a_process_that_imported_torch(first: Path, tmp_path: Path) -> None:
     program = "import torch; torch.ones(64, 64) @ torch.ones(64, 64); " + PROGRAM
     command = [sys.executable, "-c", program, foodtag_mini.__file__, str(tmp_path), "2"]

@@ -218,7 +218,9 @@ def test_ranges_come_whole_through_faults_and_the_kept_stay_bounded(
     assert 0 < sum(block.stat().st_size for block in blocks) <= 1e6
 
 
-@pytest.mark.parametrize("damage", ["cut", "emptied", "a bit turned", "gone"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "a bit turned", *(pytest.param(more, marks=pytest.mark.slow) for more in ("emptied", "gone"))]
+)
 def test_a_block_that_was_damaged_on_the_disk_is_fetched_once_more(
     damage: str, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

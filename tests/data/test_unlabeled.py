@@ -154,7 +154,8 @@ def test_mistakes(items: list[str], message: str, recipe: Path, capsys: pytest.C
 
 
 def test_a_killed_run_goes_on_where_it_was(recipe: Path, unlabelled: Path) -> None:
-    items = [f"recipe={recipe}", f"data.unlabeled={unlabelled}", "data.unlabeled_ratio=1", "checkpoint.every_n_steps=1"]
+    items = [f"recipe={recipe}", f"data.unlabeled={unlabelled}", "data.unlabeled_ratio=1", "checkpoint.every_n_steps=1",
+             "trainer.max_epochs=1"]  # fmt: skip
     assert train_main(items) == 0
     stop = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 5}})
     assert train_main([*items, f"trainer.callbacks+={stop}"]) == 1

@@ -65,14 +65,16 @@ def failing(monkeypatch: pytest.MonkeyPatch, *faults: Faults) -> Iterator[None]:
 
 
 def test_a_run_by_url_is_the_run_on_a_disk(
-    recipe: Path, pictures: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through errors, cut connections and slow answers; nothing that is here is fetched again."""
+    pictures = draw_folder(tmp_path / "mini", train=4, val=1)
     url = put(pictures, f"{s3}/mini")
-    by_url, cached = [f"data.source.root={url}", "data.num_workers=2"], "model.teacher.cache=on"
+    few = ["data.batch_size=4", f"data.source.root={pictures}"]
+    by_url, cached = [few[0], f"data.source.root={url}", "data.num_workers=2"], "model.teacher.cache=on"
     lists, gets = Faults(part="list-type"), Faults(part=".jpg")
     with failing(monkeypatch, lists, gets):
-        lists.often, gets.often = 2, 5
+        lists.often, gets.often = 2, 4
         ImageFolder(url).load("train")
         remote = run(recipe, *by_url, cached)
         assert any(lists.failed.values())
@@ -82,11 +84,11 @@ def test_a_run_by_url_is_the_run_on_a_disk(
         gets.seen.clear()
         again = run(recipe, *by_url, cached)
         assert not gets.seen
-    disk = run(recipe, cached)
+    disk = run(recipe, *few, cached)
     assert losses(remote) == losses(again) == losses(disk)
     assert_same(student_of(remote), student_of(disk))
     found = [json.loads((folder / "summary.json").read_text())["cache"] for folder in (remote, again)]
-    assert [cache["answers_computed"] for cache in found] == [96, 0]
+    assert [cache["answers_computed"] for cache in found] == [32, 0]
     for place, root in (("a", url), ("b", pictures)):
         assert pack_main([f"recipe={recipe}", f"data.source.root={root}", f"out={tmp_path / place}"]) == 0
     assert (tmp_path / "a/train-00000.tar").read_bytes() == (tmp_path / "b/train-00000.tar").read_bytes()
@@ -98,7 +100,7 @@ def test_a_run_by_url_is_the_run_on_a_disk(
     files.pipe_file(path, data[:-3] + bytes([data[-3] ^ 1]) + data[-2:])  # of the same size
     assert content(ImageFolder(url).load("train")) != before_
     changed = run(recipe, *by_url, cached)
-    assert json.loads((changed / "summary.json").read_text())["cache"]["answers_computed"] == 96
+    assert json.loads((changed / "summary.json").read_text())["cache"]["answers_computed"] == 32
 
 
 def draw_all(root: Path) -> None:
@@ -199,9 +201,9 @@ def test_each_source_finds_by_url_what_it_finds_on_a_disk(s3: str, tmp_path: Pat
 
 
 def test_mistakes_by_url_are_told_in_a_line(
-    recipe: Path, pictures: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    recipe: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures = draw_folder(tmp_path / "mini", train=2, val=1)
     put(pictures / "train" / "apple", f"{s3}/one/train/apple")
     put(pictures, f"{s3}/mini")
     files, _ = file_system(s3)

@@ -15,7 +15,6 @@ from tests._helpers import TINY, write_recipe
 from tests._runs import assert_same, run_folders, student_of
 
 STUDENTS: dict[str, dict[str, Any]] = {
-    "base": {},
     "labels": {"model.distill_losses.kd.weight": 0, "model.task_loss_weight": 1.0, "optim.lr": 0.003},
     "dropped": {"model.student.kwargs.proj_drop_rate": 0.5, "model.ema_decay": 0.9, "optim.name": "sgd"},
 }
@@ -34,7 +33,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Pa
 
 @pytest.fixture(scope="module")
 def joint(recipe: Path) -> Path:
-    """A finished run of the three; not to be changed. What it has printed is beside it."""
+    """A finished run of the two; not to be changed. What it has printed is beside it."""
     with (recipe.parent / "out").open("w") as out, redirect_stdout(out):
         assert train_main([f"recipe={recipe}", AS, "name=joint"]) == 0
     return recipe.parent / "runs" / "tiny" / "joint"

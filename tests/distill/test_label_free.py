@@ -405,7 +405,7 @@ def test_what_is_held_out_adds_up_in_full_precision() -> None:
     assert float(found["rankme"]) == pytest.approx(rank_of_gram((features.T @ features).double()), rel=1e-4)
 
 
-@pytest.mark.parametrize("arch", ["resnet10t", "mobilevit_xxs"])
+@pytest.mark.parametrize("arch", ["resnet10t", pytest.param("mobilevit_xxs", marks=pytest.mark.slow)])
 def test_the_recipe_takes_students_of_any_kind(arch: str, tmp_path: Path) -> None:
     items = ["recipe=foundation_vit", "config=debug", f"model.student.arch={arch}", "model.student.kwargs={}"]
     items += ["data.img_size=64", "model.student.img_size=64", "optim.warmup_epochs=0", "trainer.max_epochs=1"]

@@ -181,7 +181,7 @@ def test_features_alone_of_a_vit_teach_a_cnn(
         model__task_loss_weight=0.0, trainer__precision="bf16-mixed",
         model__student={"arch": "resnet18", "img_size": 32, "kwargs": {"channels": [8, 16, 24, 32]}},
     )  # fmt: skip
-    assert train_main([f"recipe={recipe}"]) == 0
+    assert train_main([f"recipe={recipe}", "trainer.max_epochs=1"]) == 0
     out = capsys.readouterr().out
     assert "student.safetensors holds the last epoch" in out
     assert "acc1" not in out
@@ -200,7 +200,7 @@ def test_features_alone_of_a_vit_teach_a_cnn(
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config["checkpoint"]["monitor"] = "val/acc1"  # as a run from before may have it
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    assert train_main([f"resume={folder}", "trainer.max_epochs=3"]) == 0
+    assert train_main([f"resume={folder}", "trainer.max_epochs=2"]) == 0
 
 
 def test_a_run_with_pkds_former_projection_resumes(tmp_path: Path, pictures: Path, teacher: Path) -> None:

@@ -88,8 +88,9 @@ def test_two_machines_learn_what_one_learns(recipe: Path) -> None:
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
+@pytest.mark.slow  # tests/test_survival.py: a killed rank takes the other down
 @pytest.mark.usefixtures("wire")
-@pytest.mark.parametrize("how", ["link down", pytest.param("kill -9", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["link down", "kill -9"])
 def test_a_machine_that_is_cut_off(recipe: Path, how: str) -> None:
     """The other one ends within the timeout, in one line, with a checkpoint that one machine alone goes on from."""
     log = recipe.parent / "log"

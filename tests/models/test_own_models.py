@@ -197,7 +197,10 @@ def test_a_folder_of_transformers_teaches_under_its_own_class_names(
     assert headless(PICTURES).shape == (4, 32)
 
 
-@pytest.mark.parametrize("kind", list(HF))
+@pytest.mark.parametrize(
+    "kind",
+    ["vit", "swin", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("dinov2_with_registers", "siglip"))],
+)
 def test_a_student_of_transformers_learns_and_is_saved_as_transformers_saves(
     kind: str, hugging_face: Any, recipe: Path
 ) -> None:

@@ -60,7 +60,7 @@ def test_the_endpoint_tells_phases_losses_and_the_machine(recipe: Path) -> None:
     port = free_port()
     own = json.dumps({"class_path": "tests.monitor.test_prometheus.Ask", "init_args": {"port": port}})
     slow = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.05}})
-    items = [f"monitor.prometheus_port={port}", "monitor.interval_s=0.1", "monitor.rules_every_s=0.05"]
+    items = [f"monitor.prometheus_port={port}", "monitor.interval_s=0.1", "monitor.rules_every_s=0.5"]
     items += [f"trainer.callbacks+={own}", f"trainer.callbacks+={slow}"]
     assert train_main([f"recipe={recipe}", *items]) == 0
     from tests.monitor.test_prometheus import Ask as Used

@@ -129,6 +129,7 @@ def test_machines_without_a_common_disk_go_on_with_their_run(recipe: Path, s3: s
     assert not [name for name in names(url) if name.startswith("tiny/001")]
 
 
+@pytest.mark.slow  # what each machine finds: tests/run/test_place.py, every way in every state
 def test_machines_that_go_on_with_the_same_run_are_told(
     recipe: Path, s3: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,7 +213,8 @@ def test_uploads_survive_faults_and_are_encrypted_by_fsspecs_options(
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
         file_system(s3)[0].clear_instance_cache()
         faults.often = 4
-        assert train_main([f"recipe={recipe}", f"runs_dir={s3}/runs", "checkpoint.every_n_steps=1"]) == 0
+        items = [f"recipe={recipe}", f"runs_dir={s3}/runs", "checkpoint.every_n_steps=1", "trainer.max_epochs=1"]
+        assert train_main(items) == 0
         faults.often = 0
         assert all(faults.failed.values()), faults.failed
         files, path = file_system(f"{s3}/runs/tiny/000")

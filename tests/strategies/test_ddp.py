@@ -11,6 +11,7 @@ from kd.errors import UserError
 from kd.strategies.ddp import DDP
 from tests._helpers import write_recipe
 from tests._ranks import losses, train
+from tests._runs import run
 
 ELSEWHERE = """
 import torch.distributed as dist
@@ -56,20 +57,33 @@ def test_a_backend_from_elsewhere_by_name_and_import(
 def test_a_moving_average_is_not_trained(recipe: Path) -> None:
     """Of two ranks it is that of one with their batches; DDP waits for no gradient of it."""
     folder = train(recipe, "trainer.strategy=ddp", "model.ema_decay=0.5")
-    alone = train(recipe, "trainer.strategy=auto", "trainer.devices=1", "data.batch_size=8", "model.ema_decay=0.5")
-    a, b = (load_file(run / "student.safetensors") for run in (alone, folder))
+    alone = run(recipe, "config=audit", "trainer.max_epochs=1", "trainer.precision=32-true", "model.ema_decay=0.5")
+    a, b = (load_file(each / "student.safetensors") for each in (alone, folder))
     for key in a:
         torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-5)
 
 
-def test_compressed_gradients_learn_nearly_the_same(recipe: Path, plain: Path) -> None:
-    by_bf16 = train(recipe, "config=bf16_gradients")
-    by_factors = train(recipe, "config=powersgd", "trainer.strategy.powersgd_start_step=2")
-    for folder, tolerance in ((by_bf16, 0.01), (by_factors, 0.1)):
-        assert losses(folder) != losses(plain)
-        assert losses(folder) == pytest.approx(losses(plain), rel=tolerance)
+@pytest.mark.parametrize(
+    ("items", "tolerance"),
+    [
+        pytest.param(["config=bf16_gradients"], 0.01, marks=pytest.mark.slow),
+        (["config=powersgd", "trainer.strategy.powersgd_start_step=2"], 0.1),
+    ],
+    ids=["bf16", "factors"],
+)
+def test_compressed_gradients_learn_nearly_the_same(
+    recipe: Path, plain: Path, items: list[str], tolerance: float
+) -> None:
+    folder = train(recipe, *items)
+    assert losses(folder) != losses(plain)
+    assert losses(folder) == pytest.approx(losses(plain), rel=tolerance)
 
 
+def test_the_rest_is_for_torchs_ddp() -> None:
+    assert DDP(static_graph=True)._ddp_kwargs["static_graph"] is True
+
+
+@pytest.mark.slow  # the setting arrives: above
 def test_a_static_graph(recipe: Path, plain: Path) -> None:
     static = train(recipe, "trainer.strategy=kd.strategies.ddp.DDP", "trainer.strategy.static_graph=true")
     assert json.loads((static / "summary.json").read_text())["strategy"] == "DDP"
@@ -77,6 +91,7 @@ def test_a_static_graph(recipe: Path, plain: Path) -> None:
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
+@pytest.mark.slow  # test_smddp.py: two processes shard the optimizer
 def test_the_summary_says_what_the_sharded_optimizer_saves(recipe: Path) -> None:
     wide = ["model.student.kwargs={patch_size: 8, embed_dim: 64, depth: 4, num_heads: 2}"]
     whole = train(recipe, "trainer.strategy=ddp", *wide)

@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from kd.losses import BinaryKDLoss, CWDLoss, KDLoss
+from kd.losses import (
+    BinaryKDLoss,
+    CWDLoss,
+    DISTLoss,
+    DKDLoss,
+    HardKDLoss,
+    KDLoss,
+    LogitLoss,
+    MLKDLoss,
+    NKDLoss,
+    WSLDLoss,
+)
 from kd.tasks import Classification, Features, MultiLabel, Segmentation, Task
 
 NAMES = ["apple", "bread", "corn"]
@@ -41,6 +52,13 @@ def test_a_task_of_ones_own_answers_in_numbers() -> None:
 def test_a_task_refuses_losses_that_it_is_not_defined_for(task: Task, loss: KDLoss, reason: str) -> None:
     found = task.refuses(loss)
     assert (reason in found) if reason else not found
+
+
+@pytest.mark.parametrize("kind", [HardKDLoss, DKDLoss, DISTLoss, NKDLoss, MLKDLoss, WSLDLoss])
+def test_losses_over_classes_are_refused_for_masks_and_several_labels(kind: type[LogitLoss]) -> None:
+    assert "is not defined for masks; PixelKDLoss" in Segmentation(3).refuses(kind())
+    if kind in (HardKDLoss, DISTLoss, MLKDLoss):  # the others need a class id, and say so
+        assert "BinaryKDLoss and the losses over features are" in MultiLabel(3).refuses(kind())
 
 
 @pytest.mark.parametrize("kind", ["one label a picture", "masks"])

@@ -102,7 +102,7 @@ def test_the_first_views_are_the_live_run(recipe: Path, cache: list[str], extra:
     assert (report(filling)["answers_read"], report(filling)["answers_computed"]) == (0, 96)
 
 
-@pytest.mark.parametrize("extra", [[], MIX], ids=["plain", "mixed"])
+@pytest.mark.parametrize("extra", [pytest.param([], marks=pytest.mark.slow), MIX], ids=["plain", "mixed"])
 def test_reading_equals_filling_to_the_last_bit(recipe: Path, cache: list[str], extra: list[str]) -> None:
     """Four epochs of two views, with and without loader processes; the second run never runs its teacher."""
     items = [*cache, *extra, "trainer.max_epochs=4"]
@@ -169,7 +169,10 @@ def feature_recipe(tmp_path: Path, pictures: Path, teacher: Path, kind: str) -> 
     return write_recipe(tmp_path / "features.yaml", pictures, teacher, **changes)
 
 
-@pytest.mark.parametrize("kind", FEATURES)
+@pytest.mark.parametrize(
+    "kind",
+    ["maps", "class token, no logits", *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(FEATURES)[2:])],
+)
 def test_cached_features_teach_what_live_ones_do(
     tmp_path: Path, pictures: Path, teacher: Path, cache: list[str], kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -366,6 +369,7 @@ def test_two_processes_fill_what_one_reads(recipe: Path, cache: list[str]) -> No
     assert report(one)["answers_read"] == 96
 
 
+@pytest.mark.slow  # test_two_processes_fill_what_one_reads, test_kd_cache_fills_what_training_reads
 def test_kd_cache_over_two_processes(recipe: Path, cache: list[str]) -> None:
     log = recipe.parent / "log.txt"
     run_ranks([f"recipe={recipe}", "config=ddp_2cpu", "data.batch_size=10", *cache], log, program="cache")
@@ -462,32 +466,25 @@ def test_wrong_use_of_the_cache_is_one_line(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("items", "message"),
-    [
-        (["seed=1"], "was filled with other transforms: seed is 0 there, 1 here"),
-        (["data.augment.hflip=0"], "was filled with other transforms: hflip is 0.5 there, 0.0 here"),
-        (["trainer.precision=bf16-mixed"], "was filled with other teacher: dtype is float32 there, bfloat16 here"),
-    ],
-    ids=lambda x: str(x)[:30],
-)
-def test_a_stale_cache_is_refused(
-    items: list[str], message: str, recipe: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stale_cache_is_refused(recipe: Path, cache: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     cache = [*cache, "trainer.precision=32-true"]
     run(recipe, *cache, "trainer.max_epochs=1")
-    assert train_main([f"recipe={recipe}", *cache, *items]) == 2
-    assert message in capsys.readouterr().err
+    for item, message in (
+        ("seed=1", "was filled with other transforms: seed is 0 there, 1 here"),
+        ("data.augment.hflip=0", "was filled with other transforms: hflip is 0.5 there, 0.0 here"),
+        ("trainer.precision=bf16-mixed", "was filled with other teacher: dtype is float32 there, bfloat16 here"),
+    ):
+        assert train_main([f"recipe={recipe}", *cache, item]) == 2
+        assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("loss", ["DISTLoss", "HardKDLoss"])
-def test_losses_that_need_all_logits(
-    recipe: Path, cache: list[str], loss: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_losses_that_need_all_logits(recipe: Path, cache: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Refused with the largest alone; with all of them, the same as live."""
-    items = [f"model.distill_losses.other={loss}", "trainer.precision=32-true"]
-    assert train_main([f"recipe={recipe}", *cache, *items, "model.teacher.cache_topk=2"]) == 2
-    assert f"model.teacher.cache_topk: {loss} needs all logits" in capsys.readouterr().err
+    items = [f"model.distill_losses.{loss}={loss}" for loss in ("DISTLoss", "HardKDLoss")]
+    for item, loss in zip(items, ("DISTLoss", "HardKDLoss"), strict=True):
+        assert train_main([f"recipe={recipe}", *cache, item, "model.teacher.cache_topk=2"]) == 2
+        assert f"model.teacher.cache_topk: {loss} needs all logits" in capsys.readouterr().err
+    items += ["trainer.precision=32-true"]
     live, cached = run(recipe, *items), run(recipe, *items, *cache)
     for step, value in losses(live).items():
         assert losses(cached)[step] == pytest.approx(value, abs=5e-3)
