@@ -92,7 +92,7 @@ def test_mixed_neighbours_stay_together(world_size: int) -> None:
 # -- equal to live --------
 
 
-@pytest.mark.parametrize("extra", [[], MIX], ids=["plain", "mixed"])
+@pytest.mark.parametrize("extra", [pytest.param([], marks=pytest.mark.slow), MIX], ids=["plain", "mixed"])
 def test_the_first_views_are_the_live_run(recipe: Path, cache: list[str], extra: list[str]) -> None:
     items = ["trainer.precision=32-true", "data.augment.color_jitter=0.3", *extra]
     live, filling = run(recipe, *items), run(recipe, *items, *cache)
@@ -346,7 +346,7 @@ def test_resume_with_a_cache_equals_the_uninterrupted_run(recipe: Path, cache: l
     assert_same(student_of(part), student_of(whole))
 
 
-@pytest.mark.parametrize("items", [[], MIX], ids=["plain", "mixed"])
+@pytest.mark.parametrize("items", [pytest.param([], marks=pytest.mark.slow), MIX], ids=["plain", "mixed"])
 def test_kd_cache_fills_what_training_reads(
     recipe: Path, cache: list[str], items: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
