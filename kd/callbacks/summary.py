@@ -23,8 +23,10 @@ from kd.callbacks.preflight import Preflight
 from kd.callbacks.run_folder import RunFolder
 from kd.distill.sharding import Sharding
 from kd.distill.student import Student
-from kd.fit_to_machine.memory import state_bytes
+from kd.fit_to_machine.memory import size_of
 from kd.models import count_parameters
+from kd.models.sharding import own
+from kd.optim import each_of
 from kd.report.explained import Explained
 from kd.report.html import write_report
 from kd.report.records import read_run
@@ -154,7 +156,7 @@ class Summary(Callback):
             "images_per_s": round(1000 * per_step / step_ms, 1) if step_ms else None,
             "step_ms_median": round(step_ms, 2) if step_ms else None,
             "peak_memory_mb": round(_peak_memory_mb(run.device)),
-            "memory_mb": memory.report(data.batch_size, trainer.optimizers) if memory else None,
+            "memory_mb": memory.report(data.batch_size, _state_bytes(trainer)) if memory else None,
             "batch_size": data.batch_size,
             "num_workers": data.num_workers,
             "cache": caches.get(ALL, caches or None),
@@ -179,6 +181,14 @@ def _rounded(values: dict[str, float]) -> dict[str, float]:
     return {name: round(value, 6) for name, value in values.items()}
 
 
+def _state_bytes(trainer: Trainer) -> int:
+    """Bytes that this process holds of the optimizers' state."""
+    parts = [part for optimizer in trainer.optimizers for part in each_of(optimizer)]
+    local = [part.optim if isinstance(part, ZeroRedundancyOptimizer) else part for part in parts]
+    values = [value for part in local for state in part.state.values() for value in state.values()]
+    return size_of(own(value) for value in values if isinstance(value, torch.Tensor))
+
+
 def optimizer_state(trainer: Trainer) -> dict[str, float]:
     """What the optimizers' state takes on this rank and on all together, in MB; all ranks must call it."""
     sharded = isinstance(trainer.strategy, Sharding) or any(
@@ -186,7 +196,7 @@ def optimizer_state(trainer: Trainer) -> dict[str, float]:
         or any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"])
         for optimizer in trainer.optimizers
     )
-    mine = sum(state_bytes(optimizer) for optimizer in trainer.optimizers) / 1e6
+    mine = _state_bytes(trainer) / 1e6
     whole = torch.tensor(mine, device=trainer.strategy.root_device)
     if sharded:
         whole = trainer.strategy.reduce(whole, reduce_op="sum")

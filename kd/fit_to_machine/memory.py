@@ -10,14 +10,10 @@ import psutil
 import torch
 from pytorch_lightning import Trainer
 from torch import Tensor, nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.optim import Optimizer
 
 from kd.distill.sharding import Sharding
 from kd.distill.student import Student
 from kd.distill.students import Students
-from kd.models.sharding import own
-from kd.optim import each_of
 from kd.teachers import RunTeacher
 
 # of the memory, for what the count does not see: temporary buffers, fragmentation, the loader's batches
@@ -57,13 +53,6 @@ def saved_bytes(model: nn.Module, images: Tensor, context: AbstractContextManage
     return sum(kept.values())
 
 
-def state_bytes(optimizer: Optimizer) -> int:
-    """Bytes that this process holds of an optimizer's state (of several in one: of all)."""
-    local = [part.optim if isinstance(part, ZeroRedundancyOptimizer) else part for part in each_of(optimizer)]
-    values = [value for part in local for state in part.state.values() for value in state.values()]
-    return size_of(own(value) for value in values if isinstance(value, Tensor))
-
-
 class Memory:
     """Bytes of a training step's parts, from one forward of a few pictures without ``compile``."""
 
@@ -101,12 +90,12 @@ class Memory:
         state = self.optimizer + (self.student + self.gradients if whole else 0)
         return int(state * (1 - 1 / processes) / self.per_picture) if self.shards == 1 else 0
 
-    def report(self, batch_size: int, optimizers: Iterable[Optimizer]) -> dict[str, float]:
+    def report(self, batch_size: int, optimizer_bytes: int) -> dict[str, float]:
         parts = {
             "teacher": self.teacher,
             "student": self.student,
             "gradients": self.gradients,
-            "optimizer": sum(state_bytes(optimizer) for optimizer in optimizers),
+            "optimizer": optimizer_bytes,
             "activations": self.per_step + batch_size * self.per_picture,
         }
         return {name: round(size / 2**20, 1) for name, size in parts.items()}

@@ -176,8 +176,7 @@ class Mirror:
     def _info(self, path: str, name: str) -> Mapping[str, Any] | None:
         self.files.invalidate_cache()
         with suppress(FileNotFoundError):
-            found: Mapping[str, Any] = tried(lambda: self.files.info(path), f"{self.url}: {name} can't be read back")
-            return found
+            return dict(tried(lambda: self.files.info(path), f"{self.url}: {name} can't be read back"))
         return None
 
     def _put(self, file: Path, path: str, name: str) -> list[int]:
