@@ -9,12 +9,21 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from kd.run.settings import Range
+
 Shape = tuple[int, ...]
 
 
-def check_maps(name: str, *shapes: Shape) -> None:
+def check_range(name: str, value: float | None, allowed: str) -> None:
+    """Raises a ValueError unless a constructor's argument is within ``allowed``, such as ``>= 0 and < 1``, or None."""
+    if problem := Range(allowed).refuses(value):
+        raise ValueError(f"{name} {problem}, got {value}")
+
+
+def check_maps(loss: nn.Module, *shapes: Shape) -> None:
     for shape in shapes:
         if len(shape) != 4:
+            name = type(loss).__name__
             raise ValueError(f"{name} compares maps, got {shape[1:]} a sample (of a ViT: patch tokens)")
 
 
@@ -79,6 +88,10 @@ class DistillLoss(nn.Module):
             ValueError: data that the loss is not defined for.
         """
 
+    def warmed_up(self, epochs: int) -> float:
+        """Factor that grows linearly to 1 over the first ``epochs``; 0 for none."""
+        return min((int(self.epoch) + 1) / epochs, 1.0) if epochs else 1.0
+
 
 @dataclass
 class TopKLogits:
@@ -98,16 +111,29 @@ class TopKLogits:
 class LogitLoss(DistillLoss):
     """A loss over both models' logits, ``(N, C)``: ``forward(student_logits, teacher_logits, target)`` -> scalar.
 
+    Args:
+        temperature: that both models' logits are divided by, > 0, where there is one.
+
     Attributes:
         for_numbers: defined for models that answer in numbers, and for nothing else.
         for_maps: defined for logit maps ``(N, C, H, W)`` with ignored pixels, and for nothing else.
         exclusive: compares classes with each other, which several labels a picture do not exclude.
-        temperature: that both models' logits are divided by, where there is one.
+        least_classes: the fewest classes that it is defined for.
     """
 
     for_maps = for_numbers = False
     exclusive = False
-    temperature = 1.0
+    least_classes = 1
+
+    def __init__(self, weight: float = 1.0, temperature: float = 1.0) -> None:
+        super().__init__(weight)
+        check_range("temperature", temperature, "> 0")
+        self.temperature = temperature
+
+    def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
+        if num_classes < self.least_classes:
+            needs = f"{type(self).__name__} needs >= {self.least_classes} classes"
+            raise ValueError(f"{needs}, the data has {num_classes}; KDLoss takes two")
 
     def softened(self, teacher_logits: Tensor) -> Tensor:
         """The teacher's logits in the form whose softmax over classes is compared with the student's."""
@@ -129,23 +155,37 @@ class FeatureLoss(DistillLoss):
 
     Attributes:
         default_tap: the layer of both models where none is named; ``prelogits`` is the classifier's input.
+        over_maps: defined for maps, and for nothing else.
     """
 
     default_tap: str | None = None
+    over_maps = False
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
         """Makes the parameters that depend on the two feature shapes (batch axis included)."""
+        if self.over_maps:
+            check_maps(self, student_shape, teacher_shape)
 
     def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """The loss of each picture, ``(N,)``, whose mean is the loss; not every loss has one."""
         raise NotImplementedError
 
+    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
+        return self.per_picture(student_features, teacher_features).mean()
+
 
 class LayersLoss(DistillLoss):
     """A loss over the features of several layers at once: ``forward([student ...], [teacher ...], target)``."""
 
+    over_maps = False  # as of a :class:`FeatureLoss`
+
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
         """Makes the parameters that depend on the layers' shapes (batch axis included)."""
+        if len(student_shapes) != len(teacher_shapes):
+            counts = f"{len(student_shapes)} of the student and {len(teacher_shapes)} of the teacher"
+            raise ValueError(f"layers are compared in pairs, got {counts}")
+        if self.over_maps:
+            check_maps(self, *student_shapes, *teacher_shapes)
 
 
 class EachLayer(LayersLoss):
@@ -161,11 +201,7 @@ class EachLayer(LayersLoss):
         self.needs_index, self.needs_labels = loss.needs_index, loss.needs_labels
 
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
-        if len(student_shapes) != len(teacher_shapes):
-            raise ValueError(
-                f"layers are compared in pairs, got {len(student_shapes)} of the student and {len(teacher_shapes)} "
-                "of the teacher"
-            )
+        super().build(student_shapes, teacher_shapes)
         self.losses = nn.ModuleList([copy.deepcopy(self.losses[0]) for _ in student_shapes])
         for loss, student, teacher in zip(self.losses, student_shapes, teacher_shapes, strict=True):
             loss.build(student, teacher)  # type: ignore[operator]

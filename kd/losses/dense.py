@@ -2,22 +2,16 @@
 
 from torch import Tensor
 
-from kd.losses.base import FeatureLoss, LogitLoss, Shape, check_maps
+from kd.losses.base import FeatureLoss, LogitLoss, check_range
 from kd.losses.functional import cwd_loss, pairwise_loss, pixel_kd_loss
-from kd.losses.functional._checks import positive
-from kd.losses.projections import Projection
+from kd.losses.projections import ProjectedLoss, Projection
 
 
 class _MapLoss(LogitLoss):
     """A loss over logit maps at a temperature, without the pixels that the task ignores."""
 
     for_maps = True
-
-    def __init__(self, temperature: float, weight: float) -> None:
-        super().__init__(weight)
-        positive("temperature", temperature)
-        self.temperature = temperature
-        self.ignore_index: int | None = None
+    ignore_index: int | None = None
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
         self.ignore_index = ignore_index
@@ -31,7 +25,7 @@ class PixelKDLoss(_MapLoss):
     """
 
     def __init__(self, temperature: float = 1.0, weight: float = 1.0) -> None:
-        super().__init__(temperature, weight)
+        super().__init__(weight, temperature)
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C, H, W)``, ``(N, C, H, W)``, class ids ``(N, H, W)`` -> scalar."""
@@ -47,7 +41,7 @@ class CWDLoss(_MapLoss):
     """
 
     def __init__(self, temperature: float = 4.0, weight: float = 1.0) -> None:
-        super().__init__(temperature, weight)
+        super().__init__(weight, temperature)
 
     def softened(self, teacher_logits: Tensor) -> Tensor:
         """As they are: the temperature is that of a softmax over positions, not over classes."""
@@ -58,7 +52,7 @@ class CWDLoss(_MapLoss):
         return cwd_loss(student_logits, teacher_logits, target, self.temperature, self.ignore_index)
 
 
-class CWDFeatureLoss(FeatureLoss):
+class CWDFeatureLoss(ProjectedLoss):
     """Channel-wise distillation of feature maps after a projection, see :func:`kd.losses.functional.cwd_loss`.
 
     Args:
@@ -67,20 +61,17 @@ class CWDFeatureLoss(FeatureLoss):
         weight: factor in the total loss; the paper uses 50 on features.
     """
 
-    def __init__(self, temperature: float = 1.0, projection: Projection | None = None, weight: float = 1.0) -> None:
-        super().__init__(weight)
-        positive("temperature", temperature)
-        self.temperature, self.projection = temperature, projection or Projection()
+    over_maps = True
 
-    def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        check_maps("CWDFeatureLoss", teacher_shape)
-        self.projection.build(student_shape, teacher_shape)
+    def __init__(self, temperature: float = 1.0, projection: Projection | None = None, weight: float = 1.0) -> None:
+        super().__init__(projection, weight)
+        check_range("temperature", temperature, "> 0")
+        self.temperature = temperature
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         """``(N, C_s, H, W)``, ``(N, C_t, H, W)``, unused -> scalar."""
-        return cwd_loss(
-            self.projection(student_features, teacher_features), teacher_features, temperature=self.temperature
-        )
+        projected = self.projection(student_features, teacher_features)
+        return cwd_loss(projected, teacher_features, temperature=self.temperature)
 
 
 class PairwiseLoss(FeatureLoss):
@@ -90,13 +81,12 @@ class PairwiseLoss(FeatureLoss):
         grid: positions a side that the maps are pooled to, > 0.
     """
 
+    over_maps = True
+
     def __init__(self, grid: int = 8, weight: float = 1.0) -> None:
         super().__init__(weight)
-        positive("grid", grid)
+        check_range("grid", grid, "> 0")
         self.grid = grid
-
-    def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        check_maps("PairwiseLoss", student_shape, teacher_shape)
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         """``(N, C_s, H, W)``, ``(N, C_t, H', W')``, unused -> scalar."""

@@ -6,19 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kd.losses.base import FeatureLoss, LayersLoss, Shape, check_maps
+from kd.losses.base import FeatureLoss, LayersLoss, Shape, check_range
 from kd.losses.functional import at_loss, hcl_loss, hint_loss, masked_hint_loss, pkd_loss
-from kd.losses.functional._checks import positive
-from kd.losses.projections import Projection, on_one_grid, resize
+from kd.losses.projections import ProjectedLoss, Projection, on_one_grid, resize
 from kd.losses.ranks import of_all_ranks
 
 
-def _check_share(name: str, value: float) -> None:
-    if not 0 < value < 1:
-        raise ValueError(f"{name} must be > 0 and < 1, got {value}")
-
-
-class HintLoss(FeatureLoss):
+class HintLoss(ProjectedLoss):
     """FitNet's hint after a projection to the teacher's shape (arXiv 1412.6550).
 
     Takes maps, tokens or vectors. The class token alone is compared with ``model.taps.<name>.tokens=class``.
@@ -26,19 +20,11 @@ class HintLoss(FeatureLoss):
     Args:
         projection: from the student's features to the teacher's shape; default: linear.
 
-    >>> import torch
     >>> loss = HintLoss()
     >>> loss.build((2, 192, 7, 7), (2, 384, 8, 8))
     >>> loss(torch.randn(2, 192, 7, 7), torch.randn(2, 384, 8, 8), torch.zeros(2)).shape
     torch.Size([])
     """
-
-    def __init__(self, projection: Projection | None = None, weight: float = 1.0) -> None:
-        super().__init__(weight)
-        self.projection = projection or Projection()
-
-    def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        self.projection.build(student_shape, teacher_shape)
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         return hint_loss(self.projection(student_features, teacher_features), teacher_features)
@@ -54,13 +40,12 @@ class ATLoss(FeatureLoss):
         weight: factor in the total loss; the paper uses 500 to 1,000 (beta / 2 with beta 1,000).
     """
 
+    over_maps = True
+
     def __init__(self, p: float = 2.0, weight: float = 1.0) -> None:
         super().__init__(weight)
-        positive("p", p)
+        check_range("p", p, "> 0")
         self.p = p
-
-    def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        check_maps("ATLoss", student_shape, teacher_shape)
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         """``(N, C_s, H, W)``, ``(N, C_t, H', W')``, unused -> scalar."""
@@ -79,12 +64,14 @@ class PKDLoss(FeatureLoss):
             process's own.
     """
 
+    over_maps = True
+
     def __init__(self, projection: Projection | None = None, weight: float = 1.0, gather: bool = False) -> None:
         super().__init__(weight)
         self.projection, self.gather = projection, gather
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        check_maps("PKDLoss", student_shape, teacher_shape)
+        super().build(student_shape, teacher_shape)
         self._shapes = student_shape, teacher_shape
         if self.projection is None and student_shape[1] != teacher_shape[1]:
             self.projection = Projection()
@@ -115,7 +102,7 @@ class _Generator(nn.Sequential):
         super().__init__(nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1))
 
 
-class MGDLoss(FeatureLoss):
+class MGDLoss(ProjectedLoss):
     """Masked generative distillation: the teacher's whole map from the student's with positions hidden.
 
     Mean squared error over all positions. Source: Yang et al., Masked Generative Distillation, arXiv 2205.01529,
@@ -126,14 +113,15 @@ class MGDLoss(FeatureLoss):
         projection: from the student's features to the teacher's shape; default: linear.
     """
 
+    over_maps = True
+
     def __init__(self, mask_ratio: float = 0.5, projection: Projection | None = None, weight: float = 1.0) -> None:
-        super().__init__(weight)
-        _check_share("mask_ratio", mask_ratio)
-        self.mask_ratio, self.projection = mask_ratio, projection or Projection()
+        super().__init__(projection, weight)
+        check_range("mask_ratio", mask_ratio, "> 0 and < 1")
+        self.mask_ratio = mask_ratio
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        check_maps("MGDLoss", student_shape, teacher_shape)
-        self.projection.build(student_shape, teacher_shape)
+        super().build(student_shape, teacher_shape)
         self.generator = _Generator(teacher_shape[1])
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
@@ -157,18 +145,17 @@ class ViTKDLoss(LayersLoss):
             for the last one: 0.05 where the shallow layers are averaged.
     """
 
+    over_maps = True
+
     def __init__(self, mask_ratio: float = 0.5, generation_weight: float = 0.05, weight: float = 1.0) -> None:
         super().__init__(weight)
-        _check_share("mask_ratio", mask_ratio)
+        check_range("mask_ratio", mask_ratio, "> 0 and < 1")
         self.mask_ratio, self.generation_weight = mask_ratio, generation_weight
 
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
-        if len(student_shapes) != len(teacher_shapes) or len(student_shapes) < 2:
-            raise ValueError(
-                "ViTKDLoss needs as many layers of both models, at least one shallow and a last one, got "
-                f"{len(student_shapes)} of the student and {len(teacher_shapes)} of the teacher"
-            )
-        check_maps("ViTKDLoss", *student_shapes, *teacher_shapes)
+        super().build(student_shapes, teacher_shapes)
+        if len(student_shapes) < 2:
+            raise ValueError("ViTKDLoss needs two layers or more, shallow ones and a last one, got 1 of each model")
         pairs = zip(student_shapes, teacher_shapes, strict=True)
         self.projections = nn.ModuleList([Projection().build(s, t) for s, t in pairs])
         self.mask_token = nn.Parameter(torch.zeros(1, teacher_shapes[-1][1], 1, 1))
@@ -196,20 +183,16 @@ class ReviewKDLoss(LayersLoss):
         weight: factor in the total loss; the code uses 0.6 to 8.
     """
 
+    over_maps = True
+
     def __init__(self, width: int = 128, warmup_epochs: int = 0, weight: float = 1.0) -> None:
         super().__init__(weight)
-        positive("width", width)
-        if warmup_epochs < 0:
-            raise ValueError(f"warmup_epochs must be >= 0, got {warmup_epochs}")
+        check_range("width", width, "> 0")
+        check_range("warmup_epochs", warmup_epochs, ">= 0")
         self.width, self.warmup_epochs = width, warmup_epochs
 
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
-        if len(student_shapes) != len(teacher_shapes):
-            raise ValueError(
-                f"ReviewKDLoss needs as many layers of both models, got {len(student_shapes)} of the student and "
-                f"{len(teacher_shapes)} of the teacher"
-            )
-        check_maps("ReviewKDLoss", *student_shapes, *teacher_shapes)
+        super().build(student_shapes, teacher_shapes)
         pairs = list(zip(student_shapes, teacher_shapes, strict=True))[::-1]
         self.blocks = nn.ModuleList(
             [_Fusion(s[1], self.width, t[1], fuse=depth > 0) for depth, (s, t) in enumerate(pairs)]
@@ -221,7 +204,7 @@ class ReviewKDLoss(LayersLoss):
         for block, own, wanted in zip(self.blocks, student[::-1], teacher[::-1], strict=True):
             answer, deeper = block(own, deeper, wanted.shape[2:])
             loss = loss + hcl_loss(answer, wanted)
-        return loss * min((int(self.epoch) + 1) / self.warmup_epochs, 1) if self.warmup_epochs else loss
+        return loss * self.warmed_up(self.warmup_epochs)
 
 
 class _Fusion(nn.Module):
@@ -245,7 +228,7 @@ class _Fusion(nn.Module):
         return self.widen(x), x
 
 
-class SimKDLoss(FeatureLoss):
+class SimKDLoss(ProjectedLoss):
     """SimKD: the student learns the teacher's pre-logits and takes over the teacher's classifier.
 
     Mean squared error after a linear projection ``P``. The student's own classifier is not trained: before each
@@ -254,8 +237,6 @@ class SimKDLoss(FeatureLoss):
     Classifier, arXiv 2203.14001 (there ``P`` is a stack of convolutions, which cannot be folded and stays part of the
     student).
 
-
-    >>> import torch
     >>> loss = SimKDLoss()
     >>> loss.build((2, 8), (2, 16))
     >>> weight, bias = loss.fold(torch.randn(5, 16), torch.zeros(5))
@@ -266,15 +247,14 @@ class SimKDLoss(FeatureLoss):
     default_tap = "prelogits"
 
     def __init__(self, weight: float = 1.0) -> None:
-        super().__init__(weight)
-        self.projection = Projection()
+        super().__init__(weight=weight)
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
         if len(student_shape) != 2 or len(teacher_shape) != 2:
             raise ValueError(
                 f"SimKDLoss compares the classifiers' inputs, got {student_shape[1:]} and {teacher_shape[1:]} a sample"
             )
-        self.projection.build(student_shape, teacher_shape)
+        super().build(student_shape, teacher_shape)
 
     @torch.no_grad()
     def fold(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,8 +3,7 @@
 from torch import Tensor
 
 from kd.losses import functional as pure
-from kd.losses.base import LogitLoss, TopKLogits
-from kd.losses.functional._checks import positive
+from kd.losses.base import LogitLoss, TopKLogits, check_range
 from kd.losses.ranks import of_all_ranks
 
 
@@ -32,14 +31,10 @@ class KDLoss(LogitLoss):
         teacher_temperature: float | None = None,
         final_temperature: float | None = None,
     ) -> None:
-        super().__init__(weight)
-        positive("temperature", temperature)
-        if teacher_temperature is not None:
-            positive("teacher_temperature", teacher_temperature)
-        if final_temperature is not None:
-            positive("final_temperature", final_temperature)
-        self.temperature, self.teacher_temperature = temperature, teacher_temperature
-        self.final_temperature = final_temperature
+        super().__init__(weight, temperature)
+        check_range("teacher_temperature", teacher_temperature, "> 0")
+        check_range("final_temperature", final_temperature, "> 0")
+        self.teacher_temperature, self.final_temperature = teacher_temperature, final_temperature
 
     def temperature_now(self) -> float:
         """The temperature of the present epoch."""
@@ -75,6 +70,9 @@ class HardKDLoss(LogitLoss):
 
     exclusive = True
 
+    def __init__(self, weight: float = 1.0) -> None:
+        super().__init__(weight)
+
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         return pure.hard_kd_loss(student_logits, teacher_logits)
 
@@ -90,6 +88,7 @@ class DKDLoss(LogitLoss):
     """
 
     needs_class_ids = True
+    least_classes = 3
 
     def __init__(
         self,
@@ -99,21 +98,15 @@ class DKDLoss(LogitLoss):
         warmup_epochs: int = 0,
         weight: float = 1.0,
     ) -> None:
-        super().__init__(weight)
-        positive("temperature", temperature)
+        super().__init__(weight, temperature)
         for name, value in (("alpha", alpha), ("beta", beta), ("warmup_epochs", warmup_epochs)):
-            if not value >= 0:
-                raise ValueError(f"{name} must be >= 0, got {value}")
-        self.alpha, self.beta, self.temperature, self.warmup_epochs = alpha, beta, temperature, warmup_epochs
-
-    def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
-        if num_classes < 3:
-            raise ValueError(f"DKDLoss needs >= 3 classes, the data has {num_classes}; KDLoss takes two")
+            check_range(name, value, ">= 0")
+        self.alpha, self.beta, self.warmup_epochs = alpha, beta, warmup_epochs
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, class ids ``(N,)`` -> scalar."""
         loss = pure.dkd_loss(student_logits, teacher_logits, target, self.alpha, self.beta, self.temperature)
-        return loss * min((int(self.epoch) + 1) / self.warmup_epochs, 1) if self.warmup_epochs else loss
+        return loss * self.warmed_up(self.warmup_epochs)
 
 
 class DISTLoss(LogitLoss):
@@ -131,9 +124,8 @@ class DISTLoss(LogitLoss):
     def __init__(
         self, beta: float = 1.0, gamma: float = 1.0, temperature: float = 1.0, weight: float = 1.0, gather: bool = False
     ) -> None:
-        super().__init__(weight)
-        positive("temperature", temperature)
-        self.beta, self.gamma, self.temperature, self.gather = beta, gamma, temperature, gather
+        super().__init__(weight, temperature)
+        self.beta, self.gamma, self.gather = beta, gamma, gather
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
         """Refuses two classes with ``beta``: any two pairs of numbers correlate by 1 or -1, without a gradient."""
@@ -155,15 +147,11 @@ class NKDLoss(LogitLoss):
     """
 
     needs_class_ids = True
+    least_classes = 3
 
     def __init__(self, gamma: float = 1.5, temperature: float = 1.0, weight: float = 1.0) -> None:
-        super().__init__(weight)
-        positive("temperature", temperature)
-        self.gamma, self.temperature = gamma, temperature
-
-    def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
-        if num_classes < 3:
-            raise ValueError(f"NKDLoss needs >= 3 classes, the data has {num_classes}; KDLoss takes two")
+        super().__init__(weight, temperature)
+        self.gamma = gamma
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, class ids ``(N,)`` -> scalar."""
@@ -181,9 +169,7 @@ class WSLDLoss(LogitLoss):
     needs_labels = True
 
     def __init__(self, temperature: float = 2.0, weight: float = 1.0) -> None:
-        super().__init__(weight)
-        positive("temperature", temperature)
-        self.temperature = temperature
+        super().__init__(weight, temperature)
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, ids ``(N,)`` or probabilities ``(N, C)`` -> scalar."""
@@ -204,7 +190,7 @@ class MLKDLoss(LogitLoss):
         if not temperatures:
             raise ValueError("temperatures must hold at least one, got none")
         for temperature in temperatures:
-            positive("temperatures", temperature)
+            check_range("temperatures", temperature, "> 0")
         self.temperatures = tuple(temperatures)
 
     def softened(self, teacher_logits: Tensor) -> Tensor:
@@ -222,9 +208,7 @@ class BinaryKDLoss(LogitLoss):
     """
 
     def __init__(self, temperature: float = 1.0, weight: float = 1.0) -> None:
-        super().__init__(weight)
-        positive("temperature", temperature)
-        self.temperature = temperature
+        super().__init__(weight, temperature)
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         return pure.binary_kd_loss(student_logits, teacher_logits, self.temperature)
@@ -243,6 +227,7 @@ class StandardizedLoss(LogitLoss):
     """
 
     exclusive = True
+    least_classes = 3  # standardised, any two logits are the same two numbers, without a gradient
 
     def __init__(self, loss: LogitLoss, weight: float = 1.0) -> None:
         super().__init__(weight)
@@ -253,9 +238,7 @@ class StandardizedLoss(LogitLoss):
         self.needs_index, self.for_maps = loss.needs_index, loss.for_maps
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
-        """Refuses two classes: standardised, any two logits are the same two numbers, without a gradient."""
-        if num_classes < 3:
-            raise ValueError(f"StandardizedLoss needs >= 3 classes, the data has {num_classes}; KDLoss takes two")
+        super().bind(num_classes, num_samples, ignore_index)
         self.loss.bind(num_classes, num_samples, ignore_index)
 
     def softened(self, teacher_logits: Tensor) -> Tensor:

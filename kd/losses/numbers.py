@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from kd.losses.base import LogitLoss
+from kd.losses.base import LogitLoss, check_range
 
 FORMS = {"smooth_l1": F.smooth_l1_loss, "l1": F.l1_loss, "l2": F.mse_loss}
 
@@ -34,8 +34,7 @@ class RegressionKDLoss(LogitLoss):
         super().__init__(weight)
         if form not in FORMS:
             raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form}")
-        if not margin >= 0:
-            raise ValueError(f"margin must be >= 0, got {margin}")
+        check_range("margin", margin, ">= 0")
         self.form, self.bounded, self.margin = form, bounded, margin
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:

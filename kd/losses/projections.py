@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import _OrthMaps, _Orthogonal
 from torch.nn.utils.parametrize import register_parametrization
 
-from kd.losses.base import Float32, Shape
+from kd.losses.base import FeatureLoss, Float32, Shape
 from kd.losses.functional._checks import wide
 
 
@@ -46,8 +46,19 @@ class Projection(nn.Module):
         return resize(projected, size) if self.size else projected
 
     def project(self, features: Tensor) -> Tensor:
-        projected: Tensor = self.layers(features)
-        return projected
+        return self.layers(features)
+
+
+class ProjectedLoss(FeatureLoss):
+    """A loss over features after a projection to the teacher's shape; default: linear."""
+
+    def __init__(self, projection: Projection | None = None, weight: float = 1.0) -> None:
+        super().__init__(weight)
+        self.projection = projection or Projection()
+
+    def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
+        super().build(student_shape, teacher_shape)
+        self.projection.build(student_shape, teacher_shape)
 
 
 class ConvProjection(Projection):

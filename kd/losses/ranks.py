@@ -28,25 +28,21 @@ def in_parallel() -> bool:
     return not _without_gather and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-class _Rows(FunctionCtx):
-    rows: int
-
-
 class _AllGather(Function):
     """Rows of all ranks; not torch's own, whose backward misreads gradients that are not contiguous."""
 
     @staticmethod
-    def forward(ctx: "_Rows", x: Tensor) -> Tensor:
-        ctx.rows = len(x)
+    def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
+        ctx.rows = len(x)  # type: ignore[attr-defined]
         parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, x)
         return torch.cat(parts)
 
     @staticmethod
-    def backward(ctx: "_Rows", *gradients: Tensor) -> Tensor:
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> Tensor:
         gradient = gradients[0].contiguous().clone()
         dist.all_reduce(gradient)
-        return gradient[own_rows(ctx.rows)]
+        return gradient[own_rows(ctx.rows)]  # type: ignore[attr-defined]
 
 
 def of_all_ranks(*tensors: Tensor) -> tuple[Tensor, ...]:

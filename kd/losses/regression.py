@@ -1,20 +1,18 @@
 """Losses that regress a teacher's features: what is learned from a teacher without a classifier, without labels."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from kd.losses.base import FeatureLoss, Shape
+from kd.losses.base import Shape, check_range
 from kd.losses.functional import cosine_loss, smooth_l1_loss
-from kd.losses.functional._checks import positive, wide
-from kd.losses.projections import Projection, resize
-from kd.losses.targets import Standardizer
+from kd.losses.functional._checks import wide
+from kd.losses.projections import ProjectedLoss, Projection, resize
+from kd.losses.targets import Standardization, Standardizer
 
 STATISTICS = tuple(f"targets.{name}" for name in ("mean", "scatter", "turn", "rows", "batches"))
 
 
-class FeatureRegression(FeatureLoss):
+class FeatureRegression(ProjectedLoss):
     """The teacher's features from the student's, after a projection to the teacher's width.
 
     Maps are compared on the student's grid, to which the teacher's are resized (bilinear, with averaging where they get
@@ -28,36 +26,36 @@ class FeatureRegression(FeatureLoss):
     """
 
     def __init__(
-        self,
-        projection: Projection | None = None,
-        standardize: Literal["none", "variance", "phi_s"] = "none",
-        weight: float = 1.0,
+        self, projection: Projection | None = None, standardize: Standardization = "none", weight: float = 1.0
     ) -> None:
-        super().__init__(weight)
-        self.projection, self.standardize = projection or Projection(), standardize
+        super().__init__(projection, weight)
+        self.standardize = standardize
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
         if len(student_shape) == len(teacher_shape) == 4:
             teacher_shape = (*teacher_shape[:2], *student_shape[2:])
-        self.projection.build(student_shape, teacher_shape)
+        super().build(student_shape, teacher_shape)
         if self.standardize != "none":
             width = teacher_shape[1] if len(teacher_shape) == 4 else teacher_shape[-1]
             self.targets = Standardizer(width, self.standardize)
             self.equal_on_all_ranks = STATISTICS
 
     def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
-        if student_features.ndim == teacher_features.ndim == 4:
-            teacher_features = resize(wide(teacher_features), student_features.shape[2:])
+        target = self._on_students_grid(student_features, teacher_features)
         if self.standardize != "none":
-            teacher_features = self.targets(teacher_features)
-        return self.compare(self.projection(student_features, teacher_features), teacher_features)
+            target = self.targets(target)
+        return self.compare(self.projection(student_features, target), target)
+
+    def _on_students_grid(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        if student_features.ndim == teacher_features.ndim == 4:
+            return resize(wide(teacher_features), student_features.shape[2:])
+        return teacher_features
 
     @torch.no_grad()
     def settle(self, student_features: Tensor, teacher_features: Tensor) -> tuple[Tensor, Tensor]:
         """Standardises by a sample of both models' features; gives what a projection maps from and to, ``(..., C)``."""
-        if student_features.ndim == teacher_features.ndim == 4:
-            teacher_features = resize(wide(teacher_features), student_features.shape[2:])
-        elif student_features.ndim == 4:
+        teacher_features = self._on_students_grid(student_features, teacher_features)
+        if student_features.ndim == 4 and teacher_features.ndim != 4:
             student_features = student_features.mean(dim=(2, 3))
         if self.standardize != "none":
             self.targets.settle(teacher_features)
@@ -68,9 +66,6 @@ class FeatureRegression(FeatureLoss):
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """Two tensors of one shape -> ``(N,)``."""
         raise NotImplementedError
-
-    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        return self.per_picture(student_features, teacher_features).mean()
 
 
 class CosineLoss(FeatureRegression):
@@ -91,11 +86,11 @@ class SmoothL1Loss(FeatureRegression):
         self,
         beta: float = 1.0,
         projection: Projection | None = None,
-        standardize: Literal["none", "variance", "phi_s"] = "none",
+        standardize: Standardization = "none",
         weight: float = 1.0,
     ) -> None:
         super().__init__(projection, standardize, weight)
-        positive("beta", beta)
+        check_range("beta", beta, "> 0")
         self.beta = beta
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
@@ -122,12 +117,11 @@ class RADIOLoss(FeatureRegression):
         self,
         cosine_share: float = 0.9,
         projection: Projection | None = None,
-        standardize: Literal["none", "variance", "phi_s"] = "none",
+        standardize: Standardization = "none",
         weight: float = 1.0,
     ) -> None:
         super().__init__(projection, standardize, weight)
-        if not 0 <= cosine_share <= 1:
-            raise ValueError(f"cosine_share must be >= 0 and <= 1, got {cosine_share}")
+        check_range("cosine_share", cosine_share, ">= 0 and <= 1")
         self.cosine_share = cosine_share
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:

@@ -7,10 +7,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kd.losses.base import FeatureLoss, KnownOnHost, Shape, check_maps
+from kd.losses.base import FeatureLoss, KnownOnHost, Shape, check_range
 from kd.losses.functional import cka_loss, crd_loss, gram_kl_loss, pseudo_class_loss, rkd_loss, sp_loss
-from kd.losses.functional._checks import matmul, positive, wide
-from kd.losses.projections import Projection, on_one_grid
+from kd.losses.functional._checks import matmul, wide
+from kd.losses.projections import ProjectedLoss, Projection, on_one_grid
 from kd.losses.ranks import in_parallel, of_all_ranks, own_rows
 
 
@@ -110,9 +110,8 @@ class CRDLoss(KnownOnHost, FeatureLoss):
     ) -> None:
         super().__init__(weight)
         for name, value in (("embed_dim", embed_dim), ("negatives", negatives), ("temperature", temperature)):
-            positive(name, value)
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be >= 0 and < 1, got {momentum}")
+            check_range(name, value, "> 0")
+        check_range("momentum", momentum, ">= 0 and < 1")
         self.embed_dim, self.negatives = embed_dim, negatives
         self.temperature, self.momentum = temperature, momentum
         self._shared = False
@@ -178,24 +177,20 @@ class GramKLLoss(FeatureLoss):
         temperature: > 0.
     """
 
+    over_maps = True
+
     def __init__(self, temperature: float = 0.07, weight: float = 1.0) -> None:
         super().__init__(weight)
-        positive("temperature", temperature)
+        check_range("temperature", temperature, "> 0")
         self.temperature = temperature
 
-    def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        check_maps("GramKLLoss", student_shape, teacher_shape)
-
-    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """``(N, C_s, H, W)``, ``(N, C_t, H', W')``, unused -> scalar."""
-        return self.per_picture(student_features, teacher_features).mean()
-
     def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """``(N, C_s, H, W)``, ``(N, C_t, H', W')`` -> ``(N,)``."""
         student, teacher = on_one_grid(student_features, teacher_features)
         return gram_kl_loss(student, teacher, self.temperature)
 
 
-class PseudoClassLoss(KnownOnHost, FeatureLoss):
+class PseudoClassLoss(KnownOnHost, ProjectedLoss):
     """Divergence over pseudo-classes, see :func:`kd.losses.functional.pseudo_class_loss`. Needs no labels.
 
     The classes are the teacher's features of the newest pictures of all processes, this batch's among them, in a queue
@@ -219,10 +214,10 @@ class PseudoClassLoss(KnownOnHost, FeatureLoss):
         projection: Projection | None = None,
         weight: float = 1.0,
     ) -> None:
-        super().__init__(weight)
+        super().__init__(projection, weight)
         for name, value in (("queue_size", queue_size), ("temperature", temperature)):
-            positive(name, value)
-        self.queue_size, self.temperature, self.projection = queue_size, temperature, projection or Projection()
+            check_range(name, value, "> 0")
+        self.queue_size, self.temperature = queue_size, temperature
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
         if len(teacher_shape) != 2:
@@ -230,15 +225,12 @@ class PseudoClassLoss(KnownOnHost, FeatureLoss):
                 f"PseudoClassLoss compares vectors, got {teacher_shape[1:]} a sample of the teacher (prelogits, or "
                 "tokens=class)"
             )
-        self.projection.build(student_shape, teacher_shape)
+        super().build(student_shape, teacher_shape)
         self.register_buffer("queue", torch.zeros(self.queue_size, teacher_shape[1]))
         self.register_buffer("seen", torch.zeros((), dtype=torch.long))  # pictures so far; the next goes to its rest
 
-    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """``(N, D_s)`` (maps are averaged), ``(N, D_t)``, unused -> scalar."""
-        return self.per_picture(student_features, teacher_features).mean()
-
     def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """``(N, D_s)`` (maps are averaged), ``(N, D_t)`` -> ``(N,)``."""
         if self.known is None:
             self.known = int(self.seen)
         if self.training:

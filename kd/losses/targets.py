@@ -95,16 +95,12 @@ class Standardizer(KnownOnHost, Float32):
         self.batches += 1
         self.known += 1
         if self._is_complete and self.kind == "phi_s":
-            self._find_turn()
+            self.turn.copy_(phi_s((self.scatter / self.rows).cpu()))
+            if in_parallel():  # another machine's eigenvectors may differ in their signs
+                dist.broadcast(self.turn, 0)
 
     def _product(self, x: Tensor) -> Tensor:
         return x.square().sum(dim=0) if self.kind == "variance" else matmul(x.T, x)
-
-    def _find_turn(self) -> None:
-        turn = phi_s((self.scatter / self.rows).cpu())
-        self.turn.copy_(turn)
-        if in_parallel():  # another machine's eigenvectors may differ in their signs
-            dist.broadcast(self.turn, 0)
 
 
 def _of_all(x: Tensor) -> Tensor:

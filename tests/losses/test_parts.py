@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from kd.losses.functional._checks import class_ids, matmul, positive, same_shape, wide
+from kd.losses.functional import dkd_loss
+from kd.losses.functional._checks import matmul, positive, same_shape, wide
 from kd.losses.functional.targets import hadamard, phi_s, teacher_shares
 from kd.losses.ranks import in_parallel, of_all_ranks, own_rows, without_gather
 
@@ -29,7 +30,7 @@ def test_wrong_shapes_and_targets_name_what_was_given() -> None:
     with pytest.raises(ValueError, match=r"student_logits and teacher_logits .* \(2, 3\) and \(2, 4\)"):
         same_shape(torch.zeros(2, 3), torch.zeros(2, 4), "logits")
     with pytest.raises(ValueError, match=r"class ids \(N,\) for DKD"):
-        class_ids(torch.zeros(2, 3), "DKD")
+        dkd_loss(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2, 3))
     for value in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match="temperature must be > 0"):
             positive("temperature", value)

@@ -24,13 +24,13 @@ def same_shape(student: Tensor, teacher: Tensor, kind: str) -> None:
         )
 
 
-def class_ids(target: Tensor, loss: str) -> Tensor:
-    """The target, or a ValueError where it holds probabilities, for which ``loss`` is not defined."""
-    if target.is_floating_point():
+def same_grid(student: Tensor, teacher: Tensor) -> None:
+    """Raises a ValueError unless both maps have one height and width."""
+    if student.shape[2:] != teacher.shape[2:]:
         raise ValueError(
-            f"target must hold class ids (N,) for {loss}, got probabilities of shape {tuple(target.shape)}"
+            f"student_features must have the teacher's height and width {tuple(teacher.shape[2:])}, "
+            f"got {tuple(student.shape[2:])}"
         )
-    return target
 
 
 def positive(name: str, value: float) -> None:

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kd.losses.functional._checks import matmul, positive, same_shape, wide
+from kd.losses.functional._checks import positive, same_shape, wide
+from kd.losses.functional.features import cosines
 from kd.losses.functional.logits import kl_per_position
 
 
@@ -85,10 +86,7 @@ def pairwise_loss(student_features: Tensor, teacher_features: Tensor, grid: int 
     height, width = (
         min(grid, *sides) for sides in zip(student_features.shape[2:], teacher_features.shape[2:], strict=True)
     )
-    student, teacher = (_similarities(wide(x), (height, width)) for x in (student_features, teacher_features.detach()))
+    student, teacher = (
+        cosines(F.adaptive_avg_pool2d(wide(x), (height, width))) for x in (student_features, teacher_features.detach())
+    )
     return (student - teacher).square().mean()
-
-
-def _similarities(x: Tensor, size: tuple[int, int]) -> Tensor:
-    nodes = F.normalize(F.adaptive_avg_pool2d(x, size).flatten(2), dim=1)
-    return matmul(nodes.transpose(1, 2), nodes)

@@ -7,7 +7,7 @@ that do not fit raise a ValueError.
 import torch.nn.functional as F
 from torch import Tensor
 
-from kd.losses.functional._checks import matmul, positive, same_shape, wide
+from kd.losses.functional._checks import matmul, positive, same_grid, same_shape, wide
 
 
 def hint_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
@@ -35,11 +35,7 @@ def at_loss(student_features: Tensor, teacher_features: Tensor, p: float = 2.0) 
     >>> at_loss(torch.ones(1, 8, 2, 2), 3 * torch.ones(1, 4, 2, 2))
     tensor(0.)
     """
-    if student_features.shape[2:] != teacher_features.shape[2:]:
-        raise ValueError(
-            f"student_features must have the teacher's height and width {tuple(teacher_features.shape[2:])}, "
-            f"got {tuple(student_features.shape[2:])}"
-        )
+    same_grid(student_features, teacher_features)
     student, teacher = (
         F.normalize(wide(x).abs().pow(p).mean(dim=1).flatten(1), dim=1)
         for x in (student_features, teacher_features.detach())
@@ -159,19 +155,16 @@ def gram_kl_loss(student_features: Tensor, teacher_features: Tensor, temperature
     >>> gram_kl_loss(5 * x, x).abs().max() < 1e-5
     tensor(True)
     """
-    if student_features.shape[2:] != teacher_features.shape[2:]:
-        raise ValueError(
-            f"student_features must have the teacher's height and width {tuple(teacher_features.shape[2:])}, "
-            f"got {tuple(student_features.shape[2:])}"
-        )
+    same_grid(student_features, teacher_features)
     positive("temperature", temperature)
     log_p, log_q = (
-        (_cosines(wide(x)) / temperature).log_softmax(dim=2) for x in (student_features, teacher_features.detach())
+        (cosines(wide(x)) / temperature).log_softmax(dim=2) for x in (student_features, teacher_features.detach())
     )
     return F.kl_div(log_p, log_q, reduction="none", log_target=True).sum(dim=2).mean(dim=1)
 
 
-def _cosines(x: Tensor) -> Tensor:
+def cosines(x: Tensor) -> Tensor:
+    """Between all positions of each map, ``(N, L, L)``."""
     directions = F.normalize(x.flatten(2), dim=1)
     return matmul(directions.transpose(1, 2), directions)
 

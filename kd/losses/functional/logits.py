@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kd.losses.functional._checks import class_ids, matmul, positive, same_shape, wide
+from kd.losses.functional._checks import matmul, positive, same_shape, wide
 
 
 def kd_loss(
@@ -116,9 +116,7 @@ def dkd_loss(
     """
     same_shape(student_logits, teacher_logits, "logits")
     positive("temperature", temperature)
-    if student_logits.shape[1] < 3:
-        raise ValueError(f"student_logits must have >= 3 classes for DKD, got {student_logits.shape[1]}")
-    is_target = _one_hot(class_ids(target, "DKD"), student_logits)
+    is_target = _is_target(target, student_logits, "DKD")
     in_s, rest_s, among_s = _decouple(wide(student_logits) / temperature, is_target)
     in_t, rest_t, among_t = _decouple(wide(teacher_logits.detach()) / temperature, is_target)
     tckd = in_t.exp() * (in_t - in_s) + rest_t.exp() * (rest_t - rest_s)
@@ -126,7 +124,13 @@ def dkd_loss(
     return temperature**2 * (alpha * tckd + beta * nckd).mean()
 
 
-def _one_hot(target: Tensor, logits: Tensor) -> Tensor:
+def _is_target(target: Tensor, logits: Tensor, loss: str) -> Tensor:
+    """Where a class is the target, bool ``(N, C)``; refuses what a loss over the other classes is not defined for."""
+    if logits.shape[1] < 3:
+        raise ValueError(f"student_logits must have >= 3 classes for {loss}, got {logits.shape[1]}")
+    if target.is_floating_point():
+        shape = tuple(target.shape)
+        raise ValueError(f"target must hold class ids (N,) for {loss}, got probabilities of shape {shape}")
     return torch.zeros_like(logits, dtype=torch.bool).scatter(1, target[:, None], True)
 
 
@@ -201,9 +205,7 @@ def nkd_loss(
     """
     same_shape(student_logits, teacher_logits, "logits")
     positive("temperature", temperature)
-    if student_logits.shape[1] < 3:
-        raise ValueError(f"student_logits must have >= 3 classes for NKD, got {student_logits.shape[1]}")
-    is_target = _one_hot(class_ids(target, "NKD"), student_logits)
+    is_target = _is_target(target, student_logits, "NKD")
     student, teacher = wide(student_logits), wide(teacher_logits.detach())
     in_s, in_t = (_decouple(x, is_target)[0] for x in (student, teacher))
     among_s, among_t = (_decouple(x / temperature, is_target)[2] for x in (student, teacher))
