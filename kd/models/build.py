@@ -1,6 +1,5 @@
 """Builds models from what a recipe says."""
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +9,12 @@ import timm
 import torch
 from torch import nn
 
-from kd.errors import UserError, plain
+from kd.errors import UserError, did_you_mean, plain
 from kd.models.arguments import check_arguments
 from kd.models.foreign import HUGGING_FACE, TRANSFORMERS
 from kd.models.loading import NEW, load_checkpoint
 from kd.models.own import Builder, build_own, name_of
-from kd.models.preprocess import preprocess_for
+from kd.models.preprocess import evaluating, pair, preprocess_for
 from kd.models.segmenter import DenseModel
 from kd.models.spec import ModelSpec, TeacherSpec
 from kd.models.weights import about, say
@@ -61,26 +60,24 @@ def _built(
             without = f" ({key}.head=false: its features teach)" if not own else f"; {key}.classes says which those are"
             raise UserError(f"{key}.builder: {name_of(builder)} {what}{without}")
         say(f"{key}: {name_of(builder)} {what}: its backbone is taken, the classifier is new")
-    size = None if spec.img_size is None else (spec.img_size,) * 2 if isinstance(spec.img_size, int) else spec.img_size
+    size = None if spec.img_size is None else pair(spec.img_size)
     return build_own(builder, num_classes, size, spec.mean, spec.std, key)
 
 
 @torch.no_grad()
 def _check_forward(model: nn.Module, spec: ModelSpec, key: str) -> None:
     """A forward without values (meta tensors) finds arguments that a model can be built with and not run with."""
-    size, training = preprocess_for(model, spec.img_size).size, model.training
-    model.eval()
-    try:
-        weights = {name: t.to("meta") for name, t in (*model.named_parameters(), *model.named_buffers())}
-        torch.func.functional_call(model, weights, (torch.empty(1, 3, *size, device="meta"),))
-    except Exception:  # some layers need values: the real forward decides
+    size = preprocess_for(model, spec.img_size).size
+    weights = {name: t.to("meta") for name, t in (*model.named_parameters(), *model.named_buffers())}
+    with evaluating(model):
         try:
-            model(torch.zeros(1, 3, *size))
-        except Exception as error:
-            reason = plain(error)
-            raise UserError(f"{key}: {spec.arch} can't take pictures of {size[0]}x{size[1]}: {reason}") from error
-    finally:
-        model.train(training)
+            torch.func.functional_call(model, weights, (torch.empty(1, 3, *size, device="meta"),))
+        except Exception:  # some layers need values: the real forward decides
+            try:
+                model(torch.zeros(1, 3, *size))
+            except Exception as error:
+                shown = f"{size[0]}x{size[1]}: {plain(error)}"
+                raise UserError(f"{key}: {spec.arch} can't take pictures of {shown}") from error
 
 
 def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
@@ -123,11 +120,8 @@ def check_arch(arch: str, key: str) -> None:
     if arch.startswith(("hf_hub:", "hf-hub:")):
         loads = f"{key}.builder={HUGGING_FACE} {key}.builder.path={arch[7:]}"
         raise UserError(f"{key}.arch: '{arch}' is none of timm's own; download it: {key}.checkpoint=DIR, or {loads}")
-    if timm.is_model(arch):
-        return
-    near = difflib.get_close_matches(arch, timm.list_models(), 1, 0.5)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    raise UserError(f"{key}.arch: timm has no model '{arch}'{hint}")
+    if not timm.is_model(arch):
+        raise UserError(f"{key}.arch: timm has no model '{arch}'{did_you_mean(arch, timm.list_models(), 0.5)}")
 
 
 def _check_pretrained_classes(spec: ModelSpec, num_classes: int, key: str) -> None:
@@ -143,29 +137,29 @@ def _check_pretrained_classes(spec: ModelSpec, num_classes: int, key: str) -> No
 def completed(spec: Spec, key: str) -> Spec:
     """``spec`` completed from its checkpoint, whose architecture overrides a teacher's settings."""
     said = about(spec.checkpoint)
+    moments: dict[str, Any] = {"mean": spec.mean or _three(said.mean), "std": spec.std or _three(said.std)}
     if spec.builder is not None:
         name = name_of(spec.builder)
         if spec.arch not in ("", name):
             say(f"{key}: built by {name}, not timm's {spec.arch}")
-        return replace(spec, arch=name, mean=spec.mean or _three(said.mean), std=spec.std or _three(said.std))
+        return replace(spec, arch=name, **moments)
     if said.builder == TRANSFORMERS:
         raise UserError(f"{key}.checkpoint: {spec.checkpoint} is a model of transformers, not timm's; in its place: "
                         f"{key}.builder={HUGGING_FACE} {key}.builder.path={spec.checkpoint}")  # fmt: skip
     if said.builder:
         raise UserError(f"{key}.builder: {spec.checkpoint} was built by {said.builder}; name it and its arguments")
-    if said.foreign and spec.arch:  # timm may have several names for it
-        pass
-    elif isinstance(spec, TeacherSpec) and said.arch and said.arch != spec.arch:
+    of_teacher = isinstance(spec, TeacherSpec)
+    if not said.arch or (said.foreign and spec.arch):  # timm may have several names for a foreign model
+        return replace(spec, **moments)
+    if of_teacher and said.arch != spec.arch:
         size = said.img_size and (said.img_size[0] if said.img_size[0] == said.img_size[1] else said.img_size)
         before = f", not the settings' {spec.arch}" if spec.arch else ""
         say(f"{key}: {said.arch} at {size} px, as {spec.checkpoint} says{before}")
-        spec = replace(spec, arch=said.arch, img_size=size, kwargs=said.kwargs, mean=spec.mean, std=spec.std)
-    elif (isinstance(spec, TeacherSpec) or not spec.arch) and said.arch:
-        spec = replace(spec, arch=said.arch)
-        spec = replace(spec, img_size=spec.img_size or said.img_size, kwargs={**said.kwargs, **spec.kwargs})
-    if said.arch not in ("", spec.arch) and not said.foreign:
-        return spec
-    return replace(spec, mean=spec.mean or _three(said.mean), std=spec.std or _three(said.std))
+        return replace(spec, arch=said.arch, img_size=size, kwargs=said.kwargs, **moments)
+    if of_teacher or not spec.arch:
+        known: dict[str, Any] = {"img_size": spec.img_size or said.img_size, "kwargs": {**said.kwargs, **spec.kwargs}}
+        return replace(spec, arch=said.arch, **known, **moments)
+    return replace(spec, **moments) if said.arch == spec.arch else spec
 
 
 def _three(values: Sequence[float] | None) -> list[float] | None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kd.models.preprocess import pair
 from kd.storage.elsewhere import json_of, text_of
 
 HUGGING_FACE, TRANSFORMERS = "kd.models.hugging_face.HuggingFace", "transformers"
@@ -98,7 +99,7 @@ def of_transformers(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         return {"builder": TRANSFORMERS}
     width, depth, heads = (config[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     ratio = config.get("mlp_ratio") or config["intermediate_size"] / width
-    side, patch = config["image_size"], config["patch_size"]
+    patch = config["patch_size"]
     dino = config["model_type"] == "dinov2"
     size = SIZES.get((width, depth, heads), "")
     kind = "14_dinov2" if dino else f"{patch}_224"
@@ -110,7 +111,7 @@ def of_transformers(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {
         "arch": f"vit_{size if fits else 'base'}_patch{kind if fits or dino else '16_224'}",
         "kwargs": {} if fits else kwargs,
-        "img_size": (side, side) if isinstance(side, int) else tuple(side),
+        "img_size": pair(config["image_size"]),
         "mean": pixels.get("image_mean") or [0.5] * 3, "std": pixels.get("image_std") or [0.5] * 3,
         "foreign": True,
     }  # fmt: skip

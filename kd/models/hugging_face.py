@@ -1,7 +1,7 @@
 """Vision models of transformers as teacher or student (extra ``hf``)."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from kd.errors import UserError, needs_extra
 from kd.models.arguments import architecture_alone
-from kd.models.own import OwnModel, Size
-from kd.models.preprocess import Preprocess
+from kd.models.own import OwnModel
+from kd.models.preprocess import Preprocess, Size, pair
 from kd.storage.elsewhere import json_of
 
 if TYPE_CHECKING:
@@ -66,11 +66,15 @@ class HuggingFace:
     def build(self, num_classes: int, img_size: Size | None) -> nn.Module:
         """See :class:`kd.models.own.Builder`; a classifier of other classes than the weights' starts anew."""
         config = self._config(img_size)
-        model = self._load(config, num_classes) if self.path else self._start(config, num_classes)
+        if num_classes:
+            config.num_labels, kind, own = num_classes, _transformers().AutoModelForImageClassification, config
+        else:
+            kind, own = _transformers().AutoModel, getattr(config, "vision_config", config)
+        model = self._load(kind, own) if self.path else kind.from_config(own)
         if not num_classes:
             _without_unused(model)
         pixels = self._pixels()
-        size = img_size or _size(pixels) or _pair(getattr(config, "image_size", 224))
+        size = img_size or _size(pixels) or pair(getattr(config, "image_size", 224))
         made_by = {"class_path": f"{__name__}.HuggingFace", "init_args": {"config": model.config.to_dict()}}
         mean, std = (pixels.get(f"image_{name}") or HALF for name in ("mean", "std"))
         return HuggingFaceModel(model, num_classes, size, mean, std, json_of(json.dumps(made_by, default=str)))
@@ -83,11 +87,8 @@ class HuggingFace:
                 if "/" in str(found._attn_implementation):
                     raise ValueError(f"attn_implementation is code of the hub ({found._attn_implementation})")
                 return found
-            given = {
-                k: v
-                for k, v in architecture_alone(self.config).items()
-                if k not in ("model_type", "architectures", "dtype")
-            }
+            named = ("model_type", "architectures", "dtype")
+            given = {k: v for k, v in architecture_alone(self.config).items() if k not in named}
             if img_size is not None and "image_size" in given:
                 given["image_size"] = img_size[0] if img_size[0] == img_size[1] else list(img_size)
             return transformers.AutoConfig.for_model(self.config.get("model_type", ""), **given)
@@ -96,14 +97,15 @@ class HuggingFace:
             reason = " ".join(str(error).split())[:160]
             raise UserError(f"builder.{what} is no model of transformers: {reason}") from error
 
-    def _load(self, config: "transformers.PretrainedConfig", num_classes: int) -> "transformers.PreTrainedModel":
-        transformers = _transformers()
-        if not num_classes:
-            kind, more = transformers.AutoModel, {"config": getattr(config, "vision_config", config)}
-        else:
-            kind, more = transformers.AutoModelForImageClassification, {"num_labels": num_classes}
+    def _load(
+        self, kind: type["transformers.AutoModel"], config: "transformers.PretrainedConfig"
+    ) -> "transformers.PreTrainedModel":
         model, found = kind.from_pretrained(
-            self.path, **more, ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False
+            str(self.path),
+            config=config,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            trust_remote_code=False,
         )
         missing = [key for key in found["missing_keys"] if not key.startswith(("classifier.", "pooler."))]
         if missing:
@@ -111,13 +113,6 @@ class HuggingFace:
                 f"{self.path} does not fit {type(model).__name__}: {', '.join(sorted(missing)[:3])} missing"
             )
         return model
-
-    def _start(self, config: "transformers.PretrainedConfig", num_classes: int) -> "transformers.PreTrainedModel":
-        transformers = _transformers()
-        if not num_classes:
-            return transformers.AutoModel.from_config(getattr(config, "vision_config", config))
-        config.num_labels = num_classes
-        return transformers.AutoModelForImageClassification.from_config(config)
 
     def _pixels(self) -> Mapping[str, Any]:
         if not self.path:
@@ -138,7 +133,7 @@ class HuggingFaceModel(OwnModel):
         for name, parameter in model.named_parameters():
             if name.endswith("mask_token"):  # for masked training alone: it would never get a gradient
                 parameter.requires_grad_(False)
-        native = _pair(getattr(getattr(model.config, "vision_config", model.config), "image_size", 0))
+        native = pair(getattr(getattr(model.config, "vision_config", model.config), "image_size", 0))
         takes = signature(model.forward).parameters
         other_size = native != self.pretrained_cfg["input_size"][1:]
         self._options = {"interpolate_pos_encoding": True} if other_size and "interpolate_pos_encoding" in takes else {}
@@ -204,16 +199,8 @@ def _without_unused(model: nn.Module) -> None:
 
 def _size(pixels: Mapping[str, Any]) -> Size | None:
     """Height and width after an image processor's resizing and crop."""
-    found = pixels.get("crop_size") if pixels.get("do_center_crop") else None
-    found = found or pixels.get("size")
-    if isinstance(found, int):
-        return found, found
-    if not isinstance(found, Mapping):
-        return None
-    if "height" in found:
+    found = (pixels.get("do_center_crop") and pixels.get("crop_size")) or pixels.get("size") or {}
+    side = found if isinstance(found, int) else found.get("shortest_edge")
+    if not isinstance(found, int) and "height" in found:
         return found["height"], found["width"]
-    return (found["shortest_edge"],) * 2 if "shortest_edge" in found else None
-
-
-def _pair(size: int | Sequence[int]) -> Size:
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    return None if side is None else pair(side)

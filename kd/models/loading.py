@@ -12,34 +12,34 @@ from torch import Tensor, nn
 
 from kd.errors import UserError
 from kd.models.foreign import of_mobilenet, renamed
-from kd.models.weights import About, Weights, read_weights, say
+from kd.models.weights import About, read_weights, say
 
 NEW = "kd_new_classifier"  # an attribute of a model whose classifier has no weights from its file
 
 
 def load_checkpoint(model: nn.Module, path: Path, key: str, classes: Sequence[str] = (), head: bool = False) -> None:
     """Loads weights into ``model``; position embeddings of another size are resampled."""
-    found = read_weights(path, key)
-    found.state, library = renamed(found.state)
+    file, given, about = read_weights(path, key)
+    given, library = renamed(given)
     if not library:
-        found.state, library = of_mobilenet(found.state, model)
+        given, library = of_mobilenet(given, model)
     if library:
-        say(f"{key}: {found.file}: names of {library} brought into timm's")
-    state = _in_the_models_layout(_without_prefix(found, model, key), model, found.about)
+        say(f"{key}: {file}: names of {library} brought into timm's")
+    state = _in_the_models_layout(_without_prefix(given, model, f"{key}: {file}"), model, about)
     has_classifier = bool(_below(state, classifier_names(model)))
     state = _without_the_classifier(state, model)
     expected = model.state_dict()
     of_head = _below(expected, classifier_names(model))
     last = _below(of_head, ["head.classifier"]) or of_head  # a dense model's head is more than its classifier
-    other = _other_classes(found.about.classes, classes, state, expected, last)
+    other = _other_classes(about.classes, classes, state, expected, last)
     if other and head:
         names = f"{key.removesuffix('.checkpoint')}.classes=FILE (one name a line) says which those are"
-        raise UserError(f"{key}: {found.file} {other}" + ("" if found.about.classes else f"; {names}"))
+        raise UserError(f"{key}: {file} {other}" + ("" if about.classes else f"; {names}"))
     if other:
         state = {k: v for k, v in state.items() if k not in last}
-        say(f"{key}: {found.file} {other}: its backbone is taken, the classifier is new")
+        say(f"{key}: {file} {other}: its backbone is taken, the classifier is new")
     if of_head and not has_classifier and not head:
-        say(f"{key}: {found.file} has no classifier: its backbone is taken, the classifier is new")
+        say(f"{key}: {file} has no classifier: its backbone is taken, the classifier is new")
     wrong = [
         f"{k} is {tuple(state[k].shape)} there, {tuple(v.shape)} here"
         for k, v in expected.items()
@@ -54,7 +54,7 @@ def load_checkpoint(model: nn.Module, path: Path, key: str, classes: Sequence[st
         other = f"; another of timm's: {root}.arch; a model of another library or of your own: {root}.builder"
         other += " (kd/models/README.md)"
         hint = other if 2 * len(missing) > len(expected) else ""
-        raise UserError(f"{key}: {found.file} does not fit: {'; '.join(wrong[:3])}{more}{hint}")
+        raise UserError(f"{key}: {file} does not fit: {'; '.join(wrong[:3])}{more}{hint}")
     model.load_state_dict({k: v.to(expected[k].dtype) for k, v in state.items()}, strict=False)
     setattr(model, NEW, not all(k in state for k in last))
 
@@ -101,9 +101,8 @@ def _without_the_classifier(state: dict[str, Tensor], model: nn.Module) -> dict[
     return {k: v for k, v in state.items() if k not in dropped}
 
 
-def _without_prefix(found: Weights, model: nn.Module, key: str) -> dict[str, Tensor]:
-    """The state without what a wrapper class (``self.model = ...``) has put before every name; said in a line."""
-    state = found.state
+def _without_prefix(state: dict[str, Tensor], model: nn.Module, name: str) -> dict[str, Tensor]:
+    """The state without the prefix that a wrapper class (``self.model = ...``) gives every name."""
     for part in (model, getattr(model, "backbone", None)):
         if not isinstance(part, nn.Module):
             continue
@@ -117,7 +116,7 @@ def _without_prefix(found: Weights, model: nn.Module, key: str) -> dict[str, Ten
         inner |= _head_beside(state, prefix, expected - inner.keys(), part)
         rest = len(state) - len(inner)
         left = f", {rest} tensors beside it are left out" if rest else ""
-        say(f"{key}: {found.file}: the weights below '{prefix[:-1]}' are taken{left}")
+        say(f"{name}: the weights below '{prefix[:-1]}' are taken{left}")
         return inner
     return state
 
@@ -135,7 +134,7 @@ def _head_beside(state: Mapping[str, Tensor], prefix: str, missing: set[str], mo
 
 
 def _common_prefix(state: Mapping[str, Tensor], expected: set[str]) -> str | None:
-    """What stands before at least half of the expected names; None where nothing does."""
+    """The prefix of at least half of the expected names; None where they have none in common."""
     if len(expected & state.keys()) * 2 >= len(expected):
         return ""
     anchor = max(expected, key=len, default="")
@@ -196,9 +195,7 @@ def grid_shown(positions: Tensor) -> list[int]:
 
 
 def _with_positions(state: dict[str, Tensor], model: nn.Module, about: About) -> dict[str, Tensor]:
-    """Resamples position embeddings from the grid that the file names, or that they show: their number alone can mean
-    several grids.
-    """
+    """Resamples position embeddings from the grid that the file names or that they show; one number fits many grids."""
     new: Any = getattr(getattr(model, "patch_embed", None), "grid_size", None)
     positions, patch = state.get("pos_embed"), state.get("patch_embed.proj.weight")
     if new is None or positions is None or patch is None or positions.ndim != 3:

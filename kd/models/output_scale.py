@@ -15,7 +15,7 @@ SCALE, OFFSET = "unit_scale", "unit_offset"
 def scale_output(model: nn.Module, scales: Sequence[tuple[float, float]], in_units: bool) -> None:
     """Multiplies the classifier's output by the targets' deviations (``scales``: means, deviations), adds the means.
 
-    ``in_units``: the weights give units now, and go on giving the same. A ValueError where no layer is linear.
+    ``in_units``: the weights give units already, and are divided so that the output stays as it is.
     """
     found = getattr(model, "get_classifier", lambda: None)()
     if not isinstance(found, nn.Linear) or found.bias is None:

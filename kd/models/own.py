@@ -6,11 +6,10 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from kd.errors import UserError
+from kd.errors import UserError, plain
+from kd.models.preprocess import Size, pair
 from kd.models.taps import classifier_of
 from kd.storage.elsewhere import json_of
-
-Size = tuple[int, int]
 
 
 class Builder(Protocol):
@@ -78,15 +77,15 @@ class OwnModel(nn.Module):
         super().__init__()
         self.model, self.num_classes = model, num_classes
         self.made_by = dict(made_by or {})
-        self.classifier = _classifier_path(model, num_classes)
+        linear = [(path, layer) for path, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+        self.classifier = next((path for path, layer in linear[::-1] if layer.out_features == num_classes), "")
         self.pretrained_cfg: dict[str, Any] = {
             "input_size": (3, *img_size), "mean": tuple(mean), "std": tuple(std),
             "classifier": f"model.{self.classifier}" if self.classifier else "model.head",
         }  # fmt: skip
-        names = dict(model.named_parameters())
         self.num_prefix_tokens = sum(
             value.shape[-2] if name.endswith("register_tokens") else 1
-            for name, value in names.items()
+            for name, value in model.named_parameters()
             if name.endswith(("cls_token", "class_embedding", "register_tokens"))
         )
 
@@ -114,15 +113,6 @@ class OwnModel(nn.Module):
         return logits_of(self.model(x))
 
 
-def _classifier_path(model: nn.Module, num_classes: int) -> str:
-    linear = [
-        path
-        for path, layer in model.named_modules()
-        if isinstance(layer, nn.Linear) and layer.out_features == num_classes
-    ]
-    return linear[-1] if linear else ""
-
-
 def build_own(
     builder: Builder, num_classes: int, img_size: Size | None, mean: Sequence[float] | None,
     std: Sequence[float] | None, key: str,
@@ -131,11 +121,7 @@ def build_own(
     try:
         model = builder.build(num_classes, img_size)
     except (UserError, ImportError, OSError, ValueError, TypeError, RuntimeError) as error:
-        reason = (
-            str(error)
-            if isinstance(error, UserError)
-            else f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
-        )
+        reason = str(error) if isinstance(error, UserError) else plain(error)
         raise UserError(f"{key}.builder: {reason}") from error
     if not isinstance(model, nn.Module):
         raise UserError(f"{key}.builder: {name_of(builder)} must build a torch module, got {type(model).__name__}")
@@ -146,9 +132,7 @@ def build_own(
     for name, value in said.items():
         if value is None:
             raise UserError(f"{key}.{name}: {name_of(builder)} does not say what its model takes, so the settings must")
-    size = said["img_size"]
-    size = (size, size) if isinstance(size, int) else tuple(size)
-    return OwnModel(model, num_classes, size, said["mean"], said["std"], remade(builder))
+    return OwnModel(model, num_classes, pair(said["img_size"]), said["mean"], said["std"], remade(builder))
 
 
 def name_of(builder: Builder) -> str:

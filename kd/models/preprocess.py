@@ -1,6 +1,7 @@
 """Each model's own input."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 import timm
@@ -13,6 +14,11 @@ from kd.errors import UserError
 Images = Tensor  # uint8, (N, 3, H, W)
 Size = tuple[int, int]
 Out = TypeVar("Out")
+
+
+def pair(size: int | Sequence[int]) -> Size:
+    """Height and width; a single number is both."""
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
 class Preprocess:
@@ -31,7 +37,7 @@ class Preprocess:
     def __init__(
         self, img_size: int | Sequence[int], mean: Sequence[float], std: Sequence[float], channels_last: bool = False
     ) -> None:
-        self.size = (img_size, img_size) if isinstance(img_size, int) else (int(img_size[0]), int(img_size[1]))
+        self.size = pair(img_size)
         self.channels_last = channels_last
         self.mean, self.std = tuple(mean), tuple(std)
         if not all(self.std):
@@ -100,6 +106,19 @@ class Given:
             images = self.function(images)
         self.size = (images.shape[-2], images.shape[-1])
         return images
+
+
+@contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Inside, models compute as in evaluation; afterwards each is in the mode that it was in."""
+    modes = [model.training for model in models]
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for model, training in zip(models, modes, strict=True):
+            model.train(training)
 
 
 def trial(model: Callable[[Tensor], Out], prepare: Prepare, count: int) -> Out:

@@ -5,28 +5,17 @@ import math
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kd.errors import UserError
+from kd.models.preprocess import Prepare, Size, evaluating
 
-PRELOGITS = "prelogits"  # The name of the classifier's input, which is no module of its own in most models
-
-MAPS = "maps"  # The name of whichever layer gives a model's last map, before its classifier
-
-TRIAL = 2  # Pictures of the forward that finds the layers' shapes
-
-Size = tuple[int, int]
-
-
-class Sized(Protocol):
-    """What has a size: a model's input (:class:`kd.models.Prepare`)."""
-
-    @property
-    def size(self) -> Size:
-        """Height and width in pixels."""
+PRELOGITS = "prelogits"  # the name of the classifier's input, which in most models is not a module
+MAPS = "maps"  # the name of whichever layer gives a model's last map, before its classifier
+TRIAL = 2  # pictures of the forward that finds the layers' shapes
 
 
 def layer_paths(model: nn.Module, patterns: Sequence[str], key: str, besides: Sequence[str] = ()) -> list[str]:
@@ -57,7 +46,7 @@ class Taps:
     outside a block, in particular not in the second forward of gradient checkpointing.
     """
 
-    def __init__(self, model: nn.Module, patterns: Sequence[str | list[str]], size: Size | Sized, key: str) -> None:
+    def __init__(self, model: nn.Module, patterns: Sequence[str | list[str]], size: Size | Prepare, key: str) -> None:
         self._model, self._input_size, self._key = model, size, key
         self._layers = dict(model.named_modules())
         self._caught: dict[str, Tensor] | None = None
@@ -100,7 +89,6 @@ class Taps:
         """The outermost layer that gives what timm calls a model's features, or else the last map of all."""
         given: list[tuple[str, Tensor]] = []
         features: list[Tensor] = []
-
         own: Any = getattr(self._model, "forward_features", None)
 
         def note(path: str, output: object) -> None:
@@ -116,14 +104,12 @@ class Taps:
 
         hooks = [m.register_forward_hook(lambda _m, _i, out, path=path: note(path, out))
                  for path, m in self._layers.items() if path]  # fmt: skip
-        training = self._model.training
-        self._model.eval()
         try:
             if own is not None:
                 self._model.forward_features = watched  # type: ignore[assignment]
-            run()
+            with evaluating(self._model):
+                run()
         finally:
-            self._model.train(training)
             vars(self._model).pop("forward_features", None)
             for hook in hooks:
                 hook.remove()
@@ -215,9 +201,6 @@ def tap_shapes(
     model: nn.Module, taps: Taps, patterns: str | list[str], tokens: str, run: Callable[[], Any]
 ) -> list[tuple[int, ...]]:
     """The shapes that layers give, by a forward in eval mode; the model keeps its mode."""
-    training = model.training
-    model.eval()
-    with taps as caught:
+    with evaluating(model), taps as caught:
         run()
-    model.train(training)
     return [tuple(x.shape) for x in taps.read(caught, patterns, tokens)]

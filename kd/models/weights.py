@@ -17,10 +17,10 @@ from timm.models import clean_state_dict
 from torch import Tensor
 
 from kd.errors import UserError
-from kd.machine import cache_dir
 from kd.models.arguments import LOADS
 from kd.models.foreign import of_transformers
 from kd.models.output_scale import unit_output
+from kd.models.preprocess import pair
 from kd.storage.checkpoints import models_in, run_folder
 from kd.storage.elsewhere import json_of, text_of
 from kd.storage.objects import fetched
@@ -46,23 +46,14 @@ class About:
     foreign: bool = False  # it is another library's model, of which this is timm's nearest
 
 
-@dataclass
-class Weights:
-    """A weights file, read."""
-
-    file: Path  # the file
-    state: dict[str, Tensor]  # its state dict
-    about: About  # what it says of its model
-
-
 @rank_zero_only
 def say(line: str) -> None:
     """One line for the user, from the first process."""
     print(line, flush=True)
 
 
-def read_weights(path: Path, key: str) -> Weights:
-    """Tensors of a weights file, a run folder's student, or timm's folder; never executes code from the file."""
+def read_weights(path: Path, key: str) -> tuple[Path, dict[str, Tensor], About]:
+    """The file, state dict and description of a weights file or folder; never executes code from the file."""
     file = weights_file(path, key)
     try:
         content = load_file(file) if file.suffix == ".safetensors" else _load_pickle(file)
@@ -72,7 +63,7 @@ def read_weights(path: Path, key: str) -> Weights:
     state = _state_in(content)
     if not state:
         raise UserError(f"{key}: {file} holds no state dict of tensors")
-    return Weights(file, state, about)
+    return file, state, about
 
 
 def weights_file(path: Path, key: str) -> Path:
@@ -80,7 +71,7 @@ def weights_file(path: Path, key: str) -> Path:
     url = re.match(r"([a-z][a-z0-9+]+):/+(.+)", str(path))  # a Path has one slash of the two
     if url and not path.exists():
         place = f"{url[1]}://{url[2]}" + ("" if path.suffix in FILES else "/student.safetensors")
-        return fetched(place, cache_dir() / "fetched", key or "checkpoint")
+        return fetched(place, key or "checkpoint")
     path = run_folder(path)
     candidates = [path / name for name in ("student.safetensors", *TIMM_FILES)] if path.is_dir() else [path]
     for file in candidates:
@@ -126,7 +117,7 @@ def _from_metadata(meta: Mapping[str, str]) -> About:
     return About(
         "" if "dense" in meta or "builder" in meta else meta.get("arch", ""),
         _arguments(said.get("kwargs", {})),
-        None if size is None else (size, size) if isinstance(size, int) else tuple(size),
+        None if size is None else pair(size),
         said.get("mean"),
         said.get("std"),
         said.get("classes", []),

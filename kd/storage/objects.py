@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 
 from kd.errors import UserError, first_line, needs_extra
+from kd.machine import cache_dir
 from kd.storage.elsewhere import inside
 
 TRIES = 6
@@ -63,12 +64,13 @@ def tried(attempt: Callable[[], Given], what: str) -> Given:
     raise AssertionError
 
 
-def fetched(url: str, folder: Path, key: str) -> Path:
+def fetched(url: str, key: str) -> Path:
+    """A copy of a store's file in the cache folder."""
     files, path = file_system(url, key)
     with _named(url, key):
         found = tried(lambda: files.info(path), f"{url} can't be read")
         size, digest = int(found["size"]), hashlib.sha256(f"{url} {_state(found)}".encode()).hexdigest()[:16]
-        file = inside(folder / digest, url.rpartition("/")[2], key)
+        file = inside(cache_dir() / "fetched" / digest, url.rpartition("/")[2], key)
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.parent / ".lock"):  # one of all processes fetches it
             if not file.is_file() or file.stat().st_size != size:

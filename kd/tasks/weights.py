@@ -1,13 +1,12 @@
 """How much each class counts in the loss on the labels."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from kd.errors import UserError
+from kd.errors import UserError, did_you_mean
 
 KEY = "model.task.class_weights"
 
@@ -49,6 +48,5 @@ def weights_of(given: ClassWeights, classes: Sequence[str], counts: Sequence[int
     assert isinstance(given, dict)
     unknown = next((name for name in given if name not in classes), None)
     if unknown is not None:
-        near = difflib.get_close_matches(str(unknown), classes, 1)
-        raise UserError(f"{KEY}: no class '{unknown}'{f'; did you mean {near[0]!r}?' if near else ''}")
+        raise UserError(f"{KEY}: no class '{unknown}'{did_you_mean(str(unknown), classes)}")
     return torch.tensor([given.get(name, 1.0) for name in classes], dtype=torch.float32)
