@@ -1,7 +1,7 @@
-"""A new classifier on weights that were trained elsewhere begins where a probe of their features would end.
+"""A new classifier on weights that were trained elsewhere starts as a linear probe of their features.
 
-Drawn at random it would send noise into those weights until it has learnt something itself (Kumar et al., Fine-Tuning
-can Distort Pretrained Features, arXiv 2202.10054), and at the small learning rate that they need it learns slowly.
+A random one would first distort those weights (Kumar et al., Fine-Tuning can Distort Pretrained Features, arXiv
+2202.10054), and at the small learning rate that they need it learns slowly.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from kd.data.batch import Target
 from kd.distill.student import Student
 from kd.models.loading import has_new_classifier
+from kd.models.preprocess import evaluating
 from kd.progress import bar
 from kd.tasks.features import starting_classifier
 
 Sample = Callable[[int, bool], Iterable[tuple[Tensor, Target]]]
-A_CLASS, MOST = 64, 4096  # labelled pictures that are looked at: of all classes on average, and in all
+A_CLASS, MOST = 64, 4096  # labelled pictures that are used: on average of a class, and in all
 BATCH = 64
 
 
@@ -50,15 +51,10 @@ def _features(student: Student, classifier: nn.Linear, sample: Sample, count: in
     labels: list[Target] = []
     pictures = iter(sample(count, True))
     hook = classifier.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].float()))
-    model, training = student.model, student.model.training
-    model.eval()
-    try:
-        with bar(label="a first classifier", disable=getattr(rank_zero_only, "rank", 0) != 0) as shown:
-            while part := list(islice(pictures, BATCH)):
-                model(student.prepare(torch.stack([picture for picture, _ in part])))
-                labels += [target for _, target in part]
-                shown.update(len(part))
-    finally:
-        hook.remove()
-        model.train(training)
+    off = getattr(rank_zero_only, "rank", 0) != 0
+    with hook, evaluating(student.model), bar(label="a first classifier", disable=off) as shown:
+        while part := list(islice(pictures, BATCH)):
+            student.model(student.prepare(torch.stack([picture for picture, _ in part])))
+            labels += [target for _, target in part]
+            shown.update(len(part))
     return (torch.cat(seen), torch.tensor(labels)) if seen else (torch.empty(0), torch.empty(0))

@@ -43,8 +43,7 @@ class FeatureTaps:
         if member not in teacher.members:
             raise UserError(f"model.teacher_of.{name}: a feature loss reads one teacher, name it"
                             f"{among(teacher.members)}")  # fmt: skip
-        found: RunTeacher = teacher.members[member]
-        return found
+        return teacher.members[member]
 
     def build(
         self, name: str, loss: DistillLoss, teacher: RunTeacher, student: nn.Module, taps: Taps,

@@ -11,6 +11,7 @@ from kd.distill.inherit.pair import final_norm
 from kd.distill.objective import Objective
 from kd.distill.student import Student
 from kd.models.own import logits_of
+from kd.models.preprocess import evaluating
 from kd.models.taps import Taps
 from kd.tasks import Features
 from kd.teachers.answer import Answer
@@ -19,19 +20,14 @@ from kd.teachers.answer import Answer
 class HeadlessStudent(Student):
     """A model that gives features ``(N, D)``, taught by teachers' features and validated by the same losses."""
 
-    has_head = False
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         looks = [layers for layers, _ in self.objective.layers_of_student.values()]
         self._taps_of_final = self.taps
         if self.average is not None:
             self._taps_of_final = Taps(self.average.module, looks, self.prepare, "model.taps")
-        training = self.model.training
-        self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(self.model):
             width = logits_of(self._trial()).shape[1]
-        self.model.train(training)
         losses = ["feature_loss", *(f"{name}_loss" for name in self.objective.measurable)]
         self._measures.measure(losses, width, self.data.probed)
 
@@ -47,10 +43,8 @@ class HeadlessStudent(Student):
         bias = getattr(final_norm(self.model), "bias", None)
         if bias is None:
             return
-        training = self.model.training
-        self.model.eval()
-        given = [logits_of(self.model(self.prepare(part))) for part in pictures.split(64)]
-        self.model.train(training)
+        with evaluating(self.model):
+            given = [logits_of(self.model(self.prepare(part))) for part in pictures.split(64)]
         bias -= torch.cat(given).mean(dim=0)
         if self.average is not None:
             self.average.set(self.model)
@@ -59,6 +53,10 @@ class HeadlessStudent(Student):
     def _measures(self) -> Features:
         assert isinstance(self.task, Features)
         return self.task
+
+    @property
+    def classes(self) -> list[str]:
+        return []
 
     @property
     def classifies(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kd.data.batch import DataInfo
+from kd.data.batch import Batch, DataInfo
 from kd.distill.feature_taps import FeatureTaps, Read
 from kd.distill.fitting import among, check_dropping, check_listeners, check_loss, check_task
 from kd.errors import UserError
@@ -33,8 +33,7 @@ class Terms:
 class Objective(nn.Module):
     """``task_loss_weight * task_loss + sum(loss.weight * loss)``; see :class:`kd.distill.step.Distillation`.
 
-    ``teacher_drop``: the chance in [0, 1] that a picture learns from no teacher but the one with the largest loss
-    (:func:`kd.losses.functional.teacher_shares`).
+    ``teacher_drop``: the chance in [0, 1] of :func:`kd.losses.functional.teacher_shares`.
     """
 
     def __init__(
@@ -69,7 +68,10 @@ class Objective(nn.Module):
         self, data: DataInfo, teacher: RunTeacher | None, student: nn.Module, taps: Taps, trial: Callable[[], Any]
     ) -> None:
         """Passes the data's facts to each loss, builds those over features, refuses what is not defined."""
-        self._check(data, teacher)
+        check_task(self.task, data)
+        check_listeners(self._teacher_of, self.losses, teacher)
+        if self.teacher_drop:
+            check_dropping(self.active, self._teacher_of, self.task_loss_weight)
         self.task.name_metrics(data.classes)
         self.task.weigh(data.classes, data.counts)
         if data.scales is not None:
@@ -86,12 +88,6 @@ class Objective(nn.Module):
             self.losses[name] = self.feature_taps.build(name, loss, teacher, student, taps, trial)
             if not teacher.has_head and len(teacher.members) > 1:
                 self._factors[name] = self.feature_taps.teacher_of(name, teacher).weight
-
-    def _check(self, data: DataInfo, teacher: RunTeacher | None) -> None:
-        check_task(self.task, data)
-        check_listeners(self._teacher_of, self.losses, teacher)
-        if self.teacher_drop:
-            check_dropping(self.active, self._teacher_of, self.task_loss_weight)
 
     def _bind_loss(self, name: str, loss: DistillLoss, data: DataInfo, teacher: RunTeacher | None) -> None:
         key = f"model.distill_losses.{name}"
@@ -130,14 +126,10 @@ class Objective(nn.Module):
         return teacher if loss is None else loss.softened(teacher)
 
     @property
-    def taken_classifier(self) -> SimKDLoss | None:
-        """SimKD: the loss that puts the teacher's classifier in place of the student's."""
-        return next((loss for loss in self.losses.values() if isinstance(loss, SimKDLoss)), None)
-
-    @property
-    def lender(self) -> str:
-        """SimKD: the teacher whose classifier is taken over."""
-        return self._teacher_of.get(next(n for n, loss in self.losses.items() if loss is self.taken_classifier), ALL)
+    def takeover(self) -> tuple[SimKDLoss, str] | None:
+        """SimKD: the loss that puts a teacher's classifier in place of the student's, and that teacher's name."""
+        losses = ((x, self._teacher_of.get(name, ALL)) for name, x in self.losses.items() if isinstance(x, SimKDLoss))
+        return next(losses, None)
 
     @property
     def layers_of_student(self) -> dict[str, tuple[list[str], str]]:
@@ -150,20 +142,13 @@ class Objective(nn.Module):
                 loss.epoch, loss.max_epochs = float(epoch), max_epochs
 
     # -- a step ------------------------------------------------------------------------------------------------------
-    def forward(
-        self,
-        logits: Tensor,
-        distilled: Tensor,
-        features: Read,
-        answer: Answer,
-        target: Tensor,
-        index: Tensor | None = None,
-    ) -> Terms:
+    def forward(self, logits: Tensor, distilled: Tensor, features: Read, answer: Answer, batch: Batch) -> Terms:
         if self.teacher_drop and self.training:
             return self._with_dropping(features, answer)
+        target = batch["target"]
         logits, distilled = self.task.fit(logits, target), self.task.fit(distilled, target)
         terms = {
-            name: (self.weight_of(name), self._term(name, loss, distilled, features, answer, target, index))
+            name: (self.weight_of(name), self._term(name, loss, distilled, features, answer, batch))
             for name, loss in self.active.items()
         }
         if self.task_loss_weight:
@@ -182,9 +167,7 @@ class Objective(nn.Module):
         of_teacher: dict[str, Tensor] = {}
         named = {}
         for name, loss in self.active.items():
-            student, teacher = self.feature_taps.read(name, features, answer)
-            pair = (student, teacher) if isinstance(loss, LayersLoss) else (student[0], teacher[0])
-            values = loss.per_picture(*pair)  # type: ignore[operator]
+            values = loss.per_picture(*self._compared(name, features, answer))  # type: ignore[operator]
             named[f"{name}_loss"] = values.detach().mean()
             member = self._teacher_of[name]
             of_teacher[member] = of_teacher.get(member, 0.0) + self.weight_of(name) * values
@@ -198,12 +181,9 @@ class Objective(nn.Module):
         found: dict[str, Tensor] = {}
         with without_gather():
             for name in self.measurable:
-                student, teacher = self.feature_taps.read(name, features, answer)
-                loss: Any = self.losses[name]
-                nothing = student[0].new_zeros(len(student[0]))
-                many = isinstance(loss, LayersLoss)
-                value = loss(student, teacher, nothing) if many else loss(student[0], teacher[0], nothing)
-                found[f"{name}_loss"] = value
+                student, teacher = self._compared(name, features, answer)
+                first = student[0] if isinstance(student, list) else student
+                found[f"{name}_loss"] = self.losses[name](student, teacher, first.new_zeros(len(first)))
         weighted = (self.weight_of(name) * found[f"{name}_loss"] for name in self.measurable)
         return found | {"feature_loss": sum(weighted, torch.zeros(()))}
 
@@ -212,28 +192,21 @@ class Objective(nn.Module):
         """The active losses over features that held-out pictures have: not those that remember training pictures."""
         return [name for name, loss in self.active.items() if name in self.feature_taps and not loss.needs_index]
 
+    def _compared(self, name: str, features: Read, answer: Answer) -> tuple[Any, Any]:
+        """What a loss over features compares: a layer of each model, or lists of them."""
+        student, teacher = self.feature_taps.read(name, features, answer)
+        return (student, teacher) if isinstance(self.losses[name], LayersLoss) else (student[0], teacher[0])
+
     def _term(
-        self,
-        name: str,
-        loss: DistillLoss,
-        logits: Tensor,
-        features: Read,
-        answer: Answer,
-        target: Tensor,
-        index: Tensor | None,
+        self, name: str, loss: DistillLoss, logits: Tensor, features: Read, answer: Answer, batch: Batch
     ) -> Tensor:
-        extra: dict[str, Tensor] = {}
-        if loss.needs_index:
-            if index is None:
-                raise UserError(f"{type(loss).__name__} needs the samples' numbers: give batches with an 'index'")
-            extra = {"index": index}
+        if loss.needs_index and "index" not in batch:
+            raise UserError(f"{type(loss).__name__} needs the samples' numbers: give batches with an 'index'")
+        extra, target = {"index": batch["index"]} if loss.needs_index else {}, batch["target"]
         if isinstance(loss, LogitLoss):
             wanted = answer.logits[self._teacher_of.get(name, ALL)]
             if isinstance(wanted, TopKLogits):
                 return loss.forward_topk(logits, wanted, target)  # type: ignore[operator]
             wanted = self.task.fit(wanted, target) if logits.ndim > 2 else wanted
             return loss(*(self.task.compared(x) for x in (logits, wanted, target)), **extra)
-        student, teacher = self.feature_taps.read(name, features, answer)
-        if isinstance(loss, LayersLoss):
-            return loss(student, teacher, target, **extra)
-        return loss(student[0], teacher[0], target, **extra)
+        return loss(*self._compared(name, features, answer), target, **extra)

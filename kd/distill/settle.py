@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 
 from kd.data.batch import Batch
+from kd.distill.feature_taps import Read
 from kd.distill.inherit.layers import fit_projection
 from kd.distill.student import Student
 from kd.distill.students import Students
 from kd.losses import FeatureRegression
 from kd.losses.ranks import without_gather
 from kd.losses.targets import Standardizer
+from kd.models.preprocess import evaluating
 from kd.teachers import RunTeacher
 from kd.teachers.answer import Answer
 
@@ -42,18 +44,14 @@ def settle_losses(
             standardizer.load_state_dict(broadcast(standardizer.state_dict()))
 
 
-def _answers(
-    student: Student, teacher: RunTeacher, pictures: Tensor
-) -> tuple[Callable[[list[str], str], list[Tensor]], Answer]:
+def _answers(student: Student, teacher: RunTeacher, pictures: Tensor) -> tuple[Read, Answer]:
     """How to read the student's layers, and the teacher's answer, for all pictures."""
-    training, caught, answers = student.training, [], []
-    student.eval()
+    caught, answers = [], []
     for part in pictures.split(64):
-        with student.taps as seen:
+        with evaluating(student), student.taps as seen:
             student.model(student.prepare(part))
         caught.append(seen)
         answers.append(teacher.answer(Batch(image=part), student.objective.wanted).features)
-    student.train(training)
 
     def own(layers: list[str], form: str) -> list[Tensor]:
         return [torch.cat(x) for x in zip(*(student.taps.read(c, layers, form) for c in caught), strict=True)]

@@ -154,8 +154,6 @@ def as_teacher(
         return OwnTeacher(teacher)
     if isinstance(teacher, Mapping):
         members = {key: as_teacher(model, prepare, f"teacher['{key}']") for key, model in teacher.items()}
-        check_type("teacher", next((x for x in members.values() if not isinstance(x, RunTeacher)), None),
-                   RunTeacher, "a dict of models")  # fmt: skip
         return Ensemble(members)  # type: ignore[arg-type]
     if not callable(teacher):
         several = 'several go by name, {"a": a, "b": b}' if isinstance(teacher, (list, tuple)) else "or a kd.Teacher"

@@ -1,6 +1,7 @@
 """The trained model with all that belongs to it: its input, its average, what it learns and how it is optimized."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from kd.models.attention import training_attention
 from kd.models.loading import freeze_backbone
 from kd.models.output_scale import scale_output, set_in_units
 from kd.models.own import logits_of
+from kd.models.preprocess import evaluating
 from kd.models.taps import TRIAL, Taps
 from kd.optim import OptimSpec, Pace, for_start, scaled_to_batch
 from kd.tasks import Task
@@ -27,15 +29,12 @@ from kd.teachers.answer import ALL, Answer
 
 
 class Student(nn.Module):
-    """A model and how it learns. Of several students of one run each is one of these.
+    """A model and how it learns.
 
-    On a model with a distillation token the second head learns from the distillation losses. ``average`` is validated
-    and exported in the model's place. ``spec``: the settings that ``model`` was built by. ``start``: where its first
-    weights come from (``inherited``, ``pre-trained``, ``scratch`` or ``given``), ``parent``: the teacher whose layers
-    they are from, ``not_inherited``: why they are not.
+    ``average`` is validated and exported in the model's place. ``spec``: the settings that ``model`` was built by.
+    ``start``: where its first weights come from (``inherited``, ``pre-trained``, ``scratch`` or ``given``); ``parent``:
+    the teacher that they are inherited from; ``not_inherited``: why they are not.
     """
-
-    has_head = True
 
     def __init__(
         self,
@@ -58,21 +57,25 @@ class Student(nn.Module):
         self.optim = optim or OptimSpec()
         self.lr = self.optim.lr
         self._trained = freeze_backbone(model, self.arch) if self.spec is not None and self.spec.freeze else ()
-        self._scale_output(loaded=self.spec is not None and self.spec.checkpoint is not None)
+        self._scale_output()
         self.train()  # Lightning leaves modes as it finds them
         self.taps = Taps(model, [], prepare, "model.taps")
         objective.bind(data, teacher, model, self.taps, self._trial)
         self._lender: Any = None  # whose classifier SimKD takes over
         self._prepare_classifier(teacher)
 
-    def _scale_output(self, loaded: bool) -> None:
+    def _scale_output(self) -> None:
         if self.data.scales is None:
             return
         try:
-            for model in (self.model, *([self.average.module] if self.average is not None else [])):
-                scale_output(model, self.data.scales, loaded)
+            for model in self._models:
+                scale_output(model, self.data.scales, self._has_checkpoint)
         except ValueError as error:
             raise UserError(f"model.student.arch: {error}") from error
+
+    @property
+    def _has_checkpoint(self) -> bool:
+        return self.spec is not None and self.spec.checkpoint is not None
 
     def _trial(self) -> object:
         return trial(self.model, self.prepare, TRIAL)
@@ -93,14 +96,14 @@ class Student(nn.Module):
         self.has_two_heads = hasattr(model, "set_distilled_training") and self.objective.trains_logits
         if self.has_two_heads:
             model.set_distilled_training(True)
-        if self.objective.taken_classifier is None or teacher is None:
+        if self.objective.takeover is None or teacher is None:
             return
         if self.objective.task_loss_weight or self.objective.trains_logits:
             raise UserError(
                 "model.distill_losses: SimKDLoss puts the teacher's classifier in place of the student's, so nothing "
                 "else may train it: set model.task_loss_weight=0 and leave out losses over logits"
             )
-        self._lender = teacher.members[self.objective.lender]
+        self._lender = teacher.members[self.objective.takeover[1]]
         if self._lender.closed:
             raise UserError(f"{self._lender.key}: {self._lender.arch} {self._lender.closed}: SimKDLoss takes its "
                             "classifier over")  # fmt: skip
@@ -120,7 +123,7 @@ class Student(nn.Module):
     @property
     def classes(self) -> list[str]:
         """Class names; empty without a classifier."""
-        return list(self.data.classes) if self.has_head else []
+        return list(self.data.classes)
 
     @property
     def arch(self) -> str:
@@ -133,17 +136,19 @@ class Student(nn.Module):
     @property
     def classifies(self) -> bool:
         """Whether the classifier means anything: features alone leave a new one as it was drawn."""
-        brought = self.start == "inherited" or (self.spec is not None and self.spec.checkpoint is not None)
-        taught = self.objective.trains_logits or self.objective.taken_classifier is not None
+        taught = self.objective.trains_logits or self.objective.takeover is not None
+        brought = self.start == "inherited" or self._has_checkpoint
         return bool(self.objective.task_loss_weight) or taught or brought
 
-    @property
-    def is_measured(self) -> bool:
-        return self.classifies
+    is_measured = classifies
 
     @property
     def final(self) -> nn.Module:
         return self.average.module if self.average is not None else self.model
+
+    @property
+    def _models(self) -> list[Any]:
+        return [self.model, self.average.module] if self.average is not None else [self.model]
 
     def without_gradient(self) -> list[str]:
         objective = self.objective
@@ -152,11 +157,8 @@ class Student(nn.Module):
         layers = objective.layers_of_student
         if objective.task_loss_weight or len(layers) < len(objective.active):
             return names
-        training = self.model.training
-        self.model.eval()
-        with torch.enable_grad(), self.taps as caught:
+        with evaluating(self.model), torch.enable_grad(), self.taps as caught:
             self._trial()
-        self.model.train(training)
         read = [x for paths, form in layers.values() for x in self.taps.read(caught, paths, form)]
         parameters = {f"model.{name}": p for name, p in self.model.named_parameters() if p.requires_grad}
         found = torch.autograd.grad([x.sum() for x in read], list(parameters.values()), allow_unused=True)
@@ -167,7 +169,14 @@ class Student(nn.Module):
         """After it has its teacher's layers, where it inherits; returns a message, or ""."""
         if self.start == "inherited" and self.average is not None:
             self.average.set(self.model)
-        return self.told_of_scratch() if self.start == "scratch" else ""
+        if self.start != "scratch":
+            return ""
+        assert self.spec is not None
+        why = f", not from the teacher's layers ({self.not_inherited})" if self.not_inherited else ""
+        rate = f", at optim.lr_scratch={self.optim.lr_scratch:g}" if self.optim.lr_scratch is not None else ""
+        known = is_model_pretrained(self.spec.arch) and not self.spec.kwargs
+        better = "; model.student.pretrained=true starts from timm's" if known else ""
+        return f"student: {self.spec.arch} starts from random weights{why}{rate}{better}"
 
     @property
     def sample_size(self) -> int:
@@ -198,36 +207,17 @@ class Student(nn.Module):
             own, distilled = output
         else:
             own = distilled = logits_of(output)
-        return self.objective(
-            own, distilled, lambda layers, form: self.taps.read(caught, layers, form), answer, batch["target"],
-            batch.get("index"),
-        )  # fmt: skip
+        return self.objective(own, distilled, partial(self.taps.read, caught), answer, batch)
 
     def logits(self, images: Tensor) -> Tensor:
         return logits_of(self.final(self.prepare(images)))
 
-    def move_average(self, step: int) -> None:
-        """After the optimizer's ``step`` (from 1): takes the model into its moving average, where there is one."""
-        if self.average is not None:
-            self.average.update(self.model, step)
-
-    def told_of_scratch(self) -> str:
-        """A line about a start from random weights: why, how fast, and what would be better."""
-        assert self.spec is not None
-        why = f", not from the teacher's layers ({self.not_inherited})" if self.not_inherited else ""
-        rate = f", at optim.lr_scratch={self.optim.lr_scratch:g}" if self.optim.lr_scratch is not None else ""
-        known = is_model_pretrained(self.spec.arch) and not self.spec.kwargs
-        better = "; model.student.pretrained=true starts from timm's" if known else ""
-        return f"student: {self.spec.arch} starts from random weights{why}{rate}{better}"
-
     @torch.no_grad()
     def take_classifier(self) -> None:
-        """SimKD: makes the classifier of the teacher's, behind the projection as it is now."""
-        loss = self.objective.taken_classifier
-        if loss is None or self._lender is None:
+        """SimKD: sets the classifier to the teacher's after the projection as it is now."""
+        if self.objective.takeover is None or self._lender is None:
             return
         device = next(self.model.parameters()).device
-        weight, bias = loss.fold(*(x.to(device) for x in self._lender.classifier()))
-        for model in (self.model, *([self.average.module] if self.average is not None else [])):
-            classifier: Any = model.get_classifier()
-            set_in_units(classifier, weight, bias)
+        weight, bias = self.objective.takeover[0].fold(*(x.to(device) for x in self._lender.classifier()))
+        for model in self._models:
+            set_in_units(model.get_classifier(), weight, bias)

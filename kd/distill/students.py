@@ -98,7 +98,8 @@ class Students(nn.ModuleDict):
     def move_averages(self, step: int) -> None:
         """After the optimizer's ``step`` (from 1)."""
         for student in self.named().values():
-            student.move_average(step)
+            if student.average is not None:
+                student.average.update(student.model, step)
 
     def take_classifiers(self) -> None:
         """Brings classifiers that are made of the teacher's up to date."""

@@ -26,7 +26,7 @@ from kd.data.batch import DataInfo
 from kd.data.samples import PictureSet
 from kd.data.sources import ImageFolder
 from kd.data.transforms import EvalView, MixPairs, seeded, train_transform
-from kd.distill.inherit import inherit
+from kd.distill.inherit import inherit_together
 from kd.distill.inherit.layers import fit_projection
 from kd.losses import KDLoss, MSELoss
 from kd.models import StudentSpec, TeacherSpec
@@ -146,7 +146,8 @@ def make_start(asked: argparse.Namespace) -> None:
         names = names[torch.randperm(len(names))]
     sample = [shown[names]] + [torch.load(asked.out / f"{v}.pt", mmap=True)["image"][names] for v in asked.views]
     start = time.perf_counter()
-    inherit(student.model, teacher.model, torch.cat(sample)[: asked.pictures], student.prepare, teacher.prepare)
+    shown = torch.cat(sample)[: asked.pictures]
+    inherit_together([(student.model, student.prepare)], teacher.model, shown, teacher.prepare)
     torch.save(student.model.state_dict(), asked.out / f"start_{asked.name}.pt")
     print(asked.name, f"{time.perf_counter() - start:.0f} s", measured(student, load_judged(asked.out)), flush=True)
 

@@ -14,12 +14,16 @@ from timm.layers import HybridEmbed, RmsNorm, SwiGLU, SwiGLUPacked
 from timm.models.vision_transformer import ParallelScalingBlock
 
 from kd.cli import train_main
-from kd.distill.inherit import inherit, inherit_together, start
+from kd.distill.inherit import inherit_together, start
 from kd.distill.inherit.layers import fit, inherit_block
 from kd.models import Preprocess
 from tests._helpers import ARCH, TINY, save_teacher
 
 OURS, THEIRS = Preprocess(32, (0.5,) * 3, (0.5,) * 3), Preprocess(32, (0.48, 0.45, 0.40), (0.23, 0.22, 0.23))
+
+
+def inherit(student: torch.nn.Module, teacher: torch.nn.Module, pictures: torch.Tensor, *inputs: Preprocess) -> None:
+    inherit_together([(student, inputs[0])], teacher, pictures, inputs[1])
 
 
 def vit(seed: int, width: int = 64, heads: int = 4, depth: int = 3, **kwargs: object) -> torch.nn.Module:

@@ -5,7 +5,7 @@ import timm
 import torch
 from torch import nn
 
-from kd.distill.inherit import inherit, layers, measured, start
+from kd.distill.inherit import inherit_together, layers, measured, start
 from kd.distill.inherit.heads import head_map
 from kd.distill.inherit.layers import fit
 from kd.distill.inherit.measured import MeasuredTeacher
@@ -140,8 +140,8 @@ def test_heads_of_the_same_number_and_size_give_the_same_products() -> None:
     g = torch.Generator().manual_seed(0)
     qkv, out = torch.randn(2, 50, 24, generator=g), torch.randn(2, 50, 8, generator=g)
     write = torch.randn(6, 8, generator=g)
-    found = head_map(qkv, out, write, (2, 2), (4, 4))
-    mapped = (qkv @ found.qkv.T).reshape(2, 50, 3, 2, 4)
+    found, _ = head_map(qkv, out, write, (2, 2), (4, 4))
+    mapped = (qkv @ found.T).reshape(2, 50, 3, 2, 4)
     own = qkv.reshape(2, 50, 3, 2, 4)
     centred = own[:, :, 1] - own[:, :, 1].flatten(0, 1).mean(0)  # a softmax does not see a shift of all keys
     keys = mapped[:, :, 1] - mapped[:, :, 1].flatten(0, 1).mean(0)
@@ -176,6 +176,6 @@ def test_a_large_sample_is_fitted_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
     for size in (40, 16):
         for module in (layers, measured, start):
             monkeypatch.setattr(module, "GUIDE", size)
-        inherit(student := vit(16), teacher, pictures, prepare, prepare)
+        inherit_together([(student := vit(16), prepare)], teacher, pictures, prepare)
         found.append(student(prepare(pictures)).flatten())
     assert torch.corrcoef(torch.stack(found))[0, 1] > 0.9

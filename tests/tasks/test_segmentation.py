@@ -12,7 +12,7 @@ from kd.cli import eval_main, pack_main, train_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import ORIENTATION, decode
 from kd.data.sources import SegmentationFolder, Shards
-from kd.distill.inherit import inherit
+from kd.distill.inherit import inherit_together
 from kd.errors import UserError
 from kd.models import ModelSpec, build_model, preprocess_for
 from kd.models.segmenter import DenseModel
@@ -75,7 +75,7 @@ def test_a_dense_student_as_large_as_its_teacher_starts_as_its_equal() -> None:
     pictures = torch.randint(0, 256, (64, 3, 24, 32), dtype=torch.uint8)
     as_input = preprocess_for(student, (24, 32))
     before = (student(as_input(pictures)).argmax(1) == teacher(as_input(pictures)).argmax(1)).float().mean()
-    inherit(student, teacher, pictures, as_input, as_input)
+    inherit_together([(student, as_input)], teacher, pictures, as_input)
     after = (student(as_input(pictures)).argmax(1) == teacher(as_input(pictures)).argmax(1)).float().mean()
     assert after > max(0.9, before + 0.1)
 

@@ -14,6 +14,6 @@ teacher's. Heads and hidden units that the student has no room for are chosen by
 """
 
 from kd.distill.inherit.pair import check_pair
-from kd.distill.inherit.start import inherit, inherit_together
+from kd.distill.inherit.start import inherit_together
 
-__all__ = ["check_pair", "inherit", "inherit_together"]
+__all__ = ["check_pair", "inherit_together"]

@@ -6,26 +6,18 @@ values it keeps those that write most into the stream. What a constant adds to t
 the softmax does not see it. A student with more heads than the teacher gives several to one, each with other values.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 
-@dataclass
-class HeadMap:
-    """How the student's heads follow from the teacher's."""
-
-    qkv: Tensor  # ``(3 * student's heads * size, 3 * teacher's heads * size)``; queries, keys, values one below another
-    write: Tensor  # ``(D_student, student's heads * size)``: what the heads' outputs are multiplied with
-
-
-def head_map(qkv: Tensor, out: Tensor, write: Tensor, heads: tuple[int, int], sizes: tuple[int, int]) -> HeadMap:
-    """Maps the teacher's heads onto the student's.
+def head_map(
+    qkv: Tensor, out: Tensor, write: Tensor, heads: tuple[int, int], sizes: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """Maps the teacher's heads onto the student's; ``heads`` and ``sizes`` are of student and teacher.
 
     ``qkv`` is the teacher's ``(N, L, 3 * heads * size)``, ``out`` its heads' outputs ``(N, L, heads * size)``,
-    ``write`` what multiplies them in the student's stream, ``(D_student, heads * size)``; ``heads`` and ``sizes`` of
-    student and teacher.
+    ``write`` what multiplies them in the student's stream, ``(D_student, heads * size)``. Returns the map of queries,
+    keys and values, ``(3 * student's heads * size, 3 * teacher's)``, and the student's ``write``.
     """
     (heads_student, heads_teacher), (size, own) = heads, sizes
     queries, keys, _ = (part.reshape(-1, heads_teacher, own).double() for part in qkv.chunk(3, -1))
@@ -40,7 +32,7 @@ def head_map(qkv: Tensor, out: Tensor, write: Tensor, heads: tuple[int, int], si
         mapped[2, head, :, source], w = _values(moments[source], writes[source], size, copy)
         written.append(w)
     flat = [part.reshape(heads_student * size, heads_teacher * own) for part in mapped]
-    return HeadMap(torch.block_diag(*flat).float(), torch.cat(written, 1).float())
+    return torch.block_diag(*flat).float(), torch.cat(written, 1).float()
 
 
 def _patterns(queries: Tensor, keys: Tensor, size: int) -> tuple[Tensor, Tensor]:

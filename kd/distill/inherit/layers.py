@@ -88,10 +88,9 @@ class BlockActivations:
 def inherit_block(
     block: Any, found: Sequence[BlockActivations], streams: Sequence[Tensor], projection: Tensor, shares: Tensor | None
 ) -> list[Tensor]:
-    """Fits a block to the teacher's; takes the student's stream (N, L, D_student) before it, returns that behind it.
+    """Fits a block to the teacher's: the student's stream before it -> after it, (N, L, D_student) in parts.
 
-    Both in parts of the sample; the first decides which heads and units are kept. ``shares``: how much each token
-    counts, (L,).
+    The first part decides which heads and units are kept. ``shares``: how much each token counts, (L,).
     """
     guide = found[0]
     teacher = guide.block
@@ -127,9 +126,9 @@ def _fit_qkv(
     parts = [(block.norm1(x), part.qkv) for part, x in zip(found, streams, strict=True)]
     if small.head_dim != big.head_dim:
         sizes = (small.num_heads, big.num_heads), (small.head_dim, big.head_dim)
-        heads = head_map(guide.qkv, guide.heads, write, *sizes)
-        fit(small.qkv, ((x, qkv.float() @ heads.qkv.T) for x, qkv in parts), heads.qkv @ everything, shares)
-        return heads.write
+        mapped, start = head_map(guide.qkv, guide.heads, write, *sizes)
+        fit(small.qkv, ((x, qkv.float() @ mapped.T) for x, qkv in parts), mapped @ everything, shares)
+        return start
     columns = _best(guide, "heads", write, big.num_heads, small.num_heads, shares)
     rows = torch.cat([columns + part * big.num_heads * big.head_dim for part in range(3)])
     fit(small.qkv, ((x, qkv[..., rows].float()) for x, qkv in parts), everything[rows], shares)
@@ -191,9 +190,9 @@ def fit(
 ) -> None:  # fmt: skip
     """Sets ``linear`` to the ridge regression of outputs (..., D_out) on inputs (..., D_in), drawn towards ``start``.
 
-    ``ridge`` is in units of the mean squared input, ``shares`` how much each token (..., L, D) counts. Only moments of
-    a part are kept, so that the sample may be large.
+    ``ridge`` is in units of the mean squared input, ``shares`` how much each token (..., L, D) counts.
     """
+    # only moments of a part are kept, so that the sample may be large
     counts, moments = [], []
     for inputs, outputs in parts:
         x, mean_x, share = _centred(inputs, shares, linear.bias is not None)
@@ -226,9 +225,7 @@ def _symmetric(a: Tensor, b: Tensor) -> Tensor:
 
 
 def fit_projection(projection: Projection, inputs: Tensor, outputs: Tensor) -> None:
-    """Sets a linear layer, or a 1x1 convolution, to a ridge regression, and an orthogonal one to the nearest rotation;
-    of other kinds nothing changes.
-    """
+    """Sets a linear layer or 1x1 convolution to a ridge regression, an orthogonal one to the nearest rotation."""
     layer = projection.layers
     if isinstance(projection, OrthogonalProjection):
         projection.fit(inputs, outputs)

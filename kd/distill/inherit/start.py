@@ -9,36 +9,28 @@ from kd.distill.inherit.layers import GUIDE, fit, inherit_block, inherit_embeddi
 from kd.distill.inherit.measured import MeasuredTeacher, grid_of
 from kd.distill.inherit.pair import ViT, check_copy, check_pair, copy_is_possible, inherits_head
 from kd.distill.inherit.stream import chosen_blocks, reset_norms, shown
-from kd.models.preprocess import Images, Preprocess
+from kd.models.preprocess import Images, Preprocess, evaluating
 from kd.models.segmenter import DenseModel
-
-
-def inherit(student: ViT, teacher: ViT, pictures: Images, student_input: Preprocess, teacher_input: Preprocess) -> None:
-    """Overwrites the student's weights with the teacher's layers, fitted to the student's size; deterministic.
-
-    The classifier is copied where both have as many classes. Of dense models: the backbone, then each level's 1x1
-    convolution, fitted; the rest of the head is copied.
-    """
-    inherit_together([(student, student_input)], teacher, pictures, teacher_input)
 
 
 @torch.no_grad()
 def inherit_together(
     students: Sequence[tuple[ViT, Preprocess]], teacher: ViT, pictures: Images, teacher_input: Preprocess
 ) -> None:
-    """As :func:`inherit`, of several students: what the teacher does is computed once for all of one patch grid."""
+    """Overwrites students' weights with the teacher's layers, fitted to each one's size; deterministic.
+
+    What the teacher does is computed once for all students of one patch grid. The classifier is copied where both have
+    as many classes. Of dense models: the backbone, then each level's 1x1 convolution, fitted; the rest of the head is
+    copied.
+    """
     dense = isinstance(teacher, DenseModel)
     measured = MeasuredTeacher(teacher.backbone if dense else teacher, pictures, teacher_input)
-    modes = [(model, model.training) for model in (teacher, *(student for student, _ in students))]
-    for model, _ in modes:
-        model.eval()
-    starts = [_Fit(student.backbone if dense else student, prepare, measured) for student, prepare in students]
-    for grid in dict.fromkeys(one.grid for one in starts):
-        _fit_blocks([one for one in starts if one.grid == grid], measured)
-    if dense:
-        _inherit_dense_heads(students, teacher, pictures, teacher_input)
-    for model, training in modes:
-        model.train(training)
+    with evaluating(teacher, *(student for student, _ in students)):
+        starts = [_Fit(student.backbone if dense else student, prepare, measured) for student, prepare in students]
+        for grid in dict.fromkeys(one.grid for one in starts):
+            _fit_blocks([one for one in starts if one.grid == grid])
+        if dense:
+            _inherit_dense_heads(students, teacher, pictures, teacher_input)
 
 
 class _Fit:
@@ -79,7 +71,7 @@ class _Fit:
         del self.streams
 
 
-def _fit_blocks(starts: Sequence[_Fit], measured: MeasuredTeacher) -> None:
+def _fit_blocks(starts: Sequence[_Fit]) -> None:
     """Students of one grid, block by block: a block of the teacher runs once for all."""
     for one in starts:
         one.begin()

@@ -72,8 +72,7 @@ def read_by_classifier(teacher: ViT, last: Tensor, most: int) -> Tensor:
 def moment_of(streams: list[Tensor], classes: int) -> Tensor:
     """Second moment of the normalised stream over all layers, (D_teacher, D_teacher).
 
-    Every token counts by its direction alone, as a LayerNorm sees it; the class token as much as all patches
-    together, since it alone is classified.
+    The class token counts as much as all patches together, since it alone is classified.
     """
     width = streams[0].shape[-1]
     moment = torch.zeros(width, width, dtype=torch.float64)
@@ -86,10 +85,9 @@ def moment_of(streams: list[Tensor], classes: int) -> Tensor:
 
 
 def projection_of(moment: Tensor, last: Tensor, student: ViT, teacher: ViT | None = None) -> Tensor:
-    """``M``, (width, D_teacher): the leading directions of the stream.
+    """``M``, (width, D_teacher): the leading directions of the stream; a student with RMSNorm has room for one more.
 
-    Before all others come those of the ``last`` stream that the classifier of ``teacher`` reads, for at most half of
-    the room. A student with RMSNorm has room for one direction more.
+    The first ones, half of them at most, are those of the ``last`` stream that the classifier of ``teacher`` reads.
     """
     width = student.embed_dim
     room = width - 1 if centres(student.blocks[0].norm1) else width

@@ -14,8 +14,9 @@ from kd.distill.headless import HeadlessStudent
 from kd.distill.student import Student
 from kd.distill.students import Students
 from kd.fleet.sizing.candidates import Candidate
+from kd.models.preprocess import evaluating
 from kd.module.distillation import DistillationModule
-from kd.module.evaluation import Look, bank_of, look_at
+from kd.module.evaluation import look, look_at
 from kd.progress import bar
 from kd.run.run import Run
 from kd.teachers import RunTeacher
@@ -39,7 +40,7 @@ def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> 
         drawn = {one.name for one in part if not one.inherits}  # whose weights say nothing yet
         found = {name: {} if name in drawn else {"before": value} for name, value in measured(module, data).items()}
         keep(found)
-        students = module.named_students()
+        students = module.students.named()
         for start in range(0, len(part) if steps else 0, IN_STEP):
             names = [one.name for one in part[start : start + IN_STEP]]
             module.take(Students({name: students[name] for name in names}))
@@ -89,27 +90,22 @@ def hold_out(module: DistillationModule, data: DistillationDataModule) -> Distil
 @torch.no_grad()
 def measured(module: DistillationModule, data: DistillationDataModule, teacher: bool = True) -> dict[str, float]:
     """The main metric of each student, and of the teacher, in one pass over the pictures."""
-    students = module.named_students()
-    modes = {name: student.training for name, student in students.items()}
-    module.students.eval()
-    look = _of_answers if split_of(module.student_of_one) == "val" else _of_features
-    found = look(module, data, module.teacher if teacher else None)
-    for name, student in students.items():
-        student.train(modes[name])
-    return found
+    score = _of_answers if split_of(module.student_of_one) == "val" else _of_features
+    with evaluating(*module.students.named().values()):
+        return score(module, data, module.teacher if teacher else None)
 
 
 def _of_answers(
     module: DistillationModule, data: DistillationDataModule, teacher: RunTeacher | None
 ) -> dict[str, float]:
-    students, task = module.named_students(), module.task
+    students, task = module.students.named(), module.task
     judges = {name: student.task for name, student in students.items()}
     for judge in judges.values():
         judge.reset()
     of_teacher = copy.deepcopy(task)
-    look = Look(task, teacher, {name: student.logits for name, student in students.items()}, module.device)
+    answering = {name: student.logits for name, student in students.items()}
     for batch in bar(data.eval_dataloader("val"), label=f"scoring {len(students)} candidates", unit=" batches"):
-        seen = look.at(batch)
+        seen = look(batch, task, teacher, answering, module.device)
         if seen is None:
             continue
         for name, logits in seen.logits.items():
@@ -122,9 +118,9 @@ def _of_answers(
 def _of_features(
     module: DistillationModule, data: DistillationDataModule, teacher: RunTeacher | None
 ) -> dict[str, float]:
-    models: dict[str, Callable[[Tensor], Tensor]] = {n: s.logits for n, s in module.named_students().items()}
+    models: dict[str, Callable[[Tensor], Tensor]] = {n: s.logits for n, s in module.students.named().items()}
     if teacher is not None and ALL in teacher.members:
         models[TEACHER] = teacher
     batches = bar(data.eval_dataloader("probe"), label=f"scoring {len(models)} models", unit=" batches")
-    seen = look_at(models, batches, bank_of(data), module.device)
+    seen = look_at(models, data, batches, module.device)
     return {name: seen.accuracy(name)[module.task.primary] for name in models}
