@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -242,13 +241,11 @@ class annotate(ContextDecorator):
             self._named.range_push(self.name)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._clock is not None:
             self._clock.leave()
         if self._named is not None:
             self._named.range_pop()
         if self._range is not None:
-            self._range.__exit__(kind, error, trace)
+            self._range.__exit__(*error)
         self._clock = self._range = self._named = None

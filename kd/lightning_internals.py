@@ -1,4 +1,4 @@
-"""Private names of Lightning: nowhere else. Each function says what it leans on and has a test of its own."""
+"""All uses of Lightning's private names; ``tests/test_lightning_internals.py`` tests each by itself."""
 
 from contextlib import nullcontext
 from typing import Any

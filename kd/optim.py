@@ -93,9 +93,8 @@ class Pace:
     """How a run goes through its optimizer steps."""
 
     total_steps: float  # of the whole run; infinite where its end is not known
-    steps_per_epoch: float  # of an epoch
-    # samples of a step, over all processes and accumulations; None where it is not known
-    global_batch: int | None = None
+    steps_per_epoch: float
+    global_batch: int | None = None  # samples of a step, over all processes and accumulations; None: not known
     fused: bool = True  # whether torch's fused steps may be used
 
     def epochs(self, max_epochs: int | None) -> int:
@@ -159,14 +158,11 @@ def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool =
     kwargs: dict[str, Any] = {"lr": spec.lr, **spec.kwargs}
     if kind in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD):
         kwargs.setdefault("fused", fused)
-    try:
-        if not spec.zero:
-            return kind(groups, **kwargs)
-        if not torch.distributed.is_initialized():
-            raise UserError("optim.zero: needs several processes, for example config=ddp_2cpu")
-        return ZeroRedundancyOptimizer(groups, optimizer_class=kind, parameters_as_bucket_view=True, **kwargs)
-    except TypeError as error:
-        raise UserError(f"optim.kwargs: {spec.name}: {error}") from error
+    if not spec.zero:
+        return kind(groups, **kwargs)
+    if not torch.distributed.is_initialized():
+        raise UserError("optim.zero: needs several processes, for example config=ddp_2cpu")
+    return ZeroRedundancyOptimizer(groups, optimizer_class=kind, parameters_as_bucket_view=True, **kwargs)
 
 
 class Together(Optimizer):
@@ -214,10 +210,9 @@ def settle_resumed(
 
 
 def steps_done(global_step: int, by_epochs: int, total_by_epochs: float, max_steps: int) -> int:
-    """Where in its schedule a resumed run is: so that what is left of the schedule is what is left of the run.
+    """The step of its schedule that a resumed run is at: what is left of the schedule is what is left of the run.
 
-    A run that is bounded by epochs counts the share of their samples that it has seen, whatever the batches were; one
-    that is bounded by ``max_steps`` counts steps.
+    A run bounded by epochs counts the samples that it has seen, one bounded by ``max_steps`` counts steps.
     """
     if max_steps < 0:
         return by_epochs
@@ -225,10 +220,7 @@ def steps_done(global_step: int, by_epochs: int, total_by_epochs: float, max_ste
 
 
 def short_window(batches: float, accumulate: int, batch_idx: int) -> float:
-    """Factor of a batch's loss in an epoch's last accumulation of gradients, which can be shorter than the others.
-
-    The trainer divides every loss by ``accumulate``; a shorter last window then made a smaller step.
-    """
+    """Factor of a batch's loss in an epoch's last accumulation, which may be shorter than the trainer's divisor."""
     return accumulate / min(accumulate, batches - (batch_idx - batch_idx % accumulate))
 
 

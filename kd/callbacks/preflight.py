@@ -17,7 +17,7 @@ from kd.callbacks.context import HostCopies, RunContext
 from kd.callbacks.shared_preflight import Found, SharedPreflight
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
-from kd.module.evaluation import Look
+from kd.module.evaluation import look
 from kd.progress import bar
 from kd.tasks import Task
 from kd.tasks.base import TargetCounts
@@ -141,10 +141,10 @@ class Preflight(Callback):
         loader, batches = data.val_dataloader(), data.eval_batches("val").used
         total = batches * data.batch_size * trainer.world_size
         shown = bar(label="preflight: teacher on val", total=total, disable=not trainer.is_global_zero)
-        look, copies = Look(task, run.teacher, {}, run.device, members=True), HostCopies[Tensor]()
+        copies = HostCopies[Tensor]()
         for batch, _ in zip(loader, range(batches), strict=False):
             shown.update(len(batch["index"]) * trainer.world_size)
-            found = look.at(batch)
+            found = look(batch, task, run.teacher, {}, run.device, members=True)
             if found is None or found.index is None or found.decided is None:
                 continue
             for name, judge in judges.items():

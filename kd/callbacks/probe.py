@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from kd.callbacks.context import RunContext
 from kd.callbacks.preflight import Preflight
-from kd.module.evaluation import Labelled, bank_of, look_at
+from kd.module.evaluation import Labelled, look_at
 from kd.report.metric import format_metric
 from kd.teachers import dtype_for
 from kd.teachers.answer import ALL
@@ -58,4 +58,4 @@ class FeatureProbe(Callback):
 
     def _look(self, run: RunContext, models: Mapping[str, Callable[[Tensor], Tensor]]) -> Labelled:
         self._loader = self._loader or run.data.eval_dataloader("probe")  # once: it may have processes of its own
-        return look_at(models, self._loader, bank_of(run.data), run.device)
+        return look_at(models, run.data, self._loader, run.device)

@@ -120,10 +120,6 @@ class DistillationModule(Inference):
         first.take(Students({name: module.student_of_one for name, module in modules.items()}))
         return first
 
-    def named_students(self) -> dict[str, Student]:
-        """The students by name; the name of a single one is empty."""
-        return self.students.named()
-
     @property
     def student_of_one(self) -> Student:
         """The only student, or the first of several."""
@@ -175,7 +171,7 @@ class DistillationModule(Inference):
         """Gives the students their first weights, while the teacher is whole and not yet placed; what is to be said."""
         self.begun = True
         labelled = data.sample if data is not None else None
-        pairs = zip(self.students.begin(self.teacher, sample), self.named_students().values(), strict=True)
+        pairs = zip(self.students.begin(self.teacher, sample), self.students.named().values(), strict=True)
         return [text for said, student in pairs if (text := said or fit_new_classifier(student, labelled))]
 
     def answer_by(self, teacher: RunTeacher | None) -> None:
@@ -201,7 +197,7 @@ class DistillationModule(Inference):
     def on_fit_start(self) -> None:
         """Notes its optimizers before a checkpoint is loaded over them; the students follow the precision."""
         self.resume.note(self.trainer.optimizers)
-        for student in self.named_students().values():
+        for student in self.students.named().values():
             student.follow_precision()
 
     def on_train_start(self) -> None:

@@ -17,9 +17,9 @@ from kd.losses.ranks import of_all_ranks
 from kd.models import Prepare
 from kd.models.own import logits_of
 from kd.progress import bar
-from kd.report.metric import PROBE
 from kd.tasks import Task
 from kd.tasks.features import knn_accuracy, ridge_accuracy
+from kd.tasks.label_free import PROBE
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL
 
@@ -30,54 +30,44 @@ class Seen:
 
     target: Tensor  # their labels
     index: Tensor | None  # their numbers, where the loader gives them
-    taught: dict[str, Tensor] = field(default_factory=dict)  # the teachers' logits, see :class:`Look`
+    taught: dict[str, Tensor] = field(default_factory=dict)  # the teachers' logits, see :func:`look`
     decided: Tensor | None = None  # the teacher's decisions (:meth:`kd.tasks.Task.decide`), where there are any
     logits: dict[str, Tensor] = field(default_factory=dict)  # the students', by name
 
 
-class Look:
-    """Runs batches through a teacher and students, without gradients; padding (index -1) is left out."""
+@torch.no_grad()
+def look(
+    batch: Batch,
+    task: Task,
+    teacher: RunTeacher | None,
+    students: Mapping[str, Callable[[Tensor], Tensor]],
+    device: torch.device | None = None,
+    members: bool = False,
+    in_step: bool = False,
+) -> Seen | None:
+    """Runs a batch through a teacher (``members``: each of several) and students; padding (index -1) is left out.
 
-    def __init__(
-        self,
-        task: Task,
-        teacher: RunTeacher | None,
-        students: Mapping[str, Callable[[Tensor], Tensor]],
-        device: torch.device | None = None,
-        members: bool = False,
-        in_step: bool = False,
-    ) -> None:
-        self.task, self.teacher, self.students, self.device = task, teacher, students, device
-        self.members, self.in_step = members, in_step
-
-    @torch.no_grad()
-    def at(self, batch: Batch) -> Seen | None:
-        """One batch; None where all of it is padding."""
-        real, index = real_rows(batch), batch.get("index")
-        images, target = batch["image"][real], batch["target"][real]
-        if not len(images):
-            self._keep_step_with_others(batch)
-            return None
-        index = None if index is None else index[real]
-        images, target = (x.to(self.device, non_blocking=True) for x in (images, target))
-        seen = Seen(target, index)
-        if "decided" in batch:
-            seen.decided = batch["decided"][real].to(images.device)
-        elif self.teacher is not None and ALL in (answers := self.teacher.logits(images)):
-            kept = answers if self.members else {ALL: answers[ALL]}
-            seen.taught = {name: self.task.fit(x, target) for name, x in kept.items()}
-            seen.decided = self.task.decide(seen.taught[ALL])
-        seen.logits = {name: self.task.fit(student(images), target) for name, student in self.students.items()}
-        return seen
-
-    def _keep_step_with_others(self, batch: Batch) -> None:
-        """Other ranks wait for this one's shards, though it has no pictures left."""
-        images = batch["image"].to(self.device)
-        if self.in_step:
-            for student in self.students.values():
-                student(images)
-        if self.teacher is not None and self.teacher.is_shared_out and "decided" not in batch:
-            self.teacher(images)
+    None where all is padding. ``in_step``: other ranks wait for this one's shards, so its students run all the same.
+    """
+    real, index = real_rows(batch), batch.get("index")
+    images, target = batch["image"][real], batch["target"][real]
+    if not len(images):
+        images = batch["image"].to(device)
+        for student in students.values() if in_step else ():
+            student(images)
+        if teacher is not None and teacher.is_shared_out and "decided" not in batch:
+            teacher(images)
+        return None
+    images, target = (x.to(device, non_blocking=True) for x in (images, target))
+    seen = Seen(target, None if index is None else index[real])
+    if "decided" in batch:
+        seen.decided = batch["decided"][real].to(images.device)
+    elif teacher is not None and ALL in (answers := teacher.logits(images)):
+        kept = answers if members else {ALL: answers[ALL]}
+        seen.taught = {name: task.fit(x, target) for name, x in kept.items()}
+        seen.decided = task.decide(seen.taught[ALL])
+    seen.logits = {name: task.fit(student(images), target) for name, student in students.items()}
+    return seen
 
 
 ValidationLogits = dict[str, tuple[Tensor, Tensor, Tensor | None]]
@@ -112,7 +102,8 @@ class Validation:
         if not judged:
             return {}
         models = {name: student.logits for name, student in judged.items()}
-        seen = Look(self.students.only_or_first.task, self.teacher, models, in_step=in_step).at(self.with_known(batch))
+        task = self.students.only_or_first.task
+        seen = look(self.with_known(batch), task, self.teacher, models, in_step=in_step)
         if seen is None:
             return {}
         for name, student in judged.items():
@@ -137,7 +128,7 @@ class Labelled:
 
     features: dict[str, Tensor]
     class_ids: Tensor
-    bank: int
+    bank: int  # how many of them answers are looked up in
 
     def accuracy(self, name: str) -> dict[str, float]:
         """``knn1`` and ``probe1`` (:data:`kd.report.metric.PROBE`) of a model's features, in 0..1."""
@@ -147,18 +138,12 @@ class Labelled:
         return {metric: round(value, 6) for metric, value in zip(PROBE, measured, strict=True)}
 
 
-def bank_of(data: DistillationDataModule) -> int:
-    """How many pictures of the split ``probe`` answers are looked up in."""
-    pictures = data.split("probe")
-    assert isinstance(pictures, Joined)
-    return pictures.border
-
-
 @torch.no_grad()
 def look_at(
-    models: Mapping[str, Callable[[Tensor], Tensor]], batches: Iterable[Batch], bank: int, device: torch.device
-) -> Labelled:
-    """Features ``(N, D)`` of labelled pictures by model; each process runs its share, and all get the whole."""
+    models: Mapping[str, Callable[[Tensor], Tensor]], data: DistillationDataModule, batches: Iterable[Batch],
+    device: torch.device,
+) -> Labelled:  # fmt: skip
+    """Features ``(N, D)`` of the split ``probe`` by model; each process runs its share, and all get the whole."""
     parts: list[dict[str, Tensor]] = []
     for batch in batches:
         images = batch["image"].to(device)
@@ -166,7 +151,9 @@ def look_at(
         parts.append({"index": batch["index"].to(device), "target": batch["target"].to(device), **own})
     whole = {name: of_all_ranks(torch.cat([part[name] for part in parts]))[0] for name in parts[0]}
     order = whole["index"].argsort()[int((whole["index"] < 0).sum()) :]  # padding comes first
-    return Labelled({name: whole[f" {name}"][order] for name in models}, whole["target"][order], bank)
+    pictures = data.split("probe")
+    assert isinstance(pictures, Joined)
+    return Labelled({name: whole[f" {name}"][order] for name in models}, whole["target"][order], pictures.border)
 
 
 class Listener(Protocol):
@@ -186,19 +173,16 @@ def evaluate(
     device: torch.device | None = None,
     listeners: Sequence[Listener] = (),
 ) -> dict[str, dict[str, float]]:
-    """Runs a student (and its teacher) in float32 over uint8 batches; ``listeners`` take in every batch's logits.
-
-    Gives the task's metrics in 0..1: ``{"student": {"acc1", ..., "agreement"}, "teacher": {...}}``.
-    """
+    """The task's metrics in 0..1, in float32: ``{"student": {"acc1", ..., "agreement"}, "teacher": {...}}``."""
     device = device or torch.device("cpu")
     student = student.to(device).eval()
     tasks = {"student": task.to(device)}
     if teacher is not None:
         teacher.to(device)
         tasks["teacher"] = copy.deepcopy(task)
-    look = Look(task, teacher, {"": lambda images: logits_of(student(prepare(images)))}, device)
+    students = {"": lambda images: logits_of(student(prepare(images)))}
     for batch in bar(batches, label="evaluating", unit=" batches"):
-        seen = look.at(batch)
+        seen = look(batch, task, teacher, students, device)
         if seen is None:
             continue
         taught = seen.taught.get(ALL)

@@ -38,9 +38,7 @@ def seed_step(seed: int, device: torch.device) -> None:
 
 
 def scale_for_short_accumulation(loss: Tensor, module: LightningModule, batch_idx: int) -> Tensor:
-    """The loss as the trainer wants it: it divides by ``accumulate_grad_batches``, also where fewer batches are left of
-    an epoch.
-    """
+    """The loss for a trainer that divides by ``accumulate_grad_batches``, also where fewer batches are left."""
     trainer = trainer_of(module)
     accumulate = trainer.accumulate_grad_batches if trainer is not None else 1  # called by hand
     if trainer is None or accumulate == 1:

@@ -20,13 +20,14 @@ class Resume:
 
     def __init__(self, students: Students, teacher: Mapping[str, Any]) -> None:
         self.students, self.teacher = students, teacher
+        self._classes = list(students.data_info.classes)
         self.optim_before: dict[str, Any] | None = None  # the settings of the run that is resumed, by student
         self._made_with: list[list[dict[str, Any]]] = []
 
     def content(self, data: DistillationDataModule | None, cached: bool) -> dict[str, Any]:
         found = {
             "kd_teacher": self.teacher,
-            "kd_classes": list(self.students.data_info.classes),
+            "kd_classes": self._classes,
             "kd_cached": cached,
             "kd_optim": {name: student.optim.settings() for name, student in self.students.named().items()},
         }
@@ -40,7 +41,7 @@ class Resume:
             student.optim.check_resumed(before.get(name, {}))
         if data is not None:
             check_same_samples(checkpoint.get("kd_data", {}), data.samples_identity())
-        for key, now in (("kd_teacher", self.teacher), ("kd_classes", list(self.students.data_info.classes))):
+        for key, now in (("kd_teacher", self.teacher), ("kd_classes", self._classes)):
             then = checkpoint.get(key, now)
             if then != now:
                 raise UserError(

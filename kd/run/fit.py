@@ -103,7 +103,7 @@ def _fit(cli: KDCLI, resume_from: Path | None) -> int:
     except Exception as error:
         return _ended_by(cli, error, resume_from, say)
     if cli.trainer.is_global_zero and cli.folder.path is not None:
-        measured = any(student.is_measured for student in cli.model.named_students().values())
+        measured = any(student.is_measured for student in cli.model.students.named().values())
         wanted = measured and cli.trainer.limit_val_batches and cli.trainer.global_step
         if wanted and not cli.summary.content["student"]["val"]:
             print("no validation: the run ended before the first one (trainer.check_val_every_n_epoch)", flush=True)

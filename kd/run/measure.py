@@ -20,7 +20,7 @@ from kd.errors import UserError
 from kd.models import Prepare, TeacherSpec, count_parameters
 from kd.models.weights import about, weights_file
 from kd.module import evaluation
-from kd.module.evaluation import Answers, bank_of, look_at
+from kd.module.evaluation import Answers, look_at
 from kd.progress import bar
 from kd.run.build import data_of, student_in, task_of, teacher_specs
 from kd.run.request import Request
@@ -273,7 +273,7 @@ def _features_of_run(word: str, request: Request, options: Options) -> dict[str,
     found: dict[str, dict[str, float]] = {name: {"params": n, "rankme": ranks[name]} for name, (_, n) in models.items()}
     if data.probe is not None:
         batches = bar(data.eval_dataloader("probe"), label="labelled pictures", unit=" batches")
-        seen = look_at({name: call for name, (call, _) in models.items()}, batches, bank_of(data), device)
+        seen = look_at({name: call for name, (call, _) in models.items()}, data, batches, device)
         for name in models:
             found[name] |= seen.accuracy(name)
     return {

@@ -221,7 +221,7 @@ class KDCLI(LightningCLI):
                 self.trainer = self.instantiate_trainer()
         except Exception as error:
             raise told_by_key(error, self.as_dict()) from error
-        for name, module in self.model.named_students().items():
+        for name, module in self.model.students.named().items():
             key = f"students.{name}.model" if name else "model"
             check_losses(module.objective, key, len(self.datamodule.info.classes))
             check_batch(module.objective.active, self.datamodule.batch_size, self.trainer.world_size)
@@ -245,7 +245,7 @@ class KDCLI(LightningCLI):
         taught = bool(self.model.teacher and self.model.teacher.has_head)
         known = [f"val/{name}" for name in self.model.task.metric_names(taught)]
         monitor = config.checkpoint.monitor or f"val/{self.model.task.monitored}"
-        has_best = any(module.is_measured for module in self.model.named_students().values())
+        has_best = any(module.is_measured for module in self.model.students.named().values())
         if config.checkpoint.monitor and not has_best and not config.resume:
             raise UserError("checkpoint.monitor: nothing trains the student's classifier, so there is no validation "
                             "metric; the last epoch is exported")  # fmt: skip
@@ -285,7 +285,7 @@ class KDCLI(LightningCLI):
             raise
         except Exception as error:  # all that Lightning and the packages it looks for have against the settings
             raise UserError(f"trainer: {' '.join(str(error).split())[:300] or type(error).__name__}") from error
-        students = [student.model for student in self.model.named_students().values()]
+        students = [student.model for student in self.model.students.named().values()]
         models = [*students, *([self.model.teacher.model] if self.model.teacher else [])]
         benchmark = config.trainer.benchmark is None and not config.trainer.deterministic
         choose_kernels(trainer, models, config.matmul_precision, benchmark)

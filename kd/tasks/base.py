@@ -56,8 +56,7 @@ class Task(nn.Module):
         self.build(num_classes, ignore_index)
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
-        """Makes the metrics for ``num_classes`` classes."""
-        raise NotImplementedError
+        """Makes the metrics for ``num_classes`` classes; of :class:`Features` they depend on the losses."""
 
     def scale(self, means: Sequence[float], deviations: Sequence[float]) -> None:
         """Receives mean and standard deviation of the training targets, where these are numbers."""

@@ -4,8 +4,6 @@ Features are ``(N, D)``, one vector a picture, on any device; labels are class i
 answers are looked up in or fitted to, usually the training set's features of the same model.
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,10 +26,6 @@ def knn_accuracy(
     1.0
     """
     _check(bank, bank_labels, features, labels)
-    if k < 1:
-        raise ValueError(f"k must be >= 1, got {k}")
-    if not temperature > 0:
-        raise ValueError(f"temperature must be > 0, got {temperature}")
     keys, k = F.normalize(bank.float(), dim=1), min(k, len(bank))
     classes, right = int(bank_labels.max()) + 1, 0
     for some, wanted in zip(features.split(CHUNK), labels.split(CHUNK), strict=True):
@@ -42,38 +36,25 @@ def knn_accuracy(
     return right / len(features)
 
 
-def ridge_classifier(
-    bank: Tensor, bank_labels: Tensor, strengths: tuple[float, ...] = STRENGTHS
-) -> tuple[Tensor, Tensor]:
-    """A linear classifier by ridge regression of one-hot labels: weight ``(C, D)`` and bias ``(C,)``, float64.
-
-    Features count with mean 0 and variance 1. Of ``strengths`` (of the penalty, relative to M) the one with the highest
-    leave-one-out accuracy on the bank is taken, of equals the strongest. The intercept is not penalised.
-
-    >>> weight, bias = ridge_classifier(torch.tensor([[0.0], [1], [4], [5]]), torch.tensor([0, 0, 1, 1]))
-    >>> (torch.tensor([[1.5], [3.0]]).double() @ weight.T + bias).argmax(1)
-    tensor([0, 1])
-    """
-    weight, bias, _ = _ridge(bank, bank_labels, int(bank_labels.max()) + 1, strengths)
-    return weight, bias
-
-
 def starting_classifier(bank: Tensor, bank_labels: Tensor, classes: int) -> tuple[Tensor, Tensor, float]:
     """:func:`ridge_classifier` as the first weights of a classifier, and its leave-one-out accuracy in 0..1.
 
     The logits are scaled by the power of two with the least leave-one-out cross-entropy: regression of 0 and 1 names
     the right class with hardly more than the others.
     """
-    weight, bias, without = _ridge(bank, bank_labels, classes, STRENGTHS)
+    weight, bias, without = ridge_classifier(bank, bank_labels, classes)
     labels = bank_labels.long()
     scale = min((2.0**k for k in range(8)), key=lambda s: float(F.cross_entropy(s * without, labels)))
     return scale * weight, scale * bias, float((without.argmax(1) == labels).double().mean())
 
 
-def _ridge(
-    bank: Tensor, bank_labels: Tensor, classes: int, strengths: Sequence[float]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Weight and bias, and what each picture of the bank gets by a fit without itself ``(M, C)``."""
+def ridge_classifier(bank: Tensor, bank_labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A linear classifier by ridge regression of one-hot labels: weight ``(C, D)`` and bias ``(C,)``, float64.
+
+    Features count with mean 0 and variance 1. Of :data:`STRENGTHS` (of the penalty, relative to M) the one with the
+    highest leave-one-out accuracy on the bank is taken, of equals the strongest. The intercept is not penalised. The
+    third tensor is what each picture of the bank gets by a fit without itself, ``(M, C)``.
+    """
     x, count = bank.double(), len(bank)
     mean, deviation = x.mean(dim=0), x.std(dim=0, correction=0)
     deviation = torch.where(deviation > 0, deviation, torch.ones_like(deviation))
@@ -83,8 +64,8 @@ def _ridge(
     values, vectors = torch.linalg.eigh(x.T @ x)
     turned = x @ vectors
     towards = turned.T @ (targets - share)
-    best, chosen, left_out = -1.0, strengths[0], targets
-    for strength in sorted(strengths, reverse=True):
+    best, chosen, left_out = -1.0, STRENGTHS[0], targets
+    for strength in sorted(STRENGTHS, reverse=True):
         shrunk = 1 / (values.clamp_min(0) + strength * count)
         fitted = turned @ (shrunk[:, None] * towards) + share
         leverage = 1 / count + (turned.square() * shrunk).sum(dim=1, keepdim=True)
@@ -97,9 +78,7 @@ def _ridge(
     return weight, share - weight @ mean, left_out
 
 
-def ridge_accuracy(
-    bank: Tensor, bank_labels: Tensor, features: Tensor, labels: Tensor, strengths: tuple[float, ...] = STRENGTHS
-) -> float:
+def ridge_accuracy(bank: Tensor, bank_labels: Tensor, features: Tensor, labels: Tensor) -> float:
     """Top-1 accuracy, in 0..1, of :func:`ridge_classifier` fitted to the bank.
 
     >>> bank, names = torch.tensor([[0.0], [1], [4], [5]]), torch.tensor([0, 0, 1, 1])
@@ -107,7 +86,7 @@ def ridge_accuracy(
     1.0
     """
     _check(bank, bank_labels, features, labels)
-    weight, bias = ridge_classifier(bank, bank_labels, strengths)
+    weight, bias, _ = ridge_classifier(bank, bank_labels, int(bank_labels.max()) + 1)
     answers = torch.cat([(some.double() @ weight.T + bias).argmax(1) for some in features.split(CHUNK)])
     return float((answers == labels).double().mean())
 

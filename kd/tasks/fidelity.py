@@ -18,6 +18,7 @@ OUTCOMES = ("both_right", "only_teacher", "only_student", "both_wrong")
 
 Kind = Literal["classification", "multilabel", "segmentation"]
 KINDS = get_args(Kind)
+ByModel = dict[str, Tensor]
 
 
 @dataclass
@@ -49,13 +50,12 @@ class Fidelity:
         truth = target.to(student.device).long()
         several = self.kind == "multilabel"
         known = torch.ones_like(truth).bool() if several else (truth >= 0) & (truth < self.num_classes)
-        if teacher is not None:
-            self._compare(p, answer, known)
         right = {name: (a == truth) & known for name, a in answer.items()}
-        for name in logits:
-            self._score(name, p[name].amax(1), answer[name], right[name], truth, known)
         if teacher is not None:
-            self._share(right, known)
+            self._compare(p, answer, right, known)
+        for name in logits:
+            self._score(name, p[name].amax(1)[known], right[name][known])
+            self._count(name, answer[name][known], truth[known])
         self._keep(p, answer, right, truth, known, index)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class Fidelity:
             return torch.stack([(-logits).sigmoid(), logits.sigmoid()], 1)
         return logits.softmax(1)
 
-    def _compare(self, p: dict[str, Tensor], answer: dict[str, Tensor], known: Tensor) -> None:
+    def _compare(self, p: ByModel, answer: ByModel, right: ByModel, known: Tensor) -> None:
         """Agreement and KL(teacher || student): also on pictures without a label; of pixels on those that count."""
         counted = known if self.kind == "segmentation" else torch.ones_like(known)
         self.compared += int(counted.sum())
@@ -74,19 +74,16 @@ class Fidelity:
         student, teacher = (p[name].clamp_min(tiny) for name in MODELS)
         divergence = (teacher * (teacher.log() - student.log())).sum(1)
         self.divergence += float((divergence * counted).sum(dtype=torch.float64))
+        a, b = (right[name][known] for name in MODELS)
+        self.outcomes += torch.stack([part.sum() for part in (a & b, ~a & b, a & ~b, ~a & ~b)]).cpu()
 
-    def _score(
-        self, name: str, confidence: Tensor, answer: Tensor, right: Tensor, truth: Tensor, known: Tensor
-    ) -> None:
-        confidence, right = confidence[known], right[known]
+    def _score(self, name: str, confidence: Tensor, right: Tensor) -> None:
         place = (confidence * BINS).long().clamp(0, BINS - 1)
-        sums = torch.zeros(3, BINS, dtype=torch.float64)
-        for row, values in enumerate((torch.ones_like(confidence), confidence, right.float())):
-            sums[row] = torch.bincount(place, values.double(), BINS).cpu()
-        self.bins[name] = self.bins.get(name, torch.zeros(3, BINS, dtype=torch.float64)) + sums
-        self._count(name, answer[known], truth[known], known)
+        columns = (torch.ones_like(confidence), confidence, right)
+        sums = torch.stack([torch.bincount(place, column.double(), BINS) for column in columns]).cpu()
+        self.bins[name] = self.bins[name] + sums if name in self.bins else sums
 
-    def _count(self, name: str, answer: Tensor, truth: Tensor, known: Tensor) -> None:
+    def _count(self, name: str, answer: Tensor, truth: Tensor) -> None:
         """Rows of ``hits``: true positives, false positives, false negatives by class."""
         hits = self.hits.setdefault(name, torch.zeros(3, self.num_classes, dtype=torch.int64))
         if self.kind == "multilabel":
@@ -95,54 +92,31 @@ class Fidelity:
             hits += torch.stack([part.sum(0) for part in parts]).cpu()
             return
         flat, counts = torch.unique(truth * self.num_classes + answer, return_counts=True)
-        pairs = self.pairs.setdefault(name, Counter())
-        for code, count in zip(flat.tolist(), counts.tolist(), strict=True):
-            true, given = divmod(code, self.num_classes)
-            pairs[true, given] += count
-            if true == given:
-                hits[0, true] += count
-            else:
-                hits[1, given] += count
-                hits[2, true] += count
-
-    def _share(self, right: dict[str, Tensor], known: Tensor) -> None:
-        student, teacher = (right[name][known] for name in MODELS)
-        parts = (student & teacher, ~student & teacher, student & ~teacher, ~student & ~teacher)
-        self.outcomes += torch.stack([part.sum() for part in parts]).cpu()
+        codes = [divmod(code, self.num_classes) for code in flat.tolist()]
+        self.pairs.setdefault(name, Counter()).update(dict(zip(codes, counts.tolist(), strict=True)))
+        right = answer == truth
+        parts = (truth[right], answer[~right], truth[~right])
+        hits += torch.stack([torch.bincount(part, minlength=self.num_classes) for part in parts]).cpu()
 
     # -- a few pictures ----------------------------------------------------------------------------------------------
-    def _keep(
-        self,
-        p: dict[str, Tensor],
-        answer: dict[str, Tensor],
-        right: dict[str, Tensor],
-        truth: Tensor,
-        known: Tensor,
-        index: Tensor,
-    ) -> None:
+    def _keep(self, p: ByModel, answer: ByModel, right: ByModel, truth: Tensor, known: Tensor, index: Tensor) -> None:
         """The pictures where the teacher was surest and the student wrong, and where all are wrong."""
         wrong = {name: known & ~x for name, x in right.items()}
-        lost = wrong["student"] & right.get("teacher", torch.zeros_like(known))
-        for kind, chosen in {"lost": lost, "both_wrong": wrong["student"] & wrong.get("teacher", known)}.items():
-            share = chosen.flatten(1).float().mean(1) if chosen.ndim > 1 else chosen.float()
-            judge = "teacher" if kind == "lost" else "student"
-            if kind == "lost" and "teacher" not in p:
-                continue
-            score = share * (p[judge].amax(1) if chosen.ndim == 1 else 1.0)
+        kinds = {"lost": ("teacher", wrong["student"] & right["teacher"])} if "teacher" in p else {}
+        kinds["both_wrong"] = "student", wrong["student"] & wrong.get("teacher", known)
+        for kind, (judge, chosen) in kinds.items():
+            share = chosen[:, None].flatten(1).float().mean(1)
+            score = share * p[judge].amax(1) if chosen.ndim == 1 else share
             for i in torch.nonzero(share).flatten().tolist():
                 self._push(kind, float(score[i]), int(index[i]), self._entry(i, p, answer, truth))
 
-    def _entry(self, i: int, p: dict[str, Tensor], answer: dict[str, Tensor], truth: Tensor) -> dict[str, Any]:
+    def _entry(self, i: int, p: ByModel, answer: ByModel, truth: Tensor) -> dict[str, Any]:
         if self.kind == "segmentation":
             maps = {name: a[i].to(torch.int16).cpu() for name, a in answer.items()}
             return {"truth": truth[i].to(torch.int16).cpu(), **maps}
-        if self.kind == "multilabel":
-            return {"truth": truth[i].nonzero().flatten().tolist()} | {
-                name: [(c, float(x[i, 1, c])) for c in x[i, 1].topk(min(TOP, self.num_classes)).indices.tolist()]
-                for name, x in p.items()
-            }
-        tops = {name: x[i].topk(min(TOP, self.num_classes)) for name, x in p.items()}
-        return {"truth": [int(truth[i])]} | {
+        several = self.kind == "multilabel"
+        tops = {name: (x[i, 1] if several else x[i]).topk(min(TOP, self.num_classes)) for name, x in p.items()}
+        return {"truth": truth[i].nonzero().flatten().tolist() if several else [int(truth[i])]} | {
             name: list(zip(top.indices.tolist(), top.values.tolist(), strict=True)) for name, top in tops.items()
         }
 

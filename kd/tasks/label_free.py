@@ -69,9 +69,6 @@ class Features(Task):
         """See :attr:`Task.monitored`: labels that are there to measure by choose nothing."""
         return "feature_loss"
 
-    def build(self, num_classes: int, ignore_index: int | None = None) -> None:
-        """Nothing: what it measures depends on the losses, see :meth:`measure`."""
-
     def measure(self, losses: Sequence[str], width: int, probed: bool) -> None:
         """Makes the metrics of the ``losses`` (with ``feature_loss``); ``probed``: a probe measures too."""
         self.held_out, self.probed = HeldOut(losses, width), probed
@@ -90,9 +87,6 @@ class Features(Task):
 
     def same(self, logits: Tensor, others: Tensor) -> Tensor:
         return torch.cosine_similarity(logits, others) > 0.999
-
-    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        return logits.new_zeros(())
 
     def compute(self) -> dict[str, Tensor]:
         return self.held_out.compute()

@@ -126,9 +126,8 @@ class PixelCounts(Metric):
 
     def update(self, prediction: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
         """Adds a batch, ids ``(N, H, W)``: counted where they are, no GPU is waited for."""
-        taking_part = torch.ones_like(target, dtype=torch.bool)
-        if self.ignore_index is not None:
-            taking_part = target != self.ignore_index
+        everywhere = torch.ones_like(target, dtype=torch.bool)
+        taking_part = everywhere if self.ignore_index is None else target != self.ignore_index
         known = taking_part & (target >= 0) & (target < self.num_classes)
         pairs = counted((target * self.num_classes + prediction).flatten(), known.flatten(), self.confusion.numel())
         self.confusion += pairs.view_as(self.confusion)

@@ -237,7 +237,7 @@ def agreement(file: Path) -> float:
     from kd.data.datamodule import DistillationDataModule
     from kd.data.sources import Pictures
     from kd.models import preprocess_for
-    from kd.module.evaluation import bank_of, look_at
+    from kd.module.evaluation import look_at
     from kd.run.settings import Probe
     from kd.ship.export import load_student
 
@@ -250,8 +250,8 @@ def agreement(file: Path) -> float:
         "student": lambda images: student(prepare(images)),
         "teacher": lambda images: teacher.forward_head(teacher.forward_features(own(images)), pre_logits=True),
     }
-    bank = bank_of(data)
-    seen = look_at(models, data.eval_dataloader("probe"), bank, torch.device("cpu"))
+    seen = look_at(models, data, data.eval_dataloader("probe"), torch.device("cpu"))
+    bank = seen.bank
     x, y = seen.features["student"].double(), seen.features["teacher"].double()
     x = (x - x[:bank].mean(0)) / x[:bank].std(0).clamp_min(1e-6)
     centre = y[:bank].mean(0)

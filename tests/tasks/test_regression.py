@@ -188,8 +188,8 @@ def test_the_student_answers_in_the_targets_units(run: Path, lists: Path, tmp_pa
 def test_a_checkpoint_of_the_run_teaches_in_units_too(run: Path) -> None:
     from kd.models.weights import read_weights
 
-    read = read_weights(run / "checkpoints" / "best.ckpt", "model.teacher.checkpoint").state
-    exported = read_weights(run / "student.safetensors", "model.teacher.checkpoint").state
+    read = read_weights(run / "checkpoints" / "best.ckpt", "model.teacher.checkpoint")[1]
+    exported = read_weights(run / "student.safetensors", "model.teacher.checkpoint")[1]
     assert read.keys() == exported.keys()
     torch.testing.assert_close(read["head.bias"], exported["head.bias"])
 

@@ -33,7 +33,7 @@ def compare(
 ) -> dict[str, Any]:
     """Runs both on the same pictures on the CPU: differences, agreement in 0..1, metric, milliseconds."""
     task = Features() if manifest.task == "features" else task
-    tasks = {"student": task, "export": copy.deepcopy(task)}
+    tasks = {"student": task, "export": copy.deepcopy(task)} if task.labels else {}
     worst, total, numbers, same, answered, pictures = 0.0, 0.0, 0, 0, 0, 0
     one: torch.Tensor | None = None
     for batch in bar(batches, label="comparing with the student", unit=" batches"):
@@ -48,13 +48,13 @@ def compare(
         answers = {"student": task.fit(expected, target), "export": task.fit(exported, target)}
         agreed = task.same(*answers.values())
         same, answered = same + int(agreed.sum()), answered + agreed.numel()
-        for name, logits in answers.items() if task.labels else ():
-            tasks[name].update(logits, target, None)
+        for name, judge in tasks.items():
+            judge.update(answers[name], target, None)
     assert one is not None
     found: dict[str, Any] = {
         "pictures": pictures, "max_difference": worst, "mean_difference": total / numbers, "agreement": same / answered,
     }  # fmt: skip
-    if task.labels:
+    if tasks:
         found["metric"] = task.primary
         found |= {name: float(judge.compute()[task.primary]) for name, judge in tasks.items()}
     return found | _latency(student, runtime, one)
