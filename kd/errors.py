@@ -1,4 +1,4 @@
-"""Exceptions that the commands tell in one line."""
+"""Exceptions that the commands report in one line."""
 
 import difflib
 import re

@@ -29,24 +29,24 @@ def runs_in_child_processes(trainer: Trainer) -> bool:
 
 
 def log_this_step(trainer: Trainer) -> None:
-    """Hands the step's values to the loggers, as at its end: for a step that is cut short."""
+    """Gives the step's values to the loggers now: for a step that does not reach its end."""
     trainer._logger_connector.update_train_step_metrics()
 
 
 def log_last_step(trainer: Trainer) -> None:
-    """Hands the step's values to the loggers where ``trainer.log_every_n_steps`` is not due."""
+    """Gives the step's values to the loggers where ``trainer.log_every_n_steps`` is not due."""
     connector = trainer._logger_connector
     if not loggers_take_this_step(trainer) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         connector.log_metrics(connector.metrics["log"])
 
 
 def make_loader_again(trainer: Trainer) -> None:
-    """The training loader is asked for anew before the epoch begins."""
+    """Makes Lightning request the training loader again before the next epoch."""
     trainer.fit_loop._combined_loader = None
 
 
 def prepare_data_without_groups() -> None:
-    """Removes the barrier for which Lightning makes a gloo group: not every backend allows one, and data are there."""
+    """Removes the barrier for which Lightning makes a gloo group, which not every backend allows."""
     data_connector._InfiniteBarrier = nullcontext  # type: ignore[assignment,misc]
 
 
@@ -61,7 +61,7 @@ class HookedDDP(DDPStrategy):
         super()._register_ddp_hooks()
 
     def join_process_group(self) -> None:
-        """Joins it without Lightning's ``device_id``, which a backend from elsewhere need not know."""
+        """Joins it without Lightning's ``device_id``, which other packages' backends may not take."""
         self.set_world_ranks()
         environment: Any = self.cluster_environment
         _init_dist_connection(environment, self._get_process_group_backend(), timeout=self._timeout)

@@ -35,6 +35,6 @@ def drawn() -> dict[str, Any]:
 
 
 def bar(iterable: Iterable[Any] | None = None, *, label: str, unit: str = " images", **kwargs: Any) -> tqdm:
-    """A bar on stderr that leaves nothing behind; without a terminal a line every ten seconds, if it takes as long."""
+    """A bar on stderr that is erased at its end; without a terminal a line every ten seconds."""
     delay = 0.0 if sys.stderr.isatty() else CALM
     return tqdm(iterable, desc=label, unit=unit, leave=False, delay=delay, **drawn(), **kwargs)

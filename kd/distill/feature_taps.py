@@ -46,7 +46,7 @@ class FeatureTaps:
         return teacher.members[member]
 
     def build(
-        self, name: str, loss: DistillLoss, teacher: RunTeacher, student: nn.Module, taps: Taps,
+        self, name: str, loss: FeatureLoss | LayersLoss, teacher: RunTeacher, student: nn.Module, taps: Taps,
         trial: Callable[[], Any],
     ) -> DistillLoss:  # fmt: skip
         """Finds the layers, and builds a loss for what they give; see :meth:`kd.distill.objective.Objective.bind`."""
@@ -59,16 +59,12 @@ class FeatureTaps:
         self._layers[name] = (taps.paths(spec.student), [(member, layer, spec.tokens) for layer in layers])
         self._shapes[name] = dict(zip(self._layers[name][1], teacher_shapes, strict=True))
         try:
-            if isinstance(loss, LayersLoss):
-                loss.build(student_shapes, teacher_shapes)
-                return loss
-            assert isinstance(loss, FeatureLoss)
-            if len(student_shapes) == len(teacher_shapes) == 1:
+            if isinstance(loss, FeatureLoss) and len(student_shapes) == len(teacher_shapes) == 1:
                 loss.build(student_shapes[0], teacher_shapes[0])
                 return loss
-            each = EachLayer(loss)
-            each.build(student_shapes, teacher_shapes)
-            return each
+            several = EachLayer(loss) if isinstance(loss, FeatureLoss) else loss
+            several.build(student_shapes, teacher_shapes)
+            return several
         except ValueError as error:
             raise UserError(f"model.taps.{name}: {error}") from error
 

@@ -1,4 +1,4 @@
-"""A student without a classifier: it is its features, and is measured by them."""
+"""A student without a classifier: its output is its features."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +39,7 @@ class HeadlessStudent(Student):
 
     @torch.no_grad()
     def _centre(self, pictures: Tensor) -> None:
-        """Subtracts the features' mean over a sample: what all pictures share hides in their cosines what differs."""
+        """Subtracts the features' mean over a sample: in their cosines it would hide how pictures differ."""
         bias = getattr(final_norm(self.model), "bias", None)
         if bias is None:
             return

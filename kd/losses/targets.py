@@ -12,16 +12,16 @@ from kd.losses.functional._checks import matmul, wide
 from kd.losses.ranks import in_parallel
 
 Standardization = Literal["none", "variance", "phi_s"]
-BATCHES = 100  # whose features the statistics are of: more change little, and a target that moves is harder to follow
+BATCHES = 100  # of which the statistics are taken: more change little, and a moving target is harder to follow
 
 
 class Standardizer(KnownOnHost, Float32):
     """Features of mean 0 and variance 1, by statistics of a sample (:meth:`settle`).
 
     ``variance`` divides each channel by its own deviation. ``phi_s`` turns and scales all channels together
-    (:func:`kd.losses.functional.phi_s`). In a loop that settles nothing the statistics are those of the first
-    :data:`BATCHES` batches of all processes; until these are in, ``phi_s`` scales by one number, unturned. After that
-    nothing moves. The statistics are part of checkpoints, and float32 in any precision.
+    (:func:`kd.losses.functional.phi_s`). Without :meth:`settle` the statistics are those of the first :data:`BATCHES`
+    batches of all processes; until then ``phi_s`` only scales, by one number. After that they stay as they are. They
+    are part of checkpoints, and float32 in any precision.
     """
 
     mean: Tensor

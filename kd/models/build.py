@@ -50,7 +50,7 @@ def build_model(
 def _built(
     spec: ModelSpec, builder: Builder, num_classes: int, key: str, head: bool, dense: bool
 ) -> nn.Module:  # fmt: skip
-    """The model of a builder of one's own."""
+    """The model of a user's builder."""
     if dense:
         raise UserError(f"{key}.builder: dense prediction is built on timm's models alone, give {key}.arch")
     own = getattr(builder, "num_classes", None)

@@ -48,13 +48,13 @@ SIZES = {(192, 12, 3): "tiny", (384, 12, 6): "small", (768, 12, 12): "base", (10
 
 
 def renamed(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
-    """A ViT's state under timm's names, whatever stands before its own."""
+    """A ViT's state under timm's names, without the prefix of its own, and the library that it is from."""
     found = [(key, end) for key in state for end in ANCHORS if key == end or key.endswith(f".{end}")]
     if not found:
         return dict(state), ""
     key, end = found[0]
     library, inner = ANCHORS[end], key.removesuffix(end)
-    outer = inner[: inner.rstrip(".").rfind(".") + 1]  # transformers' classifier stands beside the model
+    outer = inner[: inner.rstrip(".").rfind(".") + 1]  # transformers' classifier is beside the model
     named: dict[str, Tensor] = {}
     for key, value in state.items():
         name = key.removeprefix(inner if key.startswith(inner) else outer)

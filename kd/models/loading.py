@@ -153,7 +153,7 @@ def _in_the_models_layout(state: dict[str, Tensor], model: nn.Module, about: Abo
     if inner:
         rest = {k: v for k, v in state.items() if not k.startswith("backbone.")}
         return {**_prefixed(_filtered(inner, backbone, about)), **rest}
-    wanted = backbone.state_dict()  # a file for classification holds more: layers behind the last level, a classifier
+    wanted = backbone.state_dict()  # a file for classification holds more: layers after the last level, a classifier
     return _prefixed({k: v for k, v in _filtered(state, backbone, about).items() if k in wanted})
 
 

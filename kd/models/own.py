@@ -13,10 +13,10 @@ from kd.storage.elsewhere import json_of
 
 
 class Builder(Protocol):
-    """Makes a model; a class of one's own with this method, its arguments in YAML.
+    """Makes a model: a user's class with this method, whose arguments are given in YAML.
 
     A builder may have ``num_classes`` (of weights that it loads; 0: they have no classifier) and ``class_names``. The
-    model may have ``img_size``, ``mean`` and ``std``: its input where the configuration does not say.
+    model may have ``img_size``, ``mean`` and ``std``, which count where the settings have none.
     """
 
     def build(self, num_classes: int, img_size: Size | None) -> nn.Module:

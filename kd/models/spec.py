@@ -1,4 +1,4 @@
-"""What a recipe says of a model, with a builder of one's own."""
+"""The settings of a model, with a builder of the user's."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -106,8 +106,8 @@ class DistillationModule(Inference):
     def together(cls, modules: Mapping[str, "DistillationModule"]) -> "DistillationModule":
         """Several students side by side: on the same batches, from the same teacher's answers.
 
-        Each has its own losses, optimizer, schedule, clipping, moving average and metrics, and comes out as if it had
-        been trained alone with the same seed.
+        Each has its own losses, optimizer, schedule, clipping, moving average and metrics. It ends with the
+        weights that it would have if it were trained alone with the same seed.
 
         Raises:
             UserError: students with different teachers or tasks.
@@ -168,7 +168,7 @@ class DistillationModule(Inference):
         self.students.compile_in_place()
 
     def begin(self, sample: Callable[[int], Tensor] | None, data: DistillationDataModule | None) -> list[str]:
-        """Gives the students their first weights, while the teacher is whole and not yet placed; what is to be said."""
+        """Gives the students their first weights, while the teacher is whole and not yet placed; returns messages."""
         self.begun = True
         labelled = data.sample if data is not None else None
         pairs = zip(self.students.begin(self.teacher, sample), self.students.named().values(), strict=True)

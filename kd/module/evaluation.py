@@ -26,7 +26,7 @@ from kd.teachers.answer import ALL
 
 @dataclass
 class Seen:
-    """What models said of the real pictures of a batch."""
+    """Models' answers to the real pictures of a batch."""
 
     target: Tensor  # their labels
     index: Tensor | None  # their numbers, where the loader gives them
@@ -124,7 +124,7 @@ class Validation:
 
 @dataclass
 class Labelled:
-    """What models make of labelled pictures."""
+    """Models' features of labelled pictures, and the labels."""
 
     features: dict[str, Tensor]
     class_ids: Tensor
@@ -197,12 +197,11 @@ def evaluate(
 
 @dataclass
 class Answers:
-    """What each picture is and what each model says of it."""
+    """Each picture's target, and each model's answer."""
 
     task: Task  # writes answers as rows of a table
     classes: list[str]
-    # by the picture's number: its target, and by model the answer and its probability
-    rows: dict[int, dict[str, str]] = field(default_factory=dict)
+    rows: dict[int, dict[str, str]] = field(default_factory=dict)  # by the picture's number
 
     def update(self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor) -> None:
         """Adds a batch: logits ``(N, C)`` of both, ids ``(N,)`` or labels ``(N, C)``, numbers of the pictures."""

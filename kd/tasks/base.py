@@ -174,7 +174,7 @@ def _updated_anywhere(metric: Metric) -> bool:
 
 
 def counted(ids: Tensor, known: Tensor, count: int) -> Tensor:
-    """How often each of ``count`` ids is among the ``known`` ones, int64; a GPU is not asked for their number."""
+    """How often each of ``count`` ids is among the ``known`` ones, int64, without waiting for a GPU."""
     numbers = torch.zeros(count, dtype=torch.int64, device=ids.device)
     return numbers.scatter_add_(0, torch.where(known, ids, 0), known.long())
 

@@ -1,4 +1,4 @@
-"""No labels: a student that is its features, and how it is measured without any."""
+"""A student without a classifier: its features, and how they are measured without labels."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -13,7 +13,7 @@ from kd.tasks.features import rank_of_gram
 
 
 def label_free_metrics(losses: Iterable[str], probed: bool) -> list[str]:
-    """What is measured of a student that is its features, the main metric first.
+    """The metrics of a student without a classifier, the main one first.
 
     >>> label_free_metrics(["dino"], True)
     ['feature_loss', 'dino_loss', 'rankme', 'knn1', 'probe1']
@@ -22,7 +22,7 @@ def label_free_metrics(losses: Iterable[str], probed: bool) -> list[str]:
 
 
 class HeldOut(Metric):
-    """What held-out pictures cost, and how many directions their features use, over all batches and processes."""
+    """The losses of held-out pictures, and the rank of their features, over all batches and processes."""
 
     sums: Tensor
     gram: Tensor
@@ -54,7 +54,7 @@ class HeldOut(Metric):
 
 
 class Features(Task):
-    """A student that is its features, taught by teachers' features alone (``model.student.head=false``).
+    """A student without a classifier that learns teachers' features alone (``model.student.head=false``).
 
     Measured by the distillation losses on held-out pictures (``feature_loss``, their weighted sum) and by RankMe; with
     labelled pictures (``data.probe.root``) also by ``knn1`` and ``probe1``.
@@ -66,7 +66,7 @@ class Features(Task):
 
     @property
     def monitored(self) -> str:
-        """See :attr:`Task.monitored`: labels that are there to measure by choose nothing."""
+        """See :attr:`Task.monitored`; labels of the probe choose no epoch."""
         return "feature_loss"
 
     def measure(self, losses: Sequence[str], width: int, probed: bool) -> None:

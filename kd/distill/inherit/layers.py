@@ -119,7 +119,7 @@ def _fit_qkv(
     block: Any, found: Sequence[BlockActivations], streams: Sequence[Tensor], projection: Tensor, write: Tensor,
     shares: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Fits queries, keys and values; returns what to start the projection behind them from."""
+    """Fits queries, keys and values; returns the start of the attention's projection."""
     guide, teacher = found[0], found[0].block
     small, big = block.attn, teacher.attn
     everything = _folded(big.qkv, teacher.norm1, projection, torch.arange(len(big.qkv.weight)))
@@ -151,7 +151,7 @@ def _gamma(layer_scale: nn.Module) -> Tensor:
 
 
 def _folded(linear: nn.Linear, norm: Any, projection: Tensor, rows: Tensor) -> Tensor:
-    """Rows of ``linear`` behind ``norm``, for the student's normalised stream: (rows, D_student)."""
+    """Rows of ``linear`` after ``norm``, for the student's normalised stream: (rows, D_student)."""
     scale = (projection.shape[1] / projection.shape[0]) ** 0.5
     gain = 1.0 if norm.weight is None else norm.weight
     return scale * (linear.weight[rows] * gain) @ projection.T

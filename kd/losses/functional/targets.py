@@ -93,7 +93,7 @@ def phi_s(covariance: Tensor) -> Tensor:
 def teacher_shares(losses: Tensor, drop: float = 0.5) -> Tensor:
     """UNIC's teacher dropping: of each picture the teacher with the largest loss counts, each other by chance.
 
-    It keeps the teachers that are easy to follow from taking the student over. The total is
+    Teachers that are easy to follow then do not dominate. The total is
     ``(teacher_shares(losses) * losses).sum()``, a weighted mean of the losses. Source: Sariyildiz et al., UNIC:
     Universal Classification Models via Multi-teacher Distillation, arXiv 2408.05088.
 
