@@ -4,7 +4,7 @@ from torch import Tensor
 
 from kd.losses.base import FeatureLoss, LogitLoss, check_range
 from kd.losses.functional import cwd_loss, pairwise_loss, pixel_kd_loss
-from kd.losses.projections import ProjectedLoss, Projection
+from kd.losses.projections import Projection, _Projected
 
 
 class _MapLoss(LogitLoss):
@@ -52,7 +52,7 @@ class CWDLoss(_MapLoss):
         return cwd_loss(student_logits, teacher_logits, target, self.temperature, self.ignore_index)
 
 
-class CWDFeatureLoss(ProjectedLoss):
+class CWDFeatureLoss(_Projected):
     """Channel-wise distillation of feature maps after a projection, see :func:`kd.losses.functional.cwd_loss`.
 
     Args:

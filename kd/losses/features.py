@@ -8,17 +8,14 @@ from torch import Tensor, nn
 
 from kd.losses.base import FeatureLoss, LayersLoss, Shape, check_range
 from kd.losses.functional import at_loss, hcl_loss, hint_loss, masked_hint_loss, pkd_loss
-from kd.losses.projections import ProjectedLoss, Projection, on_one_grid, resize
+from kd.losses.projections import Projection, _Projected, on_one_grid, resize
 from kd.losses.ranks import of_all_ranks
 
 
-class HintLoss(ProjectedLoss):
+class HintLoss(_Projected):
     """FitNet's hint after a projection to the teacher's shape (arXiv 1412.6550).
 
     Takes maps, tokens or vectors. The class token alone is compared with ``model.taps.<name>.tokens=class``.
-
-    Args:
-        projection: from the student's features to the teacher's shape; default: linear.
 
     >>> loss = HintLoss()
     >>> loss.build((2, 192, 7, 7), (2, 384, 8, 8))
@@ -102,7 +99,7 @@ class _Generator(nn.Sequential):
         super().__init__(nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1))
 
 
-class MGDLoss(ProjectedLoss):
+class MGDLoss(_Projected):
     """Masked generative distillation: the teacher's whole map from the student's with positions hidden.
 
     Mean squared error over all positions. Source: Yang et al., Masked Generative Distillation, arXiv 2205.01529,
@@ -228,7 +225,7 @@ class _Fusion(nn.Module):
         return self.widen(x), x
 
 
-class SimKDLoss(ProjectedLoss):
+class SimKDLoss(_Projected):
     """SimKD: the student learns the teacher's pre-logits and takes over the teacher's classifier.
 
     Mean squared error after a linear projection ``P``. The student's own classifier is not trained: before each

@@ -49,8 +49,12 @@ class Projection(nn.Module):
         return self.layers(features)
 
 
-class ProjectedLoss(FeatureLoss):
-    """A loss over features after a projection to the teacher's shape; default: linear."""
+class _Projected(FeatureLoss):
+    """A loss over features after a projection.
+
+    Args:
+        projection: from the student's features to the teacher's shape; default: linear.
+    """
 
     def __init__(self, projection: Projection | None = None, weight: float = 1.0) -> None:
         super().__init__(weight)

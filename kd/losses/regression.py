@@ -6,13 +6,14 @@ from torch import Tensor
 from kd.losses.base import Shape, check_range
 from kd.losses.functional import cosine_loss, smooth_l1_loss
 from kd.losses.functional._checks import wide
-from kd.losses.projections import ProjectedLoss, Projection, resize
-from kd.losses.targets import Standardization, Standardizer
+from kd.losses.projections import Projection, _Projected, resize
+from kd.losses.targets import Standardizer
+from kd.run.settings import Standardization
 
 STATISTICS = tuple(f"targets.{name}" for name in ("mean", "scatter", "turn", "rows", "batches"))
 
 
-class FeatureRegression(ProjectedLoss):
+class FeatureRegression(_Projected):
     """The teacher's features from the student's, after a projection to the teacher's width.
 
     Maps are compared on the student's grid, to which the teacher's are resized (bilinear, with averaging where they get

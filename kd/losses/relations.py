@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from kd.losses.base import FeatureLoss, KnownOnHost, Shape, check_range
 from kd.losses.functional import cka_loss, crd_loss, gram_kl_loss, pseudo_class_loss, rkd_loss, sp_loss
 from kd.losses.functional._checks import matmul, wide
-from kd.losses.projections import ProjectedLoss, Projection, on_one_grid
+from kd.losses.projections import Projection, _Projected, on_one_grid
 from kd.losses.ranks import in_parallel, of_all_ranks, own_rows
 
 
@@ -190,7 +190,7 @@ class GramKLLoss(FeatureLoss):
         return gram_kl_loss(student, teacher, self.temperature)
 
 
-class PseudoClassLoss(KnownOnHost, ProjectedLoss):
+class PseudoClassLoss(KnownOnHost, _Projected):
     """Divergence over pseudo-classes, see :func:`kd.losses.functional.pseudo_class_loss`. Needs no labels.
 
     The classes are the teacher's features of the newest pictures of all processes, this batch's among them, in a queue

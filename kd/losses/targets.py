@@ -1,7 +1,5 @@
 """Teachers' features on one scale."""
 
-from typing import Literal
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -10,8 +8,8 @@ from kd.losses.base import Float32, KnownOnHost
 from kd.losses.functional import hadamard, phi_s
 from kd.losses.functional._checks import matmul, wide
 from kd.losses.ranks import in_parallel
+from kd.run.settings import Standardization
 
-Standardization = Literal["none", "variance", "phi_s"]
 BATCHES = 100  # of which the statistics are taken: more change little, and a moving target is harder to follow
 
 

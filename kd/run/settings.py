@@ -89,6 +89,7 @@ SomeBatches: TypeAlias = Annotated[
 ]
 Action: TypeAlias = Literal["log", "webhook", "stop"]
 Check: TypeAlias = Literal["all", "headers", "off"]
+Standardization: TypeAlias = Literal["none", "variance", "phi_s"]
 DEVICE = r"same|shard|(cpu|cuda|mps|xpu|xla|hpu)(:\d+)?"
 FOLDER = Like(r"(?!\.)[\w.+-]{1,200}", "names the run's folder (letters, digits, . + - _)")
 ADDRESS = Like(r"https?://.+", "must be an http(s) address")
