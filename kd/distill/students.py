@@ -3,17 +3,17 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from kd.data.batch import Batch, DataInfo
+from kd.distill.inherit import inherit_together
 from kd.distill.objective import Terms
 from kd.distill.student import Student
 from kd.errors import UserError
 from kd.optim import Pace, Together
-from kd.teachers import FrozenTeacher, RunTeacher
+from kd.teachers import RunTeacher
 from kd.teachers.answer import Answer, Wanted
 
 ONLY = "student"  # The name of a single student among its run's parameters; it is logged without one
@@ -63,7 +63,11 @@ class Students(nn.ModuleDict):
             if pictures is None:
                 raise UserError("model.student.inherit: needs pictures to measure by: a DistillationDataModule")
             assert teacher is not None
-            _inherit(students, teacher.members[parent], pictures(count))
+            pairs, sample, giving = [(s.model, s.prepare) for s in students], pictures(count), teacher.members[parent]
+            try:
+                inherit_together(pairs, giving.original(), sample, giving.prepare)  # type: ignore[arg-type]
+            except ValueError as error:
+                raise UserError(f"model.student.inherit: {error}") from error
         return [student.begin(pictures) for student in self.named().values()]
 
     def compile_in_place(self) -> None:
@@ -113,19 +117,3 @@ class StepOutput(TypedDict):
     loss: Tensor
     terms: dict[str, dict[str, Tensor]]
     answer: Answer
-
-
-def total_of(terms: Mapping[str, Terms]) -> Tensor:
-    """The sum of the students' totals: their parameters, and so their gradients, are apart."""
-    totals = [own.total for own in terms.values()]
-    return totals[0] if len(totals) == 1 else torch.stack(totals).sum()
-
-
-def _inherit(students: list[Student], teacher: FrozenTeacher, pictures: Tensor) -> None:
-    from kd.distill.inherit import inherit_together
-
-    try:
-        pairs = [(student.model, student.prepare) for student in students]
-        inherit_together(pairs, teacher.original(), pictures, teacher.prepare)  # type: ignore[arg-type]
-    except ValueError as error:
-        raise UserError(f"model.student.inherit: {error}") from error

@@ -92,11 +92,9 @@ class PKDLoss(FeatureLoss):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-class _Generator(nn.Sequential):
+def _generator(width: int) -> nn.Sequential:
     """3x3 convolution, ReLU, 3x3 convolution: fills hidden positions from their neighbours."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__(nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1))
+    return nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1))
 
 
 class MGDLoss(_Projected):
@@ -119,7 +117,7 @@ class MGDLoss(_Projected):
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
         super().build(student_shape, teacher_shape)
-        self.generator = _Generator(teacher_shape[1])
+        self.generator = _generator(teacher_shape[1])
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         """``(N, C_s, H, W)``, ``(N, C_t, H', W')``, unused -> scalar."""
@@ -156,7 +154,7 @@ class ViTKDLoss(LayersLoss):
         pairs = zip(student_shapes, teacher_shapes, strict=True)
         self.projections = nn.ModuleList([Projection().build(s, t) for s, t in pairs])
         self.mask_token = nn.Parameter(torch.zeros(1, teacher_shapes[-1][1], 1, 1))
-        self.generator = _Generator(teacher_shapes[-1][1])
+        self.generator = _generator(teacher_shapes[-1][1])
 
     def forward(self, student: list[Tensor], teacher: list[Tensor], target: Tensor) -> Tensor:
         """Maps of the student's layers, of the teacher's, unused -> scalar."""

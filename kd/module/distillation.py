@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from pytorch_lightning.core.optimizer import LightningOptimizer
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from kd.distill.settle import settle_losses
 from kd.distill.sharding import Sharding
 from kd.distill.step import GivenTeacher, as_teacher, make_student, objective_of
 from kd.distill.student import Student
-from kd.distill.students import StepOutput, Students, total_of
+from kd.distill.students import StepOutput, Students
 from kd.errors import UserError
 from kd.fit_to_machine import Memory, apply_auto, restore_auto
 from kd.lightning_internals import trainer_of
@@ -222,7 +223,8 @@ class DistillationModule(Inference):
         batch = as_batch(batch)
         answer = batch["answer"]() if "answer" in batch else self.students.ask(self.answering_teacher, batch)
         terms = self.students.learn(batch, answer, lambda: self._seed(batch_idx))
-        loss = total_of(terms)
+        totals = [own.total for own in terms.values()]  # the students' parameters, and so their gradients, are apart
+        loss = totals[0] if len(totals) == 1 else torch.stack(totals).sum()
         log_terms(self, terms, loss)
         named = {name: own.named for name, own in terms.items()}
         return {"loss": scale_for_short_accumulation(loss, self, batch_idx), "terms": named, "answer": answer}

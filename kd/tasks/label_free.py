@@ -47,10 +47,8 @@ class HeldOut(Metric):
         self.pictures += len(x)
 
     def compute(self) -> dict[str, Tensor]:
-        found = dict(zip(self.names, self.sums / self.pictures.clamp_min(1), strict=True))
-        return {name: value.float() for name, value in found.items()} | {
-            "rankme": torch.tensor(rank_of_gram(self.gram))
-        }
+        means = (self.sums / self.pictures.clamp_min(1)).float()
+        return dict(zip(self.names, means, strict=True)) | {"rankme": torch.tensor(rank_of_gram(self.gram))}
 
 
 class Features(Task):

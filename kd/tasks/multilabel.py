@@ -53,7 +53,6 @@ class MultiLabel(Task):
         return (logits > 0).long()
 
     def refuses(self, loss: LogitLoss) -> str:
-        """See :meth:`Task.refuses`: also what compares the classes with each other."""
         if not loss.exclusive:
             return super().refuses(loss)
         return ("compares classes that exclude each other, the data has several labels a picture; BinaryKDLoss and the "
