@@ -26,19 +26,19 @@ def load_checkpoint(model: nn.Module, path: Path, key: str, classes: Sequence[st
     if library:
         say(f"{key}: {file}: names of {library} brought into timm's")
     state = _in_the_models_layout(_without_prefix(given, model, f"{key}: {file}"), model, about)
-    has_classifier = bool(_below(state, classifier_names(model)))
-    state = _without_the_classifier(state, model)
-    expected = model.state_dict()
-    of_head = _below(expected, classifier_names(model))
+    expected, names = model.state_dict(), classifier_names(model)
+    of_head, of_files_head = _below(expected, names), _below(state, names)
+    if not of_head:  # a model that was built without a classifier
+        state = {k: v for k, v in state.items() if k not in of_files_head}
     last = _below(of_head, ["head.classifier"]) or of_head  # a dense model's head is more than its classifier
     other = _other_classes(about.classes, classes, state, expected, last)
     if other and head:
-        names = f"{key.removesuffix('.checkpoint')}.classes=FILE (one name a line) says which those are"
-        raise UserError(f"{key}: {file} {other}" + ("" if about.classes else f"; {names}"))
+        hint = f"; {key.removesuffix('.checkpoint')}.classes=FILE (one name a line) says which those are"
+        raise UserError(f"{key}: {file} {other}{'' if about.classes else hint}")
     if other:
         state = {k: v for k, v in state.items() if k not in last}
         say(f"{key}: {file} {other}: its backbone is taken, the classifier is new")
-    if of_head and not has_classifier and not head:
+    if of_head and not of_files_head and not head:
         say(f"{key}: {file} has no classifier: its backbone is taken, the classifier is new")
     wrong = [
         f"{k} is {tuple(state[k].shape)} there, {tuple(v.shape)} here"
@@ -51,9 +51,8 @@ def load_checkpoint(model: nn.Module, path: Path, key: str, classes: Sequence[st
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
         root = key.removesuffix(".checkpoint")
-        other = f"; another of timm's: {root}.arch; a model of another library or of your own: {root}.builder"
-        other += " (kd/models/README.md)"
-        hint = other if 2 * len(missing) > len(expected) else ""
+        hint = f"; another of timm's: {root}.arch; a model of another library or of your own: {root}.builder"
+        hint = f"{hint} (kd/models/README.md)" if 2 * len(missing) > len(expected) else ""
         raise UserError(f"{key}: {file} does not fit: {'; '.join(wrong[:3])}{more}{hint}")
     model.load_state_dict({k: v.to(expected[k].dtype) for k, v in state.items()}, strict=False)
     setattr(model, NEW, not all(k in state for k in last))
@@ -90,15 +89,6 @@ def classifier_names(model: nn.Module) -> list[str]:
 def _below(keys: Iterable[str], modules: Iterable[str]) -> list[str]:
     prefixes = tuple(f"{name}." for name in modules)
     return [key for key in keys if key.startswith(prefixes)]
-
-
-def _without_the_classifier(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """A model that was built without a classifier takes the rest of a file that has one."""
-    names = classifier_names(model)
-    if _below(model.state_dict(), names):
-        return state
-    dropped = set(_below(state, names))
-    return {k: v for k, v in state.items() if k not in dropped}
 
 
 def _without_prefix(state: dict[str, Tensor], model: nn.Module, name: str) -> dict[str, Tensor]:

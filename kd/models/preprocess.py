@@ -77,15 +77,11 @@ def preprocess_for(
 
 
 class Prepare(Protocol):
-    """Pictures ``(N, 3, H, W)`` -> a model's input. Float pictures pass as they are: they are prepared already.
-
-    Attributes:
-        size: height and width of the model's input in pixels.
-    """
+    """Pictures ``(N, 3, H, W)`` -> a model's input. Float pictures pass as they are: they are prepared already."""
 
     @property
     def size(self) -> Size:
-        """See above."""
+        """Height and width of the model's input in pixels."""
 
     def __call__(self, images: Tensor) -> Tensor:
         """uint8 or float ``(N, 3, H, W)`` -> float."""
