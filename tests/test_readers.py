@@ -52,7 +52,7 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
                             "tarfile.open": "bounded there, the one place"},
     "kd.callbacks.loggers": {"importlib.import_module": NAMES},
     "kd.run.parser": {"yaml.load": OURS},
-    "kd.callbacks.shared_preflight": {"torch.load": WEIGHTS},
+    "kd.callbacks.preflight": {"torch.load": WEIGHTS},
     "kd.monitor.watch": {"urllib.request.urlopen": "it posts to the user's address; the answer is not read"},
     "kd.storage.checkpoints": {"torch.load": WEIGHTS,
                                "zipfile.ZipFile": "checksums of a checkpoint; nothing is unpacked"},

@@ -9,7 +9,7 @@ import pytest
 from kd.cli import train_main
 from kd.report.facts import Facts
 from kd.report.records import Run, read_run
-from kd.report.verdict import sentence
+from kd.report.rules import sentence
 from scripts.bench.truth import callback, own_limit, plants, train
 from tests._clock import HandClock
 from tests._helpers import ARCH, TINY, draw_folder, write_recipe

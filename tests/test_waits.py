@@ -353,7 +353,7 @@ def test_a_batch_of_validation_waits_nowhere(kind: str, padding: int) -> None:
     module.teacher.identity()
     with gpu() as waits:
         place(module, waits)
-        fidelity = FidelityRecord(None, SimpleNamespace(kept=None), None)  # type: ignore[arg-type]
+        fidelity = FidelityRecord(SimpleNamespace(kept=None), None)  # type: ignore[arg-type]
         with mock.patch("kd.callbacks.fidelity.RunContext.of", lambda trainer: SimpleNamespace(
                 module=module, students=module.students)):  # fmt: skip
             for _ in range(2):

@@ -1,44 +1,50 @@
 """Which validation is a student's best so far: decided here alone, read by whatever keeps or reports it."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kd.callbacks.context import RunContext
-from kd.callbacks.run_folder import RunFolder
+from kd.storage.checkpoints import write_text
 
 
 class Best(Callback):
-    """Compares each validation with the best one before, where it ends; a single student's weights go to ``best.ckpt``.
+    """Compares each validation with the best one before, where it ends, and keeps the weights of the better one.
 
-    Must precede the callbacks that read it. :class:`kd.callbacks.summary.Summary` saves and restores its state.
+    Those of a single student go to ``best.ckpt``, by ``save`` those of several to ``students/<name>``, where a
+    ``config.yaml`` (from ``configs``) repeats that student's run alone. Must precede the callbacks that read it.
     """
 
-    def __init__(self, folder: RunFolder, monitor: str, mode: str) -> None:
-        self.folder = folder
+    def __init__(self, monitor: str, mode: str, configs: Mapping[str, str], save: Callable[[Any, Path], None]) -> None:
+        self.configs, self.save = configs, save
         self.metric, self.sign = monitor.removeprefix("val/"), -1 if mode == "min" else 1
         self.newest: dict[str, dict[str, float]] = {}
         self.best: dict[str, dict[str, float]] = {}
         self.improved: set[str] = set()
 
-    @property
-    def file(self) -> Path:
-        assert self.folder.path is not None
-        return self.folder.path / "checkpoints" / "best.ckpt"
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            for name, config in self.configs.items():
+                write_text(RunContext.of(trainer).student_folder(name) / "config.yaml", config)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.improved = set()
         if trainer.sanity_checking:
             return
-        for name in RunContext.of(trainer).students.named():
+        run = RunContext.of(trainer)
+        for name, student in run.students.named().items():
             prefix = f"{name}/val/" if name else "val/"
             found = {k: v for k, v in trainer.callback_metrics.items() if k.startswith(prefix)}
             now = self.newest[name] = {k.removeprefix(prefix): float(v) for k, v in found.items()}
             if self.metric in now and trainer.strategy.reduce_boolean_decision(self._is_better(name)):
                 self.best[name] = {**now, "epoch": trainer.current_epoch + 1, "step": trainer.global_step}
                 self.improved.add(name)
+                if name and trainer.is_global_zero:
+                    self.save(student, run.student_folder(name) / "student.safetensors")
         if "" in self.improved:
-            trainer.save_checkpoint(self.file, weights_only=True)
+            trainer.save_checkpoint(run.best_checkpoint, weights_only=True)
 
     def _is_better(self, name: str) -> bool:
         value, before = self.newest[name][self.metric], self.best.get(name, {}).get(self.metric)

@@ -4,9 +4,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
@@ -17,6 +18,7 @@ from kd.module.distillation import DistillationModule
 from kd.module.evaluation import ValidationLogits
 from kd.teachers import RunTeacher
 
+T = TypeVar("T")
 Tag = TypeVar("Tag")  # What comes with tensors on their way
 
 
@@ -29,6 +31,15 @@ def output_of(outputs: STEP_OUTPUT) -> StepOutput:
 def validation_logits(outputs: STEP_OUTPUT) -> ValidationLogits:
     """What our module's validation step gave, of what Lightning hands on."""
     return cast(ValidationLogits, outputs or {})
+
+
+def of_all_processes(mine: T) -> list[T]:
+    """What each process has, by rank; all must call it."""
+    if not dist.is_initialized():
+        return [mine]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    return found
 
 
 class HostCopies(Generic[Tag]):
@@ -91,6 +102,14 @@ class RunContext:
     def folder(self) -> Path:
         """The run's folder; without one of our callback's, the trainer's."""
         return self.module.folder or Path(self.trainer.default_root_dir)
+
+    @property
+    def best_checkpoint(self) -> Path:
+        return self.folder / "checkpoints" / "best.ckpt"
+
+    def student_folder(self, name: str) -> Path:
+        """The folder of one of several students; of a single one (no name) the run's own."""
+        return self.folder / "students" / name if name else self.folder
 
     @property
     def device(self) -> torch.device:

@@ -11,7 +11,6 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from kd.callbacks.best import Best
 from kd.callbacks.context import RunContext
 from kd.callbacks.preemption import RunStopped
-from kd.callbacks.run_folder import RunFolder
 from kd.distill.sharding import Sharding
 from kd.storage.checkpoints import damage, newest_whole
 
@@ -20,7 +19,6 @@ from kd.storage.checkpoints import damage, newest_whole
 class Export(Callback):
     """Writes the student of the best epoch. Must precede the callbacks that report."""
 
-    folder: RunFolder  # of the run
     best: Best  # which validation is the best
     # writes a student's weights to a file, from a checkpoint or (None) as they are
     save: Callable[[Any, Path, Path | None], None]
@@ -45,14 +43,14 @@ class Export(Callback):
         if not trainer.is_global_zero or not trainer.global_step:  # nothing was trained
             return
         trainer.strategy.checkpoint_io.teardown()  # waits for a file that is being written
-        for name, module in RunContext.of(trainer).students.named().items():
-            file = self.folder.student_path(name) / "student.safetensors"
+        run = RunContext.of(trainer)
+        for name, module in run.students.named().items():
+            file = run.student_folder(name) / "student.safetensors"
             if not name or not file.is_file():
-                self.save(module, file, self._best(trainer) if not name else None)
+                self.save(module, file, self._best(trainer, run.best_checkpoint) if not name else None)
 
-    def _best(self, trainer: Trainer) -> Path | None:
+    def _best(self, trainer: Trainer, path: Path) -> Path | None:
         """The best epoch's checkpoint, or the last one where it is damaged; it alone holds a sharded student whole."""
-        path = self.best.file
         if "" not in self.best.best:
             sharded = isinstance(trainer.strategy, Sharding) and trainer.strategy.shards_weights
             return newest_whole(path.parent)[0] if sharded else None

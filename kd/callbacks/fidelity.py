@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch.distributed as dist
 from PIL import Image
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from kd.callbacks.best import Best
-from kd.callbacks.context import HostCopies, RunContext, validation_logits
+from kd.callbacks.context import HostCopies, RunContext, of_all_processes, validation_logits
 from kd.callbacks.preflight import Preflight
-from kd.callbacks.run_folder import RunFolder
 from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.transforms import EvalView
@@ -34,8 +32,8 @@ SIDE = 112  # pixels of a thumbnail's longer side: two dozen of them take some 1
 class FidelityRecord(Callback):
     """Writes how faithful the student is at each best validation, from passes that the run makes anyway."""
 
-    def __init__(self, folder: RunFolder, preflight: Preflight, best: Best) -> None:
-        self.folder, self.preflight, self.best = folder, preflight, best
+    def __init__(self, preflight: Preflight, best: Best) -> None:
+        self.preflight, self.best = preflight, best
         self._found: dict[str, Compared | None] = {}
         self._seen: HostCopies[Compared] = HostCopies()
 
@@ -73,17 +71,12 @@ class FidelityRecord(Callback):
             return
         self._add(wait=True)
         for name in run.students.named():
-            whole = _of_all_processes(self._found.get(name))
+            whole = _merged(of_all_processes(self._found.get(name)))
             if whole is not None and name in self.best.improved and trainer.is_global_zero:
-                write(self.folder.student_path(name), whole, run.data, "val", run.students.data_info.classes)
-        self._found = {}
+                write(run.student_folder(name), whole, run.data, "val", run.students.data_info.classes)
 
 
-def _of_all_processes(mine: Compared | None) -> Compared | None:
-    if not (dist.is_available() and dist.is_initialized()):
-        return mine
-    each: list[Compared | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(each, mine)
+def _merged(each: Sequence[Compared | None]) -> Compared | None:
     known = [found for found in each if found is not None]
     for other in known[1:]:
         known[0].add(other)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""``last.ckpt``: where the run can go on."""
+"""``last.ckpt``: the state from which a run resumes."""
 
 import time
 from pathlib import Path
@@ -9,13 +9,13 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 
 from kd.callbacks.context import RunContext
-from kd.callbacks.steps import after_step, ranks_meet
+from kd.callbacks.hooks import after_step, ranks_meet
 from kd.data.batch import Batch
 from kd.storage.checkpoints import LAST
 
 
 class LastCheckpoint(Checkpoint):
-    """Saves the whole state of training at each epoch's end and, where asked, in between."""
+    """Saves the whole state of training at each epoch's end, and every few steps or minutes where set."""
 
     def __init__(
         self, dirpath: str | Path | None = None, every_n_steps: int | None = None, every_n_minutes: float | None = None

@@ -11,7 +11,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import Logger
 
-from kd.callbacks.run_folder import RunFolder
+from kd.callbacks.context import RunContext
 from kd.errors import UserError
 
 RUN = "RUN"  # in a logger's arguments: the run's folder
@@ -70,14 +70,13 @@ def _with_database(given: dict[str, Any], defaults: dict[str, Any], runs: Path) 
 class Loggers(Callback):
     """Builds the loggers once the run has a folder, and gives them all settings as hyper-parameters."""
 
-    folder: RunFolder  # of the run
     specs: Sequence[dict[str, Any]]  # ``class_path`` and ``init_args`` of each
     build: Callable[[list[dict[str, Any]]], list[Logger]]  # makes them
     settings: dict[str, Any]  # by dotted key
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert self.folder.path is not None
-        made = self.build([placed(spec, self.folder.path.resolve()) for spec in self.specs])
+        folder = RunContext.of(trainer).folder.resolve()
+        made = self.build([placed(spec, folder) for spec in self.specs])
         for logger in made:  # at once: TensorBoard's writes them to a file only once, before training starts
             logger.log_hyperparams(self.settings)
         trainer.loggers = [*made, *trainer.loggers]

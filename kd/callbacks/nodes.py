@@ -2,11 +2,11 @@
 
 import os
 import socket
-from typing import Any
 
-import torch
+import torch.distributed as dist
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from kd.callbacks.context import of_all_processes
 from kd.fit_to_machine.precision import take_the_first
 
 
@@ -19,8 +19,7 @@ class Nodes(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if trainer.world_size == 1:
             return
-        found: list[Any] = [None] * trainer.world_size
-        torch.distributed.all_gather_object(found, (own_address(), str(trainer.precision)))
+        found = of_all_processes((own_address(), str(trainer.precision)))
         take_the_first(trainer, [precision for _, precision in found])
         if not trainer.is_global_zero:
             return
@@ -30,7 +29,7 @@ class Nodes(Callback):
         where = "; ".join(f"{address}: rank {_span(ranks)}" for address, ranks in machines.items())
         by = f" (started by {self.launcher})" if self.launcher else ""
         main = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        backend = torch.distributed.get_backend()
+        backend = dist.get_backend()
         print(
             f"processes: {trainer.world_size} on {len(machines)} machine{'s' * (len(machines) > 1)}{by}, {backend}, "
             f"meeting at {main}; {where}",

@@ -19,9 +19,8 @@ from torch.distributed import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from kd.callbacks.closing import Closing
 from kd.callbacks.context import RunContext
-from kd.callbacks.run_folder import RunFolder
+from kd.callbacks.hooks import Recording
 from kd.clock import Clock, StepTimes, annotate, process_start, run_clock
 from kd.data.batch import Batch
 from kd.fit_to_machine.memory import Memory, available_bytes
@@ -30,11 +29,11 @@ from kd.machine import core_ids, cores, has_efa, nccl_network
 from kd.models.taps import TRIAL
 from kd.report.facts import Facts
 from kd.report.records import PHASES, Run, Writer
+from kd.report.rules import NAMES, limits_of
 from kd.report.step_facts import part
-from kd.report.verdict import NAMES, limits_of
 
 TOTAL_EVERY_S = 5.0
-RECENT = 50  # steps that live displays look back on
+RECENT = 50  # newest steps, for live displays
 
 # Lightning names what it runs, "[Strategy]DDPStrategy.backward": the last part names the phase.
 ACTIONS = {
@@ -49,7 +48,6 @@ ACTIONS = {
 
 
 def phase_of(action: str) -> str | None:
-    """The phase that a Lightning action belongs to."""
     owner, _, name = action.rpartition(".")
     if name == "training_step" and not owner.startswith("[Strategy]"):
         return None
@@ -65,8 +63,8 @@ class PhaseProfiler(Profiler):
         self.callbacks_ms: dict[str, float] = {}
         self._silent = isinstance(users, PassThroughProfiler)
         self._phases: dict[str, str | None] = {}
+        self._open: list[annotate] = []
         self._started: list[float] = []
-        self._ranges: dict[str, Any] = {}  # phases by name for kernel profiles
 
     @contextmanager
     def profile(self, action_name: str) -> Iterator[None]:
@@ -80,10 +78,7 @@ class PhaseProfiler(Profiler):
         if phase:
             if action_name.endswith("train_dataloader_next"):
                 self._on_fetch()
-            self.clock.enter(phase)
-            if torch.autograd._profiler_enabled() and action_name not in self._ranges:
-                self._ranges[action_name] = torch.profiler.record_function(phase)
-                self._ranges[action_name].__enter__()
+            self._open.append(annotate(phase).__enter__())
         elif action_name.startswith("[Callback]"):
             self._started.append(time.perf_counter())
         elif action_name == "run_training_epoch":
@@ -94,9 +89,7 @@ class PhaseProfiler(Profiler):
 
     def stop(self, action_name: str) -> None:
         if self._phases.get(action_name):
-            self.clock.leave()
-            if action_name in self._ranges:
-                self._ranges.pop(action_name).__exit__(None, None, None)
+            self._open.pop().__exit__(None, None, None)
             if action_name.endswith("train_dataloader_next"):
                 self.clock.turn("logging")
         elif action_name.startswith("[Callback]"):
@@ -116,7 +109,7 @@ class PhaseProfiler(Profiler):
         self.users.teardown(stage)
 
 
-class Phases(Closing):
+class Phases(Recording):
     """Writes ``records/phases.rank<r>.jsonl``: a record a step, and exact totals every few seconds.
 
     A step lasts from the request for its batch to the request for the next one. With DistributedDataParallel,
@@ -126,15 +119,14 @@ class Phases(Closing):
 
     _process_is_used = False
 
-    def __init__(self, folder: RunFolder, costs: Mapping[str, Any] | None = None, nvtx: bool = False) -> None:
-        self.folder, self.costs, self.nvtx = folder, costs or {}, nvtx
+    def __init__(self, costs: Mapping[str, Any] | None = None, nvtx: bool = False) -> None:
+        self.costs, self.nvtx = costs or {}, nvtx
         self._built = time.time() if Phases._process_is_used else process_start()
         Phases._process_is_used = True
         self.profiler: PhaseProfiler | None = None
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
         self.header: dict[str, Any] = {}
         self._shown = ""
-        self._writer: Writer | None = None
         self._total: dict[str, Any] = {}
         self._last_total = 0.0
         self._step: dict[str, Any] | None = None
@@ -160,7 +152,6 @@ class Phases(Closing):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run = RunContext.of(trainer)
-        assert self.folder.path is not None
         data: Any = run.data
         features = cacheable_features(run)
         self.header = {
@@ -183,13 +174,11 @@ class Phases(Closing):
         if self._cuda and run.module.memory is not None:
             available = available_bytes(run.device, trainer.num_devices)
             self.header |= room_for(run.module.memory, data.batch_size, available, trainer.world_size)
-        self._writer = Writer(self.folder.path / "records" / f"phases.rank{trainer.global_rank}.jsonl", self.header)
+        self._writer = Writer(run.folder / "records" / f"phases.rank{trainer.global_rank}.jsonl", self.header)
         self._total = self._writer.last_total or _no_steps()
         model = trainer.strategy.model
         if isinstance(model, DistributedDataParallel) and not model._comm_hooks:
             model.register_comm_hook(None, self._all_reduce)
-        for logger in trainer.loggers:
-            logger.log_metrics = annotate("logging")(logger.log_metrics)  # type: ignore[method-assign]
         self._train_started = time.time()
         run_clock(self.clock)
         self.clock.restart()
@@ -280,8 +269,7 @@ class Phases(Closing):
             self._write(times)
         self._write_total()
         self.clock.close()
-        self._writer.close()
-        self._writer = None
+        super().close(trainer)
 
 
 def _no_steps() -> dict[str, Any]:
@@ -315,7 +303,6 @@ def cacheable_features(run: RunContext) -> int | None:
 
 
 def processor() -> str:
-    """The CPU's name."""
     with suppress(OSError), Path("/proc/cpuinfo").open() as lines:
         return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
     return platform.processor() or "CPU"

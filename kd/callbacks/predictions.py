@@ -5,7 +5,6 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from kd.callbacks.context import RunContext
-from kd.callbacks.run_folder import RunFolder
 from kd.tasks import Task
 from kd.teachers.answer import ALL
 
@@ -15,12 +14,9 @@ PICTURES = 8
 class Predictions(Callback):
     """Writes ``predictions/<number>.png`` of the first validation pictures: picture, truth, both models' answers."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
-
     @torch.no_grad()
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the files on rank 0; all ranks ask the models, which may be in shards."""
+        """Writes the files on rank 0; all ranks run the models, which may be in shards."""
         run = RunContext.of(trainer)
         data, task = run.data, run.module.task
         batch = next(iter(data.eval_dataloader("val")))
@@ -37,7 +33,7 @@ class Predictions(Callback):
             return
         for i, picture in enumerate(images.cpu()):
             answers = {name: column[i].cpu() for name, column in columns.items()}
-            file = self.folder.student_path("") / "predictions" / f"{int(batch['index'][i]):04d}.png"
+            file = run.folder / "predictions" / f"{int(batch['index'][i]):04d}.png"
             file.parent.mkdir(exist_ok=True)
             task.drawn(picture.permute(1, 2, 0).numpy(), answers, run.students.data_info.classes).save(file)
 

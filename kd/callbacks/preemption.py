@@ -8,16 +8,15 @@ from typing import Any, NoReturn
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 
-from kd.callbacks.closing import Closing
+from kd.callbacks.hooks import Closing, ranks_meet
 from kd.callbacks.last_checkpoint import LastCheckpoint
-from kd.callbacks.steps import ranks_meet
 from kd.data.batch import Batch
 from kd.errors import KILLED_WORKER
 from kd.lightning_internals import log_this_step
 
 
 class Preempted(Exception):
-    """Training stopped on a signal, with a checkpoint to go on from."""
+    """Training stopped on a signal, with a checkpoint to resume from."""
 
     def __init__(self, signal_number: int, checkpoint: Path) -> None:
         super().__init__(f"stopped by {signal.Signals(signal_number).name}")
@@ -25,7 +24,7 @@ class Preempted(Exception):
 
 
 class RunStopped(Preempted):
-    """Training stopped because a rule or a limit of the run's own said so."""
+    """Training stopped because a rule or a limit of the run stopped it."""
 
     def __init__(self, reason: str, checkpoint: Path) -> None:
         super().__init__(signal.SIGTERM, checkpoint)

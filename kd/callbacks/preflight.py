@@ -1,11 +1,15 @@
 """Measures the teacher before the first step: a wrong one costs the whole run."""
 
 import copy
+import hashlib
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 import torch
@@ -14,16 +18,69 @@ from torch import Tensor
 
 from kd.callbacks.class_order import MOST_CLASSES, Confusions, found_order
 from kd.callbacks.context import HostCopies, RunContext
-from kd.callbacks.shared_preflight import Found, SharedPreflight
-from kd.data.datamodule import DistillationDataModule
+from kd.data.sources import fingerprint
 from kd.errors import UserError
 from kd.module.evaluation import look
 from kd.progress import bar
+from kd.storage.checkpoints import write_whole
 from kd.tasks import Task
 from kd.tasks.base import TargetCounts
 from kd.tasks.fidelity import KeptLogits
 from kd.teachers import RunTeacher, dtype_for
 from kd.teachers.answer import ALL
+
+FOLDER = "KD_PREFLIGHT"  # The environment's name for the folder of what preflights find; without it nothing is kept
+
+
+@dataclass
+class Found:
+    val: dict[str, dict[str, float]]  # the metrics of each teacher, and of all together
+    counts: Tensor  # how often each class is the target, ``(C,)``, in the whole split where it lists class ids
+    total: int  # the number of targets seen
+    decided: Tensor | None  # the teacher's decisions by index, of this process's share
+    index: list[int] = field(default_factory=list)  # numbers of the pictures whose logits are kept
+    logits: Tensor | None = None  # of all teachers together, float16, ``(len(index), C, ...)``
+    hints: dict[str, str] = field(default_factory=dict)  # what to do about a weak teacher, by name
+    classes: int = 0  # how many classes were the target of a picture that the teachers have seen
+
+
+class SharedPreflight:
+    """What a preflight has found of one teacher and validation set, kept for later runs: a search has many."""
+
+    def __init__(self, run: RunContext) -> None:
+        self.run = run
+        folder = os.environ.get(FOLDER)
+        self.file = Path(folder, f"{self._key()}.pt") if folder else None
+
+    def _key(self) -> str:
+        trainer, data = self.run.trainer, self.run.data
+        teachers = [[name, t.weight, t.identity(), t.described()] for name, t in self.run.teacher.members.items()]
+        facts = [
+            teachers, str(dtype_for(str(trainer.precision))), self.run.device.type, torch.__version__,
+            fingerprint(data.split("val")), list(data.source.classes), data.size, data.crop_ratio,
+            type(self.run.module.task).__name__, hashlib.sha256(data.eval_batches("val").order.tobytes()).hexdigest(),
+            str(trainer.limit_val_batches), data.batch_size, trainer.world_size, trainer.global_rank,
+        ]  # fmt: skip
+        return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
+
+    def read(self) -> Found | None:
+        """What an earlier run has found; None unless all processes have their file."""
+        if self.file is None:
+            return None
+        found = None
+        with suppress(OSError, RuntimeError, ValueError, TypeError, EOFError):  # not there, or damaged: it is made anew
+            found = Found(**torch.load(self.file, weights_only=True))
+        return found if self.run.trainer.strategy.reduce_boolean_decision(found is not None) else None
+
+    def write(self, found: Found, kept: KeptLogits) -> None:
+        if self.file is None:
+            return
+        rows = kept.rows
+        found = replace(found, index=list(rows), logits=torch.stack(list(rows.values())) if rows else None)
+        part = self.file.with_name(f"{self.file.stem}-{os.getpid()}.pt")  # several runs may find it at once
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(part, lambda opened: torch.save(asdict(found), opened))
+        part.replace(self.file)
 
 
 class Preflight(Callback):
@@ -48,8 +105,8 @@ class Preflight(Callback):
         if not teacher.has_head:
             measured = run.module.data is not None and run.data.probe is not None
             if trainer.is_global_zero and not measured:
-                why = "its features teach, unmeasured (data.probe.root=DIR measures them)"
-                print(f"preflight: teacher {teacher.arch} has no classifier: {why}", flush=True)
+                why = "has no classifier, so it is not scored; data.probe.root=DIR scores its features"
+                print(f"preflight: teacher {teacher.arch} {why}", flush=True)
             return
         keep = not run.module.resumed and any(s.start == "inherited" for s in run.students.named().values())
         teacher.to(run.device, dtype_for(str(trainer.precision)), keep)
@@ -57,13 +114,15 @@ class Preflight(Callback):
         before = shared.read()
         exact = run.module.task.answers == "numbers"  # which may exceed what float16 holds
         self.kept = KeptLogits(dtype=torch.float32 if exact else torch.float16)
+        found = before or self._find(trainer, run, self.kept)
         if before is None:
-            found = self._find(trainer, run, self.kept)
             shared.write(found, self.kept)
-        else:
-            found = before
-            before.give(self.kept)
-        self._judge_all(trainer, run, found, before is not None)
+        elif before.logits is not None:
+            self.kept.add(torch.tensor(before.index), before.logits)
+        run.module.validation.known = found.decided
+        self.teacher_val, self.members = found.val[""], {name: val for name, val in found.val.items() if name}
+        for name in found.val:
+            self._judge(trainer, run, found, name, ", as measured before" if before else "")
 
     def _find(self, trainer: Trainer, run: RunContext, kept: KeptLogits) -> Found:
         members = run.teacher.members
@@ -71,10 +130,12 @@ class Preflight(Callback):
         for judge in judges.values():
             judge.reset()
         info = run.students.data_info
-        seen, orders = TargetCounts(len(info.classes), info.ignore_index).to(run.device), self._orders(run)
+        seen, orders = TargetCounts(len(info.classes), info.ignore_index).to(run.device), dict[str, Confusions]()
+        if run.module.task.one_class and len(info.classes) <= MOST_CLASSES:  # to find a teacher's order of the classes
+            orders = {name: Confusions(len(info.classes)).to(run.device) for name in members}
         decided = self._measure(trainer, run, judges, seen, orders, kept)
         counts, total = seen.of_all_batches()
-        val = {name: _rounded(judge.compute()) for name, judge in judges.items()}
+        val = {name: rounded(judge.compute()) for name, judge in judges.items()}
         classes = int((counts > 0).sum())
         if run.module.task.one_class:
             ids = torch.as_tensor(run.data.split("val").targets)
@@ -83,25 +144,10 @@ class Preflight(Callback):
         for name, metrics in val.items():
             weak = metrics[run.module.task.primary] <= run.module.task.chance(found.counts, found.total)
             if weak and 2 * found.classes >= len(found.counts):
-                found.hints[name] = self._told_order(trainer, members.get(name), orders.get(name), info.classes)
+                found.hints[name] = self._order_hint(trainer, members.get(name), orders.get(name), info.classes)
         return found
 
-    def _judge_all(self, trainer: Trainer, run: RunContext, found: Found, before: bool) -> None:
-        run.module.validation.known = found.decided
-        self.teacher_val, self.members = found.val[""], {name: val for name, val in found.val.items() if name}
-        for name in found.val:
-            members = run.teacher.members
-            arch = members[name].arch if name in members else f"ensemble {run.teacher.arch}"
-            self._judge(trainer, run.module.task, f"{name} ({arch})" if name else arch, found, name, before)
-
-    def _orders(self, run: RunContext) -> dict[str, Confusions]:
-        """Where one class is asked for: what is needed to find a teacher's order of the classes."""
-        count = len(run.students.data_info.classes)
-        if not run.module.task.one_class or count > MOST_CLASSES:
-            return {}
-        return {name: Confusions(count).to(run.device) for name in run.teacher.members}
-
-    def _told_order(
+    def _order_hint(
         self, trainer: Trainer, teacher: RunTeacher | None, seen: Confusions | None, classes: list[str]
     ) -> str:  # fmt: skip
         """What to do where a weak teacher's classes are in another order; empty where they are not."""
@@ -153,28 +199,14 @@ class Preflight(Callback):
             copies.add(found.index, found.decided, found.taught[ALL].to(torch.float16))
             for name, order in orders.items():
                 order.update(found.taught[name].argmax(1), found.target, found.index)
-            answers = self._keep(copies.take(), data, kept, answers)
+            answers = _keep(copies.take(), len(data.split("val").targets), kept, answers)
         shown.close()
-        return self._keep(copies.take(wait=True), data, kept, answers)
+        return _keep(copies.take(wait=True), len(data.split("val").targets), kept, answers)
 
-    @staticmethod
-    def _keep(
-        come: Iterator[tuple[Tensor, list[Tensor]]],
-        data: DistillationDataModule,
-        kept: KeptLogits,
-        answers: Tensor | None,
-    ) -> Tensor | None:
-        """Adds what has come to the host: logits, and decisions by the pictures' numbers."""
-        for index, (decided, logits) in come:
-            kept.add(index, logits)
-            if answers is None:
-                answers = torch.zeros(len(data.split("val").targets), *decided.shape[1:], dtype=decided.dtype)
-            answers[index] = decided
-        return answers
-
-    def _judge(
-        self, trainer: Trainer, task: Task, name: str, found: Found, key: str, before: bool
-    ) -> None:  # fmt: skip
+    def _judge(self, trainer: Trainer, run: RunContext, found: Found, key: str, known: str) -> None:
+        task, members = run.module.task, run.teacher.members
+        arch = members[key].arch if key in members else f"ensemble {run.teacher.arch}"
+        name = f"{key} ({arch})" if key else arch
         value, weak, hint = found.val[key][task.primary], key in found.hints, found.hints.get(key, "")
         score = task.judged(value, found.total)
         if weak and self.mode == "stop":
@@ -184,12 +216,23 @@ class Preflight(Callback):
             )
         if trainer.is_global_zero:
             share = f" ({value:.1%})" if task.one_class else ""
-            known = ", as measured before" if before else ""
             classes = len(found.counts)
             few = f"; they show {found.classes} of {classes} classes, too few to judge it"
             judged = ", no better than guessing" if weak else few if 2 * found.classes < classes else ""
             print(f"preflight: teacher {name} {score}{share}{known}{judged}{hint}", flush=True)
 
 
-def _rounded(metrics: dict[str, Tensor]) -> dict[str, float]:
+def _keep(
+    come: Iterator[tuple[Tensor, list[Tensor]]], pictures: int, kept: KeptLogits, answers: Tensor | None
+) -> Tensor | None:
+    """Adds what has come to the host: logits, and decisions by the pictures' numbers."""
+    for index, (decided, logits) in come:
+        kept.add(index, logits)
+        if answers is None:
+            answers = torch.zeros(pictures, *decided.shape[1:], dtype=decided.dtype)
+        answers[index] = decided
+    return answers
+
+
+def rounded(metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:
     return {name: round(float(value), 6) for name, value in metrics.items()}

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pytorch_lightning import LightningModule, Trainer
 from tqdm import tqdm
 
-from kd.callbacks.closing import Closing
 from kd.callbacks.context import HostCopies, RunContext
+from kd.callbacks.hooks import Closing
 from kd.progress import CALM, drawn
 
 
@@ -46,7 +46,7 @@ class Progress(Closing):
             self._bar.set_description_str(f"epoch {trainer.current_epoch + 1}{of}", refresh=False)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
-        """Moves the bar; asks for the loss when the bar is about to be drawn, and shows it when it has come."""
+        """Moves the bar; copies the loss to the host when the bar is about to be drawn, and shows it when copied."""
         run = RunContext.of(trainer)
         if self._bar is None:
             return
@@ -75,6 +75,6 @@ class Progress(Closing):
 
     def close(self, trainer: Trainer) -> None:
         if self._bar is not None:
-            self._bar.leave = sys.stderr.isatty()  # the last epoch's line says it all
+            self._bar.leave = sys.stderr.isatty()  # the last epoch's line shows the same
             self._bar.close()
             self._bar = None

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -65,7 +66,7 @@ class MetricsCSV(CSVLogger):
         write_text(self._file, "".join([header, *kept]))
 
     def save(self) -> None:
-        """Lightning asks for it before a resumed run's file was cut back: nothing to save yet."""
+        """Lightning calls it before a resumed run's file was cut back: nothing to save yet."""
         if self._experiment is not None:
             super().save()
 
@@ -86,25 +87,19 @@ class StudentCSV(MetricsCSV):
             super().log_metrics(own | ({"epoch": metrics["epoch"]} if "epoch" in metrics else {}), step)
 
 
+@dataclass
 class RunFolder(Callback):
     """Claims the run's folder once the preflight has passed, and sends metrics and checkpoints there."""
 
-    def __init__(
-        self,
-        runs_dir: Path,
-        recipe: str,
-        config: str,
-        resume: Path | None = None,
-        marker: Path | None = None,
-        name: str | None = None,
-    ) -> None:
-        self.name = name
-        self.mirror: Mirror | None = None
-        self.parent, self.config, self.resume = runs_dir / recipe, config, resume
-        self.path: Path | None = None
-        self.begun = False
-        self.marker = marker
-        self._lock: IO[str] | None = None
+    parent: Path  # of the recipe's runs
+    config: str  # the settings, YAML
+    resume: Path | None = None  # the folder of the run that is resumed
+    marker: Path | None = None  # a launcher's file that names the run
+    name: str | None = None  # without one, the next free number
+    mirror: Mirror | None = None
+    path: Path | None = None
+    begun: bool = False
+    _lock: IO[str] | None = None
 
     def lock(self) -> None:
         """Keeps other runs out of the folder until :meth:`release`, or until this process ends in whatever way."""
@@ -139,13 +134,8 @@ class RunFolder(Callback):
             if isinstance(checkpoint, (LastCheckpoint, ModelCheckpoint)) and checkpoint.dirpath in (None, usual):
                 checkpoint.dirpath = os.path.realpath(self.path / "checkpoints")
         self.metrics = [MetricsCSV(self.path)]
-        self.metrics += [StudentCSV(self.student_path(name), name) for name in run.students.named() if name]
+        self.metrics += [StudentCSV(run.student_folder(name), name) for name in run.students.named() if name]
         trainer.loggers = [*trainer.loggers, *self.metrics]
-
-    def student_path(self, name: str) -> Path:
-        """The folder of one of several students; of a single one (no name) the run's own."""
-        assert self.path is not None
-        return self.path / "students" / name if name else self.path
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keeps the names of a checkpoint's files, in this run's folder: Lightning removes what a state names."""
@@ -190,22 +180,18 @@ class RunFolder(Callback):
             path = self.parent / (self.name or f"{number:03d}")
             try:
                 path.mkdir()
-                if self.mirror:
-                    self._claim_there(path)
+                try:
+                    if self.mirror:
+                        self.mirror.claim(path.parent.name, path.name)
+                except OSError:
+                    path.rmdir()
+                    raise
                 self._lock = lock_run(path)
                 return path
             except FileExistsError as error:
                 if self.name:
                     raise UserError(f"name: there is a run {path} already") from error
                 number += 1
-
-    def _claim_there(self, path: Path) -> None:
-        assert self.mirror is not None
-        try:
-            self.mirror.claim(path.parent.name, path.name)
-        except OSError:
-            path.rmdir()
-            raise
 
     def _point_latest(self) -> None:
         """``latest`` names the newest run: a link, or a one-line file where links can't be made."""

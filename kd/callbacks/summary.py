@@ -19,7 +19,7 @@ import kd
 from kd.callbacks.best import Best
 from kd.callbacks.context import RunContext
 from kd.callbacks.preemption import Preemption, RunStopped
-from kd.callbacks.preflight import Preflight
+from kd.callbacks.preflight import Preflight, rounded
 from kd.callbacks.run_folder import RunFolder
 from kd.distill.sharding import Sharding
 from kd.distill.student import Student
@@ -27,9 +27,9 @@ from kd.fit_to_machine.memory import size_of
 from kd.models import count_parameters
 from kd.models.sharding import own
 from kd.optim import each_of
-from kd.report.explained import Explained
 from kd.report.html import write_report
 from kd.report.records import read_run
+from kd.report.rules import Explained
 from kd.storage.checkpoints import write_json
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL
@@ -104,7 +104,7 @@ class Summary(Callback):
             write_json(self.folder.path / "summary.json", self.content)
             for name, own in self.content.get("students", {}).items():
                 alone = {**self.content, "student": own, "students": None}
-                write_json(self.folder.student_path(name) / "summary.json", alone)
+                write_json(run.student_folder(name) / "summary.json", alone)
         if (self.folder.path / "records").is_dir():
             self._explain(self.folder.path)
 
@@ -120,8 +120,8 @@ class Summary(Callback):
 
     def _students(self, students: dict[str, Student]) -> dict[str, Any]:
         each = {
-            name: _model(s.arch, s.model, _rounded(self.best.newest.get(name, {})))
-            | {"best_val": _rounded(self.best.best.get(name, {})), "lr": s.lr, "start": s.start}
+            name: _model(s.arch, s.model, rounded(self.best.newest.get(name, {})))
+            | {"best_val": rounded(self.best.best.get(name, {})), "lr": s.lr, "start": s.start}
             for name, s in students.items()
         }
         return {"student": next(iter(each.values()))} | ({"students": each} if "" not in each else {})
@@ -175,10 +175,6 @@ class Summary(Callback):
             },
             "seed": self.seed,
         }
-
-
-def _rounded(values: dict[str, float]) -> dict[str, float]:
-    return {name: round(value, 6) for name, value in values.items()}
 
 
 def _state_bytes(trainer: Trainer) -> int:

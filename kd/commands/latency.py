@@ -32,9 +32,9 @@ def run(request: Request) -> int:
         print(HELP, end="")
         return 0 if "help" in request.flags else 2
     from kd.machine import cores
-    from kd.report.explained import Explained
     from kd.report.html import write_report
     from kd.report.records import read_run
+    from kd.report.rules import Explained
 
     own = take(request, *KEYS)
     batches = whole_numbers(own, "batch", "1,8,64")  # ascending: memory's peak is that of the batches so far

@@ -20,7 +20,7 @@ kd-report: what limits a run, as one page.
                                           what a changed run would take and cost, from the records of this one
   kd-report RUN_FOLDER --what-if data_machines=2 data_instance=c5.18xlarge
                                           the same with a data tier (or another one, or 0), and whether it pays; an
-                                          instance is one of the run's monitor.prices; data_cores=N asks without prices
+                                          instance is one of the run's monitor.prices; data_cores=N needs no prices
   kd-report --live RUNS_DIR [port=8765]   pages of all runs below it (or of one), that follow while they train
   kd-report RUN_FOLDER --traces           also compares the GPUs in the profiled window (extra traces)
   kd-report --dashboard [FILE]            a Grafana dashboard over monitor.prometheus_port (grafana.json)
@@ -33,8 +33,8 @@ Needs neither torch nor a network.
 
 
 def run(request: Request) -> int:
-    from kd.report.explained import Explained
     from kd.report.html import write_comparison, write_report
+    from kd.report.rules import Explained
 
     if "help" in request.flags or not (request.rest or {"alarms", "alerts", "dashboard"} & request.flags):
         print(HELP, end="")
@@ -67,13 +67,13 @@ def run(request: Request) -> int:
 
 
 def _alarms(request: Request) -> int:
-    from kd.report.cloudwatch import alarms, dashboard
+    from kd.report.alerts import alarms, cloudwatch
 
     topic, given = take(request, "topic").get("topic"), request.rest
     if len(given) != 1 or request.overrides:
         raise UserError("--alarms takes one namespace, that of monitor.cloudwatch, and topic=ARN")
     region = os.environ.get("AWS_DEFAULT_REGION") or "REGION"
-    requests = {"PutMetricAlarm": alarms(given[0], topic), "PutDashboard": dashboard(given[0], region)}
+    requests = {"PutMetricAlarm": alarms(given[0], topic), "PutDashboard": cloudwatch(given[0], region)}
     print(json.dumps(requests, indent=2))
     return 0
 
@@ -87,9 +87,9 @@ def _alerts(request: Request) -> int:
 
 
 def _dashboard(request: Request) -> int:
-    from kd.report.dashboard import dashboard
+    from kd.report.alerts import grafana
 
-    return _write(request, "dashboard", "grafana.json", json.dumps(dashboard(), indent=2) + "\n")
+    return _write(request, "dashboard", "grafana.json", json.dumps(grafana(), indent=2) + "\n")
 
 
 def _write(request: Request, flag: str, name: str, text: str) -> int:
@@ -106,10 +106,9 @@ def _write(request: Request, flag: str, name: str, text: str) -> int:
 
 
 def _what_if(request: Request) -> int:
-    from kd.report.change import KEYS, read_change
     from kd.report.facts import Facts
-    from kd.report.tier_pays import tier_pays
-    from kd.report.what_if import lines
+    from kd.report.input_costs import tier_pays
+    from kd.report.what_if import KEYS, lines, read_change
 
     if len(request.rest) != 1 or not request.overrides:
         raise UserError(f"--what-if takes one run's folder, and what is to be different: {KEYS}")

@@ -9,7 +9,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 
 from kd.callbacks.context import RunContext, output_of
-from kd.callbacks.steps import after_step
+from kd.callbacks.hooks import after_step
 from kd.data.batch import Batch
 from kd.optim import short_window
 from kd.storage.checkpoints import write_text
@@ -34,7 +34,11 @@ class Audit(Callback):
         self._file = folder / f"samples.rank{trainer.global_rank}.jsonl"
         mine = [self._file]
         if trainer.is_global_zero:  # also those of ranks that this run no longer has
-            mine += [f for f in folder.glob("samples.rank*.jsonl") if _rank(f) >= trainer.world_size]
+            mine += [
+                f
+                for f in folder.glob("samples.rank*.jsonl")
+                if int(f.stem.removeprefix("samples.rank")) >= trainer.world_size
+            ]
         for file in mine:
             drop_after(file, trainer.global_step)
 
@@ -73,7 +77,3 @@ def drop_after(file: Path, step: int) -> None:
         return
     kept = [json.dumps(line) + "\n" for line in read(file) if line["step"] <= step]
     write_text(file, "".join(kept))
-
-
-def _rank(file: Path) -> int:
-    return int(file.stem.removeprefix("samples.rank"))

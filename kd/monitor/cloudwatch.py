@@ -2,7 +2,6 @@
 
 import math
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -10,13 +9,13 @@ from functools import partial
 from typing import Any
 
 from pytorch_lightning import Trainer
-from tqdm import tqdm
 
-from kd.callbacks.run_folder import RunFolder
+from kd.callbacks.context import RunContext
 from kd.errors import UserError, needs_extra
 from kd.monitor.numbers import GAUGES, Numbers, Outlet
-from kd.report.cloudwatch import alarms, dashboard
+from kd.report.alerts import alarms, cloudwatch
 from kd.report.step_facts import mean
+from kd.run.settings import MonitorSettings
 
 AT_ONCE = 1000  # metrics in one request, at most
 UNITS = {"s": "Seconds", "%": "Percent", "By": "Bytes", "By/s": "Bytes/Second", "1/s": "Count/Second"}
@@ -26,29 +25,18 @@ class CloudWatch(Outlet):
     """Metrics below one namespace, with the dimensions ``Recipe``, ``Run`` and ``Host``, and a gauge's own.
 
     Names are those of :data:`kd.monitor.numbers.GAUGES`; of the cores their mean is sent: every metric is paid for.
-    ``alarms`` puts an alarm on each rule (``rule_fired``) and a dashboard there; ``topic`` is notified.
-    Region and credentials are found as by any AWS tool. A thread of the first
-    process of each node sends; what it can't send is reported once.
+    Region and credentials are found as by any AWS tool. A thread of the first process of each node sends; what it can't
+    send is reported once.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        numbers: Numbers,
-        namespace: str,
-        every_s: float = 60.0,
-        alarms: bool = False,
-        topic: str | None = None,
-    ) -> None:
+    def __init__(self, numbers: Numbers, spec: MonitorSettings) -> None:
         super().__init__(numbers)
-        self.alarms, self.topic = alarms, topic
-        self.folder, self.namespace, self.every_s = folder, namespace, every_s
+        self._spec = spec
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
         self._client: Any = None
-        self._told = False
 
-    def open(self) -> None:
+    def open(self, trainer: Trainer) -> None:
         try:
             import boto3
             from botocore.config import Config
@@ -60,20 +48,22 @@ class CloudWatch(Outlet):
             self._client = boto3.client("cloudwatch", config=config)
         except BotoCoreError as error:
             raise UserError(f"monitor.cloudwatch: {error}") from error
+        run = RunContext.of(trainer).folder
+        self._own = {"Recipe": run.parent.name, "Run": run.name, "Host": socket.gethostname()}
         self._end.clear()
         self._thread = threading.Thread(target=self._run, name="kd-cloudwatch", daemon=True)
         self._thread.start()
 
     def _make_alarms(self) -> None:
         """Alarms and dashboard are the namespace's: all runs write the same ones."""
-        for request in alarms(self.namespace, self.topic):
+        for request in alarms(str(self._spec.cloudwatch), self._spec.cloudwatch_topic):
             self._client.put_metric_alarm(**request)
-        self._client.put_dashboard(**dashboard(self.namespace, self._client.meta.region_name))
+        self._client.put_dashboard(**cloudwatch(str(self._spec.cloudwatch), self._client.meta.region_name))
 
     def _run(self) -> None:
-        if self.alarms and self.numbers.trainer is not None and self.numbers.trainer.is_global_zero:
+        if self._spec.cloudwatch_alarms and self.numbers.trainer is not None and self.numbers.trainer.is_global_zero:
             self._try(self._make_alarms)
-        while not self._end.wait(self.every_s):
+        while not self._end.wait(self._spec.send_every_s):
             self._send()
         self._send()
 
@@ -81,27 +71,23 @@ class CloudWatch(Outlet):
         data = list(self._data())
         for start in range(0, len(data), AT_ONCE):
             part = data[start : start + AT_ONCE]
-            self._try(partial(self._client.put_metric_data, Namespace=self.namespace, MetricData=part))
+            self._try(partial(self._client.put_metric_data, Namespace=self._spec.cloudwatch, MetricData=part))
 
     def _try(self, call: Callable[[], object]) -> None:
         try:
             call()
         except Exception as error:  # a monitor that can't be reached must not stop a run
-            if not self._told:
-                tqdm.write(f"kd-train: monitor.cloudwatch: {error}", file=sys.stderr)
-            self._told = True
+            self.report_once(f"monitor.cloudwatch: {error}")
 
     def _data(self) -> Iterator[dict[str, Any]]:
-        assert self.folder.path is not None
-        run, now = self.folder.path, datetime.now(UTC)
-        own = {"Recipe": run.parent.name, "Run": run.name, "Host": socket.gethostname()}
+        now = datetime.now(UTC)
         for name, values in self.numbers.read().items():
             labels, unit = GAUGES[name].dimensions, UNITS.get(GAUGES[name].unit, "None")
             if labels == ("core",):
                 labels, values = (), {(): mean(list(values.values()))}
             for key, value in values.items():
                 if math.isfinite(value):  # it takes no other numbers
-                    of = own | {k: v for k, v in zip(labels, key, strict=True) if v}  # nor empty names
+                    of = self._own | {k: v for k, v in zip(labels, key, strict=True) if v}  # nor empty names
                     dimensions = [{"Name": k, "Value": v} for k, v in of.items()]
                     yield {
                         "MetricName": name, "Dimensions": dimensions, "Timestamp": now, "Value": value, "Unit": unit,

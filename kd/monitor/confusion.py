@@ -7,26 +7,23 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
-from kd.callbacks.closing import Closing
 from kd.callbacks.context import RunContext, validation_logits
-from kd.callbacks.run_folder import RunFolder
+from kd.callbacks.hooks import Recording
 from kd.report.records import Writer
 
 PAIRS = 20  # that are written down, the most frequent
 MOST_CLASSES = 3000  # a matrix of more takes too much memory
 
 
-class Confusion(Closing):
+class Confusion(Recording):
     """Writes ``records/confusion.jsonl`` on rank 0: after each validation, of each student, a record.
 
     ``right`` is each class's share of right answers and ``counts`` its pictures, by class id; ``pairs`` the most
     frequent mistakes as ``[class, taken for, how often]``. Of tasks with one label a picture.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
         self._counts: dict[str, Tensor] = {}
-        self._writer: Writer | None = None
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run = RunContext.of(trainer)
@@ -48,17 +45,17 @@ class Confusion(Closing):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run = RunContext.of(trainer)
-        classes = run.students.data_info.classes
+        classes = len(run.students.data_info.classes)
         for name in list(self._counts):
-            matrix = trainer.strategy.reduce(self._counts.pop(name), reduce_op="sum").view(len(classes), -1)
-            if trainer.is_global_zero and self.folder.path is not None and int(matrix.sum()):
-                self._write(matrix, {"epoch": trainer.current_epoch} | ({"student": name} if name else {}), classes)
+            matrix = trainer.strategy.reduce(self._counts.pop(name), reduce_op="sum").view(classes, -1)
+            if trainer.is_global_zero and run.module.folder is not None and int(matrix.sum()):
+                self._write(run, matrix, {"epoch": trainer.current_epoch} | ({"student": name} if name else {}))
 
-    def _write(self, matrix: Tensor, about: dict[str, Any], classes: list[str]) -> None:
+    def _write(self, run: RunContext, matrix: Tensor, about: dict[str, Any]) -> None:
+        classes = run.students.data_info.classes
         if self._writer is None:
-            assert self.folder.path is not None
             header = {"of": "confusion", "classes": list(classes)}
-            self._writer = Writer(self.folder.path / "records" / "confusion.jsonl", header)
+            self._writer = Writer(run.folder / "records" / "confusion.jsonl", header)
         counts, right = matrix.sum(1), matrix.diagonal()
         wrong = matrix - torch.diag(right)
         values, places = wrong.flatten().topk(min(PAIRS, wrong.numel()))
@@ -67,8 +64,3 @@ class Confusion(Closing):
         shares = [round(r / n, 4) if n else None for r, n in zip(right.tolist(), counts.tolist(), strict=True)]
         self._writer.write({"kind": "confusion", **about, "right": shares, "counts": counts.tolist(),
                             "pairs": [pair for pair in pairs if pair[2]]})  # fmt: skip
-
-    def close(self, trainer: Trainer) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None

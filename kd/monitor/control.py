@@ -2,39 +2,29 @@
 
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from tqdm import tqdm
 
+from kd.callbacks.context import RunContext
+from kd.callbacks.hooks import ranks_meet
 from kd.callbacks.phases import Phases
-from kd.callbacks.run_folder import RunFolder
-from kd.callbacks.steps import ranks_meet
 from kd.monitor.health import Health
 from kd.monitor.kernels import Kernels
 
 CONTROL = "monitor"  # the file's name
 WORDS = "on, off, interval=SECONDS, health=BATCHES, kernels=BATCHES, nvtx=on|off"
 LOOK_EVERY_S = 1.0
-KEEP = -1  # in place of a number that the file does not give
 
 
-@dataclass(frozen=True)
-class MonitorCommand:
-    """What the file says; ``None``: nothing."""
+def parse(text: str) -> dict[str, Any]:
+    """The words of the file, with spaces or lines between them.
 
-    on: bool | None = None  # sample the machine
-    interval_s: float | None = None  # seconds between two samples
-    health: int | None = None  # batches between two readings; 0: none
-    kernels: int | None = None  # profile so many batches from now
-    nvtx: bool | None = None  # name the phases for Nsight
-
-
-def parse(text: str) -> MonitorCommand:
-    """The words of the file, with spaces or lines between them."""
+    ``on``: sample the machine; ``interval``: seconds between two samples; ``health``: batches between two readings,
+    0: none; ``kernels``: profile so many batches from now; ``nvtx``: name the phases for Nsight.
+    """
     found: dict[str, Any] = {}
     for word in text.lower().split():
         key, _, value = word.partition("=")
@@ -44,12 +34,12 @@ def parse(text: str) -> MonitorCommand:
             elif key == "nvtx":
                 found["nvtx"] = {"on": True, "off": False}[value]
             elif key == "interval":
-                found["interval_s"] = _at_least(0.05, float(value))
+                found["interval"] = _at_least(0.05, float(value))
             else:
                 found[key] = int(_at_least({"health": 0, "kernels": 1}[key], int(value)))
         except (ValueError, KeyError):
             raise ValueError(f"'{word}' is not known; known: {WORDS}") from None
-    return MonitorCommand(**found)
+    return found
 
 
 def _at_least(least: float, value: float) -> float:
@@ -59,7 +49,7 @@ def _at_least(least: float, value: float) -> float:
 
 
 def read(folder: Path) -> tuple[str, int]:
-    """The file's text, and when it was written: the same words may be said again. Empty without one."""
+    """The file's text, and when it was written, as words may be repeated. Empty without a file."""
     file = folder / CONTROL
     try:
         return file.read_text(), file.stat().st_mtime_ns
@@ -68,52 +58,44 @@ def read(folder: Path) -> tuple[str, int]:
 
 
 class Control(Callback):
-    """Rank 0 reads the file once a second at most; all ranks follow at the same batch, within ten batches.
+    """Rank 0 reads the file once a second at most; all ranks follow at the same batch, within ten batches."""
 
-    The sampling of the machine reads the file itself (:class:`kd.monitor.system.System`).
-    """
-
-    def __init__(self, folder: RunFolder, health: Health, kernels: Kernels, phases: Phases) -> None:
-        self.folder, self.health, self.kernels, self.phases = folder, health, kernels, phases
+    def __init__(self, health: Health, kernels: Kernels, phases: Phases) -> None:
+        self.health, self.kernels, self.phases = health, kernels, phases
         self._said = self._old = ("", 0)
         self._looked = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A window that the file asked for before a resume was another start's."""
-        assert self.folder.path is not None
-        self._old = read(self.folder.path)
+        """Before a resume the file may have requested a window: it is not profiled again."""
+        self._old = read(RunContext.of(trainer).folder)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         if not ranks_meet(trainer, batch_idx):
             return
-        asked = self._look() if trainer.is_global_zero else [KEEP] * 3
-        if trainer.world_size > 1:
-            summed = torch.tensor([number - KEEP for number in asked], device=trainer.strategy.root_device)
-            summed = trainer.strategy.reduce(summed, reduce_op="sum")
-            asked = [number + KEEP for number in summed.tolist()]
-        health, kernels, nvtx = asked
-        if health != KEEP:
-            self.health.every = health
-        if kernels != KEEP:
-            self.kernels.begin(trainer.fit_loop.epoch_loop.total_batch_idx + 2, kernels)
-        if nvtx != KEEP:
-            self.phases.name_ranges(bool(nvtx))
+        folder = RunContext.of(trainer).folder
+        found = trainer.strategy.broadcast(self._look(folder) if trainer.is_global_zero else {})
+        self.health.every = found.get("health", self.health.every)
+        if "kernels" in found:
+            self.kernels.begin(trainer.fit_loop.epoch_loop.total_batch_idx + 2, found["kernels"])
+        if "nvtx" in found:
+            self.phases.name_ranges(found["nvtx"])
 
-    def _look(self) -> list[int]:
-        nothing, now = [KEEP] * 3, time.monotonic()
+    def _look(self, folder: Path) -> dict[str, Any]:
+        """The file's words where they are new; empty otherwise."""
+        now = time.monotonic()
         if now < self._looked + LOOK_EVERY_S:
-            return nothing
-        assert self.folder.path is not None
-        self._looked, said = now, read(self.folder.path)
+            return {}
+        self._looked, said = now, read(folder)
         if said == self._said:
-            return nothing
+            return {}
         self._said = said
         try:
             found = parse(said[0])
         except ValueError as error:
             tqdm.write(f"kd-train: the file {CONTROL}: {error}", file=sys.stderr)
-            return nothing
-        kernels = None if said == self._old else found.kernels
-        return [KEEP if number is None else int(number) for number in (found.health, kernels, found.nvtx)]
+            return {}
+        if said == self._old:
+            found.pop("kernels", None)
+        return found

@@ -14,9 +14,8 @@ from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kd.callbacks.closing import Closing
 from kd.callbacks.context import RunContext, output_of
-from kd.callbacks.run_folder import RunFolder
+from kd.callbacks.hooks import Recording
 from kd.data.batch import Batch, Target
 from kd.distill.objective import Objective
 from kd.distill.student import Student
@@ -30,7 +29,7 @@ END = 0.01  # of the range of such a layer counts as its end
 LAYERS = 8  # whose activations are looked at, spread evenly over the student
 
 
-class Health(Closing):
+class Health(Recording):
     """Writes ``records/health.jsonl`` on rank 0, a record a student every ``every`` batches; between them it is free.
 
     ``grad_norm`` is before clipping; ``update_ratio`` the median over a few weights of ``|w' - w| / |w|`` of one
@@ -42,9 +41,8 @@ class Health(Closing):
     rank takes part: gradients and weights may be in shards.
     """
 
-    def __init__(self, folder: RunFolder, every: int = 50, activations: Sequence[str] | None = None) -> None:
-        self.folder, self.every, self.activations = folder, every, activations
-        self._writer: Writer | None = None
+    def __init__(self, every: int = 50, activations: Sequence[str] | None = None) -> None:
+        self.every, self.activations = every, activations
         self._readings: list[_Reading] = []
         self._eager = False  # a compiled student runs as it is written, for the batch that is read
         self.newest: dict[str, dict[str, Any]] = {}
@@ -64,10 +62,9 @@ class Health(Closing):
         if not run.trainer.is_global_zero:
             return
         if self._writer is None:
-            assert self.folder.path is not None
             counts = {split: _class_counts(run.data.split(split).targets) for split in ("train", "val")}
             header = {"of": "health", "counts": {split: found for split, found in counts.items() if found}}
-            self._writer = Writer(self.folder.path / "records" / "health.jsonl", header)
+            self._writer = Writer(run.folder / "records" / "health.jsonl", header)
         self._writer.write(record)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
@@ -93,14 +90,14 @@ class Health(Closing):
             return
         run = RunContext.of(trainer)
         self._stop_listening()
-        teacher = _logits(next((x for name, x in output_of(outputs)["answer"].logits.items() if name), None))
-        if teacher is None:
-            teacher = _logits(output_of(outputs)["answer"].logits.get(ALL))
-        inputs = _inputs(batch["image"])
+        out, inputs = output_of(outputs), _inputs(batch["image"])
+        logits = out["answer"].logits
+        teacher = _logits(next((x for name, x in logits.items() if name), None))
+        teacher = _logits(logits.get(ALL)) if teacher is None else teacher
         for reading in self._readings:
             record = {"kind": "health", "step": trainer.fit_loop.epoch_loop.total_batch_idx, "inputs": inputs}
             record |= {"student": reading.name} if reading.name else {}
-            record |= reading.values(teacher, output_of(outputs)["terms"][reading.name])
+            record |= reading.values(teacher, out["terms"][reading.name])
             self.newest[reading.name] = record
             self._write(run, record)
         self._readings = []
@@ -115,42 +112,38 @@ class Health(Closing):
     def close(self, trainer: Trainer) -> None:
         self._stop_listening()
         self._readings = []
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        super().close(trainer)
 
 
 class _Reading:
     def __init__(self, name: str, student: Student, layers: list[tuple[str, nn.Module]]) -> None:
         self.name, self.student = name, student
         self._student: Tensor | None = None
-        self._spread: dict[str, Tensor] = {}
-        self._dead: dict[str, Tensor] = {}
-        self._zeros: dict[str, Tensor] = {}
-        self._saturated: dict[str, Tensor] = {}
+        self._layers: dict[str, dict[str, Tensor]] = {"spread": {}, "zeros": {}}
         self._names = {id(p): name for name, p in student.model.named_parameters()}
         self._grad_norm: Tensor | None = None
         self._before: list[tuple[Tensor, Tensor]] = []
-        self._handles = [student.model.register_forward_hook(self._hear_student)]
+        self._handles = [student.model.register_forward_hook(self._keep_output)]
         for path, layer in layers:
             note = partial(self._layer, path)
             self._handles.append(layer.register_forward_hook(note, prepend=True))  # before its output is scaled
 
-    def _hear_student(self, _module: nn.Module, _inputs: object, out: object) -> None:
+    def _keep_output(self, _module: nn.Module, _inputs: object, out: object) -> None:
         self._student = _logits(out)
 
     def _layer(self, path: str, layer: nn.Module, _inputs: object, out: object) -> None:
         out = out[0] if isinstance(out, list | tuple) and out else out
         if isinstance(out, Tensor):
-            self._spread[path] = out.detach().float().std()
-            self._zeros[path] = (out.detach() == 0).float().mean()
+            found = {"spread": out.detach().float().std(), "zeros": (out.detach() == 0).float().mean()}
             if isinstance(layer, tuple(ENDS)):
                 low, high = ENDS[type(layer)]
                 near = END * (high - low)
-                self._saturated[path] = ((out.detach() < low + near) | (out.detach() > high - near)).float().mean()
+                found["saturated"] = ((out.detach() < low + near) | (out.detach() > high - near)).float().mean()
             if isinstance(layer, nn.ReLU):
                 units = out.detach().flatten(0, -2) if out.ndim < 4 else out.detach().transpose(0, 1).flatten(1).T
-                self._dead[path] = (units <= 0).all(0).float().mean()
+                found["dead"] = (units <= 0).all(0).float().mean()
+            for name, value in found.items():
+                self._layers.setdefault(name, {})[path] = value
 
     def stop_listening(self) -> None:
         for handle in self._handles:
@@ -181,9 +174,7 @@ class _Reading:
             read |= {"teacher_entropy": entropy} if entropy is not None else {}
             if self._student is not None and self._student.shape == teacher.shape:
                 read["agreement"] = task.same(self._student, teacher.to(self._student.device)).float().mean()
-        read |= {"spread": self._spread, "zeros": self._zeros}
-        read |= {name: part for name, part in (("saturated", self._saturated), ("dead", self._dead)) if part}
-        read = _on_host(read)
+        read = _on_host(read | self._layers)
         shares = _loss_shares(self.student.objective, read.pop("terms"))
         still = [p for (p, _), ratio in zip(self._before, read.pop("ratios"), strict=False) if ratio == 0]
         if self._grad_norm is not None:

@@ -9,9 +9,8 @@ import torch
 from pytorch_lightning import LightningModule, Trainer
 from torch.profiler import ProfilerActivity
 
-from kd.callbacks.closing import Closing
 from kd.callbacks.context import RunContext
-from kd.callbacks.run_folder import RunFolder
+from kd.callbacks.hooks import Closing
 from kd.clock import aside
 from kd.data.batch import Batch
 from kd.report.records import Writer
@@ -34,8 +33,8 @@ class Kernels(Closing):
     (``records/memory.rank<r>.pickle``, for pytorch.org/memory_viz).
     """
 
-    def __init__(self, folder: RunFolder, at: int | None, steps: int = 5, memory: bool = False) -> None:
-        self.folder, self.at, self.steps, self.memory = folder, at, steps, memory
+    def __init__(self, at: int | None, steps: int = 5, memory: bool = False) -> None:
+        self.at, self.steps, self.memory = at, steps, memory
         self._profile: Any = None
 
     def begin(self, at: int, steps: int) -> None:
@@ -71,8 +70,7 @@ class Kernels(Closing):
         self._profile = None
 
     def _save(self, trainer: Trainer, run: RunContext, first: int) -> None:
-        assert self.folder.path is not None
-        rank, place = trainer.global_rank, self.folder.path / "records"
+        rank, place = trainer.global_rank, run.folder / "records"
         window = summarize(self._profile.events(), self.steps, run.device.type == "cuda")
         trace = place / f"trace.rank{rank}.json"
         self._profile.export_chrome_trace(str(trace))

@@ -10,7 +10,6 @@ from pytorch_lightning import Callback
 
 from kd.callbacks.phases import Phases
 from kd.callbacks.preemption import Preemption
-from kd.callbacks.run_folder import RunFolder
 from kd.errors import UserError
 from kd.monitor.cloudwatch import CloudWatch
 from kd.monitor.confusion import Confusion
@@ -73,33 +72,21 @@ def _known(key: str, name: str, names: list[str]) -> None:
         raise UserError(f"{key}: no '{name}'; known: {', '.join(near if len(near) == 1 else names) or 'none'}")
 
 
-def monitors(spec: MonitorSpec, folder: RunFolder, preemption: Preemption) -> list[Callback]:
-    """The callbacks that observe a run."""
+def monitors(spec: MonitorSpec, preemption: Preemption) -> list[Callback]:
     if not spec.enabled:
         return []
-    phases = Phases(folder, spec.costs(), spec.nvtx)
-    system = System(folder, spec.interval_s)
-    health = Health(folder, spec.health_every, spec.activations)
-    kernels = Kernels(folder, spec.kernels_at, spec.kernels_steps, spec.kernels_memory)
-    watch = None
-    if spec.rules_every_s or spec.max_hours or spec.budget:
-        limits = spec.max_hours, spec.budget, spec.price_per_hour
-        watch = Watch(folder, preemption, spec.rules_every_s, spec.actions, spec.webhook, *limits)
-    found: list[Callback | None] = [phases, system, TierRecord(folder), Confusion(folder), watch, health, kernels]
-    found += [Control(folder, health, kernels, phases), *_senders(spec, folder, Numbers(phases, system, health, watch))]
-    return [callback for callback in found if callback is not None]
-
-
-def _senders(spec: MonitorSpec, folder: RunFolder, numbers: Numbers) -> list[Callback]:
-    found: list[Callback] = []
+    phases = Phases(spec.costs(), spec.nvtx)
+    system = System(spec.interval_s)
+    health = Health(spec.health_every, spec.activations)
+    kernels = Kernels(spec.kernels_at, spec.kernels_steps, spec.kernels_memory)
+    watch = Watch(preemption, spec) if spec.rules_every_s or spec.max_hours or spec.budget else None
+    found: list[Callback | None] = [phases, system, TierRecord(), Confusion(), watch, health, kernels]
+    numbers = Numbers(phases, system, health, watch)
+    found.append(Control(health, kernels, phases))
     if spec.prometheus_port is not None:
         found.append(Prometheus(numbers, spec.prometheus_port, spec.prometheus_host))
     if spec.otlp is not None:
-        found.append(Otlp(folder, numbers, spec.otlp, spec.send_every_s))
+        found.append(Otlp(numbers, spec.otlp, spec.send_every_s))
     if spec.cloudwatch is not None:
-        found.append(
-            CloudWatch(
-                folder, numbers, spec.cloudwatch, spec.send_every_s, spec.cloudwatch_alarms, spec.cloudwatch_topic
-            )
-        )
-    return found
+        found.append(CloudWatch(numbers, spec))
+    return [callback for callback in found if callback is not None]

@@ -2,17 +2,15 @@
 
 import logging
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 from pytorch_lightning import Trainer
-from tqdm import tqdm
 
-from kd.callbacks.run_folder import RunFolder
+from kd.callbacks.context import RunContext
 from kd.errors import UserError, needs_extra
-from kd.monitor.numbers import GAUGES, Gauge, Numbers, Outlet
+from kd.monitor.numbers import GAUGES, Numbers, Outlet
 
 TIMEOUT_S = 5  # of one sending; a collector that is gone holds the run's end up for no longer
 
@@ -24,15 +22,13 @@ class Otlp(Outlet):
     ``OTEL_EXPORTER_OTLP_HEADERS``, as everywhere.
     """
 
-    def __init__(self, folder: RunFolder, numbers: Numbers, endpoint: str, every_s: float = 60.0) -> None:
+    def __init__(self, numbers: Numbers, endpoint: str, every_s: float = 60.0) -> None:
         path = "" if urlsplit(endpoint).path.strip("/") else "/v1/metrics"
         super().__init__(numbers)
-        self.folder, self.every_s = folder, every_s
-        self.endpoint = endpoint.rstrip("/") + path
+        self.every_s, self.endpoint = every_s, endpoint.rstrip("/") + path
         self._provider: Any = None
-        self._told = False
 
-    def open(self) -> None:
+    def open(self, trainer: Trainer) -> None:
         try:
             from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
             from opentelemetry.sdk.metrics import MeterProvider
@@ -40,34 +36,32 @@ class Otlp(Outlet):
             from opentelemetry.sdk.resources import Resource
         except ImportError as error:
             raise UserError(f"monitor.otlp: {needs_extra('otel')}") from error
-        assert self.folder.path is not None
-        run, host = self.folder.path, socket.gethostname()
+        run, host = RunContext.of(trainer).folder, socket.gethostname()
         of = {"service.name": "kd", "kd.recipe": run.parent.name, "kd.run": run.name, "host.name": host}
         exporter: Any = OTLPMetricExporter(endpoint=self.endpoint, timeout=TIMEOUT_S)
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # several lines a failed sending
-        exporter.export = self._told_once(exporter.export)
+        exporter.export = self._reporting(exporter.export)
         reader = PeriodicExportingMetricReader(exporter, 1000 * self.every_s, 1000 * TIMEOUT_S)
         self._provider = MeterProvider([reader], Resource.create(of), shutdown_on_exit=False)
         meter = self._provider.get_meter("kd")
         for name, gauge in GAUGES.items():
-            asked = [lambda _options, gauge=gauge: self._observed(gauge)]
+            asked = [lambda _options, name=name: self._observed(name)]
             meter.create_observable_gauge(f"kd.{name}", asked, gauge.unit, gauge.text)
 
-    def _told_once(self, send: Callable[..., Any]) -> Callable[..., Any]:
+    def _reporting(self, send: Callable[..., Any]) -> Callable[..., Any]:
         def export(*args: object, **kwargs: object) -> object:
             result = send(*args, **kwargs)
-            if result.name != "SUCCESS" and not self._told:
-                self._told = True
-                tqdm.write(f"kd-train: monitor.otlp: {self.endpoint} does not take the numbers", file=sys.stderr)
+            if result.name != "SUCCESS":
+                self.report_once(f"monitor.otlp: {self.endpoint} does not take the numbers")
             return result
 
         return export
 
-    def _observed(self, gauge: Gauge) -> Iterator[Any]:
+    def _observed(self, name: str) -> Iterator[Any]:
         from opentelemetry.metrics import Observation
 
-        for labels, value in gauge.read(self.numbers).items():
-            yield Observation(value, dict(zip(gauge.dimensions, labels, strict=True)))
+        for labels, value in self.numbers.read().get(name, {}).items():
+            yield Observation(value, dict(zip(GAUGES[name].dimensions, labels, strict=True)))
 
     def close(self, trainer: Trainer) -> None:
         if self._provider is not None:

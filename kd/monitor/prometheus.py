@@ -17,7 +17,7 @@ class Prometheus(Outlet):
         self.port, self.address = port, address
         self._server: Any = None
 
-    def open(self) -> None:
+    def open(self, trainer: Trainer) -> None:
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError as error:
@@ -33,11 +33,11 @@ class Prometheus(Outlet):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Opens the port and closes it again: one that is taken is reported before the run has a folder."""
         if trainer.local_rank == 0:
-            self.open()
+            self.open(trainer)
             self.close(trainer)
 
     def describe(self) -> list[Any]:
-        """Nothing ahead of the first scrape: the registry asks for it."""
+        """Nothing: the registry calls it before the first scrape."""
         return []
 
     def collect(self) -> Iterator[Any]:

@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch.distributed as dist
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from kd.callbacks.run_folder import RunFolder
+from kd.callbacks.context import RunContext, of_all_processes
 from kd.machine import core_ids, cores
 from kd.monitor.control import parse, read
 from kd.report.records import Writer
 
 MB = 2**20
 SELDOM = ("thread_wait", "thread", "loader_wait")  # read with some samples alone
-LOOK_FOR_CHILDREN = 8  # samples between two looks for new processes and at all threads: that reads many files
+LOOK_FOR_CHILDREN = 8  # samples between two searches for new processes and readings of all threads: many files
 
 
 class Gpus:
@@ -178,12 +177,11 @@ class Machine:
 class System(Callback):
     """Writes ``records/system.<node>.jsonl`` from a thread of its own, on the first process of each node.
 
-    Switched in a running job: SIGUSR2 turns it off and on again; so does the word ``on`` or ``off`` in the file
-    ``monitor`` in the run's folder, on all nodes at once; ``interval=SECONDS`` there changes its pace.
+    SIGUSR2 turns it off and on again; so do words in the file ``monitor``, on all nodes, see :func:`parse`.
     """
 
-    def __init__(self, folder: RunFolder, interval_s: float = 0.5) -> None:
-        self.folder, self.interval_s = folder, interval_s
+    def __init__(self, interval_s: float = 0.5) -> None:
+        self.interval_s = interval_s
         self.on = True
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -192,20 +190,16 @@ class System(Callback):
         self.newest: dict[str, Any] = {}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        ranks = _ranks_here()
+        mine = socket.gethostname(), os.getpid()
+        ranks = [pid for host, pid in of_all_processes(mine) if host == mine[0]]  # however they were started
         if trainer.local_rank != 0:
             return
-        assert self.folder.path is not None
         if threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGUSR2"):
-            self._before = signal.signal(signal.SIGUSR2, self._toggle)
+            self._before = signal.signal(signal.SIGUSR2, lambda *_: setattr(self, "on", not self.on))
         self._stop.clear()
-        self._thread = threading.Thread(
-            target=self._run, args=(self.folder.path, trainer.node_rank, ranks), name="kd-system", daemon=True
-        )
+        of = RunContext.of(trainer).folder, trainer.node_rank, ranks
+        self._thread = threading.Thread(target=self._run, args=of, name="kd-system", daemon=True)
         self._thread.start()
-
-    def _toggle(self, *_: object) -> None:
-        self.on = not self.on
 
     def _run(self, folder: Path, node: int, ranks: list[int]) -> None:
         machine = Machine(ranks)
@@ -230,9 +224,8 @@ class System(Callback):
             return
         self._said = said
         with suppress(ValueError):  # rank 0 has reported it
-            wishes = parse(said[0])
-            self.on = self.on if wishes.on is None else wishes.on
-            self.interval_s = wishes.interval_s or self.interval_s
+            command = parse(said[0])
+            self.on, self.interval_s = command.get("on", self.on), command.get("interval", self.interval_s)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stops the thread; Lightning has given its signals back only now."""
@@ -250,13 +243,3 @@ class System(Callback):
         if self._before is not None:
             signal.signal(signal.SIGUSR2, self._before)
             self._before = None
-
-
-def _ranks_here() -> list[int]:
-    """Process ids of the job's ranks on this machine, however they were started; all ranks must call it."""
-    mine = socket.gethostname(), os.getpid()
-    if not dist.is_initialized():
-        return [mine[1]]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
-    return [pid for host, pid in found if host == mine[0]]

@@ -4,28 +4,25 @@ import time
 
 from pytorch_lightning import LightningModule, Trainer
 
-from kd.callbacks.closing import Closing
 from kd.callbacks.context import RunContext
-from kd.callbacks.run_folder import RunFolder
+from kd.callbacks.hooks import Recording
 from kd.report.records import Writer
 
 EVERY_S = 2.0
 
 
-class TierRecord(Closing):
+class TierRecord(Recording):
     """Writes ``records/tier.rank<r>.jsonl``: the queue, and what each machine has made so far."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
-        self._writer: Writer | None = None
-        self._last = 0.0
+    _last = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        tier = RunContext.of(trainer).data.tier
-        if tier is None or self.folder.path is None:
+        run = RunContext.of(trainer)
+        tier = run.data.tier
+        if tier is None:
             return
         header = {"of": "tier", "rank": trainer.global_rank, "label": tier.spec.label, "queue_mb": tier.spec.queue_mb}
-        file = self.folder.path / "records" / f"tier.rank{trainer.global_rank}.jsonl"
+        file = run.folder / "records" / f"tier.rank{trainer.global_rank}.jsonl"
         self._writer = Writer(file, {**header, "t": time.time()})
         self._write(trainer)
 
@@ -43,5 +40,4 @@ class TierRecord(Closing):
     def close(self, trainer: Trainer) -> None:
         if self._writer is not None:
             self._write(trainer)
-            self._writer.close()
-            self._writer = None
+        super().close(trainer)

@@ -14,12 +14,12 @@ from typing import Any
 from pytorch_lightning import LightningModule, Trainer
 from tqdm import tqdm
 
-from kd.callbacks.closing import Closing
+from kd.callbacks.context import RunContext
+from kd.callbacks.hooks import Closing
 from kd.callbacks.preemption import Preemption
-from kd.callbacks.run_folder import RunFolder
 from kd.errors import first_line
 from kd.report.records import Writer
-from kd.run.settings import Action
+from kd.run.settings import Action, MonitorSettings
 from kd.storage.elsewhere import json_of
 
 TRIES = 3  # of a webhook
@@ -28,29 +28,15 @@ PAUSE_S = 1.0  # before its second try
 
 
 class Watch(Closing):
-    """Every ``every_s`` seconds on rank 0 the rules read the run's records, in a process of their own.
+    """Every ``rules_every_s`` seconds on rank 0 the rules read the run's records, in a process of their own.
 
     A rule that fires is written to ``records/watch.jsonl`` once; its action, where it has one, follows: ``log`` prints
     it, ``webhook`` posts it as JSON, ``stop`` saves a checkpoint and ends the run with the status ``stopped: <rule>``.
     A step waits for none of it.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        preemption: Preemption,
-        every_s: float = 60.0,
-        actions: dict[str, Action] | None = None,
-        webhook: str | None = None,
-        hours: float | None = None,
-        budget: float | None = None,
-        price_per_hour: float | None = None,
-    ) -> None:
-        self._preemption = preemption
-        self.folder, self.every_s, self.actions, self.webhook = folder, every_s, actions or {}, webhook
-        limits = {"MaxHours": hours, "BudgetSpent": budget / price_per_hour if budget and price_per_hour else None}
-        self.hours = {name: limit for name, limit in limits.items() if limit is not None}
-        self.limits = {"MaxHours": f"{hours} hours", "BudgetSpent": f"a budget of {budget}"}
+    def __init__(self, preemption: Preemption, spec: MonitorSettings) -> None:
+        self._preemption, self._spec = preemption, spec
         self._earlier_s = 0.0
         self._fired = set[str]()
         self._end, self._writing = threading.Event(), threading.Lock()
@@ -61,30 +47,34 @@ class Watch(Closing):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        assert self.folder.path is not None
-        self._writer = Writer(self.folder.path / "records" / "watch.jsonl", {"of": "watch"})
-        self._trainer = trainer
+        self._trainer, self._folder = trainer, RunContext.of(trainer).folder
+        self._writer = Writer(self._folder / "records" / "watch.jsonl", {"of": "watch"})
         self._end.clear()
         self._threads = [threading.Thread(target=self._keep_limits, name="kd-limits", daemon=True)]
-        if self.every_s:
-            watch = threading.Thread(target=self._watch, args=(self.folder.path,), name="kd-watch", daemon=True)
-            self._threads.append(watch)
+        if self._spec.rules_every_s:
+            self._threads.append(threading.Thread(target=self._watch, name="kd-watch", daemon=True))
         for thread in self._threads:
             thread.start()
 
-    def _watch(self, folder: Path) -> None:
-        while not self._end.wait(self.every_s):
-            self.newest = ask_rules(folder) or self.newest
+    def _watch(self) -> None:
+        while not self._end.wait(self._spec.rules_every_s):
+            self.newest = ask_rules(self._folder) or self.newest
             for finding in self.newest.get("findings", []):
-                self._act(finding["rule"], finding["text"], finding["lever"], self.actions.get(finding["rule"]))
+                action = (self._spec.actions or {}).get(finding["rule"])
+                self._act(finding["rule"], finding["text"], finding["lever"], action)
 
     def _keep_limits(self) -> None:
         """Time and budget, in a thread that waits for nothing else."""
-        left = {name: 3600 * limit for name, limit in self.hours.items()}
-        while left and not self._end.wait(max(0.0, min(left.values()) - self._spent_s())):
-            name = min(left, key=lambda name: left[name])
-            del left[name]
-            self._act(name, f"{self.limits[name]} spent", "kd-train resume=RUN with more of it", "stop")
+        limits = []
+        if self._spec.max_hours:
+            limits.append((3600 * self._spec.max_hours, "MaxHours", f"{self._spec.max_hours} hours"))
+        if self._spec.budget and self._spec.price_per_hour:
+            seconds = 3600 * self._spec.budget / self._spec.price_per_hour
+            limits.append((seconds, "BudgetSpent", f"a budget of {self._spec.budget}"))
+        for seconds, name, limit in sorted(limits):
+            if self._end.wait(max(0.0, seconds - self._spent_s())):
+                return
+            self._act(name, f"{limit} spent", "kd-train resume=RUN with more of it", "stop")
 
     def _spent_s(self) -> float:
         return self._earlier_s + time.monotonic() - self._began
@@ -102,8 +92,8 @@ class Watch(Closing):
         try:
             with self._writing:
                 self._writer.write({"kind": "event", "name": "finding", "t": round(time.time(), 1), **event})
-            if action == "webhook" and self.webhook is not None:
-                post(self.webhook, {"run": str(self.folder.path), "host": socket.gethostname(), **event})
+            if action == "webhook" and self._spec.webhook is not None:
+                post(self._spec.webhook, {"run": str(self._folder), "host": socket.gethostname(), **event})
         except Exception as error:
             key = "monitor.webhook" if action == "webhook" else "monitor"
             tqdm.write(f"kd-train: {key}: {rule}: {first_line(error)}", file=sys.stderr)

@@ -5,8 +5,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from kd.report.explained import Explained
 from kd.report.records import read_run
+from kd.report.rules import Explained
 
 if __name__ == "__main__":
     found = Explained(read_run(Path(sys.argv[1])))

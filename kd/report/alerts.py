@@ -1,10 +1,13 @@
-"""Alerts: one for each rule, and those of kd-serve: ``kd-report --alerts`` writes them for Prometheus."""
+"""Alerts, one for each rule, and dashboards: of Prometheus and Grafana, and of CloudWatch."""
 
 import inspect
+import json
 import re
 from typing import Any, NamedTuple
 
 from kd.report.rules import RULES, thresholds_of
+
+PERIOD_S = 60  # of CloudWatch's values and alarms
 
 
 class Alert(NamedTuple):
@@ -45,3 +48,91 @@ def prometheus_rules() -> dict[str, Any]:
         for a in ALERTS
     ]  # fmt: skip
     return {"groups": [{"name": "kd", "rules": rules}]}
+
+
+def alarms(namespace: str, topic: str | None = None) -> list[dict[str, Any]]:
+    """Requests of ``PutMetricAlarm``; each alarm watches its rule in all runs that send to the namespace."""
+    return [
+        {
+            "AlarmName": f"{namespace} {rule}",
+            "AlarmDescription": summary_of(rule),
+            "ActionsEnabled": topic is not None,
+            "AlarmActions": [topic] if topic else [],
+            "Metrics": [
+                {"Id": "fires", "Expression": f"SELECT MAX(rule_fired) FROM \"{namespace}\" WHERE rule = '{rule}'",
+                 "Period": PERIOD_S, "ReturnData": True}
+            ],
+            "EvaluationPeriods": 1, "Threshold": 0.0, "ComparisonOperator": "GreaterThanThreshold",
+            "TreatMissingData": "notBreaching",
+        }
+        for rule in RULES
+    ]  # fmt: skip
+
+
+PANELS = [  # title, expression, legend, unit, stacked
+    ("Phases of a step", "kd_phase_seconds", "{{phase}}", "s", True),
+    ("Images/s", "kd_images_per_second", "{{instance}}", "none", False),
+    ("What it is bound by", "kd_verdict > 0", "{{bound}}", "none", False),
+    ("Speed without each limit", "kd_limit_speedup", "{{bound}}", "none", False),
+    ("Rules that fire", "kd_rule_fired > 0", "{{rule}}", "none", True),
+    ("Losses", 'kd_metric{name=~"(.*/)?train/.*"}', "{{name}}", "none", False),
+    ("Validation", 'kd_metric{name=~"(.*/)?val/.*"}', "{{name}}", "none", False),
+    ("Data wait, share of the step", 'kd_phase_seconds{phase="data"} / ignoring(phase) kd_step_seconds',
+     "{{instance}}", "percentunit", False),
+    ("Gradient norm, update ratio", 'kd_health{name=~"grad_norm|update_ratio"}', "{{name}} {{student}}", "none", False),
+    ("Agreement and the teacher's entropy", 'kd_health{name=~"agreement|teacher_entropy"}', "{{name}} {{student}}",
+     "percentunit", False),
+    ("Cores", "kd_cpu_percent", "core {{core}}", "percent", False),
+    ("Ready but without a core; I/O wait", '{__name__=~"kd_thread_wait_percent|kd_iowait_percent"}', "{{__name__}}",
+     "percent", False),
+    ("Network", "kd_network_bytes_per_second", "{{direction}} {{instance}}", "Bps", False),
+    ("Disk", "kd_disk_bytes_per_second", "{{direction}} {{instance}}", "Bps", False),
+    ("Memory", "kd_training_memory_bytes", "{{instance}}", "bytes", False),
+    ("GPUs", "kd_gpu_percent", "GPU {{gpu}}", "percent", False),
+    ("GPU memory", "kd_gpu_memory_percent", "GPU {{gpu}}", "percent", False),
+    ("GPU power", "kd_gpu_watts", "GPU {{gpu}}", "watt", False),
+]  # fmt: skip
+
+
+def panel(number: int, title: str, expression: str, legend: str, unit: str, stacked: bool) -> dict[str, Any]:
+    """A time series, two in a row."""
+    custom = {"fillOpacity": 60 if stacked else 0, "stacking": {"mode": "normal" if stacked else "none"}}
+    return {
+        "id": number + 1,
+        "type": "timeseries",
+        "title": title,
+        "datasource": {"type": "prometheus", "uid": "${source}"},
+        "gridPos": {"h": 8, "w": 12, "x": 12 * (number % 2), "y": 8 * (number // 2)},
+        "fieldConfig": {"defaults": {"unit": unit, "min": 0, "custom": custom}, "overrides": []},
+        "targets": [{"refId": "A", "expr": expression, "legendFormat": legend}],
+    }
+
+
+def grafana() -> dict[str, Any]:
+    """The JSON model of the dashboard."""
+    source = {"name": "source", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
+    return {
+        "title": "kd training",
+        "uid": "kd-training",
+        "schemaVersion": 39,
+        "refresh": "5s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": [source]},
+        "panels": [panel(number, *row) for number, row in enumerate(PANELS)],
+    }
+
+
+def cloudwatch(namespace: str, region: str) -> dict[str, Any]:
+    """The request of ``PutDashboard``: the panels of the Grafana dashboard."""
+    widgets = []
+    for number, (title, expression, _, _, stacked) in enumerate(PANELS):
+        names = dict.fromkeys(re.findall(r"kd_(\w+)", expression))
+        shown = [
+            [{"expression": f"SEARCH('Namespace=\"{namespace}\" MetricName=\"{name}\"', 'Average', {PERIOD_S})"}]
+            for name in names
+        ]
+        properties = {"title": title, "view": "timeSeries", "stacked": stacked, "region": region, "metrics": shown}
+        place = {"x": 12 * (number % 2), "y": 6 * (number // 2), "width": 12, "height": 6}
+        widgets.append({"type": "metric", **place, "properties": properties})
+    name = re.sub(r"[^\w-]+", "-", namespace)
+    return {"DashboardName": name, "DashboardBody": json.dumps({"widgets": widgets})}

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment
 
-from kd.report.metric import format_metric, is_share
+from kd.report.metric import format_metric, is_share, lost_classes
 from kd.report.records import Run
 from kd.storage.elsewhere import json_of, text_of
 
@@ -43,7 +43,6 @@ def card(
     name = f"{summary.get('recipe', run.folder.name)} {student.get('arch', 'student')}"
     best = student.get("best_val") or student.get("val") or {}
     rows = fidelity.get("per_class") or []
-    lost = sorted((r for r in rows if r.get("teacher", 0) > r["student"]), key=lambda r: r["student"] - r["teacher"])
     environment = Environment(keep_trailing_newline=True, finalize=_plain)
     environment.filters["percent"] = "{:.1%}".format
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
@@ -54,7 +53,7 @@ def card(
         fidelity=fidelity,
         classes=[(r["name"], r["count"], _percent(r.get("teacher")), _percent(r["student"])) for r in rows],
         latency=latency, speed=_speed(latency), exports=_exports(_read(run.folder / "export" / "export.json")),
-        lost=lost[:LOST], unseen=data.get("classes", len(rows)) - len(rows) if rows else 0,
+        lost=lost_classes(rows)[:LOST], unseen=data.get("classes", len(rows)) - len(rows) if rows else 0,
         licenses=[
             (what, name or "not stated")
             for what, name in (
@@ -117,7 +116,7 @@ def _making(run: Run) -> list[tuple[str, Any]]:
 
 def _goodness(best: dict[str, float], teacher: dict[str, float], fidelity: dict[str, Any]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
-        (METRICS[key], *("" if of.get(key) is None else format_metric(key, of[key]) for of in (teacher, best)))
+        (METRICS[key], *(format_metric(key, of.get(key)) for of in (teacher, best)))
         for key in METRICS
         if key in (best | teacher)
     ]

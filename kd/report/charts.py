@@ -1,173 +1,154 @@
-"""Charts of a run's page: phases, cores, the machine, losses, training health. Each gives a section or ``None``."""
+"""Tables and charts of a run's page: phases, cores, the machine, losses, training health. ``None``: nothing to show."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from kd.report.facts import Facts
 from kd.report.metric import PROBE, in_units
-from kd.report.records import PHASES, Run
+from kd.report.records import PHASES, Run, Sample
+from kd.report.step_facts import gpus_of
 
 BINS = 160  # columns of a chart: what a screen shows, whatever the run's length
+MACHINE = {
+    "CPU{} (% of a core)": {"training processes CPU": "main", "loader processes CPU": "loaders", "I/O wait": "iowait"},
+    "Memory{} (MB)": {"training and loaders": "rss_mb", "swap": "swap_mb"},
+    "Disk and network{} (MB/s)": {"disk read": "disk_r", "disk write": "disk_w", "received": "net_r", "sent": "net_w"},
+}
+GPU = {"%": {"utilisation": "util", "memory": "mem"}, "W": {"power": "w"}, "MHz": {"clock": "mhz"}}
+METRICS = [("Training losses", "train/", False), ("Validation", "val/", False), ("Validation, in units", "val/", True),
+           ("Learning rate", "train/lr", False)]  # fmt: skip
+Section = dict[str, Any]  # of a page
 
 
-def _binned(items: Sequence[Any], mean: Callable[[Sequence[Any]], Any], bins: int = BINS) -> list[Any]:
-    """``mean`` of each of up to ``bins`` equal slices."""
-    size = max(1, math.ceil(len(items) / bins))
-    return [mean(items[i : i + size]) for i in range(0, len(items), size)]
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], **more: object) -> Section:
+    return {"kind": "table", "title": title, "columns": columns, "rows": rows, **more}
 
 
-def _average(values: Iterable[float | None]) -> float:
+def line_chart(title: str, x: Sequence[float], x_name: str, series: Mapping[str, Sequence[float]]) -> Section | None:
+    """Lines without any value are left out."""
+    shown = {name: values for name, values in series.items() if any(math.isfinite(v) for v in values)}
+    return {"kind": "lines", "title": title, "x": x, "x_name": x_name, "series": shown} if shown else None
+
+
+def epoch_chart(title: str, series: Mapping[str, Mapping[float, float]]) -> Section | None:
+    """Lines of values by epoch, see :func:`by_epoch`."""
+    epochs = sorted({epoch for values in series.values() for epoch in values})
+    lines = {name: [values.get(epoch, math.nan) for epoch in epochs] for name, values in series.items()}
+    return line_chart(title, [epoch + 1 for epoch in epochs], "epoch", lines)
+
+
+def by_epoch(run: Run, metric: str) -> dict[float, float]:
+    """The last value of a metric in each epoch that has one, in order; epochs from 0."""
+    return dict(sorted({r["epoch"]: r[metric] for r in run.metrics if metric in r and "epoch" in r}.items()))
+
+
+def _binned(items: Sequence[Any], value: Callable[[Sequence[Any]], Any]) -> list[Any]:
+    """``value`` of each of up to :data:`BINS` equal slices."""
+    size = max(1, math.ceil(len(items) / BINS))
+    return [value(items[i : i + size]) for i in range(0, len(items), size)]
+
+
+def _average(values: Sequence[float | None]) -> float:
     known = [v for v in values if v is not None]
     return round(sum(known) / len(known), 4) if known else math.nan
 
 
-def phase_chart(facts: Facts) -> dict[str, Any] | None:
+def _chart(title: str, x: Sequence[float], x_name: str, rows: Sequence[Any], keys: Mapping[str, str]) -> Section | None:
+    """A line of each of ``keys``: its label, and its name in the ``rows``."""
+    return line_chart(title, x, x_name, {k: _binned([r.get(key) for r in rows], _average) for k, key in keys.items()})
+
+
+def phase_chart(facts: Facts) -> Section | None:
     """Stacked phases over the steps."""
     if not facts.steps:
         return None
     used = [name for name in PHASES if any(name in s["p"] for s in facts.steps)]
-    bars = _binned(facts.steps, lambda part: [_average(s["p"].get(name, 0.0) for s in part) for name in used])
-    labels = _binned(facts.steps, lambda part: part[0]["step"])
-    step = sum(facts.phases.get(name, 0.0) for name in used) or 1.0
+    step, total = sum(facts.phases.get(name, 0.0) for name in used) or 1.0, facts.total
+    own = f" Writing these records took {total['own_ms'] / total['ms']:.2%} of it." if total.get("ms") else ""
+    clock = "the host's clock" if facts.cpu else "the device's clock (events)"
     return {
-        "kind": "phases", "title": "Phases of a step (ms)", "names": used, "bars": bars, "x": labels,
+        "kind": "phases", "title": "Phases of a step (ms)", "names": used,
+        "bars": _binned(facts.steps, lambda part: [_average([s["p"].get(name, 0.0) for s in part]) for name in used]),
+        "x": _binned(facts.steps, lambda part: part[0]["step"]),
         "share": [round(facts.phases.get(name, 0.0) / step, 4) for name in used],
         "mean": [round(facts.phases.get(name, 0.0), 2) for name in used],
-        "note": _clock_note(facts),
+        "note": f"Rank {facts.rank}, by {clock}; the phases add up to the step.{own}",
     }  # fmt: skip
 
 
-def _clock_note(facts: Facts) -> str:
-    total = facts.total
-    own = f" Writing these records took {total['own_ms'] / total['ms']:.2%} of it." if total.get("ms") else ""
-    clock = "the host's clock" if facts.cpu else "the device's clock (events)"
-    return f"Rank {facts.rank}, by {clock}; the phases add up to the step.{own}"
+def _seconds(samples: Sequence[Sample]) -> list[float]:
+    return _binned(samples, lambda part: round(part[0]["t"] - samples[0]["t"], 1))
 
 
-def heat(run: Run) -> dict[str, Any] | None:
+def heat(run: Run) -> Section | None:
     """Each core and GPU over time."""
-    rows: list[tuple[str, list[float]]] = []
-    times: list[float] = []
+    rows: list[tuple[str, Sequence[float | None]]] = []
     for node, samples in run.samples.items():
         where = f"{node} " if len(run.samples) > 1 else ""
-        start = samples[0]["t"]
-        times = times or _binned(samples, lambda part, t=start: round(part[0]["t"] - t, 1))  # type: ignore[misc]
-        for core in range(max(len(s["cpu"]) for s in samples)):
-            values = _binned(samples, lambda part, c=core: _average(s["cpu"][c] for s in part if c < len(s["cpu"])))  # type: ignore[misc]
-            rows.append((f"{where}core {core}", values))
-        for gpu in range(max(len(s.get("gpu", [])) for s in samples)):
-            values = _binned(
-                samples,
-                lambda part, g=gpu: _average(s["gpu"][g]["util"] for s in part if g < len(s.get("gpu", []))),  # type: ignore[misc]
-            )
-            rows.append((f"{where}GPU {gpu}", values))
+        cores = zip_longest(*(s["cpu"] for s in samples))
+        rows += [(f"{where}core {number}", use) for number, use in enumerate(cores)]
+        rows += [(f"{where}GPU {i}", [g.get("util") for g in gpu]) for i, gpu in enumerate(gpus_of(samples))]
     if not rows:
         return None
-    return {"kind": "heat", "title": "Cores and GPUs over time (% busy)", "rows": [list(r) for r in rows], "x": times}
+    shown = [[name, _binned(use, _average)] for name, use in rows]
+    times = _seconds(next(iter(run.samples.values())))
+    return {"kind": "heat", "title": "Cores and GPUs over time (% busy)", "rows": shown, "x": times}
 
 
-def _lines(title: str, x: Sequence[float], x_name: str, series: dict[str, list[float]]) -> dict[str, Any] | None:
-    shown = {name: values for name, values in series.items() if any(math.isfinite(v) for v in values)}
-    return {"kind": "lines", "title": title, "x": list(x), "x_name": x_name, "series": shown} if shown else None
-
-
-def machine_lines(run: Run) -> list[dict[str, Any] | None]:
+def machine_lines(run: Run) -> list[Section | None]:
     """CPU, memory, disk, network and GPUs over time."""
-    charts: list[dict[str, Any] | None] = []
+    charts: list[Section | None] = []
     for node, samples in run.samples.items():
-        start = samples[0]["t"]
-        x = _binned(samples, lambda part, t=start: round(part[0]["t"] - t, 1))  # type: ignore[misc]
-
-        def column(key: str, samples: Sequence[Any] = samples) -> list[float]:
-            return _binned(samples, lambda part: _average(s.get(key) for s in part))
-
-        workers = _binned(samples, lambda part: _average(sum(s.get("workers", [])) for s in part))
-        name = f" of {node}" if len(run.samples) > 1 else ""
-        percent = {
-            "training processes CPU": column("main"),
-            "loader processes CPU": workers,
-            "I/O wait": column("iowait"),
-        }
-        charts += [
-            _lines(f"CPU{name} (% of a core)", x, "s", percent),
-            _lines(f"Memory{name} (MB)", x, "s", {"training and loaders": column("rss_mb"), "swap": column("swap_mb")}),
-            _lines(f"Disk and network{name} (MB/s)", x, "s", {
-                "disk read": column("disk_r"), "disk write": column("disk_w"),
-                "received": column("net_r"), "sent": column("net_w")}),
-        ]  # fmt: skip
-        for gpu in range(max(len(s.get("gpu", [])) for s in samples)):
-            readings = [s["gpu"][gpu] if gpu < len(s.get("gpu", [])) else {} for s in samples]
-            for title, keys in (
-                ("%", {"util": "utilisation", "mem": "memory"}),
-                ("W", {"w": "power"}),
-                ("MHz", {"mhz": "clock"}),
-            ):
-                series = {
-                    label: _binned(readings, lambda part, k=key: _average(r.get(k) for r in part))  # type: ignore[misc]
-                    for key, label in keys.items()
-                }
-                charts.append(_lines(f"GPU {gpu}{name} ({title})", x, "s", series))
+        name, x = f" of {node}" if len(run.samples) > 1 else "", _seconds(samples)
+        rows = [{**s, "loaders": sum(s.get("workers", []))} for s in samples]
+        charts += [_chart(title.format(name), x, "s", rows, keys) for title, keys in MACHINE.items()]
+        for number, gpu in enumerate(gpus_of(samples)):
+            charts += [_chart(f"GPU {number}{name} ({unit})", x, "s", gpu, keys) for unit, keys in GPU.items()]
     return charts
 
 
 def _is_shown(metric: str, prefix: str) -> bool:
-    """The rate has a chart of its own, as features' accuracy; a line a class says nothing, a rank has another scale."""
+    """The rate has a chart of its own, as features' accuracy; a line a class is too much, a rank has another scale."""
     if metric.rpartition("/")[2] in (*PROBE, "rankme"):
         return False
     return metric.startswith(prefix) and "/iou_" not in metric and (metric.endswith("/lr") == prefix.endswith("/lr"))
 
 
-def metrics_by_epoch(run: Run, names: Sequence[str]) -> tuple[list[float], dict[str, list[float]]]:
-    """Epochs, from 1, and the last value of each metric in each of them; metrics that no epoch has are left out."""
-    last = {name: {row["epoch"]: row[name] for row in run.metrics if name in row and "epoch" in row} for name in names}
-    epochs = sorted({epoch for values in last.values() for epoch in values})
-    found = {name: [values.get(epoch, math.nan) for epoch in epochs] for name, values in last.items() if values}
-    return [epoch + 1 for epoch in epochs], found
-
-
-def metric_lines(run: Run) -> list[dict[str, Any] | None]:
+def metric_lines(run: Run) -> list[Section | None]:
     """Losses and validation metrics over the steps."""
     known = {k for row in run.metrics for k in row}
     charts = []
     for student in run.students:
         place, of = (f"{student}/", f" of {student}") if student else ("", "")
-        parts = [("Training losses", "train/", False), ("Validation", "val/", False),
-                 ("Validation, in units", "val/", True), ("Learning rate", "train/lr", False)]  # fmt: skip
-        for title, prefix, units in ((f"{title}{of}", f"{place}{prefix}", units) for title, prefix, units in parts):
-            names = sorted(k for k in known if _is_shown(k, prefix) and in_units(k.rpartition("/")[2]) == units)
+        for title, prefix, units in METRICS:
+            names = sorted(k for k in known if _is_shown(k, place + prefix) and in_units(k) == units)
             rows = [row for row in run.metrics if any(n in row for n in names)]
             x = _binned(rows, lambda part: part[-1].get("step", 0.0))
-            series = {
-                n.removeprefix(place): _binned(rows, lambda part, k=n: _average(r.get(k) for r in part))  # type: ignore[misc]
-                for n in names
-            }
-            charts.append(_lines(title, x, "step", series))
+            charts.append(_chart(f"{title}{of}", x, "step", rows, {n.removeprefix(place): n for n in names}))
     return charts
 
 
-def health_lines(run: Run) -> list[dict[str, Any] | None]:
+def health_lines(run: Run) -> list[Section | None]:
     """Gradients, updates, activations, teacher and student over the steps."""
     return [chart for student in run.students for chart in _health_of(run.health_of(student), student)]
 
 
-def _health_of(health: Sequence[dict[str, Any]], student: str) -> list[dict[str, Any] | None]:
+def _health_of(health: Sequence[dict[str, Any]], student: str) -> list[Section | None]:
     of = f" of {student}" if student else ""
     x = _binned(health, lambda part: part[0]["step"])
 
-    def column(key: str) -> list[float]:
-        return _binned(health, lambda part: _average(h.get(key) for h in part))
-
-    def group(key: str) -> dict[str, list[float]]:
-        names = dict.fromkeys(name for h in health for name in h.get(key, {}))
-        return {n: _binned(health, lambda part, k=n: _average(h.get(key, {}).get(k) for h in part)) for n in names}  # type: ignore[misc]
+    def group(title: str, key: str) -> Section | None:
+        rows = [h.get(key, {}) for h in health]
+        return _chart(title, x, "step", rows, {name: name for row in rows for name in row})
 
     return [
-        _lines(f"Gradient norm{of}", x, "step", {"before clipping": column("grad_norm")}),
-        _lines(f"Update of the weights over their size{of}", x, "step", {"ratio": column("update_ratio")}),
-        _lines(f"Teacher and {student or 'student'} on training batches", x, "step", {
-            "agreement": column("agreement"), "teacher entropy / maximum": column("teacher_entropy")}),
-        _lines(f"Loss shares{of}", x, "step", group("loss_shares")),
-        _lines(f"Activations' standard deviation{of}", x, "step", group("spread")),
-        _lines(f"Units that never fire{of}", x, "step", group("dead")),
+        _chart(f"Gradient norm{of}", x, "step", health, {"before clipping": "grad_norm"}),
+        _chart(f"Update of the weights over their size{of}", x, "step", health, {"ratio": "update_ratio"}),
+        _chart(f"Teacher and {student or 'student'} on training batches", x, "step", health, {
+            "agreement": "agreement", "teacher entropy / maximum": "teacher_entropy"}),
+        group(f"Loss shares{of}", "loss_shares"),
+        group(f"Activations' standard deviation{of}", "spread"),
+        group(f"Units that never fire{of}", "dead"),
     ]  # fmt: skip

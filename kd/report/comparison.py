@@ -1,21 +1,20 @@
-"""The page about two runs or more: what differs in their settings, what came of it, what it cost."""
+"""The page about two runs or more: how their settings, results, speed and cost differ."""
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from kd.report.charts import heat
-from kd.report.explained import Explained
+from kd.report.charts import Section, by_epoch, epoch_chart, heat, table
 from kd.report.facts import Facts
 from kd.report.metric import short
 from kd.report.records import PHASES, percentile
+from kd.report.rules import Explained
 from kd.report.sections import PERCENTILES, flat, notes
 
 CLASSES = 8  # that changed most
 NO_DIFFERENCE = ("recipe", "runs_dir", "resume")  # settings that change nothing of a run
 
 
-def comparison(explained: Sequence[Explained]) -> list[dict[str, Any]]:
+def comparison(explained: Sequence[Explained]) -> list[Section]:
     """The sections; the first run is the one that the others are held against."""
     runs = [one.facts for one in explained]
     names = [label(facts) for facts in runs]
@@ -23,14 +22,16 @@ def comparison(explained: Sequence[Explained]) -> list[dict[str, Any]]:
     text = f"{_differences(differing)}; {_headline(runs[0], runs[-1])}"
     verdicts = [f"{name}: {one.verdict['text']}" for name, one in zip(names, explained, strict=True)]
     hot = [heat(facts.run) for facts in runs]
-    sections: list[dict[str, Any] | None] = [
+    sections: list[Section | None] = [
         _table("What came of it", [_outcome(facts) for facts in runs], names),
         _moved_classes(runs[0], runs[-1], names),
         {"kind": "verdict", "bound": "comparison", "text": text, "others": verdicts},
         _table("Side by side" if len(runs) > 2 else "Before and after", [_row(facts) for facts in runs], names),
-        {"kind": "table", "title": "Settings that differ", "columns": ["key", *names], "rows": differing,
-         "empty": "None.", "long": True},
-        {"kind": "table", "title": "Hardware", "columns": ["", *names], "rows": _hardware(runs)},
+        table("Settings that differ", ["key", *names], differing, empty="None.", long=True),
+        table("Hardware", ["", *names], [
+            ["devices", *(f"{facts.header.get('device_name', 'unknown')} x {facts.devices}" for facts in runs)],
+            ["cores of a machine", *(str(facts.header.get("cores", "")) for facts in runs)],
+        ]),
         *_curves(runs, names),
         _bars(runs, names),
         _operations(runs, names),
@@ -45,7 +46,7 @@ def label(facts: Facts) -> str:
     return f"{facts.run.summary.get('recipe') or facts.run.folder.parent.name}/{facts.run.folder.resolve().name}"
 
 
-# -- settings and hardware ---------------------------------------------------------------------------------------------
+# -- settings ----------------------------------------------------------------------------------------------------------
 def _settings(runs: Sequence[Facts]) -> list[list[str]]:
     tables = [dict(flat(facts.run.config)) if facts.run.config else {} for facts in runs]
     keys = [key for key in dict.fromkeys(k for table in tables for k in table) if key not in NO_DIFFERENCE]
@@ -58,11 +59,6 @@ def _differences(rows: Sequence[Sequence[str]]) -> str:
         return "no setting differs"
     named = ", ".join(f"{key} ({', '.join(value or 'null' for value in values)})" for key, *values in rows[:4])
     return f"they differ in {named}" + (f" and {len(rows) - 4} more settings" if len(rows) > 4 else "")
-
-
-def _hardware(runs: Sequence[Facts]) -> list[list[str]]:
-    devices = [f"{facts.header.get('device_name', 'unknown')} x {facts.devices}" for facts in runs]
-    return [["devices", *devices], ["cores of a machine", *(str(facts.header.get("cores", "")) for facts in runs)]]
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -80,7 +76,7 @@ def _outcome(facts: Facts) -> dict[str, float | None]:
     return found
 
 
-def _moved_classes(before: Facts, after: Facts, names: Sequence[str]) -> dict[str, Any] | None:
+def _moved_classes(before: Facts, after: Facts, names: Sequence[str]) -> Section | None:
     """The classes whose share of right answers differs most, of each run's (first) student."""
     first, last = (facts.run.confusion_of(facts.run.students[0]) for facts in (before, after))
     if not first or not last or before.run.classes != after.run.classes:
@@ -89,9 +85,9 @@ def _moved_classes(before: Facts, after: Facts, names: Sequence[str]) -> dict[st
               if a is not None and b is not None and a != b]  # fmt: skip
     moved = sorted(shares, key=lambda share: -abs(share[2] - share[1]))[:CLASSES]
     rows = [[name, f"{100 * a:.1f}", f"{100 * b:.1f}", f"{100 * (b - a):+.1f}"] for name, a, b in moved]
-    return {"kind": "table", "title": "Classes that changed most (% right)", "empty": "None: all are as before.",
-            "columns": ["class", names[0], names[-1], "points"], "rows": rows,
-            "note": f"After the last validations, of epochs {first['epoch'] + 1} and {last['epoch'] + 1}."}  # fmt: skip
+    note = f"After the last validations, of epochs {first['epoch'] + 1} and {last['epoch'] + 1}."
+    return table("Classes that changed most (% right)", ["class", names[0], names[-1], "points"], rows,
+                 empty="None: all are as before.", note=note)  # fmt: skip
 
 
 def _row(facts: Facts) -> dict[str, float | None]:
@@ -121,20 +117,15 @@ def _times(a: float | None, b: float | None) -> float | None:
     return a * b if a is not None and b is not None else None
 
 
-def _table(title: str, tables: Sequence[dict[str, float | None]], names: Sequence[str]) -> dict[str, Any]:
+def _table(title: str, runs: Sequence[dict[str, float | None]], names: Sequence[str]) -> Section:
     absent = {f"{name} (ms)": 0.0 for name in PHASES}
     found = {
-        name: [table.get(name, absent.get(name)) for table in tables]
-        for name in dict.fromkeys(k for table in tables for k in table)
+        name: [run.get(name, absent.get(name)) for run in runs] for name in dict.fromkeys(k for r in runs for k in r)
     }
-    rows = [[name, *map(short, values)] for name, values in found.items() if any(_known(v) for v in values)]
-    if len(tables) == 2:
+    rows = [row for name, values in found.items() if any((row := [name, *map(short, values)])[1:])]
+    if len(runs) == 2:
         rows, names = [[*row, _change(row[0], *found[row[0]])] for row in rows], [*names, "before / after"]
-    return {"kind": "table", "title": title, "columns": ["", *names], "rows": rows, "empty": "Nothing is known yet."}
-
-
-def _known(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
+    return table(title, ["", *names], rows, empty="Nothing is known yet.")
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:
@@ -144,7 +135,7 @@ def _ratio(a: float | None, b: float | None) -> float | None:
 def _change(name: str, a: float | None, b: float | None) -> str:
     """Accuracy differs in points, utilisation in percent; all else by a factor."""
     if " val " in name or name.endswith("(%)"):
-        if a is None or b is None or not _known(a - b):
+        if a is None or b is None or not math.isfinite(a - b):
             return ""
         return f"{100 * (b - a):+.1f} points" if " val " in name else f"{b - a:+.0f} %"
     ratio = _ratio(a, b)
@@ -174,22 +165,13 @@ def _headline(before: Facts, after: Facts) -> str:
 
 
 # -- charts ------------------------------------------------------------------------------------------------------------
-def _curves(runs: Sequence[Facts], names: Sequence[str]) -> list[dict[str, Any] | None]:
+def _curves(runs: Sequence[Facts], names: Sequence[str]) -> list[Section | None]:
     metrics = dict.fromkeys(["train/loss", *(f"val/{facts.run.primary}" for facts in runs)])
-    return [_curve(runs, names, metric) for metric in metrics]
+    named = dict(zip(names, runs, strict=True))
+    return [epoch_chart(m, {name: by_epoch(facts.run, m) for name, facts in named.items()}) for m in metrics]
 
 
-def _curve(runs: Sequence[Facts], names: Sequence[str], metric: str) -> dict[str, Any] | None:
-    last = [{row["epoch"]: row[metric] for row in f.run.metrics if metric in row and "epoch" in row} for f in runs]
-    epochs = sorted({epoch for values in last for epoch in values})
-    if not epochs:
-        return None
-    series = {name: [values.get(e, math.nan) for e in epochs] for name, values in zip(names, last, strict=True)}
-    shown = {name: values for name, values in series.items() if any(math.isfinite(v) for v in values)}
-    return {"kind": "lines", "title": metric, "x": [e + 1 for e in epochs], "x_name": "epoch", "series": shown}
-
-
-def _bars(runs: Sequence[Facts], names: Sequence[str]) -> dict[str, Any] | None:
+def _bars(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
     means = [facts.phases for facts in runs]
     used = [name for name in PHASES if any(name in found for found in means)]
     bars = [[round(found.get(name, 0.0), 3) for name in used] for found in means]
@@ -197,18 +179,13 @@ def _bars(runs: Sequence[Facts], names: Sequence[str]) -> dict[str, Any] | None:
             "note": "By rank of median computing time."} if used else None  # fmt: skip
 
 
-def _operations(runs: Sequence[Facts], names: Sequence[str]) -> dict[str, Any] | None:
+def _operations(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
     """Top operations of the profiled windows: who stays, comes or goes."""
     tops = [{op["name"]: op["share"] for op in facts.windows[-1]["top"]} if facts.windows else {} for facts in runs]
     if sum(bool(top) for top in tops) < 2:
         return None
-    found = dict.fromkeys(name for top in tops for name in top)
-    rows = [[name, _came(tops[0], tops[-1], name), *(round(100 * t[name], 1) if name in t else "" for t in tops)]
-            for name in found]  # fmt: skip
+    came = {name: "stays" if name in tops[0] and name in tops[-1] else "enters" if name in tops[-1] else "leaves"
+            for top in tops for name in top}  # fmt: skip
+    rows = [[name, how, *(round(100 * t[name], 1) if name in t else "" for t in tops)] for name, how in came.items()]
     columns = ["operation", "", *(f"% of {name}" for name in names)]
-    return {"kind": "table", "title": "Top operations that came and went", "columns": columns, "rows": rows,
-            "long": True}  # fmt: skip
-
-
-def _came(before: dict[str, float], after: dict[str, float], name: str) -> str:
-    return "stays" if name in before and name in after else "enters" if name in after else "leaves"
+    return table("Top operations that came and went", columns, rows, long=True)

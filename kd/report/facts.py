@@ -1,18 +1,63 @@
 """Numbers of a run, each worked out once from its records. Limits, rules and pages read them; none reads records."""
 
 import math
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from kd.report.machine_facts import MachineFacts
 from kd.report.metric import less_is_better
-from kd.report.tier_facts import TierFacts, tier_of
+from kd.report.records import Run
+from kd.report.step_facts import StepFacts
 
 CACHE_VIEWS = 4  # of each picture, that a teacher's cache keeps by default
 OWN = ("student", "loss", "backward", "optimizer")  # phases of the student's own training
+AT = 0.1  # of the step waits for its batch
+BUSY = 0.7  # makers that work for less of the time are held up by something else
 
 
-class Facts(MachineFacts):
+@dataclass(frozen=True)
+class TierFacts:
+    """The tier over a run, of all training processes together."""
+
+    machines: dict[str, dict[str, Any]]  # there at the end, by node: name, cores, makers, batches, busy_s, mb
+    seconds: float  # between the first reading and the last
+    ready: float  # batches that waited to be used, on average and a training process
+    may_ask: int  # that one may have requested and not used, at the end
+    ranks: int  # training processes
+    made_again: int  # batches that had to be made again, for a process or its machine had ended
+    made_twice: int  # batches that a second machine made as well, for the first was late
+
+    @property
+    def makers(self) -> int:
+        return sum(machine["makers"] for machine in self.present)
+
+    @property
+    def present(self) -> list[dict[str, Any]]:
+        return [machine for machine in self.machines.values() if not machine["gone"]]
+
+    @property
+    def cores(self) -> int:
+        return sum(machine["cores"] for machine in self.present)
+
+    @property
+    def queue_is_short(self) -> bool:
+        """A training process may request fewer batches than it has makers."""
+        return self.may_ask < self.makers / self.ranks
+
+    def total(self, what: str) -> float:
+        return sum(machine[what] for machine in self.machines.values())
+
+    @property
+    def batch_s(self) -> float:
+        return self.total("busy_s") / self.total("batches") if self.total("batches") else 0.0
+
+    @property
+    def busy(self) -> float:
+        given = self.makers * self.seconds
+        return min(1.0, self.total("busy_s") / given) if given else 0.0
+
+
+class Facts(StepFacts):
     """What a run's records say of its steps, its machines, its length and what it learnt."""
 
     @cached_property
@@ -29,13 +74,10 @@ class Facts(MachineFacts):
     @cached_property
     def epochs(self) -> float:
         setting = (self.run.config.get("trainer") or {}).get("max_epochs")
-        limits = [self.header.get("max_epochs", setting), self._max_steps / self.batches_per_epoch]
+        limits = [self.header.get("max_epochs", setting)]
+        if (self.header.get("max_steps") or -1) > 0:
+            limits.append(self.header["max_steps"] * self.header.get("accumulate", 1) / self.batches_per_epoch)
         return min([n for n in limits if n is not None and n > 0], default=math.inf)
-
-    @property
-    def _max_steps(self) -> float:
-        steps = self.header.get("max_steps") or -1
-        return steps * self.header.get("accumulate", 1) if steps > 0 else math.inf
 
     @cached_property
     def epochs_done(self) -> float | None:
@@ -126,7 +168,6 @@ class Facts(MachineFacts):
 
     @cached_property
     def has_pixels(self) -> bool:
-        """Whether the run keeps the pixels of its views."""
         return bool(self.header.get("pixels"))
 
     @cached_property
@@ -174,3 +215,23 @@ class Facts(MachineFacts):
         known = [row[column] for row in self.run.metrics if column in row]
         best = min if less_is_better(self.run.primary) else max
         return best(known) if known else None
+
+
+def tier_of(run: Run) -> TierFacts | None:
+    """The tier's readings of all ranks together; None where there are too few."""
+    whole = [readings for readings in run.tier.values() if len(readings) > 1]
+    if not whole:
+        return None
+    machines: dict[str, dict[str, Any]] = {}
+    for readings in whole:
+        before = {m["node"]: m for m in readings[0]["machines"]}
+        for machine in readings[-1]["machines"]:
+            known = machines.setdefault(machine["node"], {**machine, "makers": 0, "batches": 0, "busy_s": 0.0, "mb": 0})
+            known["makers"] += machine["makers"]
+            for what in ("batches", "busy_s", "mb"):
+                known[what] += machine[what] - before.get(machine["node"], {}).get(what, 0)
+    ready = [reading["ready"] for readings in whole for reading in readings]
+    return TierFacts(
+        machines, max(r[-1]["t"] - r[0]["t"] for r in whole), sum(ready) / len(ready), whole[0][-1]["may_ask"],
+        len(whole), sum(r[-1]["made_again"] for r in whole), sum(r[-1]["made_twice"] for r in whole),
+    )  # fmt: skip

@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from kd.report.charts import Section, table
 from kd.report.metric import short
 from kd.report.records import Run
 from kd.storage.elsewhere import json_of, text_of
@@ -17,7 +18,8 @@ TITLES = {
     "alone": "What the student gets wrong",
 }
 NAMES = {"iou": "intersection over union", "f1": "F1"}
-Section = dict[str, Any]
+OUTCOMES = {"both_right": "both right", "only_teacher": "only the teacher right",
+            "only_student": "only the student right", "both_wrong": "both wrong"}  # fmt: skip
 
 
 def faithful(run: Run) -> list[Section]:
@@ -43,20 +45,15 @@ def faithful(run: Run) -> list[Section]:
 def _numbers(content: dict[str, Any], of: str) -> Section:
     rows: list[list[Any]] = []
     if "agreement" in content:
-        shares = content["outcomes"]
         rows = [
             ["the same answer", f"{content['agreement']:.1%}"],
             ["mean KL(teacher || student), nats", f"{content['kl']:.3f}"],
-            ["both right", f"{shares['both_right']:.1%}"],
-            ["only the teacher right", f"{shares['only_teacher']:.1%}"],
-            ["only the student right", f"{shares['only_student']:.1%}"],
-            ["both wrong", f"{shares['both_wrong']:.1%}"],
+            *([text, f"{content['outcomes'][outcome]:.1%}"] for outcome, text in OUTCOMES.items()),
         ]
     rows += [[f"calibration error of the {name}", f"{value:.3f}"] for name, value in content["ece"].items()]
     counted = {"classification": "pictures", "multilabel": "labels", "segmentation": "pixels"}[content["kind"]]
     note = f"Of {content['pictures']} validation pictures; shares are of {counted}."
-    title = f"How faithful the student{of} is"
-    return {"kind": "table", "title": title, "columns": ["", "value"], "rows": rows, "note": note}
+    return table(f"How faithful the student{of} is", ["", "value"], rows, note=note)
 
 
 def _target(content: dict[str, Any], target: dict[str, Any], of: str) -> list[Section]:
@@ -67,14 +64,13 @@ def _target(content: dict[str, Any], target: dict[str, Any], of: str) -> list[Se
         rows += [["mean absolute difference of student and teacher", short(target["difference"])],
                  ["their correlation", f"{target['correlation']:.3f}"]]  # fmt: skip
     note = f"Of {content['pictures']} validation pictures, in the units of the targets."
-    table = {"kind": "table", "title": f"{name}: student{of} and teacher", "columns": ["", "value"], "rows": rows,
-             "note": note}  # fmt: skip
+    numbers = table(f"{name}: student{of} and teacher", ["", "value"], rows, note=note)
     models = [model for model in ("teacher", "student") if model in target["mae"]]
     series = {model: [part[model] for part in target["deciles"]] for model in models}
     lines = {"kind": "lines", "title": f"{name}: mean absolute error{of} by the target's size, tenths of the pictures",
              "x": [(part["from"] + part["to"]) / 2 for part in target["deciles"]], "x_name": name,
              "series": series}  # fmt: skip
-    return [table, lines] if target["deciles"] else [table]
+    return [numbers, lines] if target["deciles"] else [numbers]
 
 
 def _bars(content: dict[str, Any], of: str) -> Section | None:
@@ -105,11 +101,8 @@ def _matrix(content: dict[str, Any], of: str) -> Section | None:
         [scores.get(a) if a == b else known[a, b]["student"] / counts[a] if (a, b) in known else 0.0 for b in names]
         for a in names
     ]
-    most = [
-        f"{p['is']} called {p['called']} {p['student']} times (teacher {p['teacher']})" if "teacher" in content["ece"]
-        else f"{p['is']} called {p['called']} {p['student']} times"
-        for p in pairs[:PAIRS]
-    ]  # fmt: skip
+    taught = " (teacher {teacher})" if "teacher" in content["ece"] else ""
+    most = [f"{p['is']} called {p['called']} {p['student']} times{taught.format_map(p)}" for p in pairs[:PAIRS]]
     note = f"Rows: what it is; columns: what it is called; share of the row. Most often: {'; '.join(most)}."
     title = f"What the student{of} takes for what"
     return {"kind": "matrix", "title": title, "names": names, "cells": cells, "note": note}
@@ -121,14 +114,12 @@ def _calibration(content: dict[str, Any], of: str) -> Section:
     curves = content["reliability"]
     series: dict[str, list[float | None]] = {}
     for name in ("teacher", "as sure as right", "student"):  # in the order of the page's colours
-        curve = curves.get(name)
-        if curve is None:
-            series |= {} if name == "teacher" else {name: list(middles)}
-            continue
-        values: list[float | None] = [None] * BINS
-        for confidence, right, _ in curve:
-            values[min(BINS - 1, int(confidence * BINS))] = round(right, 4)
-        series[name] = values
+        if name in curves:
+            series[name] = [None] * BINS
+            for confidence, right, _ in curves[name]:
+                series[name][min(BINS - 1, int(confidence * BINS))] = round(right, 4)
+        elif name != "teacher":
+            series[name] = list(middles)
     return {"kind": "lines", "title": f"Share right by confidence{of}", "x": middles, "x_name": "confidence",
             "series": series}  # fmt: skip
 

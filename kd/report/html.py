@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kd.report.comparison import comparison, label
-from kd.report.explained import Explained
 from kd.report.records import Run
+from kd.report.rules import Explained
 from kd.report.sections import report
 from kd.storage.checkpoints import write_text
 
@@ -16,7 +16,6 @@ PAGE = Path(__file__).parent / "page.html"
 
 
 def write_report(explained: Explained, file: Path) -> Path:
-    """Writes the page of one run."""
     run = explained.run
     return write_page(file, f"{run.summary.get('recipe', 'run')} {run.folder.name}", report(explained))
 
@@ -34,7 +33,6 @@ def write_page(file: Path, title: str, sections: Sequence[dict[str, Any] | None]
 
 
 def page(content: dict[str, Any]) -> str:
-    """The page of a title and its sections."""
     text = json.dumps(finite(content), separators=(",", ":")).replace("<", "\\u003c")  # no text opens markup
     return PAGE.read_text(encoding="utf-8").replace("{{DATA}}", text)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kd.report.charts import metric_lines, metrics_by_epoch
+from kd.report.charts import Section, by_epoch, epoch_chart, metric_lines, table
 from kd.report.facts import Facts
 from kd.report.metric import PROBE, format_metric, is_share, less_is_better
 from kd.report.records import Run
@@ -10,40 +10,35 @@ from kd.report.records import Run
 HARDEST = 10  # classes, and mistakes, that are shown
 
 
-def learning(facts: Facts) -> list[dict[str, Any] | None]:
+def learning(facts: Facts) -> list[Section | None]:
     """The sections, by student where there are several."""
     run = facts.run
+    confused = [(student, newest) for student in run.students if (newest := run.confusion_of(student))]
     return [
         *(section for student in run.students for section in feature_lines(run, student)),
         *metric_lines(run),
         _sizes(run),
-        *(_hardest(run, student) for student in run.students),
-        *(_mistakes(run, student) for student in run.students),
+        *(_hardest(run, student, newest) for student, newest in confused),
+        *(_mistakes(run, student, newest) for student, newest in confused),
     ]
 
 
-def feature_lines(run: Run, student: str) -> list[dict[str, Any]]:
+def feature_lines(run: Run, student: str) -> list[Section | None]:
     """k-NN and ridge probe of a student's features over the epochs, beside the teachers'; and their effective rank."""
-    place, of = (f"{student}/", f" of {student}") if student else ("", "")
-    epochs, rank = metrics_by_epoch(run, [f"{place}val/rankme"])
-    if not rank:
-        return []
-    ranks = {"kind": "lines", "title": f"Directions that the features use{of} (RankMe)", "x": epochs,
-             "x_name": "epoch", "series": {f"{student or 'student'} rankme": rank[f"{place}val/rankme"]}}  # fmt: skip
-    epochs, own = metrics_by_epoch(run, [f"{place}val/{metric}" for metric in PROBE])
-    if not own:
-        return [ranks]
+    place, who, of = f"{student}/" if student else "", student or "student", _of(student)
+    own = {f"{who} {metric}": by_epoch(run, f"{place}val/{metric}") for metric in PROBE}
+    epochs = {epoch for values in own.values() for epoch in values}
     teacher = run.summary.get("teacher") or {}
-    whole = {"teacher": teacher.get("val") or {}}
     members = {f"teacher {name}": model.get("val") or {} for name, model in (teacher.get("members") or {}).items()}
-    series = {f"{who} {metric}": [values[metric]] * len(epochs)
-              for who, values in (members or whole).items() for metric in PROBE if metric in values}  # fmt: skip
-    series |= {f"{student or 'student'} {name.rpartition('/')[2]}": values for name, values in own.items()}
-    title = f"Accuracy of the features{of}, without training on labels"
-    return [{"kind": "lines", "title": title, "x": epochs, "x_name": "epoch", "series": series}, ranks]
+    models = members or {"teacher": teacher.get("val") or {}}
+    taught = {f"{name} {metric}": dict.fromkeys(epochs, values[metric])
+              for name, values in models.items() for metric in PROBE if metric in values}  # fmt: skip
+    ranks = {f"{who} rankme": by_epoch(run, f"{place}val/rankme")}
+    return [epoch_chart(f"Accuracy of the features{of}, without training on labels", {**taught, **own}),
+            epoch_chart(f"Directions that the features use{of} (RankMe)", ranks)]  # fmt: skip
 
 
-def headline(facts: Facts) -> dict[str, Any] | None:
+def headline(facts: Facts) -> Section | None:
     """The share of the teacher's accuracy that the (best) student keeps, and how small it is."""
     run = facts.run
     scores = {name: facts.best_val(name) for name in run.students}
@@ -69,7 +64,7 @@ def headline(facts: Facts) -> dict[str, Any] | None:
     return {"kind": "headline", "text": text}
 
 
-def _sizes(run: Run) -> dict[str, Any] | None:
+def _sizes(run: Run) -> Section | None:
     models = {"teacher": run.summary.get("teacher") or {}}
     models |= {name or "student": run.model_of(name) for name in run.students}
     known = {name: model for name, model in models.items() if model.get("params")}
@@ -83,31 +78,27 @@ def _sizes(run: Run) -> dict[str, Any] | None:
         what = f"ms, {kind}, batch {batch}, {threads} thread{'s' * (threads > 1)}"
         rows.append([what, *(timed.get((name, kind, threads, batch), "") for name in known)])
     note = "" if settings else "kd-latency RUN measures milliseconds."
-    return {"kind": "table", "title": "Size and latency", "columns": ["", *known], "rows": rows, "note": note}
+    return table("Size and latency", ["", *known], rows, note=note)
 
 
 def _of(student: str) -> str:
     return f" of {student}" if student else ""
 
 
-def _hardest(run: Run, student: str) -> dict[str, Any] | None:
-    newest = run.confusion_of(student)
-    if newest is None or not run.classes:
-        return None
+def _hardest(run: Run, student: str, newest: dict[str, Any]) -> Section:
     found = [(right, name, n) for right, name, n in zip(newest["right"], run.classes, newest["counts"], strict=False)
              if right is not None]  # fmt: skip
     rows = [[name, f"{100 * right:.1f}", n] for right, name, n in sorted(found)[:HARDEST]]
-    return {"kind": "table", "title": f"Hardest classes{_of(student)} (epoch {newest['epoch'] + 1})",
-            "columns": ["class", "right (%)", "pictures"], "rows": rows}  # fmt: skip
+    title = f"Hardest classes{_of(student)} (epoch {newest['epoch'] + 1})"
+    return table(title, ["class", "right (%)", "pictures"], rows)
 
 
-def _mistakes(run: Run, student: str) -> dict[str, Any] | None:
-    newest = run.confusion_of(student)
-    if newest is None or not run.classes:
-        return None
+def _mistakes(run: Run, student: str, newest: dict[str, Any]) -> Section:
     counts, names = newest["counts"], run.classes
     rows = [[f"{names[true]} \u2192 {names[given]}", n, f"{100 * n / counts[true]:.1f}"]
             for true, given, n in newest["pairs"][:HARDEST]]  # fmt: skip
-    return {"kind": "table", "title": f"Mistakes{_of(student)} (epoch {newest['epoch'] + 1})",
-            "columns": ["class \u2192 taken for", "times", "% of the class"], "rows": rows,
-            "empty": "None: every validation picture is right."}  # fmt: skip
+    title, columns = (
+        f"Mistakes{_of(student)} (epoch {newest['epoch'] + 1})",
+        ["class \u2192 taken for", "times", "% of the class"],
+    )
+    return table(title, columns, rows, empty="None: every validation picture is right.")

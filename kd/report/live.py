@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from kd.report.explained import Explained
+from kd.report.charts import table
 from kd.report.html import finite, page
 from kd.report.metric import format_metric
 from kd.report.records import is_run, read_run
+from kd.report.rules import Explained
 from kd.report.sections import report, status
 
-EVERY_S = 2.0  # between two looks of a page
+EVERY_S = 2.0  # between two requests of a page
 HOSTS = ("127.0.0.1", "localhost")  # another name in a request comes from a page elsewhere
 
 
@@ -42,22 +43,15 @@ class Live(ThreadingHTTPServer):
         return self._kept[folder][1]
 
     def _list(self) -> dict[str, Any]:
-        found = [f for f in (*self.folder.glob("*/[0-9]*"), *self.folder.glob("[0-9]*")) if is_run(f)]
+        runs = [f for f in (*self.folder.glob("*/[0-9]*"), *self.folder.glob("[0-9]*")) if is_run(f)]
         rows = []
-        for folder in sorted(found, key=lambda f: -f.stat().st_mtime)[:50]:
+        for folder in sorted(runs, key=lambda f: -f.stat().st_mtime)[:50]:
             one = Explained(read_run(folder))
             name, best = folder.relative_to(self.folder).as_posix(), one.facts.best_val(one.run.students[0])
-            rows.append(
-                [
-                    name,
-                    status(one.run),
-                    "" if best is None else format_metric(one.run.primary, best),
-                    one.verdict["text"],
-                ]
-            )
-        table = {"kind": "table", "title": "Runs", "columns": ["run", "status", "best", "verdict"], "rows": rows,
-                 "links": True, "long": True, "empty": "None yet."}  # fmt: skip
-        return {"title": str(self.folder), "sections": [table], "every": 5 * EVERY_S}
+            rows.append([name, status(one.run), format_metric(one.run.primary, best), one.verdict["text"]])
+        columns = ["run", "status", "best", "verdict"]
+        found = table("Runs", columns, rows, links=True, long=True, empty="None yet.")
+        return {"title": str(self.folder), "sections": [found], "every": 5 * EVERY_S}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -82,4 +76,4 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(sent)
 
     def log_message(self, *_: object) -> None:
-        """Nothing: a look every two seconds is no news."""
+        """Logs nothing: a page asks every two seconds."""

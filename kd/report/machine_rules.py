@@ -8,22 +8,19 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from kd.report.host_limits import Swing
-from kd.report.limits import Finding, slow_rank
-from kd.report.machine_facts import hot
+from kd.report.limits import Finding, Swing, slow_rank
 from kd.report.records import percentile
-from kd.report.step_facts import mean
+from kd.report.step_facts import hot, mean
 
 
 def cpu_bottleneck(
     cpu: Sequence[float], gpu: Sequence[float], high: float = 90, low: float = 10, share: float = 0.5, skip: int = 100
 ) -> Finding | None:
     """CPUs above ``high`` % while GPUs are below ``low`` %, for more than ``share`` of the samples."""
-    pairs = list(zip(cpu, gpu, strict=False))[skip:]
-    hits = sum(c > high and g < low for c, g in pairs)
-    if not pairs or hits <= share * len(pairs):
+    hits = mean([c > high and g < low for c, g in zip(cpu, gpu, strict=False)][skip:])
+    if not hits > share:
         return None
-    text = f"CPU above {high:.0f} % and GPU below {low:.0f} % in {hits / len(pairs):.0%} of the samples"
+    text = f"CPU above {high:.0f} % and GPU below {low:.0f} % in {hits:.0%} of the samples"
     return Finding("CPUBottleneck", text, "move work off the CPU, or give it more cores")
 
 
@@ -36,11 +33,11 @@ def io_bottleneck(
     skip: int = 1000,
 ) -> Finding | None:
     """I/O wait above ``high`` % and GPUs (none: 0 %) below ``low`` %, in more than ``share`` of the samples."""
-    pairs = list(zip(io_wait, gpu or [0.0] * len(io_wait), strict=False))[skip:]
-    hits = sum(w > high and g < low for w, g in pairs)
-    if not pairs or hits <= share * len(pairs):
+    waits = zip(io_wait, gpu or [0.0] * len(io_wait), strict=False)
+    hits = mean([wait > high and use < low for wait, use in waits][skip:])
+    if not hits > share:
         return None
-    text = f"I/O wait above {high:.0f} % in {hits / len(pairs):.0%} of the samples"
+    text = f"I/O wait above {high:.0f} % in {hits:.0%} of the samples"
     return Finding("IOBottleneck", text, "a faster disk, a local copy of the data, or fewer and larger files")
 
 
@@ -141,9 +138,8 @@ def max_initialization_time(startup_s: float, limit_s: float = 20 * 60) -> Findi
     """More than ``limit_s`` seconds before the first step is done."""
     if startup_s <= limit_s:
         return None
-    return Finding(
-        "MaxInitializationTime", f"start-up took {startup_s / 60:.0f} min", "copy or prepare data beforehand"
-    )
+    text = f"start-up took {startup_s / 60:.0f} min"
+    return Finding("MaxInitializationTime", text, "copy or prepare data beforehand")
 
 
 def dataloader(
@@ -171,13 +167,11 @@ def dataloader(
 
 def hot_cores(cores: Sequence[Sequence[float]], gpu: Sequence[float] = (), busy: float = 70) -> Finding | None:
     """A few cores are full while the others have time, and the GPUs are below ``busy`` %."""
-    found = hot(cores)
-    if found is None or (gpu and mean(gpu) >= busy):
+    text = hot(cores)
+    if not text or (gpu and mean(gpu) >= busy):
         return None
-    text = f"{found[0]} of {found[1]} cores are full while all average {found[2]:.0f} %"
-    return Finding(
-        "HotCores", text, "fewer loader processes (data.num_workers), or processes bound to cores of their own"
-    )
+    lever = "fewer loader processes (data.num_workers), or processes bound to cores of their own"
+    return Finding("HotCores", text, lever)
 
 
 def efa_missing(network: str) -> Finding | None:
@@ -202,26 +196,23 @@ def scheduler_delay(training: float | None, loading: float | None, thread: str =
     late = {who: share for who, share in busy.items() if share is not None and share >= at}
     if not late:
         return None
-    text = " and ".join(f"{who} {share:.0%}" for who, share in late.items())
-    return Finding(
-        "SchedulerDelay", f"ready to run but without a core: {text} of the time", "fewer processes; see the verdict"
-    )
+    named = " and ".join(f"{who} {share:.0%}" for who, share in late.items())
+    text = f"ready to run but without a core: {named} of the time"
+    return Finding("SchedulerDelay", text, "fewer processes; see the verdict")
 
 
 def throttling(reasons: Sequence[Sequence[str]], share: float = 0.05) -> Finding | None:
     """A GPU lowered its clocks (heat, power) in more than ``share`` of the samples."""
-    hits = [r for r in reasons if r]
-    if not reasons or len(hits) <= share * len(reasons):
+    hits = mean([bool(r) for r in reasons])
+    if not hits > share:
         return None
-    names = sorted({name for r in hits for name in r})
-    text = f"the GPU lowered its clocks in {len(hits) / len(reasons):.0%} of the samples ({', '.join(names)})"
+    names = sorted({name for r in reasons for name in r})
+    text = f"the GPU lowered its clocks in {hits:.0%} of the samples ({', '.join(names)})"
     return Finding("Throttling", text, "cooling, or a higher power limit")
 
 
 def swapping(swap_mb: Sequence[float], grown_mb: float = 200) -> Finding | None:
     """Memory was moved to disk during the run."""
-    if not swap_mb or max(swap_mb) - swap_mb[0] < grown_mb:
+    if not swap_mb or (grown := max(swap_mb) - swap_mb[0]) < grown_mb:
         return None
-    return Finding(
-        "Swap", f"swap grew by {max(swap_mb) - swap_mb[0]:.0f} MB", "fewer loader processes, smaller batches"
-    )
+    return Finding("Swap", f"swap grew by {grown:.0f} MB", "fewer loader processes, smaller batches")

@@ -1,6 +1,8 @@
 """Validation metrics by name: which way is better, and how a person reads them."""
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 PROBE = ("knn1", "probe1")  # Accuracy of features: of their 20 nearest neighbours, and of a ridge probe
 
@@ -23,8 +25,10 @@ def is_share(metric: str) -> bool:
     return not (metric.endswith("_loss") or metric == "rankme" or in_units(metric) or _kind(metric) == "r2")
 
 
-def format_metric(metric: str, value: float) -> str:
-    """A value for people: shares in per cent, losses, ranks and errors in units as they are."""
+def format_metric(metric: str, value: float | None) -> str:
+    """A value for people: shares in per cent, losses, ranks and errors in units as they are; empty where not known."""
+    if value is None:
+        return ""
     if _kind(metric) == "r2":
         return f"{value:.3f}"
     if in_units(metric):
@@ -54,6 +58,11 @@ def in_tables(metric: str) -> bool:
     """Whether it has a column of its own where there is little room: not each class, not each loss."""
     of_one = metric.startswith(("iou_", "r2_", "mae_", "rmse_"))
     return metric == "feature_loss" or (not of_one and not metric.endswith("_loss"))
+
+
+def lost_classes(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of ``fidelity.json`` whose student is worse than the teacher, those that lost most first."""
+    return sorted((r for r in rows if r.get("teacher", 0) > r["student"]), key=lambda r: r["student"] - r["teacher"])
 
 
 def _kind(metric: str) -> str:

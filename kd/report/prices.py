@@ -1,7 +1,7 @@
 """What an hour of machines costs, from a table: ``prices.yaml``, instance -> price, or on demand and spot."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kd.errors import UserError
@@ -35,6 +35,21 @@ def _kinds(file: Path, name: str, value: object) -> dict[str, float]:
     return {kind: float(price) for kind, price in kinds.items() if isinstance(price, int | float)}
 
 
+def counted(instances: Iterable[object]) -> list[tuple[int, str]]:
+    """Machines of each ``[COUNT*]NAME[:spot]``, and its name in :func:`by_name`."""
+    found = [(item, INSTANCE.fullmatch(str(item))) for item in instances]
+    return [(int(match[1] or 1), f"{match[2]}{':spot' * (match[3] == 'spot')}") if match else (1, str(item))
+            for item, match in found]  # fmt: skip
+
+
+def by_name(prices: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Price of an hour of ``NAME`` and of ``NAME:spot``."""
+    return {
+        f"{name}{':spot' * (kind == 'spot')}": price
+        for name, kinds in prices.items() for kind, price in kinds.items() if kind not in PARTS
+    }  # fmt: skip
+
+
 def price_of(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]) -> float:
     """An hour of all ``instances``, each as ``[COUNT*]NAME[:spot]``.
 
@@ -42,16 +57,11 @@ def price_of(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]
     ...          {"p4d.24xlarge": {"on_demand": 37.688}, "c5.18xlarge": {"on_demand": 3.672, "spot": 1.5}})
     40.688
     """
-    total = 0.0
-    for item in instances:
-        match = INSTANCE.fullmatch(item)
-        count, name, kind = match.groups() if match else ("", item, "")
-        known = prices.get(name or "", {}).get(kind or "on_demand")
-        if known is None:
-            kinds = [f"{n}{':spot' * (k == 'spot')}" for n, kinds in prices.items() for k in kinds if k not in PARTS]
-            raise UserError(f"monitor.instances: no price of '{item}'; known: {', '.join(kinds[:20])}")
-        total += int(count or 1) * known
-    return total
+    known, machines = by_name(prices), counted(instances)
+    for item, (_, name) in zip(instances, machines, strict=True):
+        if name not in known:
+            raise UserError(f"monitor.instances: no price of '{item}'; known: {', '.join(list(known)[:20])}")
+    return sum(count * known[name] for count, name in machines)
 
 
 def by_kind(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -62,8 +72,7 @@ def by_kind(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]])
     >>> by_kind(["big", "2*small"], {"big": {"on_demand": 37}, "small": {"on_demand": 4, "spot": 1.5}})
     {'on demand': 45.0, 'spot': 40.0, 'half of the hours on spot': 42.5}
     """
-    found = [match for match in map(INSTANCE.fullmatch, instances) if match]
-    known = [(int(match[1] or 1), prices.get(match[2], {})) for match in found]
+    known = [(count, prices.get(name.removesuffix(":spot"), {})) for count, name in counted(instances)]
     if not all("on_demand" in kinds for _, kinds in known) or not any("spot" in kinds for _, kinds in known):
         return {}
     full = sum(count * kinds["on_demand"] for count, kinds in known)
@@ -73,8 +82,6 @@ def by_kind(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]])
 
 def input_machines(prices: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """Those of the table whose ``vcpus`` are known: with them ``price`` of an hour and ``gpus``, by name."""
-    return {
-        f"{name}{':spot' * (kind == 'spot')}": {"price": price, "vcpus": kinds["vcpus"], "gpus": kinds.get("gpus", 0)}
-        for name, kinds in prices.items() if kinds.get("vcpus")
-        for kind, price in kinds.items() if kind not in PARTS
-    }  # fmt: skip
+    found = {name: (price, prices[name.removesuffix(":spot")]) for name, price in by_name(prices).items()}
+    return {name: {"price": price, "vcpus": machine["vcpus"], "gpus": machine.get("gpus", 0)}
+            for name, (price, machine) in found.items() if machine.get("vcpus")}  # fmt: skip

@@ -1,30 +1,29 @@
-"""The records of a run's folder, read from ``RUN/records/*.jsonl`` and the files beside it."""
+"""The records of a run's folder, ``RUN/records/*.jsonl``: their writer, and their reader with the files beside them.
+
+Every file begins with a header line that holds ``schema``; each line has a ``kind``. Times are in milliseconds (``ms``,
+phases) or seconds (``s``; ``t`` is Unix time).
+"""
 
 import csv
+import json
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
 from kd.errors import UserError
-from kd.report.lines import PHASES, SCHEMA, Writer, read_lines
-from kd.storage.elsewhere import text_of, yaml_of
+from kd.storage.elsewhere import appended, fresh, json_of, text_of, yaml_of
 
-__all__ = [
-    "PHASES",
-    "SCHEMA",
-    "Run",
-    "Sample",
-    "Step",
-    "TensorSeries",
-    "Writer",
-    "is_run",
-    "percentile",
-    "read_lines",
-    "read_run",
-]
-
+SCHEMA = 1
+PHASES = (
+    "data", "h2d", "teacher", "student", "loss", "backward", "communication", "optimizer", "logging", "checkpoint",
+)  # fmt: skip
+"""The parts of a step, in order. ``validation`` and ``profiling`` are no part of a step."""
+LIMIT = 20_000  # lines a file: a few MB
+THINNED = ("step", "sample", "tier")
+_SPREAD = 2_654_435_761  # Knuth's multiplicative hash: spreads consecutive numbers evenly over 32 bits
 OF_STUDENTS = ("grad_norm", "update_ratio", "agreement", "teacher_entropy")
 OF_LAYERS = ("spread", "zeros", "dead", "saturated")
 
@@ -39,7 +38,7 @@ class Step(TypedDict, total=False):
     ms: float  # its length, validation and profiling left out
     p: dict[str, float]  # ms by phase
     host_ms: float  # by the host's clock
-    ready_ms: float  # the main thread stood ready without a core
+    ready_ms: float  # the main thread was ready to run but had no core
     data_cpu_ms: float  # CPU time of the main thread within the wait for data
     launch_ms: float  # the host launched the device's work
 
@@ -136,20 +135,96 @@ class Run:
         found: dict[tuple[str, str, str], TensorSeries] = {}
         for record in self.health:
             student = record.get("student", "")
-            for (layer, name), value in _statistics(record).items():
+            read = {("", name): record[name] for name in OF_STUDENTS if name in record}
+            read |= {(layer, name): value for name in OF_LAYERS for layer, value in record.get(name, {}).items()}
+            for (layer, name), value in read.items():
                 series = found.setdefault((student, layer, name), TensorSeries(student, layer, name, [], []))
                 series.steps.append(record["step"])
                 series.values.append(value)
         return list(found.values())
 
     def confusion_of(self, student: str) -> dict[str, Any] | None:
+        """The newest count of a student's mistakes, where the classes have names."""
         own = [c for c in self.confusion if c.get("student", self.students[0]) == student]
-        return own[-1] if own else None
+        return own[-1] if own and self.classes else None
 
 
-def _statistics(record: dict[str, Any]) -> dict[tuple[str, str], float | None]:
-    whole = {("", name): record[name] for name in OF_STUDENTS if name in record}
-    return whole | {(layer, name): value for name in OF_LAYERS for layer, value in record.get(name, {}).items()}
+def kept(number: int, share: float) -> bool:
+    """Whether line ``number`` is among the kept ``share``; who is kept at a share is kept at every larger one."""
+    return (number * _SPREAD) % 2**32 < share * 2**32
+
+
+class Writer:
+    """Appends records to a file of bounded length.
+
+    When ``limit`` lines are reached, half of the steps and samples are dropped, chosen by a hash of their number, and
+    as many of the later ones. What stays is an even sample of the whole run, so percentiles hold; what must be exact
+    (sums, counts, maxima) is written as ``total`` lines by the callbacks, of which the newest is kept.
+    """
+
+    def __init__(self, path: Path, header: dict[str, Any], limit: int = LIMIT) -> None:
+        self.path, self.limit, self.share = path, limit, 1.0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        earlier, _ = read_lines(path) if path.is_file() else ([], [])
+        self.share = min([r.get("share", 1.0) for r in earlier if r["kind"] == "header"], default=1.0)
+        self.last_total = next((r for r in reversed(earlier) if r["kind"] == "total"), None)
+        self._lines = len(earlier)
+        self._number = max((r.get("n", 0) for r in earlier), default=0)
+        self._file = appended(path)
+        if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
+            self._file.write("\n")  # a torn last line ends here
+        self.write({"kind": "header", "schema": SCHEMA, **header, "share": self.share})
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Appends one record; a step or sample that falls to thinning is left out."""
+        if record["kind"] in THINNED:
+            self._number += 1
+            if not kept(self._number, self.share):
+                return
+            record = {**record, "n": self._number}
+        self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
+        self._file.flush()
+        self._lines += 1
+        if self._lines >= self.limit:
+            self._thin()
+
+    def _thin(self) -> None:
+        records, _ = read_lines(self.path)
+        self.share /= 2
+        totals = [r for r in records if r["kind"] == "total"][-1:]
+        rest = [r for r in records if r["kind"] not in ("total", *THINNED)]
+        headers = [{**r, "share": self.share} if r["kind"] == "header" else r for r in rest]
+        lines = headers + totals + [r for r in records if r["kind"] in THINNED and kept(r["n"], self.share)]
+        self._file.close()
+        part = self.path.with_suffix(".tmp")
+        with fresh(part) as file:
+            file.write("".join(json.dumps(r, separators=(",", ":")) + "\n" for r in lines).encode())
+        part.replace(self.path)
+        self._file = appended(self.path)
+        self._lines = len(lines)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The records of one file, and notes: torn lines are left out, and all of a file of a newer schema."""
+    records: list[dict[str, Any]] = []
+    torn, notes = 0, []
+    for line in path.read_bytes().splitlines():
+        try:
+            record = json_of(line)
+            assert isinstance(record, dict) and isinstance(record["kind"], str)
+        except (ValueError, AssertionError, KeyError):
+            torn += bool(line.strip())
+            continue
+        if record["kind"] == "header" and record.get("schema", 0) > SCHEMA:
+            notes.append(f"{path.name}: schema {record['schema']} is newer than this kd reads ({SCHEMA}): left out")
+            return [], notes
+        records.append(record)
+    if torn:
+        notes.append(f"{path.name}: {torn} torn line{'s' * (torn > 1)} left out")
+    return records, notes
 
 
 def is_run(folder: Path) -> bool:
@@ -194,12 +269,13 @@ def read_run(folder: str | Path) -> Run:
         run.notes += notes
         whole = records[next((i for i, record in enumerate(records) if record["kind"] == "header"), len(records)) :]
         if len(whole) < len(records):
-            run.notes.append(f"{file.name}: its header is torn: what stands before the next one is left out")
+            run.notes.append(f"{file.name}: its header is torn: records before the next one are left out")
         _sort_in(run, whole)
-    for rank, steps in run.steps.items():  # a resumed run repeats the steps behind its checkpoint: the newest counts
+    for rank, steps in run.steps.items():  # a resumed run repeats the steps after its checkpoint: the newest counts
         run.steps[rank] = sorted({s["step"]: s for s in steps}.values(), key=lambda s: s["step"])
     run.health.sort(key=lambda record: record["step"])
-    if _goes_on(run):
+    file = folder / "summary.json"  # of a run that was resumed since, it describes the first part
+    if file.is_file() and any(header.get("t", 0.0) > file.stat().st_mtime for header in run.headers.values()):
         run.summary = {key: value for key, value in run.summary.items() if key not in ("status", "error")}
     return run
 
@@ -209,12 +285,6 @@ def read_siblings(folder: Path, newest: int = 5) -> dict[str, list[dict[str, flo
     found = [other for other in folder.resolve().parent.glob("[0-9]*") if other.name != folder.resolve().name]
     runs = sorted((other for other in found if (other / "metrics.csv").is_file()), key=lambda o: o.name)[-newest:]
     return {f"{other.parent.name}/{other.name}": _metrics(other / "metrics.csv", []) for other in runs}
-
-
-def _goes_on(run: Run) -> bool:
-    """Whether the run was resumed after its summary was written, which then describes its first part."""
-    file = run.folder / "summary.json"
-    return file.is_file() and any(h.get("t", 0.0) > file.stat().st_mtime for h in run.headers.values())
 
 
 def _sort_in(run: Run, records: Iterable[Any]) -> None:
@@ -271,18 +341,13 @@ def _metrics(file: Path, notes: list[str]) -> list[dict[str, float]]:
     try:
         with file.open(encoding="utf-8", newline="") as lines:
             for row in csv.DictReader(lines):
-                numbers = {k: _number(v) for k, v in row.items() if k and v}
-                rows.append({k: v for k, v in numbers.items() if v is not None})
+                rows.append({})
+                for name, text in row.items():
+                    with suppress(TypeError, ValueError):
+                        rows[-1] |= {name: float(text)} if name and text else {}
     except (OSError, ValueError, csv.Error):
-        notes.append(f"{file.name} can't be read behind row {len(rows)}")
+        notes.append(f"{file.name} can't be read after row {len(rows)}")
     return rows
-
-
-def _number(text: str | float | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except (TypeError, ValueError):
-        return None
 
 
 def percentile(values: Sequence[float], q: float) -> float:

@@ -1,22 +1,28 @@
-"""All rules over a run: what is unusual about the machine or the training, and what to do about it."""
+"""A run, explained: what limits it, and by which rules its machine or its training is unusual."""
 
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import cached_property, partial
 from typing import Any
 
-from kd.report import health_rules, machine_rules, training_rules
-from kd.report.charts import metrics_by_epoch
-from kd.report.facts import Facts
-from kd.report.host_limits import swing
-from kd.report.limits import Finding, Limit
+from kd.report import limits, machine_rules, training_rules
+from kd.report.charts import by_epoch
+from kd.report.facts import OWN, Facts
+from kd.report.limits import LEADS, WORTH, Finding, Limit, swing
 from kd.report.metric import less_is_better
-from kd.report.records import Run, read_siblings
-from kd.report.step_facts import mean, part
-from kd.report.verdict import FEWEST
+from kd.report.records import PHASES, Run, read_siblings
+from kd.report.step_facts import gpus_of, mean, part
+
+BOUNDS = ("data", "teacher", "student", "communication", "host", "startup", "checkpoint", "precision")
+NAMES = {**{name: f"{name}-bound" for name in BOUNDS}, "startup": "start-up-bound", "none": "balanced"}
+FEWEST = 20  # steps that a verdict needs
+STAYS = 1.15  # a headline that is shown already stays down to this gain
+AHEAD = 1.1  # and gives way to another from this multiple of its gain
 
 Found = list[Finding | None]
+Rules = Mapping[str, "partial[Finding | None]"]  # By name, with the user's thresholds
 Thresholds = Mapping[str, float | Mapping[str, float]]  # By rule and argument, or by ``<rule>.<argument>``
 
 RULES: dict[str, Callable[..., Finding | None]] = {
@@ -30,11 +36,11 @@ RULES: dict[str, Callable[..., Finding | None]] = {
     "PhaseVariation": machine_rules.phase_variation, "SchedulerDelay": machine_rules.scheduler_delay,
     "Throttling": machine_rules.throttling, "Swap": machine_rules.swapping,
     "LossNotDecreasing": training_rules.loss_not_decreasing, "Overfit": training_rules.overfit,
-    "VanishingGradient": health_rules.vanishing_gradient, "ExplodingTensor": health_rules.exploding_tensor,
-    "DeadRelu": health_rules.dead_relu, "PoorWeightInitialization": health_rules.poor_weight_initialization,
-    "SaturatedActivation": health_rules.saturated_activation, "WeightUpdateRatio": health_rules.weight_update_ratio,
-    "AllZero": health_rules.all_zero, "UnchangedTensor": health_rules.unchanged_tensor,
-    "TensorVariance": health_rules.tensor_variance, "CheckInputImages": health_rules.check_input_images,
+    "VanishingGradient": training_rules.vanishing_gradient, "ExplodingTensor": training_rules.exploding_tensor,
+    "DeadRelu": training_rules.dead_relu, "PoorWeightInitialization": training_rules.poor_weight_initialization,
+    "SaturatedActivation": training_rules.saturated_activation, "WeightUpdateRatio": training_rules.weight_update_ratio,
+    "AllZero": training_rules.all_zero, "UnchangedTensor": training_rules.unchanged_tensor,
+    "TensorVariance": training_rules.tensor_variance, "CheckInputImages": training_rules.check_input_images,
     "ClassImbalance": training_rules.class_imbalance, "TeacherNearChance": training_rules.teacher_near_chance,
     "StudentIgnoresTeacher": training_rules.student_ignores_teacher,
     "StudentUnderTrained": training_rules.student_under_trained, "TemperatureTooHigh": training_rules.temperature,
@@ -58,9 +64,10 @@ def thresholds_of(rule: str) -> dict[str, float]:
 
 def findings_of(facts: Facts, limits: Sequence[Limit]) -> list[Finding]:
     """All rules that fire on a run, with the thresholds of its settings; ``limits`` are the run's."""
-    ask = _Rules((facts.run.config.get("monitor") or {}).get("thresholds") or {})
+    own = by_rule((facts.run.config.get("monitor") or {}).get("thresholds") or {})
+    rules = {name: partial(rule, **own.get(name, {})) for name, rule in RULES.items()}
     held_up = any(limit.bound in ("host", "data", "communication") for limit in limits[:1])
-    found = [*_machine(facts, ask, held_up), *_steps(facts, ask), *_training(facts, ask)]
+    found = [*_machine(facts, rules, held_up), *_steps(facts, rules), *_training(facts, rules)]
     few = 0 < facts.steps_counted < FEWEST
     return [f for f in found if f is not None and (f.rule in ALWAYS or not few)]
 
@@ -73,57 +80,46 @@ def by_rule(thresholds: Thresholds) -> dict[str, dict[str, float]]:
     return found
 
 
-class _Rules:
-    """Asks a rule by its name, with the user's thresholds."""
-
-    def __init__(self, thresholds: Thresholds) -> None:
-        self.thresholds = by_rule(thresholds)
-
-    def __call__(self, rule: str, *readings: object, **more: object) -> Finding | None:
-        return RULES[rule](*readings, **{**more, **self.thresholds.get(rule, {})})
-
-
-def _machine(facts: Facts, ask: _Rules, held_up: bool) -> Found:
+def _machine(facts: Facts, rules: Rules, held_up: bool) -> Found:
     found: Found = []
     for samples in facts.run.samples.values():
         gpu_count = max((len(s.get("gpu", [])) for s in samples), default=0)
         whole = [s for s in samples if len(s.get("gpu", [])) == gpu_count]
         cpu = [mean(s["cpu"]) for s in whole]
-        gpus = [[s["gpu"][i]["util"] for s in whole] for i in range(gpu_count)]
-        memories = [[s["gpu"][i]["mem"] for s in whole] for i in range(gpu_count)]
-        gpu = [mean(values) for values in zip(*gpus, strict=True)]
-        memory = [mean(values) for values in zip(*memories, strict=True)]
+        readings = gpus_of(whole)
+        gpus, memories = ([[g[key] for g in gpu] for gpu in readings] for key in ("util", "mem"))
+        gpu, memory = ([mean(values) for values in zip(*each, strict=True)] for each in (gpus, memories))
         found += [
-            ask("CPUBottleneck", cpu, gpu),
-            ask("IOBottleneck", [s.get("iowait", 0.0) for s in whole], gpu),
-            ask("LowGPUUtilization", gpu),
-            None if held_up else ask("BatchSize", cpu, gpu, memory),  # it holds up a larger batch as well
-            *(ask("GPUMemoryIncrease", values) for values in memories),
-            ask("LoadBalancing", gpus),
-            *(ask("Throttling", [s["gpu"][i].get("throttle", []) for s in whole]) for i in range(gpu_count)),
-            ask("MemoryLeak", [s["rss_mb"] for s in whole if "rss_mb" in s]),
-            ask("Swap", [s["swap_mb"] for s in whole if "swap_mb" in s]),
+            rules["CPUBottleneck"](cpu, gpu),
+            rules["IOBottleneck"]([s.get("iowait", 0.0) for s in whole], gpu),
+            rules["LowGPUUtilization"](gpu),
+            None if held_up else rules["BatchSize"](cpu, gpu, memory),  # it holds up a larger batch as well
+            *(rules["GPUMemoryIncrease"](values) for values in memories),
+            rules["LoadBalancing"](gpus),
+            *(rules["Throttling"]([g.get("throttle", []) for g in each]) for each in readings),
+            rules["MemoryLeak"]([s["rss_mb"] for s in whole if "rss_mb" in s]),
+            rules["Swap"]([s["swap_mb"] for s in whole if "swap_mb" in s]),
         ]
-    return [*found, ask("HotCores", facts.core_use, [g["util"] for s in facts.samples for g in s.get("gpu", [])])]
+    return [*found, rules["HotCores"](facts.core_use, [g["util"] for s in facts.samples for g in s.get("gpu", [])])]
 
 
-def _steps(facts: Facts, ask: _Rules) -> Found:
+def _steps(facts: Facts, rules: Rules) -> Found:
     taken = part(facts.phases, "data"), facts.workers, facts.threads, facts.cores
     around: dict[str, float] = {"processes": facts.processes, "others": facts.other_cores}
     trains = "status" not in facts.run.summary and facts.steps
     return [
-        ask("StepOutlier", facts.steps_ms),
-        ask("MaxInitializationTime", facts.startup["s"]),
-        ask("Dataloader", *taken, **around) if facts.header and not facts.run.tier else None,
-        ask("SlowRank", facts.compute_ms),
-        ask("EfaMissing", facts.header.get("efa_network", "")),
-        ask("PhaseVariation", swing(facts)),
-        ask("SchedulerDelay", facts.thread_wait, facts.loader_wait, facts.delayed_thread),
-        ask("StalledTraining", time.time() - facts.steps[-1]["t"]) if trains else None,
+        rules["StepOutlier"](facts.steps_ms),
+        rules["MaxInitializationTime"](facts.startup["s"]),
+        rules["Dataloader"](*taken, **around) if facts.header and not facts.run.tier else None,
+        rules["SlowRank"](facts.compute_ms),
+        rules["EfaMissing"](facts.header.get("efa_network", "")),
+        rules["PhaseVariation"](swing(facts)),
+        rules["SchedulerDelay"](facts.thread_wait, facts.loader_wait, facts.delayed_thread),
+        rules["StalledTraining"](time.time() - facts.steps[-1]["t"]) if trains else None,
     ]
 
 
-def _training(facts: Facts, ask: _Rules) -> Found:
+def _training(facts: Facts, rules: Rules) -> Found:
     run = facts.run
     teacher = (run.summary.get("teacher") or {}).get("val") or {}
     val_counts = run.counts.get("val", [])
@@ -134,74 +130,146 @@ def _training(facts: Facts, ask: _Rules) -> Found:
         for name, metrics in (read_siblings(run.folder).items() if len(loss) >= 5 else ())
     }
     return [
-        ask("LossNotDecreasing", [row["train/loss"] for row in run.metrics if "train/loss" in row]),
-        None if balanced else ask("ClassImbalance", run.counts.get("train", [])),
-        ask("TeacherNearChance", teacher["acc1"], max(val_counts) / sum(val_counts), sum(val_counts))
+        rules["LossNotDecreasing"]([row["train/loss"] for row in run.metrics if "train/loss" in row]),
+        None if balanced else rules["ClassImbalance"](run.counts.get("train", [])),
+        rules["TeacherNearChance"](teacher["acc1"], max(val_counts) / sum(val_counts), sum(val_counts))
         if "acc1" in teacher and val_counts
         else None,
-        ask("SimilarAcrossRuns", loss, others),
-        *(finding for student in run.students for finding in _of_student(run, student, ask)),
+        rules["SimilarAcrossRuns"](loss, others),
+        *(finding for student in run.students for finding in _of_student(run, student, rules)),
     ]
 
 
-def _of_student(run: Run, student: str, ask: _Rules) -> Found:
-    found = [*_health(run.health_of(student), ask), _confusion(run, student, ask)]
+def _of_student(run: Run, student: str, rules: Rules) -> Found:
+    found = _health(run.health_of(student), rules)
+    newest = run.confusion_of(student)
+    if newest is not None:
+        pairs = [(run.classes[true], run.classes[given], n) for true, given, n in newest["pairs"]]
+        found.append(rules["Confusion"](pairs, dict(zip(run.classes, newest["counts"], strict=False))))
     named = [replace(f, text=f"{student}: {f.text}") if f and student else f for f in found]
-    return [*_learning(run, f"{student}/" if student else "", ask), *named]
+    return [*_learning(run, student, rules), *named]
 
 
-def _health(health: list[dict[str, Any]], ask: _Rules) -> Found:
+def _health(health: list[dict[str, Any]], rules: Rules) -> Found:
     if not health:
         return []
     last, norms = health[-1], [h["grad_norm"] for h in health if "grad_norm" in h]
     spread = {n: s for n, s in health[0].get("spread", {}).items() if s is not None}
     entropy = [h["teacher_entropy"] for h in health if h.get("teacher_entropy") is not None]
-    softened = {**ask.thresholds.get("TemperatureTooHigh", {}), **ask.thresholds.get("TemperatureTooLow", {})}
     return [
-        ask("VanishingGradient", [n for n in norms if n is not None]),
-        ask("ExplodingTensor", norms),
-        ask("DeadRelu", last.get("dead", {})),
-        ask("PoorWeightInitialization", spread),
-        ask("SaturatedActivation", last.get("saturated", {})),
-        ask("WeightUpdateRatio", [h["update_ratio"] for h in health if h.get("update_ratio") is not None]),
-        ask("AllZero", last.get("zeros", {})),
-        ask("UnchangedTensor", [h["unchanged"] for h in health if "unchanged" in h]),
-        ask("TensorVariance", {n: s for n, s in last.get("spread", {}).items() if s is not None}),
-        ask("CheckInputImages", [h["inputs"] for h in health if h.get("inputs")]),
-        training_rules.temperature(entropy, **softened),
-        ask("LossTermDominates", last.get("loss_shares", {})),
+        rules["VanishingGradient"]([n for n in norms if n is not None]),
+        rules["ExplodingTensor"](norms),
+        rules["DeadRelu"](last.get("dead", {})),
+        rules["PoorWeightInitialization"](spread),
+        rules["SaturatedActivation"](last.get("saturated", {})),
+        rules["WeightUpdateRatio"]([h["update_ratio"] for h in health if h.get("update_ratio") is not None]),
+        rules["AllZero"](last.get("zeros", {})),
+        rules["UnchangedTensor"]([h["unchanged"] for h in health if "unchanged" in h]),
+        rules["TensorVariance"]({n: s for n, s in last.get("spread", {}).items() if s is not None}),
+        rules["CheckInputImages"]([h["inputs"] for h in health if h.get("inputs")]),
+        partial(rules["TemperatureTooHigh"], **rules["TemperatureTooLow"].keywords)(entropy),
+        rules["LossTermDominates"](last.get("loss_shares", {})),
     ]
 
 
-def _confusion(run: Run, student: str, ask: _Rules) -> Finding | None:
-    newest = run.confusion_of(student)
-    if newest is None or not run.classes:
-        return None
-    names = run.classes
-    pairs = [(names[true], names[given], n) for true, given, n in newest["pairs"]]
-    return ask("Confusion", pairs, dict(zip(names, newest["counts"], strict=False)))
+def _learning(run: Run, student: str, rules: Rules) -> Found:
+    place = f"{student}/" if student else ""
 
-
-def _learning(run: Run, place: str, ask: _Rules) -> Found:
-    """One student's; its metrics are logged below ``place``."""
-
-    def by_epoch(name: str) -> list[float]:
-        return metrics_by_epoch(run, [name])[1].get(name, [])
+    def values(name: str) -> list[float]:
+        return list(by_epoch(run, name).values())
 
     metric = f"{place}val/{run.primary}"
-    scores = [] if less_is_better(run.primary) else by_epoch(metric)  # the rules read what should rise
+    scores = [] if less_is_better(run.primary) else values(metric)  # the rules read what should rise
     own = {column for row in run.metrics for column in row if column.startswith(f"{place}train/")}
     names = sorted(c for c in own if c.endswith("_loss") and c != f"{place}train/task_loss")
-    agreement = by_epoch(f"{place}val/agreement")
-    each = run.summary.get("students") or {"": run.summary.get("student") or {}}
-    start = (each.get(place.removesuffix("/")) or {}).get("start", "")
+    agreement, start = values(f"{place}val/agreement"), run.model_of(student).get("start", "")
     pictures = next((header.get("val", 0) for header in run.headers.values()), 0)
     return [
-        ask("Overfit", by_epoch(f"{place}train/loss"), scores, metric=metric),
-        ask("Overtraining", scores, metric=metric),
-        ask("FeaturesCollapse", by_epoch(f"{place}val/rankme"), pictures),
-        ask("StudentIgnoresTeacher", agreement, {name: by_epoch(name) for name in names}),
-        ask("StudentUnderTrained", scores, agreement, start=start, metric=metric)
+        rules["Overfit"](values(f"{place}train/loss"), scores, metric=metric),
+        rules["Overtraining"](scores, metric=metric),
+        rules["FeaturesCollapse"](values(f"{place}val/rankme"), pictures),
+        rules["StudentIgnoresTeacher"](agreement, {name: values(name) for name in names}),
+        rules["StudentUnderTrained"](scores, agreement, start=start, metric=metric)
         if run.summary.get("status") == "done"
         else None,
     ]
+
+
+# -- what limits the run ----------------------------------------------------------------------------------------------
+def limits_of(facts: Facts, shown: str = "") -> list[Limit]:
+    """All limits of a run, largest gain first; ``shown`` stays the first unless another is clearly larger."""
+    if not facts.phases:
+        return []
+    candidates = [
+        limits.cpu_contention(facts) or limits.launch_bound(facts),  # a host that gets no core launches slowly
+        limits.tier_bound(facts) if facts.run.tier else limits.data_bound(facts),
+        limits.teacher_bound(facts),
+        limits.communication_bound(facts),
+        limits.bookkeeping_bound(facts),
+        limits.optimizer_bound(facts),
+        limits.precision_bound(facts),
+        limits.checkpoint_bound(facts),
+        limits.startup_bound(facts),
+    ]
+    found = [limit for limit in candidates if limit is not None and (limit.gain or 0) >= WORTH / 1.05]
+    found.sort(key=lambda limit: -(limit.gain or 0))
+    leader = next((limit for limit in found if (limit.gain or 0) >= (STAYS if limit.bound == shown else LEADS)), None)
+    held = next((limit for limit in found if limit.bound == shown and (limit.gain or 0) >= STAYS), None)
+    if held and leader and (leader.gain or 0) < AHEAD * (held.gain or 0):
+        leader = held
+    if leader:
+        return [leader, *(limit for limit in found if limit is not leader)]
+    return [limits.student_bound(facts, alone=not found) or _largest(facts), *found]
+
+
+def _largest(facts: Facts) -> Limit:
+    groups = {name: part(facts.phases, name) for name in PHASES if name not in OWN}
+    groups["the student's own training"] = sum(part(facts.phases, name) for name in OWN)
+    name = max(groups, key=lambda group: groups[group])
+    named = f"the {name}" if name in PHASES else name
+    return Limit("none", f"no part of the step stands out; most of it ({groups[name]:.0%}) is {named}", "", None)
+
+
+def verdict_of(facts: Facts, found: Sequence[Limit]) -> dict[str, Any]:
+    """The headline of a run's limits; it needs :data:`FEWEST` steps."""
+    phases = {name: round(ms, 3) for name, ms in facts.phases.items() if name in PHASES}
+    if not found or facts.steps_counted < FEWEST:
+        text = f"too few steps were recorded to find the limit of the speed ({facts.steps_counted} of {FEWEST})"
+        return {"bound": "none", "text": text, "lever": "", "predicted_speedup": None, "phases_ms": phases}
+    first, *others = found
+    return {
+        "bound": first.bound,
+        "text": sentence(first),
+        "lever": first.lever,
+        "predicted_speedup": round(first.gain, 2) if first.gain else None,
+        "phases_ms": phases,
+        "others": [asdict(limit) for limit in others],
+    }
+
+
+def sentence(limit: Limit) -> str:
+    """``data-bound: <evidence>; <lever> <gain>x``."""
+    head = f"{NAMES[limit.bound]}: {limit.text}"
+    if not limit.gain:
+        return head
+    return f"{head}; {limit.lever} {'' if 'at most' in limit.lever else 'would give '}{limit.gain:.1f}x"
+
+
+class Explained:
+    """What limits a run and what is unusual about it, each worked out once."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.facts = run, Facts(run)
+
+    @cached_property
+    def limits(self) -> list[Limit]:
+        return limits_of(self.facts)
+
+    @cached_property
+    def verdict(self) -> dict[str, Any]:
+        """The headline as ``summary.json`` holds it: bound, text, lever, predicted_speedup, phases_ms."""
+        return verdict_of(self.facts, self.limits)
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        return findings_of(self.facts, self.limits)

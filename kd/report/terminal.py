@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from kd.report.metric import duration, format_metric, in_tables
+from kd.report.metric import duration, format_metric, in_tables, lost_classes
 
 
 def print_features(results: list[dict[str, Any]]) -> None:
@@ -19,7 +19,6 @@ def print_features(results: list[dict[str, Any]]) -> None:
 
 
 def print_evaluation(result: dict[str, Any]) -> None:
-    """Prints the figures of one model and its teacher."""
     _print_models(result, [(name, result[name]) for name in ("teacher", "student") if name in result])
     for line in _faithful(result.get("fidelity")):
         print(line)
@@ -82,7 +81,7 @@ def _print_models(
 
 
 def _figures(row: dict[str, float], shown: Sequence[str]) -> list[str]:
-    return [format_metric(k, row[k]) if k in row else "" for k in shown]
+    return [format_metric(k, row.get(k)) for k in shown]
 
 
 def print_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str],
@@ -98,29 +97,22 @@ def print_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequen
 
 def _faithful(found: dict[str, Any] | None) -> list[str]:
     """How faithful the student is, in a few lines."""
-    lines: list[str] = []
     if found is None:
-        return lines
+        return []
     if found["kind"] == "numbers":
         of_both = [target for target in found["targets"] if "correlation" in target]
         return [f"{target['name']}: student and teacher differ by {target['difference']:.4g} on average, correlation "
                 f"{target['correlation']:.3f}" for target in of_both]  # fmt: skip
+    lines: list[str] = []
     if "agreement" in found:
         shares = found["outcomes"]
-        lines += [
+        lines = [
             f"agrees with the teacher: {found['agreement']:.1%}; mean KL divergence {found['kl']:.3f} nats",
             f"both right {shares['both_right']:.1%}, both wrong {shares['both_wrong']:.1%}, "
             f"only the teacher right {shares['only_teacher']:.1%}, only the student {shares['only_student']:.1%}",
         ]
     lines += ["expected calibration error: " + ", ".join(f"{name} {v:.3f}" for name, v in found["ece"].items())]
-    lost = sorted(
-        (row for row in found["per_class"] if "teacher" in row), key=lambda row: row["student"] - row["teacher"]
-    )
-    lost = [
-        f"{row['name']} {row['teacher']:.0%} -> {row['student']:.0%}"
-        for row in lost[:5]
-        if row["student"] < row["teacher"]
-    ]
+    lost = [f"{r['name']} {r['teacher']:.0%} -> {r['student']:.0%}" for r in lost_classes(found["per_class"])[:5]]
     return lines + ([f"classes that lost most ({found['score']}): " + ", ".join(lost)] if lost else [])
 
 
@@ -132,13 +124,12 @@ def _print_robust(found: dict[str, dict[str, list[float]]], whose: str = "") -> 
 
 def _feature_rows(results: Sequence[dict[str, Any]], names: Sequence[str]) -> list[tuple[str, dict[str, float]]]:
     """Each teacher once, then each student, with its figures."""
-    teachers: list[tuple[str, dict[str, float]]] = []
-    students = []
+    several, teachers = len(results) > 1, list[tuple[str, dict[str, float]]]()
     for name, result in zip(names, results, strict=True):
-        of = f" of {name}" if len(results) > 1 else ""
         own = [(key, value) for key, value in result.items() if key.startswith("teacher")]
-        teachers += [(f"{key}{of}", value) for key, value in own if value not in [known for _, known in teachers]]
-        students.append((name if len(results) > 1 else "student", result["student"]))
+        known = [value for _, value in teachers]
+        teachers += [(f"{key} of {name}" if several else key, value) for key, value in own if value not in known]
+    students = [(name if several else "student", r["student"]) for name, r in zip(names, results, strict=True)]
     return teachers + students
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError, needs_extra
+from kd.report.charts import Section, table
 from kd.report.records import Run, Writer
 
 TITLE = "GPU time of each rank in the profiled window (%)"
@@ -52,10 +53,9 @@ def rank_shares(files: dict[int, str]) -> list[dict[str, float]]:
     ]  # fmt: skip
 
 
-def section(run: Run) -> dict[str, Any] | None:
-    """The table of the page."""
+def section(run: Run) -> Section | None:
     found = run.event("traces")
     if found is None:
         return None
     rows = [[str(r["rank"]), r["computing"], r["other"], r["idle"], r["overlap"]] for r in found["ranks"]]
-    return {"kind": "table", "title": TITLE, "columns": COLUMNS, "rows": rows}
+    return table(TITLE, COLUMNS, rows)

@@ -1,22 +1,246 @@
 """What a changed run would take and cost, from the records of one that has run: ``kd-report RUN --what-if``."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kd.errors import UserError
-from kd.report.change import Change
-from kd.report.facts import Facts
-from kd.report.loading import local_step, present, tier_step, wanted
+from kd.report.facts import BUSY, Facts
 from kd.report.metric import short
+from kd.report.prices import counted
 from kd.report.records import PHASES
+from kd.report.step_facts import part
 
+KEYS = (
+    "cache=on|off, pixels=on|off, workers=N, gpus=N, epochs=N, price=PER_HOUR, "
+    "data_machines=N, data_cores=N, data_instance=NAME[:spot]"
+)
+LEAST = {"workers": 0, "data_machines": 0, "gpus": 1, "epochs": 1, "data_cores": 1}
+WAITS = 0.05  # of the step waits for its batch: below, who makes them keeps up
 ERROR = 0.23  # the worst of followed advice against prediction in scripts/bench/truth_cpu_2026-11-22.md
 
 
+# -- what is to be different -------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Change:
+    """What is to be different; ``None`` stays as it was."""
+
+    cache: bool | None = None  # the teacher's answers are kept (True) or computed each time
+    pixels: bool | None = None  # the pixels of cached views are kept too, or made each time
+    workers: int | None = None  # loader processes of each training process; with a data tier its processes
+    gpus: int | None = None  # training processes
+    epochs: int | None = None  # of the run
+    price: float | None = None  # of an hour of the whole changed job
+    data_machines: int | None = None  # machines of a data tier that make all batches; 0: none do
+    data_cores: int | None = None  # of each of them
+    data_instance: str | None = None  # their name in the run's table of prices, for their cores and price
+
+    def __post_init__(self) -> None:
+        if self.data_cores and self.data_instance:
+            raise UserError("data_instance: its cores are in the table of prices; leave data_cores out")
+        if self.data_machines == 0 and (self.data_cores or self.data_instance):
+            raise UserError(
+                "data_machines: 0 is no tier; leave data_cores and data_instance out, or give a number >= 1"
+            )
+
+    @property
+    def of_the_tier(self) -> bool:
+        return self.data_machines is not None or self.data_cores is not None or self.data_instance is not None
+
+
+def read_change(items: list[str]) -> Change:
+    """``["cache=on", "gpus=8"]`` -> what is to be different."""
+    found: dict[str, Any] = {}
+    for item in items:
+        key, _, value = item.partition("=")
+        if key in found:
+            raise UserError(f"{key}: given twice")
+        if key in ("cache", "pixels"):
+            if value not in ("on", "off"):
+                raise UserError(f"{key}: must be on or off, got '{value}'")
+            found[key] = value == "on"
+        elif key == "data_instance":
+            found[key] = value.removesuffix(":on_demand")
+        elif key == "price":
+            found[key] = _number(key, value, 0, "number")
+        elif key in LEAST:
+            found[key] = int(_number(key, value, LEAST[key], "whole number"))
+        else:
+            raise UserError(f"--what-if: no key '{key}'; known: {KEYS}")
+    return Change(**found)
+
+
+def _number(key: str, value: str, low: int, kind: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number >= low and (kind == "number" or number == int(number))):
+        raise UserError(f"{key}: must be a {kind} >= {low}, got '{value}'")
+    return number
+
+
+@dataclass(frozen=True)
+class DataMachines:
+    count: int  # of them
+    cores: float  # of each, on average
+    price: float | None = None  # of an hour of one of them; ``None``: not known
+    named: str = ""  # for people, ``c5.18xlarge`` or ``72 cores each``
+
+    @property
+    def hourly(self) -> float | None:
+        return None if self.price is None else self.count * self.price
+
+
+# -- the machines of a data tier ---------------------------------------------------------------------------------------
+def present(facts: Facts) -> DataMachines | None:
+    """The run's own tier, as it was at the end; ``None`` without one, and where too little of it is recorded."""
+    tier = facts.tier
+    if tier is None or not tier.makers or not tier.total("batches"):
+        return None
+    count, paid = len(tier.present), _paid(facts)
+    return DataMachines(count, tier.cores / count, None if paid is None else paid / count)
+
+
+def _paid(facts: Facts) -> float | None:
+    """Price of an hour of the run's data machines, by its job or ``monitor.instances``; 0 where they also train."""
+    hosts = {header.get("host") for header in facts.run.headers.values()}
+    if facts.tier and all(machine["name"] in hosts for machine in facts.tier.present):
+        return 0.0
+    for group in facts.run.job.get("groups") or []:
+        if isinstance(group, dict) and group.get("name") == "data" and group.get("price_per_hour") is not None:
+            return float(group["price_per_hour"])
+    known, monitor = facts.header.get("input_machines") or {}, facts.run.config.get("monitor") or {}
+    machines = counted(monitor.get("instances") or [])
+    return float(sum(count * known[name]["price"] for count, name in machines if name in known)) or None
+
+
+def wanted(facts: Facts, change: Change) -> DataMachines | None:
+    """The tier of the changed run, or ``None``. What ``change`` does not name stays as it is."""
+    now = present(facts)
+    if change.of_the_tier and facts.run.tier and now is None:
+        raise UserError(f"{facts.run.folder}: too few records of its data tier to predict from")
+    if change.data_machines == 0:
+        return None
+    if not change.of_the_tier:
+        return now
+    if change.data_instance is not None:
+        kind = _instance(facts, change.data_instance)
+    elif change.data_cores is not None:
+        kind = DataMachines(1, change.data_cores, None, f"{change.data_cores} cores each")
+    elif now is not None:
+        kind = DataMachines(1, now.cores, now.price, f"{now.cores:g} cores each")
+    else:
+        raise UserError("data_machines: of how many cores each? data_cores=N, or data_instance=NAME of the run's "
+                        "table of prices")  # fmt: skip
+    if change.data_machines is None and now is None:
+        raise UserError("data_machines: how many? The run had no tier: data_machines=N")
+    return DataMachines(change.data_machines or (now.count if now else 0), kind.cores, kind.price, kind.named)
+
+
+def _instance(facts: Facts, name: str) -> DataMachines:
+    known = facts.header.get("input_machines") or {}
+    if not known:
+        raise UserError("data_instance: the run knows no prices of machines that make batches (monitor.prices=FILE "
+                        "with vcpus, when it ran); data_cores=N predicts without prices")  # fmt: skip
+    if name not in known:
+        raise UserError(f"data_instance: no price and vcpus of '{name}'; known: {', '.join(list(known)[:20])}")
+    return DataMachines(1, known[name]["vcpus"], known[name]["price"], name)
+
+
+# -- a step when other processes make its batches ----------------------------------------------------------------------
+def waits(facts: Facts) -> bool:
+    """Whether the step waits for its batch for long enough that other makers could help."""
+    return part(facts.phases, "data") >= WAITS
+
+
+def batch_ms(facts: Facts) -> float:
+    """Ms that one loader process takes to make a batch; where they keep up, at most."""
+    wait = facts.phases.get("data", 0.0)
+    if facts.workers == 0:
+        return wait
+    if waits(facts):
+        return facts.workers * facts.step_ms
+    if not facts.loading_cores:
+        return facts.step_ms - wait
+    return facts.loading_cores / facts.processes * facts.step_ms / max(0.05, facts.loading_busy)
+
+
+def maker_ms(facts: Facts) -> float:
+    """Ms that one process of a data tier takes for a batch, on its own core.
+
+    With a tier: as recorded, with the overhead of sending where the step waits for busy makers. Without one: a loader
+    process's time less its wait for a core.
+    """
+    tier, now = facts.tier, present(facts)
+    if tier is None or now is None:
+        cost = batch_ms(facts)
+        if facts.workers == 0:
+            return cost
+        if not waits(facts) or facts.loader_wait is None:
+            return facts.loading_busy * cost
+        return (1 - facts.loader_wait) * cost
+    kept_up = facts.step_ms * _makers(facts, now, facts.devices, None)
+    return kept_up if waits(facts) and not _held_up(facts) else min(1000 * tier.batch_s, kept_up)
+
+
+def _held_up(facts: Facts) -> bool:
+    """Whether the step waits for the transfer to the training processes: makers are idle, or the queue is full."""
+    return facts.tier is not None and waits(facts) and (facts.tier.queue_is_short or facts.tier.busy < BUSY)
+
+
+def _makers(facts: Facts, machines: DataMachines, processes: int, workers: int | None) -> float:
+    """Makers of a training process: one on each core, shared evenly, or ``data.num_workers`` up to the cores."""
+    cores = machines.count * machines.cores
+    fixed = (facts.run.config.get("data") or {}).get("num_workers") if facts.tier is not None else None
+    if workers is None and isinstance(fixed, int):
+        workers = fixed
+    return min(workers, cores / processes) if workers else float(cores // processes or cores / processes)
+
+
+def tier_step(
+    facts: Facts, phases: Mapping[str, float], machines: DataMachines, processes: int, workers: int | None = None
+) -> float:
+    """Ms of a step with a data tier: the longest of what runs at the same time.
+
+    1. The step without its wait for data (with it, where the run hardly waits).
+    2. The makers' time for a batch of each process.
+    3. The transfer to the training processes, where the run has measured it.
+    """
+    rest = sum(ms for name, ms in phases.items() if name != "data")
+    rest += 0.0 if waits(facts) else phases.get("data", 0.0)
+    made = maker_ms(facts) / _makers(facts, machines, processes, workers)
+    return max(rest, made, facts.step_ms if _held_up(facts) else 0.0)
+
+
+def local_step(facts: Facts, phases: Mapping[str, float], workers: int | None) -> float:
+    """Ms of a step with loader processes on the training machines, at least the CPU time over the cores.
+
+    A run that had a tier gets as many loader processes as its training leaves cores, unless ``workers`` is given.
+    """
+    rest = sum(ms for name, ms in phases.items() if name != "data")
+    if workers is None and facts.workers == 0 and facts.tier is None:
+        return rest + phases.get("data", 0.0)
+    cores = facts.cores / facts.processes
+    if facts.tier is not None:
+        cost, busy, count = 1000 * facts.tier.batch_s, 1.0, workers
+        count = max(1, int(cores - facts.threads)) if count is None else count
+    else:
+        cost, busy, count = batch_ms(facts), facts.loading_busy, facts.workers if workers is None else workers
+    if count == 0:
+        return rest + cost
+    return max(rest, cost / count, (busy * cost + facts.threads * rest) / cores if facts.cpu or count > cores else 0.0)
+
+
+def machines_needed(facts: Facts, rest: float, cores: float) -> int:
+    """Data machines with which no step of ``rest`` ms waits."""
+    return max(1, math.ceil(facts.devices * math.ceil(round(maker_ms(facts) / rest, 6)) / cores))
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Outlook:
-    """A run's time and cost."""
-
     step_ms: float  # of a mean step over the run
     images_per_s: float  # of all processes
     hours: float  # of the whole run, start-up and validation too
@@ -29,7 +253,7 @@ def predict(facts: Facts, change: Change) -> Outlook:
     A step is the sum of its phases. A cache computes each of its views once; all other steps go without the teacher,
     and with kept pixels without a wait for data (Amdahl). Loaders: a batch costs a process what it takes to make
     it; a step waits for the slower of both. A data tier makes all batches in the loaders' place
-    (:func:`kd.report.loading.tier_step`). More processes share an epoch's batches; the part of an all-reduce that
+    (:func:`tier_step`). More processes share an epoch's batches; the part of an all-reduce that
     is not hidden grows as a ring's, ``(n - 1) / n``; every process brings as many cores as now, and a data tier
     stays as it is.
     """
@@ -112,5 +336,5 @@ def lines(facts: Facts, change: Change) -> list[str]:
     found = [f"{name:<10} {a:>12} {b:>12} {ratio:>8}" for name, a, b, ratio in rows]
     found.append(f"give or take {ERROR:.0%}: the worst error of followed advice in the truth bench")
     if change.gpus and facts.devices == 1 and change.gpus > 1:
-        found.append("a run of one process says nothing of communication: the figures are the best case")
+        found.append("a run of one process measures no communication: the figures are the best case")
     return found

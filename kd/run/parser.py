@@ -37,7 +37,6 @@ from kd.callbacks.preflight import Preflight
 from kd.callbacks.probe import FeatureProbe
 from kd.callbacks.progress import Progress
 from kd.callbacks.run_folder import RunFolder
-from kd.callbacks.students import StudentFolders
 from kd.callbacks.summary import Summary
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.fitting import check_batch
@@ -263,18 +262,17 @@ class KDCLI(LightningCLI):
         last = LastCheckpoint(where, config.checkpoint.every_n_steps, config.checkpoint.every_n_minutes)
         text = self.as_yaml()
         remember(text, self.as_dict())
-        self.folder = RunFolder(on_disk(config.runs_dir), config.recipe, text, resume, self._marker, config.name)
+        self.folder = RunFolder(on_disk(config.runs_dir) / config.recipe, text, resume, self._marker, config.name)
         preemption = Preemption(last)
-        watching = monitors(MonitorSpec(**config.monitor), self.folder, preemption)
-        best = Best(self.folder, monitor, mode)
+        watching = monitors(MonitorSpec(**config.monitor), preemption)
+        best = Best(monitor, mode, self.student_configs, save_student)
         self.summary = Summary(self.folder, preflight, preemption, config.recipe, config.seed, best)
-        loggers = Loggers(self.folder, self.loggers, build_loggers, flatten(self.as_dict()))
+        loggers = Loggers(self.loggers, build_loggers, flatten(self.as_dict()))
         nodes = Nodes(self.cluster.launcher if self.cluster else None)
-        several = [StudentFolders(self.folder, best, self.student_configs, save_student)] if config.students else []
         ours: list[Callback] = [
             nodes, preflight, FeatureProbe(preflight), self.folder, loggers, LearningRate(), LastStep(), Finite(),
-            preemption, *watching, best, FidelityRecord(self.folder, preflight, best), self.summary, *several, last,
-            *([Predictions(self.folder)] if self.model.task.draws else []),
+            preemption, *watching, best, FidelityRecord(preflight, best), self.summary, last,
+            *([Predictions()] if self.model.task.draws else []),
         ]  # fmt: skip
         if config.trainer.enable_progress_bar is not False:
             ours.append(Progress(next((w.so_far for w in watching if isinstance(w, Phases)), None)))
@@ -289,7 +287,7 @@ class KDCLI(LightningCLI):
         models = [*students, *([self.model.teacher.model] if self.model.teacher else [])]
         benchmark = config.trainer.benchmark is None and not config.trainer.deterministic
         choose_kernels(trainer, models, config.matmul_precision, benchmark)
-        trainer.callbacks.insert(0, Export(self.folder, best, save_student))  # type: ignore[attr-defined]
+        trainer.callbacks.insert(0, Export(best, save_student))  # type: ignore[attr-defined]
         files = CheckpointFiles()
         trainer.strategy.checkpoint_io = AsyncCheckpointIO(files) if config.checkpoint.asynchronous else files
         return trainer

@@ -19,8 +19,8 @@ from typing import Any
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from kd.report.explained import Explained
 from kd.report.records import percentile, read_run
+from kd.report.rules import Explained
 from scripts.bench.harness import options, spread, write
 from scripts.bench.input import drawn
 

@@ -30,7 +30,7 @@ if str(ROOT) not in sys.path:
 from kd.report.facts import Facts  # noqa: E402
 from kd.report.limits import Limit  # noqa: E402
 from kd.report.records import Run, read_run  # noqa: E402
-from kd.report.verdict import limits_of, sentence  # noqa: E402
+from kd.report.rules import limits_of, sentence  # noqa: E402
 
 QUIET = 0.25  # cores that other processes may use, on average
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from kd.callbacks import learning_rate
-from kd.callbacks.closing import Closing
 from kd.callbacks.context import output_of, validation_logits
+from kd.callbacks.hooks import Closing
 from kd.callbacks.learning_rate import LastStep
 from kd.callbacks.nodes import _span, own_address
 

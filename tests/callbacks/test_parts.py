@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kd.callbacks.class_order import SIGMAS, Confusions, found_order
-from kd.callbacks.steps import SYNC_EVERY, after_step, ranks_meet
+from kd.callbacks.hooks import SYNC_EVERY, after_step, ranks_meet
 
 
 def trainer(accumulate: int = 1, world: int = 1, last: bool = False) -> SimpleNamespace:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from pytorch_lightning import Callback, Trainer
 
-from kd.callbacks.run_folder import RunFolder
+from kd.callbacks.context import RunContext
 from kd.cli import train_main
 from kd.monitor import control
-from kd.monitor.control import MonitorCommand, parse
+from kd.monitor.control import parse
 from kd.monitor.system import System
 from kd.report.records import read_run
 from tests._forks import start_ranks, status_of
@@ -26,8 +26,7 @@ class Ask(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if trainer.is_global_zero and trainer.fit_loop.epoch_loop.total_batch_idx == 1:
-            folder = next(c for c in trainer.callbacks if isinstance(c, RunFolder)).path  # type: ignore[attr-defined]
-            (folder / "monitor").write_text("\n".join(self.words))
+            (RunContext.of(trainer).folder / "monitor").write_text("\n".join(self.words))
 
 
 def asking(words: str) -> str:
@@ -48,8 +47,8 @@ def test_two_ranks_follow_at_the_same_batch(recipe: Path) -> None:
     assert all(h["grad_norm"] > 0 for h in run.health)
 
 
-def test_the_sampling_changes_its_pace(tmp_path: Path) -> None:
-    system = System(RunFolder(tmp_path, "tiny", ""), 0.5)
+def test_the_sampling_changes_its_pace() -> None:
+    system = System(0.5)
     for text, on, interval in (
         ("off interval=7", False, 7.0), ("interval=0.1", False, 0.1), ("health=3", False, 0.1), ("on", True, 0.1),
         ("off interval=0", True, 0.1),
@@ -59,8 +58,9 @@ def test_the_sampling_changes_its_pace(tmp_path: Path) -> None:
 
 
 def test_words() -> None:
-    assert parse("ON\n interval=0.5 health=0 kernels=3 nvtx=off") == MonitorCommand(True, 0.5, 0, 3, False)
-    assert parse("") == MonitorCommand()
+    assert parse("ON\n interval=0.5 health=0 kernels=3 nvtx=off") == {
+        "on": True, "interval": 0.5, "health": 0, "kernels": 3, "nvtx": False}  # fmt: skip
+    assert parse("") == {}
     for word in ("health", "kernels=0", "interval=nan", "nvtx=maybe", "of", "health=1.5"):
         with pytest.raises(ValueError, match=f"'{word}' is not known; known: on, off, interval=SECONDS"):
             parse(word)

@@ -9,8 +9,8 @@ import torch
 from pytorch_lightning import Callback, Trainer
 
 from kd.cli import train_main
-from kd.report.explained import Explained
 from kd.report.records import Run, read_run
+from kd.report.rules import Explained
 
 
 def trained(recipe: Path, *items: str) -> Run:

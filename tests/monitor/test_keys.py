@@ -35,6 +35,6 @@ def test_mistakes_are_counted_for_one_label_of_not_too_many_classes(
     run = SimpleNamespace(students=students, module=SimpleNamespace(task=SimpleNamespace(one_class=one_class)),
                           device=torch.device("cpu"))  # fmt: skip
     monkeypatch.setattr("kd.monitor.confusion.RunContext", SimpleNamespace(of=lambda trainer: run))
-    callback = Confusion(None)  # type: ignore[arg-type]
+    callback = Confusion()
     callback.on_validation_epoch_start(SimpleNamespace(sanity_checking=False), None)  # type: ignore[arg-type]
     assert bool(callback._counts) == counts

@@ -19,16 +19,15 @@ from pytorch_lightning import Callback, Trainer
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.phases import Phases
 from kd.callbacks.preemption import Preemption
-from kd.callbacks.run_folder import RunFolder
 from kd.cli import report_main, train_main
 from kd.monitor.health import Health
 from kd.monitor.numbers import GAUGES, Numbers
 from kd.monitor.prometheus import Prometheus
 from kd.monitor.system import System
 from kd.monitor.watch import Watch
-from kd.report.alerts import ALERTS
-from kd.report.dashboard import dashboard
+from kd.report.alerts import ALERTS, grafana
 from kd.report.rules import RULES
+from kd.run.settings import MonitorSettings
 from kd.ship.serving.metrics import Metrics
 from kd.storage.elsewhere import yaml_of
 
@@ -114,7 +113,7 @@ class Scrape(Callback):
         until = time.monotonic() + 60
         while time.monotonic() < until and not (self._ask("kd_metric") and self._ask("kd_limit_speedup")):
             time.sleep(0.5)
-        self.found.update({p["title"]: self._ask(p["targets"][0]["expr"]) for p in dashboard()["panels"]})
+        self.found.update({p["title"]: self._ask(p["targets"][0]["expr"]) for p in grafana()["panels"]})
         (group,) = json.loads(get(f"{self.server}/api/v1/rules"))["data"]["groups"]
         self.found.update({f"alert {rule['name']}": rule["health"] == "ok" for rule in group["rules"]})
 
@@ -149,7 +148,7 @@ def test_prometheus_scrapes_and_every_panel_has_data(recipe: Path, tmp_path: Pat
     assert all(Used.found.pop(f"alert {alert.name}") for alert in ALERTS)
     without_gpu = {title: n for title, n in Used.found.items() if not title.startswith("GPU")}
     seldom = {"Rules that fire"}  # none may
-    assert len(without_gpu) == len(dashboard()["panels"]) - 3
+    assert len(without_gpu) == len(grafana()["panels"]) - 3
     assert all(n for title, n in without_gpu.items() if title not in seldom), Used.found
 
 
@@ -157,13 +156,7 @@ def test_every_query_of_the_dashboard_names_a_series_that_there_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Names, labels and their values: of a run with all kinds of numbers, on a machine with a GPU."""
-    folder = RunFolder(tmp_path, "tiny", "")
-    phases, system, health, watch = (
-        Phases(folder),
-        System(folder),
-        Health(folder),
-        Watch(folder, Preemption(LastCheckpoint())),
-    )
+    phases, system, health, watch = Phases(), System(), Health(), Watch(Preemption(LastCheckpoint()), MonitorSettings())
     phases.header = {"batch_size": 8, "world_size": 1}
     phases.recent.append({"step": 0, "epoch": 0, "ms": 5.0, "p": {"data": 1.0}})
     system.newest = {
@@ -183,7 +176,7 @@ def test_every_query_of_the_dashboard_names_a_series_that_there_is(
     assert report_main(["--dashboard", str(tmp_path / "grafana.json")]) == 0
     assert capsys.readouterr().out == f"written to {tmp_path / 'grafana.json'}\n"
     written = json.loads((tmp_path / "grafana.json").read_text())
-    assert written == dashboard()
+    assert written == grafana()
     for panel in written["panels"]:
         expression, legend = panel["targets"][0]["expr"], panel["targets"][0]["legendFormat"]
         named = set(re.findall(r"kd_\w+", expression))

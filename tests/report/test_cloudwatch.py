@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kd.cli import report_main
-from kd.report.cloudwatch import alarms, dashboard
+from kd.report.alerts import alarms, cloudwatch
 from kd.report.rules import RULES
 
 TOPIC = "arn:aws:sns:eu-west-1:123456789012:kd"
@@ -28,7 +28,7 @@ def test_the_requests_are_aws_own() -> None:
     assert found[0]["Metrics"][0]["Expression"].endswith(f"WHERE rule = '{next(iter(RULES))}'")
     for alarm in [*found, *alarms("KD")]:
         check("PutMetricAlarm", alarm)
-    request = dashboard("KD/food", "eu-west-1")
+    request = cloudwatch("KD/food", "eu-west-1")
     check("PutDashboard", request)
     widgets = json.loads(request["DashboardBody"])["widgets"]
     (searched,) = next(w for w in widgets if w["properties"]["title"] == "Phases of a step")["properties"]["metrics"]

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from kd.report.explained import Explained
 from kd.report.facts import Facts
 from kd.report.records import Run
+from kd.report.rules import Explained
 
 # data, forward, backward in seconds: 8 ranks x 16 loader processes, 96 cores of which 6 at 100 %. The cure was
 # num_workers 0 or 1. What starves is the thread that launches backward (autograd's): the main thread sleeps.

@@ -7,15 +7,19 @@ import pytest
 from kd.report.card import card
 from kd.report.charts import heat, metric_lines, phase_chart
 from kd.report.comparison import label
-from kd.report.facts import Facts
-from kd.report.health_rules import dead_relu, vanishing_gradient
+from kd.report.facts import Facts, tier_of
 from kd.report.learning import headline
-from kd.report.machine_facts import hot
 from kd.report.machine_rules import load_balancing, straggler, swapping
 from kd.report.records import Run
 from kd.report.sections import flat, notes, status
-from kd.report.tier_facts import tier_of
-from kd.report.training_rules import class_imbalance, loss_not_decreasing, teacher_near_chance
+from kd.report.step_facts import hot
+from kd.report.training_rules import (
+    class_imbalance,
+    dead_relu,
+    loss_not_decreasing,
+    teacher_near_chance,
+    vanishing_gradient,
+)
 
 
 def test_no_records_no_chart() -> None:
@@ -62,10 +66,10 @@ def test_settings_are_rows_of_key_and_value() -> None:
 
 def test_few_full_cores_beside_idle_ones_are_hot() -> None:
     one = [[99.0, 5.0, 5.0, 5.0]] * 60
-    assert hot(one) == (1, 4, pytest.approx(28.5))
-    assert hot([[99.0] * 4] * 60) is None, "a busy machine"
-    assert hot([[10.0] * 4] * 60) is None, "an idle one"
-    assert hot([[99.0, 99.0, 5.0, 5.0]] * 60) is None, "half of them"
+    assert hot(one) == "1 of 4 cores are full while all average 28 %"
+    assert not hot([[99.0] * 4] * 60), "a busy machine"
+    assert not hot([[10.0] * 4] * 60), "an idle one"
+    assert not hot([[99.0, 99.0, 5.0, 5.0]] * 60), "half of them"
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from kd.cli import report_main, train_main
-from kd.report.explained import Explained
 from kd.report.html import write_comparison, write_report
 from kd.report.records import read_run
+from kd.report.rules import Explained
 from tests._helpers import ROOT
 from tests._pages import BROWSER, FLAGS, section, write_run
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kd.cli import report_main
-from kd.report.explained import Explained
 from kd.report.facts import Facts
 from kd.report.input_costs import cores_wanted, costs_by_kind, input_costs, ways
+from kd.report.rules import Explained
 from tests._pages import made, run_of, sections_of
 
 STEP, REST = 192.0, 86.0

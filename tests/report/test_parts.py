@@ -6,9 +6,9 @@ import pytest
 
 from kd.errors import UserError
 from kd.report.limits import Finding
-from kd.report.lines import Writer, kept, read_lines
 from kd.report.metric import in_tables, less_is_better
 from kd.report.prices import by_kind, input_machines, price_of, read_prices
+from kd.report.records import Writer, kept, read_lines
 
 
 def test_a_file_of_records_stays_bounded_and_keeps_an_even_sample(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
 """Helpers that are pure functions, one call each."""
 
-from kd.report.lines import kept
 from kd.report.metric import duration, format_metric, less_is_better, short
 from kd.report.prices import input_machines
-from kd.report.records import percentile
+from kd.report.records import kept, percentile
 from kd.report.rules import by_rule, thresholds_of
 from kd.report.terminal import _paired, _short
 

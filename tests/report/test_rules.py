@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from kd.report.explained import Explained
-from kd.report.host_limits import Swing
+from kd.report.limits import Swing
 from kd.report.records import Run, read_run
-from kd.report.rules import RULES
+from kd.report.rules import RULES, Explained
 from tests._pages import write_run
 
 PICTURES = {"constant": 0.0, "duplicated": 0.0, "low": 0, "high": 255, "bytes": True}

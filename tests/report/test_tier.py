@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from kd.report.explained import Explained
 from kd.report.facts import Facts
+from kd.report.input_costs import tier_table
+from kd.report.limits import tier_bound
 from kd.report.records import read_run
-from kd.report.tier import tier_bound, tier_table
+from kd.report.rules import Explained
 from tests._pages import tier_run as run
 
 

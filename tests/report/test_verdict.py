@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from kd.report import host_limits as host
 from kd.report import limits
-from kd.report import verdict as v
-from kd.report.explained import Explained
+from kd.report import rules as v
 from kd.report.facts import Facts
 from kd.report.records import Run
+from kd.report.rules import Explained
 from kd.report.step_facts import step_ms
 from tests._pages import HEALTHY, run_of
 
@@ -154,27 +153,27 @@ def test_workers_that_cannot_keep_up_are_counted_at_their_rate() -> None:
 
 def test_starvation_names_who_took_the_core() -> None:
     phases = {"data": 0.0, "student": 50.0, "backward": 50.0}
-    limit = host.cpu_contention(given(phases, ready_ms=60.0, workers=16, cores=2, loading_cores=0.4))
+    limit = limits.cpu_contention(given(phases, ready_ms=60.0, workers=16, cores=2, loading_cores=0.4))
     assert limit is not None
     assert limit.bound == "host"
     assert limit.gain == pytest.approx(2.5)  # what loading takes, 40 ms of 200, fits beside the 40 ms of training
     assert limit.lever == "data.num_workers=1 instead of 16"
-    assert host.cpu_contention(given(phases, ready_ms=5.0, workers=16, cores=2)) is None
-    full = host.cpu_contention(given(phases, ready_ms=60.0, workers=16, cores=2, loading_cores=1.6))
+    assert limits.cpu_contention(given(phases, ready_ms=5.0, workers=16, cores=2)) is None
+    full = limits.cpu_contention(given(phases, ready_ms=60.0, workers=16, cores=2, loading_cores=1.6))
     assert full is not None
     assert "cheaper pictures" in full.lever  # fewer workers would have the same work to do
-    neighbour = host.cpu_contention(given(phases, ready_ms=60.0, workers=0, cores=2, other_cores=1.5))
+    neighbour = limits.cpu_contention(given(phases, ready_ms=60.0, workers=0, cores=2, other_cores=1.5))
     assert neighbour is not None
     assert "other processes use 1.5 cores" in neighbour.text
     assert neighbour.lever == "run alone on the machine"
-    ranks = host.cpu_contention(given(phases, ready_ms=60.0, workers=0, cores=1, other_cores=0.2, processes=2))
+    ranks = limits.cpu_contention(given(phases, ready_ms=60.0, workers=0, cores=1, other_cores=0.2, processes=2))
     assert ranks is not None
     assert ranks.text.startswith("2 training processes and 2 compute threads share 1 core: ")
-    fits = host.cpu_contention(given(phases, ready_ms=60.0, workers=1, cores=8, loading_cores=0.4))
+    fits = limits.cpu_contention(given(phases, ready_ms=60.0, workers=1, cores=8, loading_cores=0.4))
     assert fits is not None
     assert "though not all of the 8 cores are taken" in fits.text
     assert "trainer.devices" in ranks.lever
-    others = host.cpu_contention(given(phases, ready_ms=60.0, cores=2, other_cores=0.9, processes=2))
+    others = limits.cpu_contention(given(phases, ready_ms=60.0, cores=2, other_cores=0.9, processes=2))
     assert "other processes" in others.text  # type: ignore[union-attr]
 
 
@@ -308,10 +307,10 @@ def test_a_late_rank_is_the_reason_where_there_is_one() -> None:
 
 def test_launching_limits_only_an_idle_gpu() -> None:
     phases = {"student": 100.0}
-    assert host.launch_bound(given(phases, total={"launch_ms": 97.0}, gpu_busy=0.4)).gain == pytest.approx(2.5)  # type: ignore[union-attr]
-    assert host.launch_bound(given(phases, total={"launch_ms": 97.0}, gpu_busy=0.95)) is None
-    assert host.launch_bound(given(phases, total={"launch_ms": 30.0}, gpu_busy=0.4)) is None
-    assert host.launch_bound(given(phases, total={"launch_ms": 97.0}, gpu_busy=None)) is None
+    assert limits.launch_bound(given(phases, total={"launch_ms": 97.0}, gpu_busy=0.4)).gain == pytest.approx(2.5)  # type: ignore[union-attr]
+    assert limits.launch_bound(given(phases, total={"launch_ms": 97.0}, gpu_busy=0.95)) is None
+    assert limits.launch_bound(given(phases, total={"launch_ms": 30.0}, gpu_busy=0.4)) is None
+    assert limits.launch_bound(given(phases, total={"launch_ms": 97.0}, gpu_busy=None)) is None
 
 
 def test_a_host_that_waits_behind_a_busy_gpu_loses_nothing() -> None:
@@ -324,10 +323,10 @@ def test_a_host_that_waits_behind_a_busy_gpu_loses_nothing() -> None:
 
 def test_the_costly_callback_is_named() -> None:
     slow = {"Slow.on_train_batch_start": 45.0, "Other.x": 1.0}
-    limit = host.bookkeeping_bound(given({"student": 50.0, "logging": 50.0}, callbacks_ms=slow))
+    limit = limits.bookkeeping_bound(given({"student": 50.0, "logging": 50.0}, callbacks_ms=slow))
     assert limit is not None
     assert "Slow.on_train_batch_start alone 45 ms" in limit.text
-    assert host.bookkeeping_bound(given({"student": 95.0, "logging": 5.0})) is None
+    assert limits.bookkeeping_bound(given({"student": 95.0, "logging": 5.0})) is None
 
 
 def test_startup_needs_a_long_start_of_a_short_run() -> None:

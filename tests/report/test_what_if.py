@@ -7,11 +7,10 @@ import pytest
 
 from kd.cli import report_main
 from kd.errors import UserError
-from kd.report.change import Change, read_change
 from kd.report.facts import Facts
+from kd.report.input_costs import tier_pays
 from kd.report.records import Run, read_run
-from kd.report.tier_pays import tier_pays
-from kd.report.what_if import lines, predict
+from kd.report.what_if import Change, lines, predict, read_change
 from tests._pages import tier_run, write_run
 
 
@@ -65,7 +64,7 @@ def test_the_command_says_how_far_it_can_be_wrong(tmp_path: Path, capsys: pytest
     out = capsys.readouterr().out
     assert "as it is" in out
     assert "give or take 23%" in out
-    assert "says nothing of communication" in out
+    assert "measures no communication" in out
     assert not (folder / "report.html").exists()
 
 
@@ -83,7 +82,7 @@ def test_the_command_says_how_far_it_can_be_wrong(tmp_path: Path, capsys: pytest
         ("data_cores=0", "data_cores: must be a whole number >= 1, got '0'"),
         ("data_cores=8", "data_machines: how many? The run had no tier: data_machines=N"),
         ("data_machines=0 data_cores=8", "data_machines: 0 is no tier; leave data_cores and data_instance out"),
-        ("data_cores=8 data_instance=cpu", "data_instance: says how many cores a data machine has; leave data_cores"),
+        ("data_cores=8 data_instance=cpu", "data_instance: its cores are in the table of prices; leave data_cores"),
         ("data_machines=1 data_instance=cpu", "data_instance: the run knows no prices of machines that make batches"),
         ("data_machines=1 data_cores=8 workers=0", "workers: must be >= 1 with a data tier, got 0"),
         ("batch=3", "--what-if: no key 'batch'; known: cache=on|off, pixels=on|off, workers=N"),

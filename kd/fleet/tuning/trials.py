@@ -15,7 +15,7 @@ from typing import IO, Any, Protocol
 
 import torch
 
-from kd.callbacks.shared_preflight import FOLDER
+from kd.callbacks.preflight import FOLDER
 from kd.launch.child import reason_in, start_kd_train
 from kd.machine import core_ids
 from kd.storage.checkpoints import newest_whole

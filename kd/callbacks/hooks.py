@@ -1,0 +1,44 @@
+"""What callbacks share: closing what they hold when training ends, and when the ranks may stop or save together."""
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from kd.report.records import Writer
+
+SYNC_EVERY = 10  # batches between two agreements of the ranks: each costs a collective
+
+
+class Closing(Callback):
+    """Closes what it holds when training ends, well or not."""
+
+    def close(self, trainer: Trainer) -> None:
+        """Does nothing where nothing is open."""
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.close(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.close(trainer)
+
+
+class Recording(Closing):
+    """Writes records until training ends."""
+
+    _writer: Writer | None = None
+
+    def close(self, trainer: Trainer) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def after_step(trainer: Trainer, batch_idx: int) -> bool:
+    """Whether an optimizer step has just ended (gradients of an unfinished accumulation are in no checkpoint)."""
+    return (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
+
+
+def ranks_meet(trainer: Trainer, batch_idx: int) -> bool:
+    """Whether the ranks may agree on something now: after a step; with several ranks only every few batches."""
+    if not after_step(trainer, batch_idx):
+        return False
+    every = -(-SYNC_EVERY // trainer.accumulate_grad_batches) * trainer.accumulate_grad_batches
+    return trainer.world_size == 1 or (batch_idx + 1) % every == 0 or trainer.is_last_batch
