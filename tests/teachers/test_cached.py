@@ -200,6 +200,7 @@ def test_cached_features_teach_what_live_ones_do(
     assert_same(student_of(filling), student_of(reading))
 
 
+@pytest.mark.slow  # of logits: two processes fill what one reads; resume with a cache equals the uninterrupted run
 def test_cached_features_resume_and_serve_any_number_of_processes(
     tmp_path: Path, pictures: Path, teacher: Path, cache: list[str]
 ) -> None:

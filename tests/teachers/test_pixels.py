@@ -135,7 +135,7 @@ def test_records_come_with_the_batch_where_all_are_there(tmp_path: Path, picture
 # -- a run -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("extra", [[], MIX], ids=["plain", "mixed"])
+@pytest.mark.parametrize("extra", [pytest.param([], marks=pytest.mark.slow), MIX], ids=["plain", "mixed"])
 def test_training_is_the_same_to_the_last_bit(
     recipe: Path, cache: list[str], extra: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
