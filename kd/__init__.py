@@ -13,7 +13,7 @@ _PUBLIC = {
     "Classification": "kd.tasks",
     "DataInfo": "kd.data.batch",
     "Distillation": "kd.distill.step",
-    "DistillationDataModule": "kd.data",
+    "DistillationDataModule": "kd.data.datamodule",
     "DistillationModule": "kd.module.distillation",
     "KDLoss": "kd.losses",
     "OptimSpec": "kd.optim",

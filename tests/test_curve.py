@@ -12,7 +12,7 @@ import torch
 from pytorch_lightning import Trainer
 
 import kd
-from kd.data import DistillationDataModule
+from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import ImageFolder, SegmentationFolder
 from kd.distill.students import StepOutput
 from kd.losses import CWDLoss, DistillLoss, HintLoss, KDLoss

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kd.cli import eval_main, train_main
-from kd.data import DistillationDataModule
+from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import ImageFolder
 
 TEACHER = "models/grocery81_vit_small_patch14_dinov2_112.safetensors"

@@ -24,7 +24,7 @@ from kd.callbacks.finite import Finite
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.progress import Progress
 from kd.data.engines import device
-from kd.data.transforms import MixPairs
+from kd.data.transforms import MixPairs, train_transform
 from kd.distill.headless import student_of
 from kd.distill.objective import Objective
 from kd.distill.step import moving_average
@@ -266,7 +266,7 @@ def test_cached_answers_are_decoded_without_a_wait(precision: str, logits: Dense
 def views_on_the_device(mixed: bool) -> Waits:
     torch.manual_seed(0)
     augment = Augment(color_jitter=0.2, random_erasing=0.5, mixup=0.8 * mixed, cutmix=1.0 * mixed)
-    chain = device.chain_of((SIDE, SIDE), augment)
+    chain = list(train_transform((SIDE, SIDE), augment).transforms)
     recipes = [device.draw(chain, 48, 64, (SIDE, SIDE)) for _ in range(N)]
     views = device.DeviceViews((SIDE, SIDE), augment, MixPairs(augment, CLASSES, 0))
     with gpu() as waits:

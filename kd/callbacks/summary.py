@@ -170,7 +170,7 @@ class Summary(Callback):
                 "val": info.val,
                 "classes": len(info.classes),
                 "unlabeled": info.unlabeled,
-                "skipped": len(data.skipped),
+                "skipped": len(data.splits.skipped),
                 "shared": len(data.splits.shared),
             },
             "seed": self.seed,

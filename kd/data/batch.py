@@ -85,14 +85,13 @@ def real_rows(batch: Batch) -> slice | Tensor:
 class RangeCheck:
     """Warns once of float pictures in 0..255: they pass as they are, and models want them normalised."""
 
-    def __init__(self) -> None:
-        self._done = False
+    done = False
 
     def look(self, images: object) -> None:
         """Reads the first batch alone: on a GPU it waits for it."""
-        if self._done or not isinstance(images, Tensor):
+        if self.done or not isinstance(images, Tensor):
             return
-        self._done = True
+        self.done = True
         if images.is_floating_point() and images.numel() and (most := float(images.max())) > HIGHEST:
             rank_zero_warn(
                 f"pictures: floats up to {most:g} pass to the models as they are; give uint8, which is prepared for "

@@ -1,28 +1,31 @@
 """The LightningDataModule: a source's pictures as batches ``{"image", "target", "index"}``."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
+from importlib import import_module
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from pytorch_lightning import LightningDataModule
+from pytorch_lightning import LightningDataModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import v2
 
 from kd.data.batch import Batch, DataInfo, Target
 from kd.data.class_facts import ClassFacts, read_class_facts
-from kd.data.info import info_of
 from kd.data.loader import Loader
-from kd.data.position import Position
 from kd.data.sampler import EvalBatches, Key, TrainBatches, ViewBatches
+from kd.data.samples import Collate, PictureSet
 from kd.data.sources import FoodTagMini, Source, Split, identity
-from kd.data.splits import Splits
+from kd.data.splits import Splits, info_of
 from kd.data.targets import Targets
-from kd.data.transforms import height_width
-from kd.data.views import Finish, Views
+from kd.data.transforms import EvalView, MixPairs, height_width, train_transform
 from kd.errors import UserError
+from kd.lightning_internals import make_loader_again
 from kd.machine import cores
 from kd.run.settings import Augment, Check, DataSettings, Probe, TierSpec
 
@@ -32,13 +35,35 @@ if TYPE_CHECKING:
 
 Present: TypeAlias = Callable[[int, np.ndarray], np.ndarray]
 Answering: TypeAlias = Callable[[Callable[..., Batch]], Callable[..., Batch]]
+Loaded: TypeAlias = tuple[Dataset[Any], Callable[..., Any]]  # What is loaded, and what makes a batch of it
+Reading: TypeAlias = Callable[[Dataset[Any], Callable[..., Batch]], Loaded]
 
 
-class Reading(Protocol):
-    """Caches that the loader's processes read (:class:`kd.teachers.reading.Reading`)."""
+class Position:
+    """A place in the order of the training samples; ``at``: epoch and samples after which a resumed run starts."""
 
-    def of(self, pictures: Dataset[Any], collate: Callable[..., Batch]) -> tuple[Dataset[Any], Callable[..., Batch]]:
-        """What a loader gets in place of pictures and what makes a batch of them."""
+    at: tuple[int, int] | None = None
+    _batches: TrainBatches | None = None
+
+    def begin(self, batches: TrainBatches) -> None:
+        if self.at:
+            batches.skip(*self.at)
+        self._batches = batches
+
+    def state(self, trainer: Trainer | None) -> dict[str, Any]:
+        if trainer is None or self._batches is None:
+            return {}
+        epoch, done = trainer.current_epoch, trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        if done >= trainer.num_training_batches:
+            return {"epoch": epoch + 1, "samples": 0}
+        return {"epoch": epoch, "samples": self._batches.samples_after(epoch, done)}
+
+    def load(self, state: Mapping[str, Any], trainer: Trainer | None) -> None:
+        if state:
+            self.at = (state["epoch"], state["samples"])
+        if state and trainer and self._batches is not None:
+            # a sharded strategy reads the checkpoint after the loader was made: it must be made again
+            make_loader_again(trainer)
 
 
 class DistillationDataModule(LightningDataModule):
@@ -84,17 +109,17 @@ class DistillationDataModule(LightningDataModule):
         self.probe = probe if probe is not None and probe.root else None
         self.splits = Splits(self.source, given, self.probe)
         self.position = Position()
-        self._views().check()
+        if self._engine is not None:
+            self._engine.check(self.augment, self.source)
         self.tier = _tier(tier, engine, num_workers, self._rank)
         if self.tier is not None:
             self.auto.discard("num_workers")  # all cores of the tier: nothing is to be tried
             self.num_workers = 0  # no process of this machine loads any
-        self._finish: Finish | None = None  # what is left to the device
-        self._filling: tuple[Dataset[Any], Callable[..., Any]] | None = None
+        self._finish: Callable[[Batch], Batch] | None = None  # what is left to the device
+        self._filling: Loaded | None = None
         self.views: int | None = None  # set where a teacher's answers are cached: view = epoch % views
-        self.reading: Reading | None = None  # likewise: what loaders read of the caches
+        self.reading: Reading | None = None  # likewise: loaders read the caches
         self.wrap_loader: Callable[[DataLoader], Any] | None = None  # around the training loader
-        self._identity: dict[str, Any] | None = None
 
     def prepare_data(self) -> None:
         """Checks the pictures of both splits; a machine's first process does it, others wait and read its answer."""
@@ -115,7 +140,7 @@ class DistillationDataModule(LightningDataModule):
         parts, ratio = self.splits.parts("train"), self.unlabeled_ratio
         info = info_of(
             self.source, self.splits.sizes(), parts[0].targets, self.augment, self.crop_ratio, ratio,
-            self.balance_classes, self.splits.is_probed())  # fmt: skip
+            self.balance_classes, bool(self.probe and self.splits.listed("probe")))  # fmt: skip
         if self.class_facts is None:
             return info
         if info.kind != Targets.name:
@@ -123,21 +148,6 @@ class DistillationDataModule(LightningDataModule):
         if self._facts is None:
             self._facts = read_class_facts(self.class_facts, info.classes)
         return replace(info, facts=self._facts)
-
-    @property
-    def skipped(self) -> list[str]:
-        """Damaged pictures that were left out, each with the reason."""
-        return self.splits.skipped
-
-    @property
-    def holds_out(self) -> bool:
-        """Whether validation is a part of the training pictures; known once a split has been listed."""
-        return self.splits.holds_out
-
-    @property
-    def left_out(self) -> dict[str, int]:
-        """How many files beside the pictures are of no kind that can be read, by the ending of their names."""
-        return self.splits.left_out
 
     def split(self, name: str) -> Split:
         """A split without its damaged pictures; the first call for it checks them, see :meth:`prepare_data`."""
@@ -154,12 +164,12 @@ class DistillationDataModule(LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         batches = self._own_batches()
         self.position.begin(batches)
-        loader = self._train_loader(self.split("train"), batches)
+        loader = self._loader(*self._training(), batches)
         return self.wrap_loader(loader) if self.wrap_loader else loader
 
     def trial_loader(self, count: int) -> DataLoader:
         """``count`` training batches of this process, over and over where an epoch is shorter; to be timed."""
-        return self._train_loader(self.split("train"), list(islice(cycle(self._own_batches()), count)))
+        return self._loader(*self._training(), list(islice(cycle(self._own_batches()), count)))
 
     def _own_batches(self) -> TrainBatches:
         batches, total = self._batches(*self._rank()), self.info.train
@@ -178,19 +188,34 @@ class DistillationDataModule(LightningDataModule):
             self.unlabeled_ratio, self.views, self.augment.mixes,
             np.asarray(split.targets[: len(split.targets) - unlabelled]) if self.balance_classes else None)  # fmt: skip
 
-    def _views(self) -> Views:
-        return Views(
-            self.source, self.size, self.crop_ratio, self.augment, self.engine, self.seed, self.splits.max_pixels
-        )
+    @property
+    def _engine(self) -> ModuleType | None:
+        """The module of an engine that leaves work to the device."""
+        return None if self.engine in ("torch", "ray") else import_module(f"kd.data.engines.{self.engine}")
 
-    def _training(self, split: Split) -> tuple[Dataset[Any], Callable[..., Any]]:
-        pictures, collate, self._finish = self._views().training(split)
+    def _training(self) -> Loaded:
+        """Random views: samples, and how they become a batch; what is left to the device is noted."""
+        split, kind, classes = self.split("train"), self.source.kind, len(self.source.classes)
+        mix, engine = MixPairs(self.augment, max(1, classes), self.seed), self._engine
+        pictures: Dataset[Any] = self._pictures(split, train_transform(self.size, self.augment))
+        collate: Callable[..., Any] = Collate(mix, kind, classes)
+        if engine is not None:
+            self._finish = engine.DeviceViews(self.size, self.augment, mix, kind)
+            pictures = engine.CutSet(split, self.size, self.augment, self.seed, self.splits.max_pixels, self.source)
+            collate = partial(engine.pack, partial(kind.pack, classes=classes))
         if self.reading is None or self.tier is not None:  # a tier's machines don't have the caches
             return pictures, collate
-        return self.reading.of(pictures, collate)
+        return self.reading(pictures, collate)
 
-    def _train_loader(self, split: Split, batches: Iterable[list[Key]]) -> DataLoader:
-        return self._loader(*self._training(split), batches)
+    def _evaluation(self, split: Split, of_source: bool = True) -> tuple[PictureSet, Collate]:
+        """Centre crops: samples, and how they become a batch; others than the source's have one label a picture."""
+        view = EvalView(self.size, self.crop_ratio, self.splits.max_pixels)
+        if not of_source:
+            return PictureSet(split, view, self.seed, max_pixels=self.splits.max_pixels), Collate()
+        return self._pictures(split, view), Collate(None, self.source.kind, len(self.source.classes))
+
+    def _pictures(self, split: Split, transform: v2.Transform) -> PictureSet:
+        return PictureSet(split, transform, self.seed, self.source, self.splits.max_pixels, self.size)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Makes the views of a batch that came without them (``engine=device``, ``dali``, ``nvjpeg``)."""
@@ -200,12 +225,11 @@ class DistillationDataModule(LightningDataModule):
         self, view: int, present: Present, rank: int, world_size: int, answering: Answering | None = None
     ) -> DataLoader:
         """Batches of one view without those all ``present(view, index)``; ``answering`` wraps the collate function."""
-        split = self.split("train")
-        order = self._batches(0, 1).order(view) if self.augment.mixes else np.arange(len(split.targets))
+        order = self._batches(0, 1).order(view) if self.augment.mixes else np.arange(len(self.split("train").targets))
         batches = ViewBatches(order, self.batch_size, view, rank, world_size)
-        batches.leave_out(lambda index: bool(present(view, index).all()))
+        batches.batches = [batch for batch in batches.batches if not present(view, batch).all()]
         if self._filling is None:  # for all views: a data tier learns it once
-            pictures, collate = self._training(split)
+            pictures, collate = self._training()
             self._filling = pictures, answering(collate) if answering else collate
         return self._loader(*self._filling, batches)
 
@@ -214,13 +238,13 @@ class DistillationDataModule(LightningDataModule):
         return self.eval_dataloader("val")
 
     def eval_batches(self, split: str) -> EvalBatches:
-        """What :meth:`eval_dataloader` loads."""
+        """The samples of each batch that :meth:`eval_dataloader` loads."""
         limit = self.trainer.limit_val_batches if self.trainer and split == "val" else 1.0
         return EvalBatches(len(self.split(split).targets), self.batch_size, *self._rank(), limit, self.seed)
 
     def eval_dataloader(self, split: str) -> DataLoader:
-        """Centre crops of any split, in order. ``probe``: the two parts of its folder, one behind the other."""
-        data, collate = self._views().evaluation(self.split(split), split != "probe")
+        """Centre crops of any split, in order. ``probe``: those of its folder's training part, then the others."""
+        data, collate = self._evaluation(self.split(split), split != "probe")
         return self._loader(data, collate, self.eval_batches(split))
 
     def _loader(self, data: Dataset[Any], collate: Callable[..., Any], batches: Iterable[list[Key]]) -> DataLoader:
@@ -233,15 +257,20 @@ class DistillationDataModule(LightningDataModule):
         return torch.stack([picture for picture, _ in self.sample(count)])
 
     def sample(self, count: int, labelled: bool = False) -> Iterator[tuple[Tensor, Target]]:
-        """The first ``count`` of all training pictures in a fixed order, or of those with a class id; as validation."""
-        return self._views().sample(self.split("train"), count, labelled)
+        """The first ``count`` training pictures of a fixed shuffle, or of those with a class id: uint8 ``(3, H, W)``,
+        as validation sees them, with their targets.
+        """
+        split = self.split("train")
+        (pictures, _), targets = self._evaluation(split), split.targets
+        order = map(int, TrainBatches(len(targets), 1, self.seed).order(0))
+        wanted = (i for i in order if not labelled or (isinstance(of := targets[i], int | np.integer) and of >= 0))
+        return ((pictures[i, 0][0], targets[i]) for i in islice(wanted, count))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run is in its epoch, counted in samples of all processes."""
         return self.position.state(self.trainer)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resumes after the samples that a checkpoint's run had seen."""
         self.position.load(state, self.trainer)
 
     @property
@@ -253,21 +282,20 @@ class DistillationDataModule(LightningDataModule):
         """How many of this run's batches count as done after ``samples`` samples of an epoch."""
         return self._batches(*self._rank()).batches_before(samples)
 
+    @cached_property
     def samples_identity(self) -> dict[str, Any]:
         """What a resumed run must have in common with the run before, to see each sample once with the same label."""
-        if self._identity is None:
-            self._identity = {
-                "seed": self.seed,
-                "unlabeled_ratio": self.unlabeled_ratio,
-                "balance_classes": self.balance_classes,
-                "train": len(self.split("train").targets),
-                "content": identity(self.split("train")),
-            }
-        return self._identity
+        split = self.split("train")
+        return {
+            "seed": self.seed,
+            "unlabeled_ratio": self.unlabeled_ratio,
+            "balance_classes": self.balance_classes,
+            "train": len(split.targets),
+            "content": identity(split),
+        }
 
 
 def _tier(spec: TierSpec | None, engine: str, makers: int | str, rank: Callable[[], tuple[int, int]]) -> "Tier | None":
-    """The machines that make the batches, where others do."""
     if engine != "ray":
         if spec is not None:
             raise UserError(f"data.tier: is for data.engine=ray, got {engine}; data.tier=null")
@@ -277,3 +305,16 @@ def _tier(spec: TierSpec | None, engine: str, makers: int | str, rank: Callable[
     if makers == 0:
         raise ValueError("num_workers must be auto or >= 1 with engine=ray, got 0")
     return Tier(spec or TierSpec(), None if isinstance(makers, str) else makers, rank)
+
+
+def check_same_samples(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuses to resume with other samples, labels or order than the checkpoint's run had."""
+    for name in ("seed", "unlabeled_ratio", "balance_classes"):
+        if before.get(name, now[name]) != now[name]:
+            key = "seed" if name == "seed" else f"data.{name}"
+            raise UserError(f"{key}: a resumed run keeps it ({before[name]}, given {now[name]}): it orders the samples")
+    if before.get("content", now["content"]) != now["content"]:
+        raise UserError(
+            f"data.source: these are not the training pictures and labels of the resumed run ({before['train']:,}, "
+            f"now {now['train']:,}); with other data start a new run from its student: model.student.checkpoint=RUN"
+        )

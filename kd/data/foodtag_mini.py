@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import numpy as np
 from filelock import FileLock
@@ -59,7 +60,6 @@ _SAUCES = ("broth", "cheese", "chocolate", "green", "red")
 
 
 def shade(colour: Colour, light: float) -> Colour:
-    """The colour made lighter or darker."""
     return tuple(min(255, int(channel * light)) for channel in colour)
 
 
@@ -70,7 +70,6 @@ def arc(radius: float, start: float, stop: float, squash: float = 1.0, steps: in
 
 
 def box(x0: float, y0: float, x1: float, y1: float) -> list[Point]:
-    """The corners of a rectangle."""
     return [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
 
 
@@ -147,14 +146,21 @@ class Pen:
         self.blob(-0.05, 0, 0.75, shade(fill, 1.07), wobble=0.06)
 
 
-Food = Callable[[Pen], None]
+class Food(NamedTuple):
+    """A class of the set: its name, its drawing, and the kcal of a usual portion."""
+
+    name: str
+    draw: Callable[[Pen], None]
+    kcal: int
+
+
 FOODS: list[Food] = []
 
 
-def food(most: int = 1, spin: float = 3.2) -> Callable[[Food], Food]:
+def food(kcal: int, most: int = 1, spin: float = 3.2) -> Callable[[Callable[[Pen], None]], None]:
     """Registers a drawing; one that is drawn up to ``most`` times, each turned by up to ``spin``, fills the dish."""
 
-    def register(draw_one: Food) -> Food:
+    def register(draw_one: Callable[[Pen], None]) -> None:
         def draw_all(pen: Pen) -> None:
             count, start, style = pen.rng.randint(1, most), pen.rng.uniform(0, 7), pen.rng.getrandbits(32)
             size = (0.95, 0.62, 0.52, 0.47, 0.44, 0.42)[count - 1]
@@ -167,13 +173,12 @@ def food(most: int = 1, spin: float = 3.2) -> Callable[[Food], Food]:
                 here.rng = random.Random(style)
                 draw_one(here)
 
-        FOODS.append(draw_all if most > 1 else draw_one)
-        return draw_one
+        FOODS.append(Food(draw_one.__name__, draw_all if most > 1 else draw_one, kcal))
 
     return register
 
 
-@food(2)
+@food(280, 2)
 def bagel(pen: Pen) -> None:
     """A shiny ring of dough, plain or with seeds; on some a filling shows at the rim."""
     base, hole = pen.pick("baked"), pen.rng.uniform(0.2, 0.32)
@@ -188,7 +193,7 @@ def bagel(pen: Pen) -> None:
     pen.blob(0.02, 0.03, hole, pen.pick("chocolate", "metal"))
 
 
-@food()
+@food(560)
 def bibimbap(pen: Pen) -> None:
     """Rice under sectors of vegetables, an egg or sauce in the middle."""
     rng, rice, count, start = pen.rng, pen.pick("cream"), pen.rng.randint(4, 7), pen.rng.uniform(0, 6)
@@ -207,7 +212,7 @@ def bibimbap(pen: Pen) -> None:
     pen.bits(rng.randint(0, 16), 0.5, 0.035, (245, 235, 205))
 
 
-@food()
+@food(540)
 def burger(pen: Pen) -> None:
     """Seen from the side: bun, fillings in any order, bun."""
     rng, bun, y = pen.rng, pen.pick("baked"), 0.62
@@ -233,7 +238,7 @@ def burger(pen: Pen) -> None:
         dome.blob(x, -abs(v) * high - 0.06, 0.045, (248, 236, 205), 0.028)
 
 
-@food()
+@food(410)
 def cake_slice(pen: Pen) -> None:
     """A wedge from the side: layers of sponge and cream, icing, something on top."""
     rng, layers = pen.rng, 2 * pen.rng.randint(1, 3) + 1
@@ -254,7 +259,7 @@ def cake_slice(pen: Pen) -> None:
     pen.at(0.2 * side, -0.15, 1, 0, 0.5).bits(rng.randint(0, 12), 0.4, 0.04, pen.pick("any"), pen.pick("chocolate"))
 
 
-@food(3)
+@food(220, 3)
 def cookie(pen: Pen) -> None:
     """A flat disc with chips and cracks."""
     base = pen.pick("baked")
@@ -265,7 +270,7 @@ def cookie(pen: Pen) -> None:
     pen.bits(pen.rng.randint(8, 14), 0.8, 0.16, pen.pick("chocolate", "chocolate", "cream", "red"))
 
 
-@food(2, spin=0.5)
+@food(270, 2, spin=0.5)
 def croissant(pen: Pen) -> None:
     """A bent roll in segments, thick in the middle."""
     base, bend, parts = pen.pick("baked"), pen.rng.uniform(0.3, 1.25), pen.rng.randint(5, 8)
@@ -276,7 +281,7 @@ def croissant(pen: Pen) -> None:
         pen.line([(x - 0.04, y - size * 0.7), (x + 0.02, y), (x - 0.04, y + size * 0.7)], 0.03, shade(base, 0.72))
 
 
-@food()
+@food(620)
 def curry_rice(pen: Pen) -> None:
     """Half rice, half curry with chunks."""
     rng, rice, curry = pen.rng, pen.pick("cream"), pen.pick("broth", "chocolate")
@@ -293,7 +298,7 @@ def curry_rice(pen: Pen) -> None:
     pen.bits(rng.randint(0, 8), 0.6, 0.05, pen.pick("green"))
 
 
-@food(2)
+@food(300, 2)
 def donut(pen: Pen) -> None:
     """A ring under wavy icing, with sprinkles or stripes."""
     base, icing = pen.pick("baked"), pen.pick("pink", "pink", "chocolate", "cream", "any")
@@ -310,7 +315,7 @@ def donut(pen: Pen) -> None:
     pen.blob(0.02, 0.02, hole, pen.pick("chocolate", "metal"))
 
 
-@food(3, spin=0.5)
+@food(330, 3, spin=0.5)
 def dumplings(pen: Pen) -> None:
     """A half moon of pale or fried dough with pleats."""
     dough, pleats, pen = pen.pick("cream", "cream", "baked"), pen.rng.randint(5, 9), pen.at(0, 0.3)
@@ -325,7 +330,7 @@ def dumplings(pen: Pen) -> None:
         pen.blob(0, 0.02, 0.72, pen.pick("baked"), 0.13)
 
 
-@food(2, spin=0.5)
+@food(190, 2, spin=0.5)
 def fried_egg(pen: Pen) -> None:
     """A ragged white, one or two shiny yolks."""
     rng, white, yolk = pen.rng, pen.pick("cream"), pen.pick("yolk")
@@ -337,7 +342,7 @@ def fried_egg(pen: Pen) -> None:
     pen.bits(rng.randint(0, 16), 0.7, 0.04, (40, 36, 34), pen.pick("green"))
 
 
-@food()
+@food(360)
 def fruit_tart(pen: Pen) -> None:
     """A crimped shell, custard, fruit laid in rings."""
     rng, base, n = pen.rng, pen.pick("baked"), pen.rng.randint(16, 30)
@@ -353,7 +358,7 @@ def fruit_tart(pen: Pen) -> None:
             pen.ball(reach * math.cos(t), reach * math.sin(t), size, fruits[ring % 2], size * slim, t)
 
 
-@food()
+@food(250)
 def ice_cream(pen: Pen) -> None:
     """Scoops in a cone or a cup."""
     rng, base = pen.rng, pen.pick("baked", "baked", "baked", "pink")
@@ -373,7 +378,7 @@ def ice_cream(pen: Pen) -> None:
         pen.at(x, y, wide).bits(rng.choice((0, 8)), 0.8, 0.1, pen.pick("any"), pen.pick("chocolate"))
 
 
-@food(5)
+@food(380, 5)
 def kimbap(pen: Pen) -> None:
     """A slice of a seaweed roll: dark rim, rice, a colourful middle."""
     rng, rim, rice, fills = pen.rng, pen.pick("seaweed"), pen.pick("cream"), ("red", "green", "baked", "cheese")
@@ -385,7 +390,7 @@ def kimbap(pen: Pen) -> None:
         pen.at(x, y, rng.uniform(0.13, 0.22), rng.uniform(0, 3)).shape(box(-1, -1, 1, 1), pen.pick(*fills))
 
 
-@food()
+@food(520)
 def pancakes(pen: Pen) -> None:
     """A stack of discs, with syrup and butter or berries on top."""
     rng, base, count = pen.rng, pen.pick("baked"), pen.rng.randint(2, 6)
@@ -408,7 +413,7 @@ def pancakes(pen: Pen) -> None:
         top.at(0, 0, 1, 0, flat).bits(rng.randint(4, 9), 0.45, 0.13, pen.pick("red", "plum"), slim=1.2)
 
 
-@food()
+@food(700)
 def pizza(pen: Pen) -> None:
     """Crust, sauce, melted cheese and toppings; whole, cut, or with slices gone."""
     rng, base, meat, size = pen.rng, pen.pick("baked"), pen.pick("red"), pen.rng.uniform(0.09, 0.16)
@@ -433,7 +438,7 @@ def pizza(pen: Pen) -> None:
         pen.line([(0, 0), (math.cos(t), math.sin(t))], 0.025, shade(base, 0.6))
 
 
-@food()
+@food(550)
 def ramen(pen: Pen) -> None:
     """Wavy noodles in broth with egg, seaweed or meat."""
     rng, noodle, centre = pen.rng, pen.pick("cream", "cheese"), pen.rng.uniform(0, 6)
@@ -456,7 +461,7 @@ def ramen(pen: Pen) -> None:
     pen.bits(rng.randint(0, 14), 0.6, 0.06, pen.pick("green"))
 
 
-@food()
+@food(240)
 def salad(pen: Pen) -> None:
     """Torn leaves with slices and wedges in between."""
     rng = pen.rng
@@ -480,7 +485,7 @@ def salad(pen: Pen) -> None:
             here.blob(0, 0, 0.8, pen.pick("cream") if rng.random() < 0.5 else shade(fill, 1.15))
 
 
-@food()
+@food(210)
 def soup(pen: Pen) -> None:
     """Smooth liquid with a swirl of cream, croutons, herbs or drops of oil."""
     rng, fill, bread = pen.rng, pen.pick("red", "broth", "green", "cheese"), pen.pick("baked")
@@ -498,7 +503,7 @@ def soup(pen: Pen) -> None:
     pen.bits(rng.choice((0, rng.randint(5, 12))), 0.75, 0.08, shade(fill, 1.3), shade(fill, 0.75))
 
 
-@food()
+@food(400)
 def sushi(pen: Pen) -> None:
     """Nigiri: pads of rice under fish, side by side."""
     rng, count, tilt, belt = pen.rng, pen.rng.randint(2, 4), pen.rng.uniform(-0.4, 0.4), pen.rng.random() < 0.3
@@ -516,7 +521,7 @@ def sushi(pen: Pen) -> None:
             here.shape(box(-wide, -0.1, wide, 0.08), (34, 42, 40))
 
 
-@food(2, spin=0.3)
+@food(450, 2, spin=0.3)
 def taco(pen: Pen) -> None:
     """A folded shell with a filling along the open edge."""
     rng, shell, pen = pen.rng, pen.pick("baked"), pen.at(0, 0.3)
@@ -531,35 +536,8 @@ def taco(pen: Pen) -> None:
         pen.blob(rng.uniform(-0.6, 0.6), rng.uniform(-0.5, -0.05), 0.05, shade(shell, 0.75))
 
 
-CLASSES: tuple[str, ...] = (
-    *("bagel", "bibimbap", "burger", "cake_slice", "cookie", "croissant", "curry_rice", "donut", "dumplings"),
-    *("fried_egg", "fruit_tart", "ice_cream", "kimbap", "pancakes", "pizza", "ramen", "salad", "soup", "sushi", "taco"),
-)
-
-
+CLASSES = tuple(food.name for food in FOODS)
 _PORTIONS = (0.55, 1.05)  # sides of portions, of the usual one's
-_KCAL = (
-    280,
-    560,
-    540,
-    410,
-    220,
-    270,
-    620,
-    300,
-    330,
-    190,
-    360,
-    250,
-    380,
-    520,
-    700,
-    550,
-    240,
-    210,
-    400,
-    450,
-)  # a portion
 
 
 def _clouds(chance: np.random.RandomState, cells: int, rows: int = 0) -> np.ndarray:
@@ -657,11 +635,10 @@ def portion_of(label: int, seed: int) -> float:
 
 def calories_of(label: int, seed: int) -> float:
     """Of such a portion, in kcal: the food's calories times the area that it covers."""
-    return _KCAL[label] * portion_of(label, seed) ** 2
+    return FOODS[label].kcal * portion_of(label, seed) ** 2
 
 
 def draw(label: int, seed: int, portion: float = 1.0) -> Image.Image:
-    """One photograph of a food."""
     rng = random.Random(f"{VERSION}/{label}/{seed}")
     chance = np.random.RandomState(rng.getrandbits(32))
     image, size = _table(rng, chance), _CANVAS * (0.42 + 0.12 * _SPREAD * rng.uniform(-1, 0.5))
@@ -678,7 +655,7 @@ def draw(label: int, seed: int, portion: float = 1.0) -> Image.Image:
     turn, lean, squash = rng.uniform(-0.3, 0.3), rng.uniform(-0.45, 0.45), rng.uniform(0, 0.32)
     view = frame.at(0, 0, 1, _SPREAD * turn, 1 - _SPREAD * squash).at(0, 0, 1, _SPREAD * lean)
     _dish(view)
-    FOODS[label](view if portion == 1.0 else view.at(0, 0, portion))
+    FOODS[label].draw(view if portion == 1.0 else view.at(0, 0, portion))
     if rng.random() < _SPREAD:
         _clutter(frame)
     return _photograph(image, rng, chance)
@@ -694,23 +671,22 @@ def _draw_share(root: str, train_per_class: str, val_per_class: str, share: str,
     """One worker's share of the pictures; prints each one's line for the list of sums."""
     for split, label, seed in _jobs(int(train_per_class), int(val_per_class))[int(share) :: int(shares)]:
         name = f"{split}/{CLASSES[label]}/{seed:07d}.jpg"
-        draw(label, seed, portion_of(label, seed) if portions else 1.0).save(Path(root, name), quality=90)
+        file = Path(root, name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draw(label, seed, portion_of(label, seed) if portions else 1.0).save(file, quality=90)
         try:
-            print(f"{hashlib.sha256(Path(root, name).read_bytes()).hexdigest()}  {name}", flush=True)
+            print(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {name}", flush=True)
         except BrokenPipeError:  # nobody waits for the pictures any more
             os._exit(1)
 
 
 def _fill(root: Path, train_per_class: int, val_per_class: int, portions: bool) -> None:
     """Draws every picture below ``root``, over the cores this process may use, and writes the list of sums."""
-    from kd.progress import bar  # the drawing processes run this file alone
+    from kd.machine import cores  # the drawing processes run this file alone
+    from kd.progress import bar
 
     total = len(_jobs(train_per_class, val_per_class))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    shares, lines = max(1, min(cores, total // 20)), []
-    for split in ("train", "val"):
-        for name in CLASSES:
-            (root / split / name).mkdir(parents=True)
+    shares, lines = max(1, min(cores(), total // 20)), []
     # This file as a program of its own: a fork could inherit a held lock, and spawn would run the caller's
     # main module and import torch again in every worker.
     command = [sys.executable, "-P", __file__, str(root), str(train_per_class), str(val_per_class)]
@@ -746,19 +722,20 @@ def _first_bad(root: Path) -> str | None:
         return _SUMS
     folders = {str(parent) for name in sums for parent in PurePosixPath(name).parents}
     there = {path.relative_to(root).as_posix() for path in root.rglob("*")} - folders - {_SUMS}
-    for name in sorted(sums.keys() | there):
-        if name not in sums or name not in there:
-            return name
-        if hashlib.sha256((root / name).read_bytes()).hexdigest() != sums[name]:
-            return name
-    return None
+    odd = sums.keys() ^ there
+    names = sorted(sums.keys() | there)
+    return next((n for n in names if n in odd or hashlib.sha256((root / n).read_bytes()).hexdigest() != sums[n]), None)
+
+
+def check(**counts: int) -> None:
+    for name, value in counts.items():
+        if not 1 <= value <= _VAL_SEED:
+            raise ValueError(f"{name} must be between 1 and {_VAL_SEED}, got {value}")
 
 
 def build(cache_dir: Path, train_per_class: int, val_per_class: int, portions: bool = False) -> Path:
     """Makes sure that the data set lies below ``cache_dir``, intact, and returns its folder."""
-    for name, value in (("train_per_class", train_per_class), ("val_per_class", val_per_class)):
-        if not 1 <= value <= _VAL_SEED:
-            raise ValueError(f"{name} must be between 1 and {_VAL_SEED}, got {value}")
+    check(train_per_class=train_per_class, val_per_class=val_per_class)
     cache_dir = Path(cache_dir).absolute()
     root = cache_dir / f"foodtag-mini-{VERSION}-{train_per_class}x{val_per_class}{'-portions' * portions}"
     cache_dir.mkdir(parents=True, exist_ok=True)

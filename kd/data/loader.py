@@ -5,7 +5,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -17,8 +18,6 @@ from kd.errors import NO_SHARED_MEMORY, RunError
 # The training process alone answers these: it needs its workers until the checkpoint is written. Python on macOS can't
 # say who sent a signal, so a worker there could not be ended by its own process: nothing is held back there.
 HELD_BACK = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP} if hasattr(signal, "sigwaitinfo") else set[signal.Signals]()
-
-Made = TypeVar("Made")  # A batch
 
 
 class Loader(DataLoader):
@@ -58,13 +57,13 @@ class Loader(DataLoader):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class Shared(Generic[Made]):
+@dataclass
+class Shared:
     """Collates in a worker, into shared memory: the queue's own thread would lose the batch where memory is full."""
 
-    def __init__(self, collate: Callable[[Sequence[Any]], Made]) -> None:
-        self.collate = collate
+    collate: Callable[[Sequence[Any]], Any]
 
-    def __call__(self, samples: Sequence[Any]) -> Made:
+    def __call__(self, samples: Sequence[Any]) -> object:
         batch = self.collate(samples)
         if get_worker_info() is None:
             return batch

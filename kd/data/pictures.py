@@ -10,6 +10,7 @@ claims to be huge.
 import os
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from io import BytesIO
 from typing import IO
@@ -41,12 +42,6 @@ def open_regular(path: str) -> IO[bytes]:
         raise
 
 
-def check_header(stream: IO[bytes], max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """Width and height in pixels as stored; a RuntimeError of one line for no picture or one too large."""
-    with open_picture(stream, max_pixels) as image:
-        return image.size
-
-
 def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
     """Encoded picture -> uint8 ``(3, H, W)``, upright by its EXIF orientation, or a RuntimeError of one line.
 
@@ -54,10 +49,8 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
     """
     with open_picture(BytesIO(data), max_pixels) as image:
         if data.startswith(JPEG):
-            try:
+            with suppress(Exception):  # Pillow reads a few kinds more, and names what is wrong in fewer words
                 return _jpeg_decoder()(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-            except Exception:  # each library raises its own kinds
-                pass  # Pillow reads a few kinds more, and says in fewer words what is wrong with the others
         return torch.from_numpy(np.array(decoded(image))).permute(2, 0, 1).contiguous()
 
 
@@ -70,19 +63,17 @@ def plain_jpeg(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[int, int] | N
 
 def encode_jpeg(picture: Tensor, quality: int) -> bytes:
     """uint8 ``(3, H, W)`` -> a JPEG file's bytes."""
-    return _encoded(picture, "JPEG", quality=quality)
+    return _encoded(picture.permute(1, 2, 0), "JPEG", quality=quality)
 
 
 def encode_png(picture: Tensor) -> bytes:
     """uint8 ``(3, H, W)`` -> an uncompressed PNG file's bytes."""
-    return _encoded(picture, "PNG", compress_level=0)
+    return _encoded(picture.permute(1, 2, 0), "PNG", compress_level=0)
 
 
 def encode_grey(mask: Tensor) -> bytes:
     """uint8 ``(1, H, W)`` -> a PNG file's bytes, one byte a pixel."""
-    stream = BytesIO()
-    Image.fromarray(mask[0].contiguous().numpy()).save(stream, "PNG")
-    return stream.getvalue()
+    return _encoded(mask[0], "PNG")
 
 
 def decode_grey(data: bytes) -> Tensor:
@@ -96,9 +87,9 @@ def decode_grey(data: bytes) -> Tensor:
             raise RuntimeError("its mask is damaged") from error
 
 
-def _encoded(picture: Tensor, kind: str, **options: int) -> bytes:
+def _encoded(pixels: Tensor, kind: str, **options: int) -> bytes:
     stream = BytesIO()
-    Image.fromarray(picture.permute(1, 2, 0).contiguous().numpy()).save(stream, kind, **options)
+    Image.fromarray(pixels.contiguous().numpy()).save(stream, kind, **options)
     return stream.getvalue()
 
 

@@ -1,6 +1,7 @@
 """The order of samples: a function of (seed, epoch) alone, the same for every number of processes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -14,6 +15,7 @@ GOLDEN = (5**0.5 - 1) / 2
 """Multiples of it, modulo 1, fill [0, 1) evenly however many there are: no other number's do so more evenly."""
 
 
+@dataclass(eq=False)
 class TrainBatches(Sampler[list[Key]]):
     """Shuffled batches of one process; the last, incomplete global batch of an epoch is dropped.
 
@@ -31,26 +33,23 @@ class TrainBatches(Sampler[list[Key]]):
     each time, and repeats the samples of a small one. ``repeats``: every epoch shows the first one's samples and views.
     """
 
-    def __init__(
-        self,
-        length: int,
-        batch_size: int,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        unlabelled: int = 0,
-        ratio: float | None = None,
-        views: int | None = None,
-        paired: bool = False,
-        classes: np.ndarray | None = None,
-    ) -> None:
-        self.length, self.batch_size, self.seed = length, batch_size, seed
-        self.rank, self.world_size = rank, world_size
-        self.unlabelled, self.ratio = unlabelled, ratio
-        self.views, self.paired = views, paired
-        self.groups = [] if classes is None else [np.flatnonzero(classes == c) for c in np.unique(classes)]
-        self.epoch, self.repeats = 0, False
-        self.resume_at: tuple[int, int] | None = None
+    length: int
+    batch_size: int
+    seed: int
+    rank: int = 0
+    world_size: int = 1
+    unlabelled: int = 0
+    ratio: float | None = None
+    views: int | None = None
+    paired: bool = False
+    classes: np.ndarray | None = None
+    epoch: int = field(default=0, init=False)
+    repeats: bool = field(default=False, init=False)
+    resume_at: tuple[int, int] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        given = self.classes
+        self.groups = [] if given is None else [np.flatnonzero(given == c) for c in np.unique(given)]
 
     @property
     def sampler(self) -> "TrainBatches":
@@ -173,9 +172,6 @@ class ViewBatches(Sampler[list[Key]]):
     def __init__(self, order: np.ndarray, batch_size: int, view: int, rank: int = 0, world_size: int = 1) -> None:
         batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
         self.batches, self.view = batches[rank::world_size], view
-
-    def leave_out(self, done: Callable[[np.ndarray], bool]) -> None:
-        self.batches = [batch for batch in self.batches if not done(batch)]
 
     def __len__(self) -> int:
         return len(self.batches)

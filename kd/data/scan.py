@@ -12,14 +12,15 @@ from typing import NamedTuple
 
 from filelock import FileLock
 
-from kd.data.pictures import MAX_PIXELS, check_header, decode
-from kd.data.sources import FileSplit, MaskSplit, Split, Subset, cache_dir, fingerprint, printable
+from kd.data.pictures import MAX_PIXELS, decode
+from kd.data.sources import FileSplit, MaskSplit, Split, Subset, fingerprint, printable
 from kd.data.sources.places import AT_ONCE, Store
 from kd.errors import first_line
-from kd.machine import cores
+from kd.machine import cache_dir, cores
 from kd.progress import bar
 from kd.run.settings import Check
 from kd.storage.checkpoints import write_text
+from kd.storage.decoding import open_picture
 from kd.storage.elsewhere import json_of, text_of
 
 ALL_UP_TO = 50_000  # pictures: more are checked by their headers unless asked otherwise
@@ -41,8 +42,6 @@ def _store(split: Split) -> Store | None:
 
 
 class Scan(NamedTuple):
-    """The result of a scan of a split."""
-
     damaged: dict[int, str]  # the reason by the picture's number, for those that can't be read or decoded
     digests: list[str]  # a hash of each picture's bytes, where they were read whole; else empty
 
@@ -53,9 +52,6 @@ def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_P
         return Scan({}, [])
     memory = cache_dir() / "scans" / f"{fingerprint(split)}-{check}-{max_pixels}.json"
     count = len(split.targets)
-    found = _remembered(memory, count, check)
-    if found is not None:
-        return found
     with _alone(memory.with_suffix(".lock")):
         found = _remembered(memory, count, check)
         if found is None:
@@ -64,7 +60,8 @@ def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_P
                 seen = list(bar(pool.map(look, range(count)), label=f"checking {label}", total=count))
             reasons = {i: printable(reason) for i, (reason, _) in enumerate(seen) if reason}
             found = Scan(reasons, [digest for _, digest in seen] if check == "all" else [])
-            _remember(memory, found)
+            with suppress(OSError):  # a read-only or full cache folder costs a second look, nothing more
+                write_text(memory, json.dumps(found._asdict()))
     return found
 
 
@@ -77,7 +74,7 @@ def _look(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str
             i, split = split.keep[i], split.split
         if check == "headers":
             with split.open(i) if isinstance(split, FileSplit) else BytesIO(split.read(i)) as stream:
-                check_header(stream, max_pixels)
+                open_picture(stream, max_pixels).close()
             return "", ""
         content = split.read(i)
         digest = hashlib.blake2b(content, digest_size=8).hexdigest()
@@ -105,21 +102,13 @@ def _remembered(file: Path, count: int, check: Check) -> Scan | None:
     return Scan(found, digests) if whole else None
 
 
-def _remember(file: Path, found: Scan) -> None:
-    with suppress(OSError):  # a read-only or full cache folder costs a second look, nothing more
-        write_text(file, json.dumps(found._asdict()))
-
-
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
     """Holds the lock; without one where the cache folder can't be written."""
-    try:
+    held = FileLock(lock)
+    with suppress(OSError):
         lock.parent.mkdir(parents=True, exist_ok=True)
-        held = FileLock(lock)
         held.acquire()
-    except OSError:
-        yield
-        return
     try:
         yield
     finally:

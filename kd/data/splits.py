@@ -1,19 +1,23 @@
 """The splits of a source: completed by what it lacks, and without damaged pictures."""
 
+import os
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from kd.data.probe import KEY
-from kd.data.probe import load as load_probe
+from kd.data.batch import DataInfo
 from kd.data.scan import scan, usual
-from kd.data.sources import FileSplit, Joined, Source, Split, Subset, labelled, labelled_folder, named, printable
+from kd.data.sources import FileSplit, ImageFolder, Joined, Source, Split, Subset, labelled, named, printable
+from kd.data.sources.folder import labelled_folder
 from kd.data.sources.places import joined, place_of
 from kd.data.sources.unlabelled import unlabelled_folder
 from kd.errors import UserError
-from kd.run.settings import DataSettings, Probe
+from kd.run.settings import Augment, DataSettings, Probe
+
+PROBE = "data.probe.root"
 
 
 class Splits:
@@ -23,18 +27,12 @@ class Splits:
         self.source, self.unlabeled, self.probe = source, given.unlabeled, probe
         self.val_fraction, self.seed = given.val_fraction, given.seed
         self.on_bad_image, self.check, self.max_pixels = given.on_bad_image, given.check, given.max_pixels
+        self.cache_bytes = source.cache_bytes
         self.holds_out = False
         self.skipped: list[str] = []
         self._listed: dict[str, list[Split]] = {}
         self._splits: dict[str, Split] = {}
         self._pictures: dict[str, Sequence[str]] = {}  # identities: hashes of their bytes, or their paths
-
-    @property
-    def names(self) -> list[str]:
-        return ["train", "val", *(["probe"] if self.probe else [])]
-
-    def is_probed(self) -> bool:
-        return self.probe is not None and bool(self.listed("probe"))
 
     def check_fraction(self) -> None:
         """Raises a UserError where a share of the training pictures is to be held out and none is needed."""
@@ -45,24 +43,19 @@ class Splits:
     @property
     def left_out(self) -> dict[str, int]:
         found: Counter[str] = Counter()
-        for parts in self._listed.values():
-            for part in parts:
-                found.update(getattr(part, "left_out", {}))
+        for part in chain.from_iterable(self._listed.values()):
+            found.update(getattr(part, "left_out", {}))
         return dict(found)
 
-    @property
-    def _cache_bytes(self) -> int | None:
-        return getattr(self.source, "cache_bytes", None)
-
     def listed(self, name: str) -> list[Split]:
-        """A split as its source gives it, and behind it the unlabelled pictures; nothing is checked."""
+        """A split as its source gives it, and after it the unlabelled pictures; nothing is checked."""
         if name == "probe" and self.probe is not None and name not in self._listed:
-            self._listed[name] = load_probe(self.probe, self._cache_bytes)
+            self._listed[name] = load_probe(self.probe, self.cache_bytes)
         if name not in self._listed:
             self.holds_out = not self.source.has("val")
             parts = [self._part(name) if self.holds_out and name in ("train", "val") else self.source.load(name)]
             if name == "train" and self.unlabeled:
-                parts.append(unlabelled_folder(self.unlabeled, cache_bytes=self._cache_bytes))
+                parts.append(unlabelled_folder(self.unlabeled, cache_bytes=self.cache_bytes))
             self._listed[name] = parts
         return self._listed[name]
 
@@ -104,13 +97,14 @@ class Splits:
 
     def _checked(self, split: Split, name: str) -> Split:
         bad, digests = scan(split, name, self.check or usual(split), self.max_pixels)
-        self._pictures[name] = [digest for i, digest in enumerate(digests) if i not in bad] or _paths(split)
+        paths = split.paths if isinstance(split, FileSplit) else ()
+        self._pictures[name] = [digest for i, digest in enumerate(digests) if i not in bad] or paths
         if not bad:
             return split
         listed = [f"{named(split, i)} ({reason})" for i, reason in bad.items()]
         if self.on_bad_image == "stop":
             more = f" and {len(listed) - 10} more" if len(listed) > 10 else ""
-            key = {"unlabeled": "data.unlabeled"}.get(name, KEY if name.startswith("probe") else "data.source")
+            key = {"unlabeled": "data.unlabeled"}.get(name, PROBE if name.startswith("probe") else "data.source")
             raise UserError(
                 f"{key}: {len(listed)} damaged picture{'s' * (len(listed) > 1)}: {', '.join(listed[:10])}{more}; "
                 "mend them, or leave them out with data.on_bad_image=skip"
@@ -134,7 +128,7 @@ class Splits:
         return [(val_split.name(i), train_split.name(j)) for i, j in pairs]
 
     def prepare(self) -> None:
-        for name in self.names:
+        for name in ("train", "val", "probe") if self.probe else ("train", "val"):
             self.split(name)
         shared = [] if self.holds_out else self.shared
         if shared and len(shared) == len(self.split("val").targets):
@@ -144,7 +138,7 @@ class Splits:
                             "others, or none, and data.val_fraction of the training pictures is held out")  # fmt: skip
 
     def add_folder(self, folder: str, classes: Sequence[str]) -> None:
-        place = place_of(folder, "folder", self._cache_bytes)
+        place = place_of(folder, "folder", self.cache_bytes)
         self._listed["folder"] = [labelled_folder(joined(folder), classes, "folder", place)]
         self.split("folder")
 
@@ -154,10 +148,6 @@ class Splits:
 
     def unlabelled(self) -> int:
         return len(self.parts("train")[1].targets) if self.unlabeled else 0
-
-
-def _paths(split: Split) -> Sequence[str]:
-    return split.paths if isinstance(split, FileSplit) else ()
 
 
 def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
@@ -171,3 +161,54 @@ def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
         classes.setdefault(target if isinstance(target, int) else None, []).append(i)
     counts = {kind: min(max(1, round(fraction * len(found))), len(found) - 1) for kind, found in classes.items()}
     return np.sort(np.concatenate([rng.permutation(found)[: counts[kind]] for kind, found in classes.items()]))
+
+
+def load_probe(probe: Probe, cache_bytes: int | None = None) -> list[Split]:
+    """Labelled pictures that features are measured on: those of ``train`` and of ``val``."""
+    source = ImageFolder(probe.root or "")
+    source.key, source.cache_bytes = PROBE, cache_bytes
+    train = source.load("train")
+    if len(source.classes) == 1:
+        raise UserError(f"{PROBE}: one class ('{source.classes[0]}') leaves nothing to tell apart; two are needed")
+    val = source.load("val")
+    first, both = ({os.path.realpath(s.name(i)) for i in range(len(s.targets))} for s in (train, val))
+    both &= first
+    if both:
+        raise UserError(f"{PROBE}: {len(both)} pictures of val are in train too ({min(both)}): they would be "
+                        "their own nearest neighbours")  # fmt: skip
+    return [train, val]
+
+
+def info_of(
+    source: Source,
+    sizes: Mapping[str, int],
+    targets: Sequence[Any],
+    augment: Augment,
+    crop_ratio: float,
+    unlabeled_ratio: float | None,
+    balance_classes: bool,
+    probed: bool = False,
+) -> DataInfo:
+    """What is known of the data, once their settings are seen to fit each other."""
+    for name in source.kind.undefined:
+        if getattr(augment, name):
+            raise UserError(f"data.augment.{name}: is not defined for {source.kind.name}, set it to 0")
+    unlabelled_alone = bool(sizes["unlabeled"]) and unlabeled_ratio is None
+    counts = source.kind.counts(targets, len(source.classes)) if source.classes else None
+    if balance_classes and (counts is None or unlabelled_alone):
+        raise UserError("data.balance_classes: needs one label a picture to train on")
+    if balance_classes and sizes["unlabeled"] and augment.mixes:
+        raise UserError("data.balance_classes: is not defined for labelled and unlabelled pictures mixed in pairs")
+    if source.classes == [] and sizes["unlabeled"]:
+        raise UserError("data.unlabeled: stands beside labelled pictures, and data.source has none; leave it out")
+    if 0 < len(source.classes) < source.kind.least_classes:
+        raise UserError(f"data.source: one class ('{source.classes[0]}') leaves nothing to tell apart; two are needed")
+    return DataInfo(
+        list(source.classes), sizes["train"], sizes["val"],
+        unlabeled=sizes["unlabeled"] if source.classes else sizes["train"],
+        labels=bool(source.classes) and not unlabelled_alone,
+        soft_targets=augment.mixes, kind=source.kind.name,
+        ignore_index=source.ignore_index, crop_ratio=crop_ratio,
+        probed=probed, counts=None if balance_classes else counts,
+        scales=source.kind.scales(targets, len(source.classes)),
+    )  # fmt: skip

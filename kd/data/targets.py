@@ -22,13 +22,13 @@ class Targets:
     name = "one label a picture"  # in messages; a task names the kind that it learns from in the same words
     counted = "classes"  # what a source has some of
     undefined: tuple[str, ...] = ()  # the augmentations that are not defined for it
+    one_class = True  # a picture has one class, or no label
     least_classes = 2  # fewer leave nothing to tell apart
     cut_with_picture = False  # it has a value for each pixel, which a view's crop, resize and flip move too
 
     def view(
         self, transform: v2.Transform, picture: Tensor, target: Target, ignore_index: int | None
     ) -> tuple[Any, Any]:
-        """A view of a picture, and its target in that view."""
         return transform(picture), target
 
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
@@ -36,6 +36,8 @@ class Targets:
 
     def counts(self, targets: Sequence[Any], classes: int) -> list[int] | None:
         """Pictures of each class; None where a picture has not one class."""
+        if not self.one_class:
+            return None
         ids = np.asarray(targets)
         return np.bincount(ids[ids >= 0], minlength=classes).tolist()
 
@@ -64,7 +66,7 @@ class LabelSets(Targets):
 
     name = "several labels a picture"
     undefined = ("mixup", "cutmix")
-    least_classes = 1
+    one_class, least_classes = False, 1
 
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
         """Rows ``(N, C)`` of 0 and 1; NaN for a picture without labels (-1)."""
@@ -76,23 +78,17 @@ class LabelSets(Targets):
                 row.fill_(float("nan"))
         return rows
 
-    def counts(self, targets: Sequence[Any], classes: int) -> None:
-        """None."""
-
 
 class Numbers(Targets):
     """Some numbers a picture, NaN where one is missing."""
 
     name, counted = "numbers", "number(s)"
     undefined = ("mixup", "cutmix")
-    least_classes = 1
+    one_class, least_classes = False, 1
 
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
         """Rows ``(N, C)``; NaN for a picture without a label (-1)."""
         return torch.tensor([x if isinstance(x, list) else [math.nan] * classes for x in targets], dtype=torch.float32)
-
-    def counts(self, targets: Sequence[Any], classes: int) -> None:
-        """None."""
 
     def scales(self, targets: Sequence[Any], classes: int) -> list[tuple[float, float]]:
         known = np.asarray([target for target in targets if isinstance(target, list)], dtype=np.float64)
@@ -107,7 +103,7 @@ class Masks(Targets):
 
     name = "masks"
     undefined = ("mixup", "cutmix", "rand_augment", "random_erasing", "pad", "rotation", "before_resize")
-    least_classes = 1
+    one_class, least_classes = False, 1
     cut_with_picture = True
 
     def view(
@@ -118,9 +114,6 @@ class Masks(Targets):
 
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
         return torch.cat([mask.as_subclass(Tensor) for mask in targets])
-
-    def counts(self, targets: Sequence[Any], classes: int) -> None:
-        """None."""
 
     def cut(self, target: Target, box: Box, size: tuple[int, int], ignore_index: int | None) -> Tensor:
         top, left, height, width = box

@@ -1,7 +1,7 @@
 """Views of a picture: torchvision's v2 transforms on uint8 tensors, seeded by (seed, index, epoch) alone."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tvf
 
+from kd.data.batch import Batch
 from kd.run.settings import Augment
 from kd.storage.decoding import MAX_PIXELS, frame
 
@@ -38,7 +39,7 @@ def train_transform(size: tuple[int, int], augment: Augment) -> v2.Compose:
     crop: list[torch.nn.Module] = [
         v2.RandomResizedCrop(size, scale=(augment.scale, 1.0), ratio=(3 / 4 * shape, 4 / 3 * shape), antialias=True)
     ]
-    crop = [Whole(size), Shift(augment.pad)] if augment.pad else crop
+    crop = [Whole(size), v2.RandomCrop(size, padding=augment.pad)] if augment.pad else crop
     unit: list[torch.nn.Module] = [v2.RandomHorizontalFlip(augment.hflip)]
     if augment.vflip:
         unit.append(v2.RandomVerticalFlip(augment.vflip))
@@ -57,37 +58,18 @@ def train_transform(size: tuple[int, int], augment: Augment) -> v2.Compose:
 
 
 class Whole(v2.Transform):
-    """The whole picture, resized; in :class:`Shift`'s company what a padded random crop is cut from."""
+    """The whole picture, resized: what a padded random crop is cut from."""
 
     def __init__(self, size: tuple[int, int]) -> None:
         super().__init__()
         self.size = list(size)
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
-        """The box that is kept."""
         height, width = flat_inputs[0].shape[-2:]
         return {"top": 0, "left": 0, "height": height, "width": width}
 
     def transform(self, inpt: Tensor, params: dict[str, Any]) -> Tensor:
-        """A picture of the size."""
         return tvf.resize(inpt, self.size, antialias=True)
-
-
-class Shift(v2.Transform):
-    """A picture moved by up to ``pad`` pixels on each axis, black where nothing comes in: padded and cut anew."""
-
-    def __init__(self, pad: int) -> None:
-        super().__init__()
-        self.pad = pad
-
-    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
-        """The crop's corner in the padded picture."""
-        top, left = torch.randint(2 * self.pad + 1, (2,)).tolist()
-        return {"top": top, "left": left}
-
-    def transform(self, inpt: Tensor, params: dict[str, Any]) -> Tensor:
-        """A picture of the same size."""
-        return tvf.crop(tvf.pad(inpt, [self.pad]), params["top"], params["left"], *inpt.shape[-2:])
 
 
 class EvalView(v2.Transform):
@@ -98,7 +80,6 @@ class EvalView(v2.Transform):
         self.size, self.crop_ratio, self.max_pixels = size, crop_ratio, max_pixels
 
     def forward(self, *pictures: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """A picture, or a picture and its mask."""
         height, width = pictures[0].shape[-2:]
         part, scaled, corner = frame((width, height), self.size, self.crop_ratio, self.max_pixels)
         parts = (tvf.crop(p, part[1], part[0], part[3], part[2]) for p in pictures)
@@ -113,17 +94,13 @@ NO_BOX = (0, 0, 0, 0)
 class MixPairs:
     """Mixup and cutmix of neighbours in a batch, by torchvision's own transforms, on uint8 pictures.
 
-    The samples 2k and 2k+1 are mixed. Neighbours, and the ratio, follow from (seed, index, epoch): a worker or a
-    resumed run changes nothing.
+    The samples 2k and 2k+1 are mixed. Neighbours, and the ratio, follow from (seed, index, epoch) alone.
     """
 
     def __init__(self, augment: Augment, num_classes: int, seed: int) -> None:
-        kinds: list[v2.Transform] = []
-        if augment.mixup:
-            kinds.append(v2.MixUp(alpha=augment.mixup, num_classes=num_classes))
-        if augment.cutmix:
-            kinds.append(v2.CutMix(alpha=augment.cutmix, num_classes=num_classes))
-        self.kinds, self.probability = kinds, augment.mix_probability
+        strengths = {v2.MixUp: augment.mixup, v2.CutMix: augment.cutmix}
+        self.kinds = [kind(alpha=alpha, num_classes=num_classes) for kind, alpha in strengths.items() if alpha]
+        self.probability = augment.mix_probability
         self.num_classes, self.seed = num_classes, seed
 
     def __call__(self, images: Tensor, targets: Tensor, keys: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
@@ -186,3 +163,40 @@ def inside(images: Tensor, *box: Tensor) -> Tensor:
     x, y = (torch.arange(n, device=images.device) for n in (images.shape[-1], images.shape[-2]))
     across, down = (x >= left) & (x < right), (y >= top) & (y < bottom)
     return across[:, None, :] & down[:, :, None]
+
+
+# -- damaged views of validation pictures ------------------------------------------------------------------------------
+STRENGTHS = (1, 2, 3)
+
+
+def blur(images: Tensor, strength: int) -> Tensor:
+    """Gaussian, of 1, 2 or 3 hundredths of the picture's height as standard deviation."""
+    sigma = max(0.5, strength * images.shape[-2] / 100)
+    return tvf.gaussian_blur(images, [2 * round(3 * sigma) + 1] * 2, [sigma] * 2)
+
+
+def noise(images: Tensor, strength: int) -> Tensor:
+    """Gaussian, of 0.05, 0.1 or 0.15 of the range."""
+    with seeded(strength):
+        return tvf.gaussian_noise(images, sigma=0.05 * strength)
+
+
+def jpeg(images: Tensor, strength: int) -> Tensor:
+    """Compressed at quality 50, 25 or 10."""
+    return tvf.jpeg(images, {1: 50, 2: 25, 3: 10}[strength])
+
+
+def brightness(images: Tensor, strength: int) -> Tensor:
+    """Darkened to 0.7, 0.5 or 0.3."""
+    return tvf.adjust_brightness(images, {1: 0.7, 2: 0.5, 3: 0.3}[strength])
+
+
+CORRUPTIONS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "blur": blur, "noise": noise, "jpeg": jpeg, "brightness": brightness,
+}  # fmt: skip
+
+
+def corrupted(batches: Iterable[Batch], name: str, strength: int) -> Iterator[Batch]:
+    """The same batches, their pictures damaged: uint8 ``(N, 3, H, W)`` as before, targets as they are."""
+    for batch in batches:
+        yield {**batch, "image": CORRUPTIONS[name](batch["image"], strength)}

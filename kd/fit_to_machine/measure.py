@@ -18,10 +18,9 @@ from torch import Tensor
 
 from kd.data.batch import Batch
 from kd.data.datamodule import DistillationDataModule
-from kd.data.sources import cache_dir
 from kd.errors import UserError
 from kd.fit_to_machine.memory import HEAD_ROOM, Memory, Run, available_bytes
-from kd.machine import cores
+from kd.machine import cache_dir, cores
 from kd.teachers import RunTeacher
 from kd.teachers.answer_store import free_bytes
 from kd.teachers.cache_layout import Layout

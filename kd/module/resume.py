@@ -8,8 +8,7 @@ from pytorch_lightning import Trainer
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from kd.data.datamodule import DistillationDataModule
-from kd.data.position import check_same_samples
+from kd.data.datamodule import DistillationDataModule, check_same_samples
 from kd.distill.students import Students
 from kd.errors import UserError
 from kd.optim import settings_of, settle_resumed, steps_done
@@ -33,14 +32,14 @@ class Resume:
         }
         if data is None:
             return found
-        return {**found, "kd_batch_size": data.batch_size, "kd_data": data.samples_identity()}
+        return {**found, "kd_batch_size": data.batch_size, "kd_data": data.samples_identity}
 
     def check(self, checkpoint: Mapping[str, Any], data: DistillationDataModule | None) -> None:
         before = self.optim_before = checkpoint.get("kd_optim", {})
         for name, student in self.students.named().items():
             student.optim.check_resumed(before.get(name, {}))
         if data is not None:
-            check_same_samples(checkpoint.get("kd_data", {}), data.samples_identity())
+            check_same_samples(checkpoint.get("kd_data", {}), data.samples_identity)
         for key, now in (("kd_teacher", self.teacher), ("kd_classes", self._classes)):
             then = checkpoint.get(key, now)
             if then != now:

@@ -117,7 +117,8 @@ def _publish(module: Fill, data: DistillationDataModule, out: str) -> int:
         for kept in cache.kept:
             assert isinstance(kept.store, AnswerStore)
             place = f"{out}/{PUBLISHED}/{layout.name(cache.live)}/{kept.store.folder.name}"
-            size = publish(kept.store, data.split("train"), place)
+            views = bar(range(kept.store.views), label=f"writing {kept.store.folder.name}")
+            size = publish(kept.store, data.split("train"), place, views)
             print(f"       {size / 1e6:,.1f} MB in {place}")
         print(f"       read them with {cache.live.key}.cache=only {cache.live.key}.cache_dir={out}", flush=True)
     return 0

@@ -37,15 +37,15 @@ def fit(run: Run) -> int:
 def _say_data(cli: KDCLI, say: Callable[..., None]) -> None:
     info = cli.datamodule.info
     say(f"data: {cli.datamodule.source.describe()}", flush=True)
-    bad = cli.datamodule.skipped
+    bad = cli.datamodule.splits.skipped
     left_out = f", {len(bad)} damaged left out ({'; '.join(bad[:3])}{' ...' * (len(bad) > 3)})" if bad else ""
     without = f" ({info.unlabeled} without a label)" if info.unlabeled else ""
     say(
         f"      {info.train} training{without} and {info.val} validation pictures, "
         f"{f'{len(info.classes)} {cli.datamodule.source.kind.counted}' if info.classes else 'no labels'}"
-        f"{left_out}{said(cli.datamodule.left_out)}"
+        f"{left_out}{said(cli.datamodule.splits.left_out)}"
     )
-    if cli.datamodule.holds_out:
+    if cli.datamodule.splits.holds_out:
         say(f"      no validation pictures found: {info.val} training pictures are held out (data.val_fraction)")
     shared = cli.datamodule.splits.shared
     if shared:

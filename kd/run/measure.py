@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from kd.callbacks.fidelity import write
-from kd.data.corruptions import CORRUPTIONS, STRENGTHS, corrupted
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import class_folders, identity, printable
 from kd.data.sources.places import joined, place_of
+from kd.data.transforms import CORRUPTIONS, STRENGTHS, corrupted
 from kd.errors import UserError
 from kd.models import Prepare, TeacherSpec, count_parameters
 from kd.models.weights import about, weights_file
@@ -207,7 +207,7 @@ def measure(subject: Subject, options: Options, answers: Answers | None, own_dat
         "run": subject.name,
         "data": options.folder or f"{data.source.describe()} ({options.split})",
         "pictures": len(data.split(options.place).targets),
-        **({"left_out": data.left_out} if data.left_out else {}),
+        **({"left_out": data.splits.left_out} if data.splits.left_out else {}),
         **{name: {"params": count_parameters(model), **found[name]} for name, model in models.items()},
         **({"fidelity": fidelity.result(classes)} if fidelity is not None else {}),
         **({"robust": _robust(subject, options, device)} if options.robust else {}),

@@ -15,11 +15,11 @@ from filelock import FileLock
 from safetensors import safe_open
 
 import kd
-from kd.data.sources import Source, cache_dir, fingerprint
+from kd.data.sources import Source, fingerprint
 from kd.errors import Stopped, UserError
 from kd.launch.child import start_kd_train
 from kd.launch.cluster import is_rank_zero
-from kd.machine import signals_kept
+from kd.machine import cache_dir, signals_kept
 from kd.models import TeacherSpec, completed
 from kd.models.weights import about, weights_file
 from kd.run.build import data_of, teachers_in

@@ -88,6 +88,17 @@ def _named(url: str, key: str) -> Iterator[None]:
         raise UserError(f"{key}: {first_line(error)}") from error
 
 
+@contextmanager
+def in_one_line(what: str) -> Iterator[None]:
+    """Any error as a UserError that begins with ``what``: the object stores' clients raise many kinds."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{what}: {first_line(error)}") from error
+
+
 def fetch_whole(get: Callable[[str, str], object], path: str, file: Path, size: int) -> None:
     """Copies a file of a store to the local disk, by ``get_file`` of its file system: whole or not at all."""
     part = file.with_name(f"{file.name}.part")

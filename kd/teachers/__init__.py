@@ -1,10 +1,9 @@
 """Teachers: who answers for a batch."""
 
 from kd.teachers.answer import Answer
-from kd.teachers.base import OwnTeacher, RunTeacher, Teacher
+from kd.teachers.base import Ensemble, OwnTeacher, RunTeacher, Teacher
 from kd.teachers.build import build_teacher, build_teachers, shared_teachers
 from kd.teachers.cached import AnsweringCollate, CachedTeacher, caches_of, reading_of
-from kd.teachers.ensemble import Ensemble
 from kd.teachers.frozen import FrozenTeacher, dtype_for
 from kd.teachers.open_cache import open_cache
 

@@ -6,7 +6,8 @@ same to the last bit.
 """
 
 from collections.abc import Callable, Iterator
-from typing import cast
+from itertools import chain, pairwise
+from typing import Any, cast
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -55,13 +56,8 @@ class Ahead:
         side = torch.cuda.Stream(device) if device.type == "cuda" else None
         if side is not None:
             side.wait_stream(torch.cuda.current_stream(device))
-        before: Callable[[], Batch] | None = None
-        for batch in self.loader:
-            following = self._begin(batch, side)
-            if before is not None:
-                yield {"ahead": before}
-            before = following
-        if before is not None:
+        begun: Iterator[Any] = (self._begin(batch, side) for batch in self.loader)
+        for before, _ in pairwise(chain(begun, [None])):  # which begins the next one first
             yield {"ahead": before}
 
     def _begin(self, batch: object, side: torch.cuda.Stream | None) -> Callable[[], Batch]:

@@ -23,6 +23,7 @@ from kd.storage.elsewhere import json_of
 from kd.teachers.answer_codec import CRC_BYTES
 
 FINGERPRINT = "fingerprint.json"
+BEGUN = (".lock", f"{FINGERPRINT}.part")  # what a cache holds before its fingerprint
 
 
 class WholeRecords:
@@ -68,7 +69,8 @@ class AnswerStore:
         self._key = key
         self.measured: dict[str, Any] = {}
         try:
-            self._refuse_strangers()
+            if not os.path.lexists(folder / FINGERPRINT):  # looked for again: another process may just have begun
+                refuse_strangers(folder, lambda p: p.name in BEGUN or os.path.lexists(folder / FINGERPRINT), key)
             check_room({folder: self.disk_bytes}, f"{views} view(s) of {samples} pictures", key)
             self._whole = WholeRecords(samples, views, usable)
             folder.mkdir(parents=True, exist_ok=True)
@@ -78,14 +80,6 @@ class AnswerStore:
                     self._open(view)
         except OSError as error:
             raise UserError(f"{key}.cache_dir: {folder} can't be used: {error.strerror or error}") from error
-
-    def _refuse_strangers(self) -> None:
-        """Before anything is written: a folder of something else is left as it is."""
-        if not self.folder.exists() or os.path.lexists(self.folder / FINGERPRINT):
-            return
-        strangers = sorted(p.name for p in self.folder.iterdir() if p.name not in (".lock", f"{FINGERPRINT}.part"))
-        if strangers and not os.path.lexists(self.folder / FINGERPRINT):  # another process may just have begun
-            raise UserError(f"{self._key}.cache_dir: {self.folder} is no cache of answers, it holds {strangers[0]}")
 
     def _claim(self, fingerprint: dict[str, dict[str, Any]], measure: Callable[[], dict[str, Any]] | None) -> None:
         file = self.folder / FINGERPRINT
@@ -160,6 +154,13 @@ class AnswerStore:
         return begun / (self.views * self.samples)
 
 
+def refuse_strangers(folder: Path, is_ours: Callable[[Path], bool], key: str) -> None:
+    """Before anything is written: a folder of something else is left as it is."""
+    strangers = sorted(p.name for p in folder.iterdir() if not is_ours(p)) if folder.exists() else []
+    if strangers:
+        raise UserError(f"{key}.cache_dir: {folder} is no cache of answers, it holds {strangers[0]}")
+
+
 def records_begun(file: int, samples: int, record_bytes: int) -> int:
     """How many records of a view's open file have a checksum."""
     begun, step = 0, max(1, 2**24 // record_bytes)
@@ -207,25 +208,21 @@ NAMED = {"transform": "transforms", "answers": "kinds of answers"}
 
 
 def compare(text: str, fingerprint: dict[str, dict[str, Any]], folder: str, key: str) -> dict[str, Any]:
-    """The content of a cache's fingerprint file."""
     try:
         found = json_of(text)
         parts = {name: dict(found[name]) for name in fingerprint}
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{key}.cache_dir: {folder}/{FINGERPRINT} is damaged ({type(error).__name__})") from error
     for name, here in json_of(json.dumps(fingerprint)).items():
-        differing = difference(parts[name], here)
-        if differing:
+        for differing in differences(parts[name], here).values():
             raise UserError(f"{key}.cache_dir: {folder} was filled with other {NAMED.get(name, name)}: {differing}")
     return dict(found)
 
 
-def difference(there: dict[str, Any], here: dict[str, Any]) -> str:
-    """The first thing that differs between a part of a cache's fingerprint and the run's; nothing where none does."""
-    for key in [*here, *(k for k in there if k not in here)]:
-        if there.get(key) != here.get(key):
-            return f"{key} is {there.get(key)} there, {here.get(key)} here"
-    return ""
+def differences(there: dict[str, Any], here: dict[str, Any]) -> dict[str, str]:
+    """What differs between a part of a cache's fingerprint and the run's, by name."""
+    names = [*here, *(name for name in there if name not in here)]
+    return {n: f"{n} is {there.get(n)} there, {here.get(n)} here" for n in names if there.get(n) != here.get(n)}
 
 
 def checksum(record: np.ndarray) -> int:

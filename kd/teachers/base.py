@@ -40,7 +40,6 @@ class RunTeacher:
     weight = 1.0  # its share in the mean of several
     key = "model.teacher"  # its configuration key, named in errors
     closed = ""  # why its layers can't be used
-    is_shared_out = False  # it answers only where all processes ask
     device, dtype = torch.device("cpu"), torch.float32
 
     @property
@@ -50,12 +49,18 @@ class RunTeacher:
 
     @property
     def cache_modes(self) -> set[str]:
-        """What ``cache`` says for its members."""
         return {member.spec.cache for member in self.members.values()}
+
+    @property
+    def is_shared_out(self) -> bool:
+        """Whether it answers only where all processes ask."""
+        return any(member.is_shared_out for member in self.members.values() if member is not self)
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "RunTeacher":
         """Moves to where it is asked from; ``keep`` keeps its weights as loaded until :meth:`forget_original`."""
-        raise NotImplementedError
+        for member in self.members.values():
+            member.to(device, dtype, keep)
+        return self
 
     def follow(self, device: torch.device) -> None:
         for member in self.members.values():
@@ -64,6 +69,9 @@ class RunTeacher:
 
     def forget_original(self) -> None:
         """Lets go of what :meth:`to` has kept."""
+        for member in self.members.values():
+            if member is not self:
+                member.forget_original()
 
     def fetch(self, batch: Batch, name: str = ALL) -> Batch:
         """On the host, before the batch travels: adds what it knows already (a cache's records)."""
@@ -104,6 +112,55 @@ class RunTeacher:
     def fingerprint(self) -> dict[str, Any]:
         """What its answers to a picture depend on."""
         return {**self.identity(), "dtype": str(self.dtype).removeprefix("torch.")}
+
+
+class Ensemble(RunTeacher):
+    """Several teachers: each answers with its own input size and normalisation, all together with the weighted mean.
+
+    The mean is of the logits: ``sum(weight_i * logits_i) / sum(weight_i)``. It exists where each has a classifier.
+    """
+
+    def __init__(self, members: Mapping[str, RunTeacher]) -> None:
+        self._members = dict(members)
+        self.arch = " + ".join(teacher.arch for teacher in members.values())
+        self.model: nn.Module = nn.ModuleList([teacher.model for teacher in members.values()])
+        self.has_head = all(teacher.has_head for teacher in members.values())
+        weights = torch.tensor([teacher.weight for teacher in members.values()])
+        self._shares = (weights / weights.sum()).tolist()
+
+    @property
+    def members(self) -> Mapping[str, RunTeacher]:
+        return self._members
+
+    def fetch(self, batch: Batch, name: str = ALL) -> Batch:
+        for own, teacher in self.members.items():
+            batch = teacher.fetch(batch, own)
+        return batch
+
+    def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
+        found = Answer()
+        for member, teacher in self.members.items():
+            if not wanted.of(member):
+                continue
+            own = teacher.answer(batch, wanted, member)
+            found.features |= own.features
+            found.logits |= own.logits
+        if self.has_head and ALL in wanted.logits:
+            found.logits = {ALL: self._mean(list(found.logits.values())), **found.logits}
+        return found
+
+    def _mean(self, logits: list[Any]) -> Tensor:
+        size = logits[0].shape[2:]
+        if any(x.shape[2:] != size for x in logits):
+            logits = [nn.functional.interpolate(x, size, mode="bilinear") for x in logits]
+        parts = [share * x for share, x in zip(self._shares, logits, strict=True)]
+        return sum(parts[1:], parts[0])
+
+    def __call__(self, images: Images) -> Tensor:
+        return self._mean([teacher(images) for teacher in self.members.values()])
+
+    def identity(self) -> dict[str, Any]:
+        return {name: teacher.identity() for name, teacher in self.members.items()}
 
 
 class OwnTeacher(RunTeacher):

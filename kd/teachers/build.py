@@ -1,17 +1,20 @@
-"""Teachers from settings."""
+"""Teachers from settings; which of their classes are the data's."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import timm
 import torch
+from timm.data import ImageNetInfo, infer_imagenet_subset
+from torch import Tensor
 
 from kd.errors import UserError
-from kd.models import TeacherSpec, build_model, completed, preprocess_for
-from kd.teachers.base import OwnTeacher, RunTeacher, Teacher
-from kd.teachers.class_names import columns
-from kd.teachers.ensemble import Ensemble
+from kd.models import TeacherSpec, build_model, completed, preprocess_for, read_names
+from kd.models.weights import about
+from kd.teachers.base import Ensemble, OwnTeacher, RunTeacher, Teacher
 from kd.teachers.frozen import FrozenTeacher
 
 
@@ -20,8 +23,7 @@ def build_teacher(
 ) -> RunTeacher:
     """A teacher from its settings, its logits in the order of the data's classes.
 
-    Leaves torch's random numbers as they were: the losses' parameters do not depend on whether students share a
-    teacher.
+    Leaves torch's random numbers as they were: losses' parameters don't depend on whether students share a teacher.
     """
     if isinstance(spec.builder, Teacher):
         size: Any = spec.img_size
@@ -63,9 +65,57 @@ def shared_teachers() -> Iterator[None]:
 
 
 def _shared(spec: TeacherSpec, classes: Sequence[str], key: str, dense: bool) -> RunTeacher:
-    if _pool is None:
-        return build_teacher(spec, len(classes), classes, key, dense)
-    name = repr((spec, list(classes), dense))
-    if name not in _pool:
-        _pool[name] = build_teacher(spec, len(classes), classes, key, dense)
-    return _pool[name]
+    pool, name = {} if _pool is None else _pool, repr((spec, list(classes), dense))
+    if name not in pool:
+        pool[name] = build_teacher(spec, len(classes), classes, key, dense)
+    return pool[name]
+
+
+def columns(spec: TeacherSpec, classes: Sequence[str], key: str) -> tuple[list[str], Tensor | None]:
+    """The teacher's class names, and where the data's classes are among them; None where they are the same."""
+    unknown = [name for name in spec.class_map if classes and name not in classes]
+    if unknown:
+        raise UserError(f"{key}.class_map: '{unknown[0]}' is no class of the data")
+    names = _names(spec, classes, key)
+    if not names or not classes or not spec.head:
+        return names, None
+    wanted = [spec.class_map.get(name, name) for name in classes]
+    if names == wanted:
+        return names, None
+    twice = next((name for name in wanted if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"{key}.classes: '{twice}' stands {names.count(twice)} times among the teacher's {len(names)} "
+                        "names, so that it is open which of its answers is meant")  # fmt: skip
+    places = {name: i for i, name in enumerate(names)}
+    missing = [(own, name) for own, name in zip(classes, wanted, strict=True) if name not in places]
+    if missing:
+        own, name = missing[0]
+        raise UserError(
+            f"{key}.class_map: the teacher has no class '{name}'{f' (for {own})' if own != name else ''} among its "
+            f"{len(names)}, {len(missing)} of the data's {len(classes)} are missing; name them: "
+            f"{key}.class_map.{own}=NAME"
+        )
+    return names, torch.tensor([places[name] for name in wanted])
+
+
+def _names(spec: TeacherSpec, classes: Sequence[str], key: str) -> list[str]:
+    """From the settings, the checkpoint, or timm's list of ImageNet's classes."""
+    if isinstance(spec.classes, str):
+        return read_names(Path(spec.classes), f"{key}.classes")
+    if spec.classes:
+        return list(spec.classes)
+    if spec.checkpoint:
+        return about(spec.checkpoint).classes
+    if spec.builder is not None:
+        return list(getattr(spec.builder, "class_names", []))
+    return _imagenet_names(spec, classes)
+
+
+def _imagenet_names(spec: TeacherSpec, classes: Sequence[str]) -> list[str]:
+    """timm's names (n01440764 ...) of a pre-trained model's classes, where they cover the data's."""
+    config = timm.get_pretrained_cfg(spec.arch) if spec.pretrained else None
+    subset = infer_imagenet_subset({"num_classes": config.num_classes}) if config else None
+    if subset is None or config is None or config.num_classes == len(classes):
+        return []
+    names = list(ImageNetInfo(subset).label_names())
+    return names if {spec.class_map.get(name, name) for name in classes} <= set(names) else []

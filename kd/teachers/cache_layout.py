@@ -8,7 +8,7 @@ and losses play no part.
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,15 @@ import torch
 import torchvision
 
 from kd.data.datamodule import DistillationDataModule
-from kd.data.sources import FileSplit, Split, cache_dir, changed, content, fingerprint
+from kd.data.sources import FileSplit, Split, cache_dir, fingerprint
+from kd.data.sources.base import content, stamp_of
 from kd.errors import UserError
 from kd.losses import LogitLoss
 from kd.storage.elsewhere import json_of, text_of
 from kd.storage.objects import is_url
 from kd.teachers.answer import Wanted
-from kd.teachers.answer_codec import CRC_BYTES, AnswerCodec, Codec, DenseCodec, TopKCodec
-from kd.teachers.answer_maps import MapCodec
-from kd.teachers.answer_store import FINGERPRINT
+from kd.teachers.answer_codec import CRC_BYTES, AnswerCodec, Codec, DenseCodec, MapCodec, TopKCodec
+from kd.teachers.answer_store import BEGUN, FINGERPRINT, refuse_strangers
 from kd.teachers.base import RunTeacher
 
 PUBLISHED = "answers"
@@ -39,8 +39,6 @@ Parts = dict[str, dict[str, Any]]
 
 @dataclass
 class Kind:
-    """One kind of a teacher's answers."""
-
     codec: AnswerCodec  # how a record is written
     parts: Parts  # what the answers depend on: ``teacher``, ``transform``, ``data``, ``answers``
     folder: Path  # where they are
@@ -58,11 +56,12 @@ class Layout:
         self.data = data
         self.samples, self.classes = data.info.train, data.info.classes
         self.split = data.split("train")
+        pairs_follow_it = data.augment.mixes and data.unlabeled_ratio is not None  # beside the seed
         self.views: dict[str, Any] = {
             "img_size": list(data.size), "seed": data.seed,
             "engine": "torch" if data.engine == "ray" else data.engine,  # the same views, made elsewhere
-            **asdict(data.augment), **_pairs(data), "torch": torch.__version__.split("+")[0],
-            "torchvision": torchvision.__version__.split("+")[0],
+            **asdict(data.augment), **({"unlabeled_ratio": data.unlabeled_ratio} if pairs_follow_it else {}),
+            "torch": torch.__version__.split("+")[0], "torchvision": torchvision.__version__.split("+")[0],
         }  # fmt: skip
         self.masks = data.source.kind.cut_with_picture
         self.pictures = {"pictures": self.samples, "content": content(self.split)}
@@ -74,8 +73,10 @@ class Layout:
             return [whole]
         shared: Parts = {"teacher": teacher.fingerprint(), "transform": self.views, "data": self.pictures}
         base = self.base(teacher)
+        if base.exists() and not base.is_dir():
+            raise UserError(f"{teacher.key}.cache_dir: {base} can't be used: it is a file")
         if not beside:
-            _refuse_strangers(base, teacher.key)
+            refuse_strangers(base, _is_ours, teacher.key)
         found = []
         for label, codec in self._codecs(teacher, wanted):
             own: Parts = {"answers": codec.describe()}
@@ -129,7 +130,7 @@ class Layout:
         topk, count = teacher.spec.cache_topk, len(self.classes)
         if wanted.maps:
             _, classes, height, width = teacher(torch.zeros(1, 3, *self.data.size, dtype=torch.uint8)).shape
-            return MapCodec((classes, height, width), topk, teacher.spec.cache_precision, CRC_BYTES)
+            return MapCodec((classes, height, width), topk, teacher.spec.cache_precision)
         return TopKCodec(count, topk, temperatures(looking(wanted))) if topk else DenseCodec(count)
 
     # -- caches from before each kind of answer had a folder ---------------------------------------------------------
@@ -144,16 +145,15 @@ class Layout:
         parts: Parts = {
             "teacher": {**teacher.fingerprint(), "classes": teacher.spec.classes, "class_map": teacher.spec.class_map},
             "transform": self.views,
-            "data": {"pictures": self.samples, "classes": _hash("\0".join(self.classes)),
-                     "content": fingerprint(self.split)},
+            "data": {"pictures": self.samples, "classes": _hash("\0".join(self.classes))},
             "answers": codec.describe(),
         }  # fmt: skip
-        older = {**parts, "data": {**parts["data"], "content": fingerprint(self.split, stamps=False)}}
-        file = _file_of_old(teacher, older)
-        if not isinstance(self.split, FileSplit) and _still_right(file, older["data"]["content"], self.split):
-            return Kind(codec, older, file.parent)
-        file = _file_of_old(teacher, parts)
-        return Kind(codec, parts, file.parent) if file.exists() else None
+        for stamps in (False, True):
+            found = {**parts, "data": {**parts["data"], "content": fingerprint(self.split, stamps)}}
+            file = _file_of_old(teacher, found)
+            if file.exists() if stamps else _still_right(file, found["data"]["content"], self.split):
+                return Kind(codec, found, file.parent)
+        return None
 
 
 def looking(wanted: Wanted) -> list[LogitLoss]:
@@ -161,7 +161,7 @@ def looking(wanted: Wanted) -> list[LogitLoss]:
     return [loss for losses in wanted.logits.values() for loss in losses]
 
 
-def temperatures(losses: Sequence[LogitLoss]) -> tuple[float, ...]:
+def temperatures(losses: Iterable[LogitLoss]) -> tuple[float, ...]:
     """The temperatures at which losses can do with the largest logits."""
     return tuple(sorted({t for t in map(topk_temperature, losses) if t is not None}))
 
@@ -171,26 +171,9 @@ def topk_temperature(loss: LogitLoss) -> float | None:
     return getattr(loss, "topk_temperature", None)
 
 
-def _pairs(data: DistillationDataModule) -> dict[str, Any]:
-    """What decides, beside the seed, who is mixed with whom."""
-    drawn = data.augment.mixes and data.unlabeled_ratio is not None
-    return {"unlabeled_ratio": data.unlabeled_ratio} if drawn else {}
-
-
-def _refuse_strangers(base: Path, key: str) -> None:
-    """Before anything is written: a folder of something else is left as it is."""
-    if not base.exists():
-        return
-    if not base.is_dir():
-        raise UserError(f"{key}.cache_dir: {base} can't be used: it is a file")
-    strangers = sorted(p.name for p in base.iterdir() if not (p.is_dir() and not p.is_symlink() and _is_ours(p)))
-    if strangers:
-        raise UserError(f"{key}.cache_dir: {base} is no cache of answers, it holds {strangers[0]}")
-
-
 def _is_ours(folder: Path) -> bool:
-    names = {p.name for p in folder.iterdir()}
-    return FINGERPRINT in names or names <= {".lock", f"{FINGERPRINT}.part"}
+    names = {p.name for p in folder.iterdir()} if folder.is_dir() and not folder.is_symlink() else {""}
+    return FINGERPRINT in names or names <= {*BEGUN}
 
 
 def _file_of_old(teacher: RunTeacher, parts: Mapping[str, Any]) -> Path:
@@ -202,7 +185,12 @@ def _file_of_old(teacher: RunTeacher, parts: Mapping[str, Any]) -> Path:
 def _still_right(file: Path, wanted: str, split: Split) -> bool:
     """Whether a cache from before pictures had stamps was begun after the last of them was changed."""
     try:
-        return json_of(text_of(file))["data"]["content"] == wanted and changed(split) <= file.stat().st_mtime
+        if isinstance(split, FileSplit) or json_of(text_of(file))["data"]["content"] != wanted:
+            return False
+        stamps = filter(None, (stamp_of(split, i).rstrip("\0") for i in range(len(split.targets))))
+        fields = "\0".join(stamps).split("\0")  # size and time of change of each file
+        times = [int(time) for _, time in zip(fields[::2], fields[1::2], strict=fields != [""])]
+        return max(times, default=0) <= file.stat().st_mtime_ns
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

@@ -14,8 +14,7 @@ from kd.data.tier.schedule import device_of_a_maker
 from kd.errors import UserError
 from kd.models import Images
 from kd.teachers.answer import ALL, Answer, Wanted
-from kd.teachers.answer_codec import AnswerCodec, described
-from kd.teachers.answer_maps import MapCodec
+from kd.teachers.answer_codec import AnswerCodec, MapCodec, described
 from kd.teachers.answer_store import AnswerStore
 from kd.teachers.base import RunTeacher
 from kd.teachers.reading import Reading, Store, read_records
@@ -23,8 +22,6 @@ from kd.teachers.reading import Reading, Store, read_records
 
 @dataclass
 class CacheEntry:
-    """Records of answers, and how they are written and read."""
-
     store: Store
     codec: AnswerCodec
 
@@ -39,6 +36,8 @@ class CachedTeacher(RunTeacher):
     def __init__(self, live: RunTeacher, kept: Sequence[CacheEntry], only: bool = False) -> None:
         self.live, self.kept, self.only = live, list(kept), only
         self.arch, self.model, self.has_head, self.weight = live.arch, live.model, live.has_head, live.weight
+        self.views, self.samples = self.kept[0].store.views, self.kept[0].store.samples
+        self.record_bytes = sum(entry.codec.record_bytes for entry in kept)
         self.pixels: AnswerStore | None = None  # of the views that it answers
         self.read = self.computed = 0
         self._full = False
@@ -46,17 +45,6 @@ class CachedTeacher(RunTeacher):
     @property
     def members(self) -> Mapping[str, RunTeacher]:
         return self.live.members
-
-    @property
-    def is_shared_out(self) -> bool:  # type: ignore[override]
-        return self.live.is_shared_out
-
-    def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "CachedTeacher":
-        self.live.to(device, dtype, keep)
-        return self
-
-    def forget_original(self) -> None:
-        self.live.forget_original()
 
     def identity(self) -> dict[str, Any]:
         return self.live.identity()
@@ -67,21 +55,9 @@ class CachedTeacher(RunTeacher):
 
     # -- what there is -----------------------------------------------------------------------------------------------
     @property
-    def views(self) -> int:
-        return self.kept[0].store.views
-
-    @property
-    def samples(self) -> int:
-        return self.kept[0].store.samples
-
-    @property
     def place(self) -> str:
         folders = [str(kept.store.folder) for kept in self.kept]
         return folders[0] if len(folders) == 1 else folders[0].rpartition("/")[0]
-
-    @property
-    def record_bytes(self) -> int:
-        return sum(kept.codec.record_bytes for kept in self.kept)
 
     @property
     def disk_bytes(self) -> int:

@@ -42,7 +42,6 @@ class FrozenTeacher(RunTeacher):
         self.arch, self.has_head, self.weight = self.spec.arch, self.spec.head, self.spec.weight
         self.model.requires_grad_(False).eval()
         self.taps = Taps(self.model, [], prepare, "model.taps")
-        self.device, self.dtype = torch.device("cpu"), torch.float32
         self._identity: dict[str, Any] = {}
         self.closed = "is a function, whose layers are unknown" if isinstance(self.model, _Called) else ""
         self._classifier: tuple[Tensor, Tensor] | None = None
@@ -50,7 +49,7 @@ class FrozenTeacher(RunTeacher):
         self._placed = False
 
     @property
-    def is_shared_out(self) -> bool:  # type: ignore[override]
+    def is_shared_out(self) -> bool:
         return is_sharded(self.model)
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "FrozenTeacher":

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from kd.data.datamodule import DistillationDataModule
-from kd.errors import UserError, first_line
+from kd.errors import UserError
 from kd.storage.elsewhere import json_of
-from kd.storage.objects import file_system, is_url
+from kd.storage.objects import file_system, in_one_line, is_url
 from kd.teachers.answer import Wanted
 from kd.teachers.answer_codec import CRC_BYTES, FEATURES_ALONE
-from kd.teachers.answer_store import FINGERPRINT, difference, records_begun
+from kd.teachers.answer_store import FINGERPRINT, differences, records_begun
 from kd.teachers.base import RunTeacher
 from kd.teachers.cache_layout import PIXELS, Layout, Parts
 
@@ -64,7 +64,6 @@ class Held:
 
 
 def held_in(place: str) -> list[Held]:
-    """All answers in a folder or URL, or below it."""
     found = [one for one in starmap(_held, _fingerprints(place)) if one is not None]
     if not found:
         raise UserError(f"describe: {place} holds no answers of a teacher (there is no {FINGERPRINT} in it)")
@@ -79,12 +78,10 @@ def _fingerprints(place: str) -> Iterator[tuple[str, str]]:
                     yield str(file.parent), file.read_text()
         return
     files, path = file_system(place, "describe")
-    try:
+    with in_one_line(f"describe: {place}"):
         for depth in range(DEPTH):
             for name in sorted(files.glob(f"{path}/{'*/' * depth}{FINGERPRINT}")):
                 yield files.unstrip_protocol(name).rpartition("/")[0], files.cat_file(name).decode()
-    except Exception as error:  # the object stores' clients raise many kinds
-        raise UserError(f"describe: {place}: {first_line(error)}") from error
 
 
 def _held(folder: str, text: str) -> Held | None:
@@ -133,32 +130,23 @@ def fit(found: list[Held], teacher: RunTeacher, data: DistillationDataModule, wa
 
 def _differences(one: Held, parts: Parts, key: str) -> list[str]:
     """What differs, each with the key that sets it; other kinds of answers last."""
-    found = []
-    for part in PARTS:
-        there, here = one.parts[part], json_of(json.dumps(parts[part]))
-        for name in [*here, *(k for k in there if k not in here)]:
-            said = difference({name: there.get(name)}, {name: here.get(name)})
-            if said:
-                found.append(f"{_key(part, name, key)}: {said}")
-    return found
+    return [
+        f"{_key(part, name, key)}: {differing}"
+        for part in PARTS
+        for name, differing in differences(one.parts[part], json_of(json.dumps(parts[part]))).items()
+    ]
 
 
 def _key(part: str, name: str, teacher: str) -> str:
-    if part == "teacher":
-        return {"dtype": "trainer.precision", "weights": f"{teacher}.checkpoint"}.get(name, f"{teacher}.{name}")
-    if part == "transform":
-        known = {"seed": "seed", "torch": "torch's version", "torchvision": "torchvision's version"}
-        plain = ("img_size", "engine", "unlabeled_ratio")
-        return known.get(name, f"data.{name}" if name in plain else f"data.augment.{name}")
-    if part == "data":
-        return "data.source"
-    keys = {
-        "precision": "cache_precision",
-        "format": "cache_topk",
-        "temperatures": "cache_topk",
-        "masks": "cache_pixels",
+    caches = {"precision": "precision", "format": "topk", "temperatures": "topk", "masks": "pixels"}
+    known = {
+        "teacher": {"dtype": "trainer.precision", "weights": f"{teacher}.checkpoint"},
+        "transform": {"seed": "seed", "torch": "torch's version", "torchvision": "torchvision's version"}
+        | {plain: f"data.{plain}" for plain in ("img_size", "engine", "unlabeled_ratio")},
+        "answers": {"features": "model.taps"} | {n: f"{teacher}.cache_{setting}" for n, setting in caches.items()},
     }
-    return f"{teacher}.{keys[name]}" if name in keys else "model.taps" if name == "features" else "data.source"
+    others = {"teacher": f"{teacher}.{name}", "transform": f"data.augment.{name}"}
+    return known.get(part, {}).get(name) or others.get(part, "data.source")
 
 
 def _size(part: dict[str, Any]) -> str:

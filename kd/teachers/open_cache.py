@@ -11,13 +11,11 @@ from kd.losses import PixelKDLoss
 from kd.models import Preprocess
 from kd.models.taps import TRIAL
 from kd.teachers.answer import ALL, Wanted
-from kd.teachers.answer_codec import UNITS_OF, described
-from kd.teachers.answer_features import BESIDE
+from kd.teachers.answer_codec import BESIDE, UNITS_OF, described
 from kd.teachers.answer_store import FINGERPRINT, AnswerStore, check_room, compare, free_bytes
-from kd.teachers.base import RunTeacher
+from kd.teachers.base import Ensemble, RunTeacher
 from kd.teachers.cache_layout import Kind, Layout, looking, topk_temperature
 from kd.teachers.cached import CachedTeacher, CacheEntry
-from kd.teachers.ensemble import Ensemble
 from kd.teachers.published import PublishedStore
 from kd.teachers.reading import Store
 
@@ -48,15 +46,18 @@ def open_cache(
             _announce(teacher.members[name], name, found, layout, name == shows)
     opened = {name: _open(teacher.members[name], found, layout, filling) for name, found in kinds.items()}
     if shows is not None:
-        opened[shows].pixels = _pixels(teacher.members[shows], layout)
+        member, (folder, parts) = teacher.members[shows], layout.pixels(teacher.members[shows])
+        opened[shows].pixels = AnswerStore(
+            folder, parts, layout.samples, member.spec.cache_views, layout.pixel_bytes, key=member.key
+        )
     if ALL in teacher.members:
         return opened.get(ALL, teacher)
     return Ensemble({name: opened.get(name, member) for name, member in teacher.members.items()})
 
 
 def _asking(teacher: RunTeacher, wanted: Wanted, filling: bool = False) -> dict[str, RunTeacher]:
-    cached = {name: m for name, m in teacher.members.items() if filling or m.spec.cache != "off"}
-    return {name: member for name, member in cached.items() if wanted.of(name)}
+    members = teacher.members.items()
+    return {name: m for name, m in members if (filling or m.spec.cache != "off") and wanted.of(name)}
 
 
 def _check(teacher: RunTeacher, kinds: list[Kind], layout: Layout, pixels: bool) -> None:
@@ -77,11 +78,6 @@ def _check(teacher: RunTeacher, kinds: list[Kind], layout: Layout, pixels: bool)
         raise UserError(f"{teacher.key}.cache_gb: {what} need {needed / 1e9:.3g} GB{of}, got {limit:g}")
     if found:
         check_room({folder: size for folder, (_, size) in found.items()}, what, teacher.key, pixels)
-
-
-def _pixels(teacher: RunTeacher, layout: Layout) -> AnswerStore:
-    folder, parts = layout.pixels(teacher)
-    return AnswerStore(folder, parts, layout.samples, teacher.spec.cache_views, layout.pixel_bytes, key=teacher.key)
 
 
 def pixels_fit(teacher: RunTeacher, layout: Layout) -> tuple[bool, str]:
@@ -130,10 +126,10 @@ def _store(teacher: RunTeacher, kind: Kind, layout: Layout, filling: bool) -> St
             f"{teacher.key}.cache_dir: {teacher.spec.cache_dir} is only read; kd-cache writes there by out="
         )
     if kind.url:
-        limit = getattr(layout.data.source, "cache_bytes", None)
         return PublishedStore(
-            kind.url, kind.parts, samples, views, codec.record_bytes, codec.usable, teacher.key, limit
-        )
+            kind.url, kind.parts, samples, views, codec.record_bytes, codec.usable, teacher.key,
+            layout.data.source.cache_bytes,
+        )  # fmt: skip
     measure = partial(_measured, teacher, kind, layout.data)
     return AnswerStore(kind.folder, kind.parts, samples, views, codec.record_bytes, codec.usable, measure, teacher.key)
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,21 @@ import numpy as np
 from kd.data.sources import Split, cache_dir
 from kd.data.sources.shards import ShardSplit
 from kd.errors import UserError, first_line
-from kd.progress import bar
 from kd.storage.elsewhere import json_of, text_of
-from kd.storage.objects import Ranged, file_system, is_url, tried
+from kd.storage.objects import Ranged, file_system, in_one_line, is_url, tried
 from kd.teachers.answer_store import FINGERPRINT, AnswerStore, WholeRecords, compare
 
 PART_BYTES = 256 * 10**6  # where the pictures are in no shards, so much goes into a file
 
 
-def publish(store: AnswerStore, split: Split, out: str) -> int:
-    """Writes a cache's answers of one kind beside a pack."""
+def publish(store: AnswerStore, split: Split, out: str, views: Iterable[int]) -> int:
+    """Writes a cache's answers of one kind beside a pack; returns the bytes written."""
     shards = _shards(split, store.samples, store.record_bytes)
     files, path = file_system(out, "out")
     written = 0
-    try:
+    with in_one_line(f"out: {out} can't be written"):
         files.makedirs(path, exist_ok=True)
-        for view in bar(range(store.views), label=f"writing {Path(out).name}"):
+        for view in views:
             first = 0
             for name, count in shards:
                 records, there = store.read(view, np.arange(first, first + count))
@@ -44,10 +43,6 @@ def publish(store: AnswerStore, split: Split, out: str) -> int:
         noted = json_of(text_of(store.folder / FINGERPRINT))
         whole = {**noted, "views": store.views, "record_bytes": store.record_bytes, "shards": shards}
         _put(f"{out}/{FINGERPRINT}", json.dumps(whole, indent=1).encode())
-    except UserError:
-        raise
-    except Exception as error:  # the object stores' clients raise many kinds
-        raise UserError(f"out: {out} can't be written: {first_line(error)}") from error
     return written
 
 

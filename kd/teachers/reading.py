@@ -34,7 +34,7 @@ class Reading:
     stores: Mapping[str, Sequence[Store]]  # of each teacher's answers
     pixels: AnswerStore | None = None  # of the views themselves, where they are kept
 
-    def of(self, pictures: Dataset[Any], collate: Callable[..., Batch]) -> tuple[Dataset[Any], Callable[..., Batch]]:
+    def __call__(self, pictures: Dataset[Any], collate: Callable[..., Batch]) -> tuple[Dataset[Any], "AddRecords"]:
         """What a loader gets in place of pictures and what makes a batch of them."""
         if self.pixels is not None:
             assert isinstance(pictures, PictureSet)  # the only engine that views are kept of

@@ -64,7 +64,7 @@ class OneBatch:
 
     def of(self, pictures: Any, collate: Any) -> tuple[Any, Any]:
         """Keys in place of pictures; the batch."""
-        self.pictures, self.collate = self.reading.of(pictures, collate)
+        self.pictures, self.collate = self.reading(pictures, collate)
         return self, self._batch
 
     def __len__(self) -> int:

@@ -357,7 +357,7 @@ def feed(part: Part) -> None:
     """Pictures a second that the loader gives, nothing else working; and nvJPEG's."""
     import torch
 
-    from kd.data import DistillationDataModule
+    from kd.data.datamodule import DistillationDataModule
     from kd.data.sources import ImageFolder
     from kd.run.settings import Augment
 

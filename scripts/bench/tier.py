@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from kd.data import DistillationDataModule
+from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import ImageFolder
 from kd.run.settings import TierSpec
 from scripts.bench.harness import options, spread, write

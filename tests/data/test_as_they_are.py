@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kd.cli import train_main
-from kd.data import DistillationDataModule
+from kd.data.datamodule import DistillationDataModule
 from kd.data.scan import Check, scan
 from kd.data.sources import ImageFolder, Manifest, Source, lists
 from kd.errors import UserError
@@ -23,7 +23,7 @@ from tests._runs import run
 def test_validation_folders_of_other_names_are_found(name: str, tmp_path: Path) -> None:
     draw_folder(tmp_path, train=3, val=1).joinpath("val").rename(tmp_path / name)
     data = DistillationDataModule(ImageFolder(str(tmp_path)), img_size=32)
-    assert (data.info.train, data.info.val, data.holds_out) == (12, 4, False)
+    assert (data.info.train, data.info.val, data.splits.holds_out) == (12, 4, False)
     assert data.source.describe() == f"ImageFolder {tmp_path}, validated with {name}"
 
 
@@ -40,7 +40,7 @@ def test_a_flat_folder_of_classes_is_split(tmp_path: Path) -> None:
     root = draw_folder(tmp_path, train=10, val=1) / "train"
     data = DistillationDataModule(ImageFolder(str(root)), img_size=32, val_fraction=0.2)
     assert (data.info.classes, data.info.train, data.info.val) == ([*CLASSES], 32, 8)
-    assert data.holds_out
+    assert data.splits.holds_out
 
 
 def test_splits_without_training_pictures_are_no_classes(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from kd.cli import train_main
-from kd.data import DistillationDataModule
+from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.sampler import EvalBatches, TrainBatches
 from kd.data.sources import (
@@ -355,7 +355,7 @@ def test_other_sources_without_validation_pictures(tmp_path: Path, pictures: Pat
         data = DistillationDataModule(source, img_size=8, batch_size=2, num_workers=0)
         data.prepare_data()
         assert (data.info.train, data.info.val) == sizes
-        assert data.holds_out
+        assert data.splits.holds_out
 
 
 # -- damaged pictures --------
@@ -382,8 +382,8 @@ def test_damaged_pictures_stop_the_run_with_their_paths(damaged_folder: Path) ->
 def test_damaged_pictures_are_left_out_when_asked(damaged_folder: Path) -> None:
     data = module(damaged_folder, on_bad_image="skip", num_workers=0)
     assert data.info.train == 13
-    assert len(data.skipped) == 3
-    assert "apple/00.jpg" in data.skipped[0]
+    assert len(data.splits.skipped) == 3
+    assert "apple/00.jpg" in data.splits.skipped[0]
     for batch in epoch_of(data, 0):
         assert [data.split("train").targets[i] for i in batch["index"]] == batch["target"].tolist()
 
@@ -440,7 +440,7 @@ def test_messages_name_the_split_of_a_damaged_picture(tmp_path: Path, kind: str)
             DistillationDataModule(source, **options).prepare_data()
         skipping = DistillationDataModule(source, on_bad_image="skip", **options)
         skipping.prepare_data()
-        assert len(skipping.skipped) == 1 and re.match(named, skipping.skipped[0])
+        assert len(skipping.splits.skipped) == 1 and re.match(named, skipping.splits.skipped[0])
         loader = later.val_dataloader() if part == "val" else None
         with pytest.raises(RuntimeError, match=rf"{named}can't be read: "):
             list(loader) if loader else epoch_of(later, 0)

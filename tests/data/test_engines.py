@@ -13,7 +13,8 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2.functional import resize
 
 from kd.cli import train_main
-from kd.data import DistillationDataModule, transforms
+from kd.data import transforms
+from kd.data.datamodule import DistillationDataModule
 from kd.data.engines import device
 from kd.data.sources import ImageFolder
 from kd.data.targets import Masks

@@ -7,15 +7,14 @@ import pytest
 import torch
 from PIL import Image
 
-from kd.data.corruptions import CORRUPTIONS, STRENGTHS, corrupted
-from kd.data.info import info_of
-from kd.data.position import Position, check_same_samples
+from kd.data.datamodule import Position, check_same_samples
 from kd.data.sources.base import Source, Subset, bytes_of, content, fingerprint, identity, size_of
 from kd.data.sources.files import FileSplit, printable, said
 from kd.data.sources.folder import ImageFolder, class_folders, labelled_folder
 from kd.data.sources.manifest import Manifest, in_order
-from kd.data.splits import held_out
+from kd.data.splits import held_out, info_of
 from kd.data.targets import LabelSets, Masks, Targets
+from kd.data.transforms import CORRUPTIONS, STRENGTHS, corrupted
 from kd.errors import UserError
 from kd.run.settings import Augment
 
@@ -105,7 +104,6 @@ def test_a_split_of_files_knows_sizes_stamps_and_a_subset_keeps_them(tmp_path: P
     assert some.read(0) == paths[2].read_bytes()
     assert size_of(some, 1) == split.size(0) == paths[0].stat().st_size
     assert some.stamp(0) == split.stamp(2) != split.stamp(0)
-    assert split.changed() == max(path.stat().st_mtime for path in paths)
     assert split.store is None
 
 

@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 
 from kd.cli import train_main
-from kd.data import DistillationDataModule, pictures, scan
+from kd.data import pictures, scan
+from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.sources import ImageFolder
 from kd.errors import UserError
@@ -73,7 +74,7 @@ def test_a_damaged_png_is_named_or_left_out_and_never_ends_the_process(folder: P
     assert all(name in str(error.value) for name in DAMAGED)
     assert not any(word in str(error.value) for word in ("\n", ".cpp", "Errno"))
     kept = module(folder, engine=engine, on_bad_image="skip")
-    assert (kept.info.train, len(kept.skipped)) == (12, 5)
+    assert (kept.info.train, len(kept.splits.skipped)) == (12, 5)
     assert sum(len(batch["index"]) for batch in kept.train_dataloader()) == 12
 
 
@@ -163,7 +164,7 @@ def test_how_closely_pictures_are_looked_at(folder: Path) -> None:
     for check, found in (("all", 2), ("headers", 1), ("off", 0)):
         data = module(folder, check=check, on_bad_image="skip")
         data.prepare_data()
-        assert len(data.skipped) == found, check
+        assert len(data.splits.skipped) == found, check
 
 
 def test_many_pictures_are_looked_at_by_their_headers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +201,7 @@ def test_a_damaged_note_of_an_earlier_look_is_written_anew(
     for _ in range(2):
         data = module(folder, on_bad_image="skip")
         data.prepare_data()
-        assert (data.info.train, len(data.skipped)) == (12, 1)
+        assert (data.info.train, len(data.splits.skipped)) == (12, 1)
         notes = list((tmp_path / "cache" / "scans").glob("*.json"))
         assert len(notes) == 2
         assert all(isinstance(json.loads(note.read_text()), dict) for note in notes)

@@ -18,7 +18,6 @@ from PIL import Image
 
 from kd.cli import main, pack_main, train_main
 from kd.data.engines.device import CutSet
-from kd.data.probe import load as load_probe
 from kd.data.scan import scan, usual
 from kd.data.sources import (
     Food101,
@@ -27,11 +26,12 @@ from kd.data.sources import (
     Pictures,
     SegmentationFolder,
     Source,
-    content,
     fingerprint,
     identity,
-    unlabelled_folder,
 )
+from kd.data.sources.base import content
+from kd.data.sources.unlabelled import unlabelled_folder
+from kd.data.splits import load_probe
 from kd.errors import UserError
 from kd.run.settings import Augment, Probe
 from kd.storage.objects import file_system

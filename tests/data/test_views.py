@@ -199,7 +199,7 @@ def test_a_padded_crop_is_torchvisions() -> None:
         torch.manual_seed(seed)
         found = shift(whole(picture))
         torch.manual_seed(seed)
-        at = shift.make_params([])
+        at = shift.make_params([whole(picture)])
         corners.add((at["top"], at["left"]))
         assert torch.equal(found, padded[:, at["top"] : at["top"] + 32, at["left"] : at["left"] + 32])
     assert {0, 8} <= {top for top, _ in corners} | {left for _, left in corners} <= set(range(9))

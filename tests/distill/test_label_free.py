@@ -14,7 +14,7 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 
 import kd
 from kd.cli import main
-from kd.data import DistillationDataModule
+from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.fleet.tuning.plan import _objectives

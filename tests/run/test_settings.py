@@ -11,8 +11,8 @@ from dataclasses import MISSING, fields
 import pytest
 from pytorch_lightning import Trainer
 
-from kd.data import DistillationDataModule
 from kd.data.batch import DataInfo
+from kd.data.datamodule import DistillationDataModule
 from kd.optim import OptimSpec
 from kd.run import keys
 from kd.run.assemble import assemble

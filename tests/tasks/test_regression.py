@@ -130,6 +130,8 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("path,red\na.png,much", ["red"], "red of a.png is 'much', which is not a number"),
         ("path,red\na.png,\nb.png,nan", ["red"], "has no value of red"),
         ('[{"path": "a.png", "red": "inf"}]', ["red"], "which is not a number"),
+        ("path\na.png", ["red"], "has no column red (data.source.targets; it has path)"),
+        ('[{"path": "a.png"}]', ["red"], "has no column red (data.source.targets; it has path)"),
     ],
 )
 def test_a_list_without_the_numbers_is_refused(text: str, targets: list[str], reason: str, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 from kd.errors import UserError
 from kd.losses import DISTLoss, KDLoss
 from kd.teachers.answer import ALL, Answer, Wanted
-from kd.teachers.answer_features import HalfFeature, half
+from kd.teachers.answer_codec import HalfFeature, half
 from kd.teachers.base import OwnTeacher
 from kd.teachers.cache_layout import temperatures, topk_temperature
 from kd.teachers.frozen import dtype_for

@@ -126,7 +126,7 @@ def test_records_come_with_the_batch_where_all_are_there(tmp_path: Path, picture
     def batch_of(index: list[int]) -> Batch:
         return {"index": torch.tensor(index), "view": 0}
 
-    add = Reading({"a": [store]}).of(views_of(pictures), batch_of)[1]
+    add = Reading({"a": [store]})(views_of(pictures), batch_of)[1]
     assert isinstance(add, AddRecords)
     assert add([1, 3])["records"]["a"][0].shape == (2, 12)
     assert add([1, 5])["records"]["a"] == []

@@ -2,7 +2,7 @@
 
 import torch
 
-from kd.teachers.answer_features import relative_error, worst_error
+from kd.teachers.answer_codec import relative_error, worst_error
 
 
 def test_relative_error() -> None:

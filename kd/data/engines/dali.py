@@ -5,18 +5,17 @@ the same pixels (libjpeg-turbo on the CPU; nvJPEG on a GPU differs by a few leve
 otherwise: views differ by a third of a level in the mean, by a few levels in single pixels.
 """
 
-from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from kd.data.engines.device import CutSet as _CutSet
 from kd.data.engines.device import DeviceViews as _DeviceViews
-from kd.data.engines.device import Plan, Recipe, check_views
+from kd.data.engines.device import check as _check
+from kd.data.engines.device import pack as _pack
 from kd.data.pictures import MAX_PIXELS, decode, encode_png, plain_jpeg
-from kd.data.sampler import Key
 from kd.data.sources import Source
 from kd.errors import UserError, needs_extra
 from kd.machine import cores
@@ -28,19 +27,11 @@ def check(augment: Augment, source: Source) -> None:
     if source.kind.cut_with_picture:
         raise UserError(f"data.engine: dali makes views of pictures alone, data.source has {source.kind.name}; "
                         "engine=device")  # fmt: skip
-    check_views(augment, "dali")
+    _check(augment, source, "dali")
     try:
         import nvidia.dali  # noqa: F401
     except ImportError as error:
         raise UserError(f"data.engine: dali {needs_extra('dali')} ({error})") from error
-
-
-class EncodedPlan(Plan):
-    """A plan with the pictures, as the engine's ``CutSet`` gives them."""
-
-    def __init__(self, recipes: list[Recipe], keys: list[Key], encoded: list[Any]) -> None:
-        super().__init__(recipes, keys)
-        self.encoded = encoded
 
 
 class CutSet(_CutSet):
@@ -62,15 +53,7 @@ def plain(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[bytes, int, int]:
     return encode_png(picture), picture.shape[1], picture.shape[2]
 
 
-def pack(stack: Callable[..., Tensor], samples: Sequence[tuple[Any, Recipe, Any, Key]]) -> dict[str, Any]:
-    """Samples -> a batch whose pictures stay on the host until a decoder takes them. ``stack`` makes its targets."""
-    encoded, recipes, targets, keys = zip(*samples, strict=True)
-    return {
-        "plan": EncodedPlan(list(recipes), list(keys), list(encoded)),
-        "target": stack(targets),
-        "index": torch.tensor([index for index, _ in keys]),
-        "view": keys[0][1],
-    }
+pack = partial(_pack, encoded=True)  # pictures stay on the host until a decoder takes them
 
 
 class DeviceViews(_DeviceViews):
@@ -89,7 +72,11 @@ class DeviceViews(_DeviceViews):
         self._pipeline.feed_input("start", list(boxes[:, :2]))
         self._pipeline.feed_input("shape", list(boxes[:, 2:]))
         (made,) = self._pipeline.run()
-        images = self._as_tensor(made, device).permute(0, 3, 1, 2).contiguous()
+        if device.type == "cuda":
+            shown = torch.from_dlpack(made.as_tensor()).clone()  # DALI uses its buffers again
+        else:
+            shown = torch.from_numpy(np.array(made.as_array()))
+        images = shown.permute(0, 3, 1, 2).contiguous()
         return {**{k: v for k, v in batch.items() if k != "plan"}, **self.finish(images, batch["target"], plan)}
 
     def _build(self, device: torch.device) -> Any:
@@ -113,9 +100,3 @@ class DeviceViews(_DeviceViews):
         pipeline = views()
         pipeline.build()
         return pipeline
-
-    @staticmethod
-    def _as_tensor(made: Any, device: torch.device) -> Tensor:
-        if device.type == "cuda":
-            return torch.from_dlpack(made.as_tensor()).clone()  # DALI uses its buffers again
-        return torch.from_numpy(np.array(made.as_array()))

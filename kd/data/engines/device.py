@@ -42,16 +42,12 @@ class Plan:
     Neither a collection nor a dataclass, which Lightning would copy and send to the device piece by piece.
     """
 
-    def __init__(self, recipes: list[Recipe], keys: list[Key]) -> None:
+    def __init__(self, recipes: list[Recipe], keys: list[Key], encoded: Sequence[Any] = ()) -> None:
         self.recipes, self.keys = recipes, keys
+        self.encoded = list(encoded)  # the pictures, where the device decodes them
 
 
-def check(augment: Augment, source: Source) -> None:
-    """Raises a UserError where the engine can't make these views."""
-    check_views(augment, "device")
-
-
-def check_views(augment: Augment, engine: str) -> None:
+def check(augment: Augment, source: Source, engine: str = "device") -> None:
     """Raises a UserError: RandAugment draws random numbers while it computes, so only the loader can run it."""
     if augment.rand_augment:
         raise UserError(f"data.augment.rand_augment: needs data.engine=torch, got {engine}")
@@ -91,7 +87,8 @@ class CutSet(Samples):
         source: Source | None = None,
     ) -> None:  # fmt: skip
         super().__init__(split, seed, source, max_pixels)
-        self.size, self.chain, self.sends_all = size, chain_of(size, augment), augment.before_resize
+        self.chain: list[v2.Transform] = list(train_transform(size, augment).transforms)
+        self.size, self.sends_all = size, augment.before_resize
 
     def __getitem__(self, key: Key) -> tuple[Any, Recipe, Any, Key]:
         index, view = key
@@ -116,17 +113,15 @@ class CutSet(Samples):
         return picture[:, top : top + height, left : left + width]
 
 
-def chain_of(size: tuple[int, int], augment: Augment) -> list[v2.Transform]:
-    """The transforms of the engine ``torch``, one by one."""
-    return list(train_transform(size, augment).transforms)
-
-
-def pack(stack: Callable[..., Tensor], samples: Sequence[tuple[Tensor, Recipe, Any, Key]]) -> dict[str, Any]:
-    """Samples -> a batch with all cuts behind each other in one tensor: one transfer. ``stack`` makes its targets."""
+def pack(
+    stack: Callable[..., Tensor], samples: Sequence[tuple[Any, Recipe, Any, Key]], encoded: bool = False
+) -> dict[str, Any]:
+    """Samples -> a batch, all cuts in one tensor: one transfer. Of ``encoded`` pictures the plan holds the files."""
     cuts, recipes, targets, keys = zip(*samples, strict=True)
+    pixels = {} if encoded else {"pixels": torch.cat([cut.reshape(-1) for cut in cuts])}
     return {
-        "pixels": torch.cat([cut.reshape(-1) for cut in cuts]),
-        "plan": Plan(list(recipes), list(keys)),
+        **pixels,
+        "plan": Plan(list(recipes), list(keys), cuts if encoded else ()),
         "target": stack(targets),
         "index": torch.tensor([index for index, _ in keys]),
         "view": keys[0][1],
@@ -138,7 +133,7 @@ class DeviceViews:
 
     def __init__(self, size: tuple[int, int], augment: Augment, mix: MixPairs, kind: Targets | None = None) -> None:
         self.size, self.mix, self.kind = size, mix, kind or Targets()
-        self.chain = chain_of(size, augment)
+        self.chain = list(train_transform(size, augment).transforms)
         self.first = crop_of(self.chain)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -223,7 +218,6 @@ def _shares(lengths: Tensor, most: int, size: int) -> Tensor:
 
 
 def _erase(drawn: Sequence[Step], images: Tensor) -> Tensor:
-    """Fills a box of each picture that is named."""
     if not drawn:
         return images
     boxes = [[i, p["j"], p["i"], p["j"] + p["w"], p["i"] + p["h"]] for i, p in drawn]

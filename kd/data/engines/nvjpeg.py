@@ -6,7 +6,7 @@ JPEG is decoded and cut in the loader. On a CPU torchvision decodes too: the eng
 
 import warnings
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -14,20 +14,17 @@ import torch
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from kd.data.engines.dali import EncodedPlan, pack
+from kd.data.engines.dali import pack
 from kd.data.engines.device import CutSet as _CutSet
 from kd.data.engines.device import DeviceViews as _DeviceViews
-from kd.data.engines.device import check_views
+from kd.data.engines.device import Plan
+from kd.data.engines.device import check as _check
 from kd.data.pictures import plain_jpeg
-from kd.data.sources import Source
-from kd.run.settings import Augment
 
 __all__ = ["CutSet", "DeviceViews", "check", "pack"]
 
 
-def check(augment: Augment, source: Source) -> None:
-    """Raises a UserError where the engine can't make these views."""
-    check_views(augment, "nvjpeg")
+check = partial(_check, engine="nvjpeg")
 
 
 class CutSet(_CutSet):
@@ -43,8 +40,6 @@ class CutSet(_CutSet):
 
 
 class DeviceViews(_DeviceViews):
-    """Makes the views of a packed batch on the device that the batch is on."""
-
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         plan, device = batch["plan"], batch["target"].device
         side = _stream(device) if device.type == "cuda" else None
@@ -59,7 +54,7 @@ class DeviceViews(_DeviceViews):
         return super().__call__({**batch, "pixels": pixels})
 
 
-def _cuts(plan: EncodedPlan, device: torch.device) -> list[Tensor]:
+def _cuts(plan: Plan, device: torch.device) -> list[Tensor]:
     with warnings.catch_warnings():  # TorchCodec should be used instead, which may not be there; arrays are read-only
         warnings.simplefilter("ignore")
         given = [torch.from_numpy(array) for array in plan.encoded]

@@ -3,23 +3,9 @@
 A source of one's own is a subclass of :class:`Source`, named by its class path.
 """
 
-from kd.data.sources.base import (
-    Joined,
-    Source,
-    Split,
-    Subset,
-    cache_dir,
-    changed,
-    content,
-    fetch,
-    fingerprint,
-    identity,
-    labelled,
-    named,
-    stamp_of,
-)
+from kd.data.sources.base import Joined, Source, Split, Subset, fetch, fingerprint, identity, labelled, named
 from kd.data.sources.files import FileSplit, printable, said
-from kd.data.sources.folder import ImageFolder, class_folders, labelled_folder
+from kd.data.sources.folder import ImageFolder, class_folders
 from kd.data.sources.food101 import Food101
 from kd.data.sources.foodtag import FoodTagCalories, FoodTagMini
 from kd.data.sources.hugging_face import HuggingFace
@@ -27,12 +13,13 @@ from kd.data.sources.manifest import Manifest
 from kd.data.sources.places import IMAGE_SUFFIXES, pictures_below
 from kd.data.sources.segmentation import MaskSplit, SegmentationFolder
 from kd.data.sources.shards import Shards
-from kd.data.sources.unlabelled import Pictures, unlabelled_folder
+from kd.data.sources.unlabelled import Pictures
 from kd.data.sources.webdataset import WebDataset
+from kd.machine import cache_dir
 
 __all__ = [
     "IMAGE_SUFFIXES", "FileSplit", "Food101", "FoodTagCalories", "FoodTagMini", "HuggingFace", "ImageFolder", "Joined",
     "Manifest", "MaskSplit", "Pictures", "SegmentationFolder", "Shards", "Source", "Split", "Subset", "WebDataset",
-    "cache_dir", "changed", "class_folders", "content", "fetch", "fingerprint", "identity", "labelled",
-    "labelled_folder", "named", "pictures_below", "printable", "said", "stamp_of", "unlabelled_folder",
+    "cache_dir", "class_folders", "fetch", "fingerprint", "identity", "labelled", "named",
+    "pictures_below", "printable", "said",
 ]  # fmt: skip

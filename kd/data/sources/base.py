@@ -3,14 +3,14 @@
 import hashlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from math import inf
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from kd.data.batch import Target
 from kd.data.sources.files import FileSplit, printable
+from kd.data.sources.places import Place, place_of
 from kd.data.targets import Targets
-from kd.machine import cache_dir as cache_dir
 
 
 class Split(Protocol):
@@ -32,9 +32,6 @@ class Split(Protocol):
     def stamp(self, i: int) -> str:
         """What differs once the picture's content does (size and time of change), or nothing where it can't change."""
 
-    def changed(self) -> float:
-        """When any picture was changed last, in seconds since 1970; infinite where that is not known."""
-
 
 class Source:
     """Base of all sources. Subclasses fill ``classes`` and the two splits in :meth:`load`.
@@ -51,6 +48,13 @@ class Source:
     classes: list[str]
     kind = Targets()
     ignore_index: int | None = None
+    root = ""  # of a source that is a folder or a URL
+    key = "data.source.root"
+    cache_bytes: int | None = None  # that copies of files from elsewhere may take
+
+    @cached_property
+    def place(self) -> Place:
+        return place_of(self.root, self.key, self.cache_bytes)
 
     def load(self, split: str) -> Split:
         """The split ``"train"`` or ``"val"``; sets ``classes`` too. Downloads or draws what is missing.
@@ -66,7 +70,7 @@ class Source:
 
     def describe(self) -> str:
         """One line for the person who reads the run."""
-        return type(self).__name__
+        return f"{type(self).__name__} {self.root}".strip()
 
 
 class Parts:
@@ -110,9 +114,6 @@ class Subset(Parts):
     def part(self, i: int) -> tuple[Split, int]:
         return self.split, self.keep[i]
 
-    def changed(self) -> float:
-        return changed(self.split)
-
     def fetch(self, numbers: Iterable[int]) -> None:
         fetch(self.split, [self.keep[i] for i in numbers])
 
@@ -127,9 +128,6 @@ class Joined(Parts):
 
     def part(self, i: int) -> tuple[Split, int]:
         return (self.parts[0], i) if i < self.border else (self.parts[1], i - self.border)
-
-    def changed(self) -> float:
-        return max(map(changed, self.parts))
 
     def fetch(self, numbers: Iterable[int]) -> None:
         places = [self.part(i) for i in numbers]
@@ -182,33 +180,27 @@ def key_of(split: Split, i: int) -> str:
     return split.key(i) if hasattr(split, "key") else f"{split.name(i)}\0{stamp_of(split, i)}"
 
 
-def changed(split: Split) -> float:
-    """When a picture was changed last; infinite where a source of someone's own does not say."""
-    return split.changed() if hasattr(split, "changed") else inf
-
-
 def fingerprint(split: Split, stamps: bool = True) -> str:
     """A hash of a split's names, labels and stamps; without ``stamps`` as in older caches, but for files."""
-    digest = hashlib.sha256()
-    for i, target in enumerate(split.targets):
-        digest.update(f"{split.name(i)}\0{target}\0".encode("utf-8", "backslashreplace"))
-        if stamps or isinstance(split, FileSplit):
-            digest.update(stamp_of(split, i).encode())
-    return digest.hexdigest()[:16]
+    stamped = stamps or isinstance(split, FileSplit)
+    pairs = enumerate(split.targets)
+    return _hash(f"{split.name(i)}\0{target}\0{stamp_of(split, i) if stamped else ''}" for i, target in pairs)
 
 
 def content(split: Split) -> str:
     """A hash of a split's pictures in order, whatever their labels."""
-    digest = hashlib.sha256()
-    for i in range(len(split.targets)):
-        digest.update(f"{key_of(split, i)}\0".encode("utf-8", "backslashreplace"))
-    return digest.hexdigest()[:16]
+    return _hash(f"{key_of(split, i)}\0" for i in range(len(split.targets)))
 
 
 def identity(split: Split) -> str:
     """A hash of a split's file names, sizes and labels in order: the same wherever the files lie."""
+    pairs = enumerate(split.targets)
+    texts = (f"{Path(split.name(i)).name}\0{target}\0{size_of(split, i)}\0" for i, target in pairs)
+    return _hash(texts, "surrogateescape")
+
+
+def _hash(texts: Iterable[str], errors: str = "backslashreplace") -> str:
     digest = hashlib.sha256()
-    for i, target in enumerate(split.targets):
-        name, size = Path(split.name(i)).name, size_of(split, i)
-        digest.update(f"{name}\0{target}\0{size}\0".encode(errors="surrogateescape"))
+    for text in texts:
+        digest.update(text.encode("utf-8", errors))
     return digest.hexdigest()[:16]

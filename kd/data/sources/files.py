@@ -55,9 +55,6 @@ class FileSplit:
     def size(self, i: int) -> int:
         return self.at(self.paths[i]).size(self.paths[i])
 
-    def changed(self) -> float:
-        return max((self.at(file).changed(file) for i in range(len(self.paths)) for file in self.files(i)), default=0.0)
-
     def name(self, i: int) -> str:
         return self.paths[i]
 

@@ -2,15 +2,13 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import cached_property
 
 from kd.data.sources.base import Source, bytes_of
 from kd.data.sources.files import FileSplit, PathLike, printable, said
-from kd.data.sources.places import DISK, IMAGE_SUFFIXES, Place, joined, pictures_below, place_of
+from kd.data.sources.places import DISK, IMAGE_SUFFIXES, Place, joined, pictures_below
 from kd.errors import UserError
 from kd.storage.objects import is_url
 
-KEY = "data.source.root"
 VALIDATION = ("val", "valid", "validation", "test")  # What validation pictures go by elsewhere: the first that is there
 
 
@@ -30,16 +28,10 @@ class ImageFolder(Source):
             longest ago goes. Default: all that were read.
     """
 
-    key = KEY
-
     def __init__(self, root: str, train: str = "train", val: str | None = None, cache_gb: float | None = None) -> None:
         self.root = root
         self.folders = {"train": train, "val": val}
         self.cache_bytes = bytes_of(cache_gb)
-
-    @cached_property
-    def place(self) -> Place:
-        return place_of(self.root, self.key, self.cache_bytes)
 
     def load(self, split: str) -> FileSplit:
         """See :meth:`Source.load`. Any other split's name is taken as a folder below ``root``."""
@@ -73,7 +65,6 @@ class ImageFolder(Source):
 
 
 def class_folders(path: str, key: str, place: Place = DISK) -> list[str]:
-    """The sorted names of the folders in ``path``; ``key`` is named in errors."""
     if not place.is_folder(path):
         raise UserError(f"{key}: there is no folder {path}")
     names = sorted(name for name in place.folders(path) if not name.startswith("."))

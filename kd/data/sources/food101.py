@@ -3,9 +3,10 @@
 from contextlib import nullcontext
 from pathlib import Path
 
-from kd.data.sources.base import Source, cache_dir
+from kd.data.sources.base import Source
 from kd.data.sources.files import FileSplit
 from kd.errors import UserError, first_line
+from kd.machine import cache_dir
 from kd.storage.objects import is_url
 
 

@@ -3,17 +3,12 @@
 from pathlib import Path
 
 from kd.data import foodtag_mini
-from kd.data.sources.base import Source, cache_dir
+from kd.data.sources.base import Source
 from kd.data.sources.files import FileSplit
 from kd.data.sources.folder import ImageFolder
 from kd.data.sources.places import pictures_below
 from kd.data.targets import Numbers
-
-
-def _check(**counts: int) -> None:
-    for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"{name} must be > 0, got {value}")
+from kd.machine import cache_dir
 
 
 class FoodTagMini(ImageFolder):
@@ -25,7 +20,7 @@ class FoodTagMini(ImageFolder):
     """
 
     def __init__(self, train_per_class: int = 300, val_per_class: int = 60) -> None:
-        _check(train_per_class=train_per_class, val_per_class=val_per_class)
+        foodtag_mini.check(train_per_class=train_per_class, val_per_class=val_per_class)
         super().__init__(root="")
         self.train_per_class, self.val_per_class = train_per_class, val_per_class
 
@@ -54,7 +49,7 @@ class FoodTagCalories(Source):
     kind = Numbers()
 
     def __init__(self, train_per_class: int = 300, val_per_class: int = 60) -> None:
-        _check(train_per_class=train_per_class, val_per_class=val_per_class)
+        foodtag_mini.check(train_per_class=train_per_class, val_per_class=val_per_class)
         self.train_per_class, self.val_per_class, self.classes = train_per_class, val_per_class, ["calories"]
 
     def load(self, split: str) -> FileSplit:

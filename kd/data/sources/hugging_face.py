@@ -1,16 +1,11 @@
 """The source ``HuggingFace``: a data set of the hub, or a local one (extra ``hf``)."""
 
-from math import inf
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from kd.data.pictures import open_regular
 from kd.data.sources.base import Source, Split
 from kd.data.sources.files import UNLABELLED
 from kd.errors import UserError, first_line, needs_extra
-
-if TYPE_CHECKING:
-    import datasets
 
 
 class HuggingFace(Source):
@@ -67,7 +62,7 @@ class HuggingFace(Source):
 
 
 class _HuggingFaceSplit:
-    def __init__(self, data: "datasets.Dataset", column: str, targets: list[int], path: str) -> None:
+    def __init__(self, data: Any, column: str, targets: list[int], path: str) -> None:
         self.data, self.column, self.targets, self.path = data, column, targets, path
 
     def read(self, i: int) -> bytes:
@@ -79,9 +74,6 @@ class _HuggingFaceSplit:
 
     def stamp(self, i: int) -> str:
         return str(self.data._fingerprint)  # datasets hashes the files that it has built the set from
-
-    def changed(self) -> float:
-        return max((Path(file["filename"]).stat().st_mtime for file in self.data.cache_files), default=inf)
 
     def name(self, i: int) -> str:
         return f"{self.path}[{i}]"

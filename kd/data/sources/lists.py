@@ -4,6 +4,7 @@ import codecs
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from kd.storage.elsewhere import json_of
@@ -35,18 +36,21 @@ def read_list(
     """
     text = content.decode("utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig")
     if suffix in TABLES:
-        return _table(text, path, label, delimiter)
-    records = _records(text)
-    if isinstance(records, Mapping) or (records and records[0].get("type") == "dataset"):
-        if isinstance(label, list):
-            raise Unfit("is a list of classes; data.source.targets=[...] reads a table or JSON lines")
-        return _coco(records) if isinstance(records, Mapping) else _ultralytics(records)
-    names = sorted({name for record in records for name in record})
-    if names == [path]:
+        names, records = _table(text, path, delimiter)
+    else:
+        found = _records(text)
+        if isinstance(found, Mapping) or (found and found[0].get("type") == "dataset"):
+            if isinstance(label, list):
+                raise Unfit("is a list of classes; data.source.targets=[...] reads a table or JSON lines")
+            return _coco(found) if isinstance(found, Mapping) else _ultralytics(found)
+        names, records = sorted({name for record in found for name in record}), found
+        _check_there(path, names, "path_column")
+    if len(names) == 1 and not isinstance(label, list):
         return [Row(record[path], None) for record in records], False
-    _check_there(path, names, "path_column")
     if isinstance(label, list):
-        _check_all_there(label, sorted({name for record in records for name in record}))
+        missing = next((name for name in label if name not in names), None)
+        if missing is not None:
+            raise Unfit(f"has no column {missing} (data.source.targets; it has {', '.join(map(str, names))[:120]})")
         return [Row(record[path], [record.get(name) for name in label]) for record in records], True
     _check_there(label, names, "label_column")
     return [Row(record[path], record[label]) for record in records], True
@@ -70,38 +74,21 @@ def _check_there(name: Column, names: Sequence[Column], given: str) -> None:
                          "from 0 in a table without a header")  # fmt: skip
 
 
-def _check_all_there(targets: list[str], names: Sequence[Column]) -> None:
-    missing = next((name for name in targets if name not in names), None)
-    if missing is not None:
-        raise Unfit(f"has no column {missing} (data.source.targets; it has {', '.join(map(str, names))[:120]})")
-
-
-def _table(text: str, path: Column, label: Columns, delimiter: str | None) -> tuple[list[Row], bool]:
-    by_number = isinstance(path, int)
+def _table(text: str, path: Column, delimiter: str | None) -> tuple[list[Column], list[dict[Any, Any]]]:
+    """A table's columns and its rows by column, of which short ones end with None."""
     first = text.lstrip().partition("\n")[0].rstrip("\r")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter or _sniffed(first, path))
     lines = [(reader.line_num, row) for row in reader if row]
     names: list[Column] = []
     if lines:
-        names = [*range(len(lines[0][1]))] if by_number else [name.strip() for name in lines.pop(0)[1]]
+        names = [*range(len(lines[0][1]))] if isinstance(path, int) else [name.strip() for name in lines.pop(0)[1]]
     _check_there(path, names, "path_column")
-    labelled = len(names) > 1
-    if labelled and not isinstance(label, list):
-        _check_there(label, names, "label_column")
-    elif isinstance(label, list):
-        _check_all_there(label, names)
-    wide = next(((number, row) for number, row in lines if len(row) > len(names)), None)
-    if wide:
-        raise Unfit(f"has {len(wide[1])} columns in line {wide[0]}, {len(names)} in the first")
-    at = names.index(path)
-    short = next((number for number, row in lines if len(row) <= at), None)
-    if short:
-        raise Unfit(f"has no path in line {short}")
-    if isinstance(label, list):
-        columns = [names.index(name) for name in label]
-        return [Row(row[at], [row[i] if i < len(row) else "" for i in columns]) for _, row in lines], True
-    of = names.index(label) if labelled else None
-    return [Row(row[at], row[of] if of is not None and of < len(row) else None) for _, row in lines], labelled
+    for number, row in lines:
+        if len(row) > len(names):
+            raise Unfit(f"has {len(row)} columns in line {number}, {len(names)} in the first")
+        if len(row) <= names.index(path):
+            raise Unfit(f"has no path in line {number}")
+    return names, [dict(reversed([*zip_longest(names, row)])) for _, row in lines]  # the first of two of one name
 
 
 def _sniffed(first: str, path: Column) -> str:

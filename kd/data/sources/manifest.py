@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from kd.data.sources.base import Source, bytes_of
 from kd.data.sources.files import UNLABELLED, FileSplit, printable
@@ -15,6 +16,8 @@ from kd.data.targets import LabelSets, Numbers, Targets
 from kd.errors import UserError
 from kd.storage.elsewhere import number_of
 from kd.storage.objects import is_url
+
+Labelled = tuple[str, list[str]]  # A picture's path and its labels
 
 
 class Manifest(Source):
@@ -65,35 +68,34 @@ class Manifest(Source):
         self._several = multi_label
 
     def load(self, split: str) -> FileSplit:
-        if self.targets:
-            return self._load_numbers(split)
         train = self._rows("train")
+        rows = train if split == "train" else self._rows(split)
+        targets = self._numbers(split, rows) if self.targets else self._ids(split, rows, train)
+        paths = [path for path, _ in rows]
+        return FileSplit(paths, targets, place=self._place(split, paths))
+
+    def _ids(self, split: str, rows: list[Labelled], train: list[Labelled]) -> list[Any]:
         self.classes = in_order({label for _, labels in train for label in labels})
         ids = {label: i for i, label in enumerate(self.classes)}
-        rows = train if split == "train" else self._rows(split)
         unknown = next(((path, label) for path, labels in rows for label in labels if label not in ids), None)
         if unknown:
             raise UserError(
                 f"data.source.{split}: label '{unknown[1]}' of {unknown[0]} is not in {self.lists['train']}"
             )
-        paths = [path for path, _ in rows]
-        place = self._place(split, paths)
         if not self.classes:
-            return FileSplit(paths, [UNLABELLED] * len(rows), place=place)
+            return [UNLABELLED] * len(rows)
         targets = [[ids[label] for label in labels] for _, labels in rows]
-        return FileSplit(paths, targets if self._several else [t[0] for t in targets], place=place)
+        return targets if self._several else [t[0] for t in targets]
 
-    def _load_numbers(self, split: str) -> FileSplit:
+    def _numbers(self, split: str, rows: list[Labelled]) -> list[list[float]]:
         self.classes = list(self.targets or [])
         key, file = f"data.source.{split}", self._file(split)
-        rows = self._rows(split)
         numbers = [[self._number(x, name, path, file, key) for name, x in zip(self.classes, given, strict=True)]
                    for path, given in rows]  # fmt: skip
         for name, column in zip(self.classes, zip(*numbers, strict=True), strict=True):
             if all(math.isnan(x) for x in column):
                 raise UserError(f"{key}: {file} has no value of {name} (data.source.targets)")
-        paths = [path for path, _ in rows]
-        return FileSplit(paths, numbers, place=self._place(split, paths))
+        return numbers
 
     def _number(self, given: object, name: str, path: str, file: str, key: str) -> float:
         text = "" if given is None else str(given).strip()
@@ -133,7 +135,7 @@ class Manifest(Source):
     def _file(self, split: str) -> str:
         return joined(self.lists.get(split) or self.lists["train"] or "")
 
-    def _rows(self, split: str) -> list[tuple[str, list[str]]]:
+    def _rows(self, split: str) -> list[Labelled]:
         key, file = f"data.source.{split}", self._file(split)
         rows, labelled = self._listed(split)
         if not rows and split not in self.lists:

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache, partial
 from io import BytesIO
-from math import inf
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,27 +42,18 @@ class Disk:
             yield from (f"{path}{os.sep}{name}" for name in names if not name.startswith("."))
 
     def open(self, file: str) -> IO[bytes]:
-        """Opens a picture file for reading; an OSError says why it can't be read."""
         return open_regular(file)
 
     def stamp(self, file: str) -> str:
         """What differs once the file has changed; nothing of a missing one."""
-        found = _stat(file)
-        return f"{found.st_size}\0{found.st_mtime_ns}\0" if found else ""
+        try:
+            found = Path(file).stat()
+        except (OSError, ValueError):  # a missing file is named by the check that decodes it
+            return ""
+        return f"{found.st_size}\0{found.st_mtime_ns}\0"
 
     def size(self, file: str) -> int:
-        found = _stat(file)
-        return found.st_size if found else 0
-
-    def changed(self, file: str) -> float:
-        found = _stat(file)
-        return found.st_mtime if found else 0.0
-
-
-def _stat(file: str) -> os.stat_result | None:
-    with suppress(OSError, ValueError):  # a missing file is named by the check that decodes it
-        return Path(file).stat()
-    return None
+        return int(self.stamp(file).partition("\0")[0] or 0)
 
 
 class Store:
@@ -156,9 +146,6 @@ class Store:
 
     def size(self, file: str) -> int:
         return size_in(self._states[file]) if file in self._states else 0
-
-    def changed(self, file: str) -> float:
-        return inf
 
 
 @lru_cache(maxsize=16)

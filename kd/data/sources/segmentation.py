@@ -1,7 +1,6 @@
 """The source ``SegmentationFolder``: pictures with a class for every pixel."""
 
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ from torchvision import tv_tensors
 
 from kd.data.sources.base import Source, bytes_of
 from kd.data.sources.files import FileSplit, PathLike
-from kd.data.sources.places import DISK, IMAGE_SUFFIXES, Place, joined, place_of
+from kd.data.sources.places import DISK, IMAGE_SUFFIXES, Place, joined
 from kd.data.targets import Masks
 from kd.errors import UserError
 from kd.storage.decoding import open_picture, upright
@@ -88,10 +87,6 @@ class SegmentationFolder(Source):
         self.folders = images, masks
         self.cache_bytes = bytes_of(cache_gb)
 
-    @cached_property
-    def place(self) -> Place:
-        return place_of(self.root, "data.source.root", self.cache_bytes)
-
     def load(self, split: str) -> MaskSplit:
         images, masks = (joined(self.root, folder, split) for folder in self.folders)
         for folder in (images, masks):
@@ -113,6 +108,3 @@ class SegmentationFolder(Source):
 
     def has(self, split: str) -> bool:
         return all(self.place.is_folder(joined(self.root, folder, split)) for folder in self.folders)
-
-    def describe(self) -> str:
-        return f"SegmentationFolder {self.root}"

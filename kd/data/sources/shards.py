@@ -17,12 +17,13 @@ from torchvision import tv_tensors
 
 from kd.data.batch import Target
 from kd.data.pictures import MAX_BYTES, decode_grey
-from kd.data.sources.base import Source, Split, bytes_of, cache_dir
+from kd.data.sources.base import Source, Split, bytes_of
 from kd.data.sources.files import UNLABELLED
 from kd.data.targets import Masks, Targets
 from kd.errors import UserError, first_line
+from kd.machine import cache_dir
 from kd.storage.elsewhere import json_of
-from kd.storage.objects import Ranged, file_system, is_url, tried
+from kd.storage.objects import Ranged, file_system, in_one_line, is_url, tried
 
 INDEX_LISTS = ("classes", "shards", "samples", "targets")
 
@@ -61,17 +62,13 @@ class Shards(Source):
         return found
 
     def _index(self, split: str) -> tuple[dict[str, Any], str]:
-        if split not in self._indices:
-            self._indices[split] = self._read(split)
-        return self._indices[split]
-
-    def _read(self, split: str) -> tuple[dict[str, Any], str]:
+        if split in self._indices:
+            return self._indices[split]
         files, path = file_system(self.root)
         try:
             text = tried(lambda: bytes(files.cat_file(f"{path}/{split}.json")), f"{self.root} can't be read")
             index = json_of(text)
             check_index(index)
-            return index, hashlib.sha256(text).hexdigest()[:16]
         except FileNotFoundError as error:
             raise UserError(
                 f"data.source.root: {self.root} has no {split}.json: no pack, or an unfinished one"
@@ -80,16 +77,13 @@ class Shards(Source):
             raise UserError(f"data.source.root: {self.root}/{split}.json is damaged: {str(error)[:160]}") from error
         except Exception as error:  # the object stores' clients raise many kinds
             raise UserError(f"data.source.root: {self.root}: {first_line(error)}") from error
+        self._indices[split] = index, hashlib.sha256(text).hexdigest()[:16]
+        return self._indices[split]
 
     def has(self, split: str) -> bool:
         files, path = file_system(self.root)
-        try:
+        with in_one_line(f"data.source.root: {self.root}"):
             return bool(files.exists(f"{path}/{split}.json"))
-        except Exception as error:  # the object stores' clients raise many kinds
-            raise UserError(f"data.source.root: {self.root}: {first_line(error)}") from error
-
-    def describe(self) -> str:
-        return f"Shards {self.root}"
 
 
 def check_index(index: object) -> None:
@@ -183,13 +177,8 @@ class ShardSplit:
 
     @cached_property
     def _stamps(self) -> list[str]:
-        return [f"{stat.st_size}\0{stat.st_mtime_ns}" if stat else "" for stat in self._stats()]
-
-    def changed(self) -> float:
-        return max((stat.st_mtime for stat in self._stats() if stat), default=0.0)
-
-    def _stats(self) -> list[os.stat_result | None]:
-        return [None if is_url(self.root) else Path(self.root, shard).stat() for shard in self.shards]
+        stats = [] if is_url(self.root) else [Path(self.root, shard).stat() for shard in self.shards]
+        return [f"{stat.st_size}\0{stat.st_mtime_ns}" for stat in stats] or [""] * len(self.shards)
 
     def ends(self) -> dict[str, int]:
         ends: dict[str, int] = {}

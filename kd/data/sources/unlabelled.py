@@ -1,10 +1,11 @@
 """Pictures without labels, alone or beside labelled ones."""
 
 from kd.data import foodtag_mini
-from kd.data.sources.base import Source, bytes_of, cache_dir
+from kd.data.sources.base import Source, bytes_of
 from kd.data.sources.files import UNLABELLED, FileSplit, said
 from kd.data.sources.places import IMAGE_SUFFIXES, pictures_below, place_of
 from kd.errors import UserError
+from kd.machine import cache_dir
 from kd.storage.objects import is_url
 
 DRAWN = (5, 2)  # Pictures of each kind of food that are drawn to train on and to validate with

@@ -7,23 +7,25 @@ are read once; where each picture lies, and its label, is kept in the user's cac
 import glob
 import hashlib
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import product
 from pathlib import Path
 from typing import IO, Any
 
 from filelock import FileLock
 
 from kd.data.pictures import MAX_BYTES
-from kd.data.sources.base import Source, cache_dir
+from kd.data.sources.base import Source
 from kd.data.sources.files import UNLABELLED, said
 from kd.data.sources.manifest import in_order
 from kd.data.sources.places import IMAGE_SUFFIXES
 from kd.data.sources.shards import ShardSplit
 from kd.errors import UserError
+from kd.machine import cache_dir
 from kd.storage.archives import opened
 from kd.storage.checkpoints import write_text
 from kd.storage.elsewhere import json_of, text_of
@@ -39,8 +41,6 @@ Sample = tuple[str, int, int, str | None]  # Name in the shard, the picture's fi
 
 @dataclass
 class Shard:
-    """What a tar file holds."""
-
     samples: list[Sample]  # those with a picture, in order
     left_out: dict[str, int]  # how many have none that can be read, by the ending of what they have
 
@@ -88,7 +88,7 @@ class WebDataset(Source):
                 given = f"the label '{wrong[3]}'" if wrong[3] is not None else "no label"
                 raise UserError(f"data.source.{split}: {wrong[0]} in {name} has {given}, not one of the "
                                 f"{len(self.classes)} classes")  # fmt: skip
-        labels = [sample[3] for shard in shards.values() for sample in shard.samples]
+        labels = _labels(shards)
         return TarSplit(shards, [ids[str(label)] if self.classes else UNLABELLED for label in labels])
 
     def has(self, split: str) -> bool:
@@ -107,7 +107,7 @@ class WebDataset(Source):
 
     def _check_labels(self, shards: dict[str, Shard]) -> None:
         """All or none of the samples have a label, and texts are no captions."""
-        labels = [sample[3] for shard in shards.values() for sample in shard.samples]
+        labels = _labels(shards)
         if None in labels and any(label is not None for label in labels):
             shard, name = next((s, x[0]) for s, found in shards.items() for x in found.samples if x[3] is None)
             raise UserError(f"data.source.label: {name} in {shard} has no label, others have; label=none takes the "
@@ -120,16 +120,12 @@ class WebDataset(Source):
                             "captions; label=none takes the pictures alone")  # fmt: skip
 
     def _class_names(self, shards: dict[str, Shard]) -> list[str]:
-        labels = {sample[3] for shard in shards.values() for sample in shard.samples} - {None}
+        labels = {*_labels(shards)} - {None}
         if not self.names or not labels:
             return in_order(str(label) for label in labels)
         if isinstance(self.names, list):
             return list(self.names)
-        try:
-            lines = Path(self.names).read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"data.source.classes: {self.names} can't be read as a list of names") from error
-        return [line.strip() for line in lines if line.strip()]
+        return _lines(Path(self.names), "data.source.classes", "names")
 
 
 class TarSplit(ShardSplit):
@@ -144,6 +140,10 @@ class TarSplit(ShardSplit):
 
     def name(self, i: int) -> str:
         return f"{self.shards[self.samples[i][0]]}/{self.names[i]}"
+
+
+def _labels(shards: dict[str, Shard]) -> list[str | None]:
+    return [sample[3] for shard in shards.values() for sample in shard.samples]
 
 
 def _left_out(shards: dict[str, Shard]) -> dict[str, int]:
@@ -163,9 +163,11 @@ def shards_of(places: str | Sequence[str], key: str) -> list[str]:
         if path.is_dir():
             mine = sorted(str(file) for file in path.glob("*.tar"))
         elif path.suffix == ".txt":
-            mine = _listed(path, key)
+            mine = [str(path.parent / line) for line in _lines(path, key, "shards")]
         else:
-            mine = [file for name in braces(place, key) for file in _matching(name)]
+            named = braces(place, key)
+            found_by = [sorted(glob.glob(n)) if re.search(r"[*?\[]", n) else [n] for n in named]  # noqa: PTH207 - any root
+            mine = [file for files in found_by for file in files]
         missing = next((file for file in mine if not Path(file).is_file()), None)
         if missing or not mine:
             raise UserError(f"{key}: there is no {missing}" if missing else f"{key}: no tar files: {place}")
@@ -173,16 +175,12 @@ def shards_of(places: str | Sequence[str], key: str) -> list[str]:
     return found
 
 
-def _listed(file: Path, key: str) -> list[str]:
+def _lines(file: Path, key: str, what: str) -> list[str]:
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{key}: {file} can't be read as a list of shards") from error
-    return [str(file.parent / line.strip()) for line in lines if line.strip()]
-
-
-def _matching(name: str) -> list[str]:
-    return sorted(glob.glob(name)) if re.search(r"[*?\[]", name) else [name]  # noqa: PTH207 - any root
+        raise UserError(f"{key}: {file} can't be read as a list of {what}") from error
+    return [line.strip() for line in lines if line.strip()]
 
 
 def braces(pattern: str, key: str = "") -> list[str]:
@@ -193,28 +191,22 @@ def braces(pattern: str, key: str = "") -> list[str]:
     >>> braces("{a,b}/{0..1}")
     ['a/0', 'a/1', 'b/0', 'b/1']
     """
-    made = [pattern]
-    while any(re.search(r"\{([^{}]*)\}", name) for name in made):
-        names = (f"{head}{part}{tail}" for name in made for head, part, tail in _opened(name, key))
-        made = list(islice(names, MOST_SHARDS + 1))
-        if len(made) > MOST_SHARDS:
-            raise UserError(f"{key}: {pattern} names more than {MOST_SHARDS:,} shards")
-    return made
+    parts = re.split(r"\{([^{}]*)\}", pattern)
+    choices = [_choices(part, key) if i % 2 else [part] for i, part in enumerate(parts)]
+    if math.prod(map(len, choices)) > MOST_SHARDS:
+        raise UserError(f"{key}: {pattern} names more than {MOST_SHARDS:,} shards")
+    return ["".join(chosen) for chosen in product(*choices)]
 
 
-def _opened(name: str, key: str) -> list[tuple[str, str, str]]:
-    match = re.search(r"\{([^{}]*)\}", name)
-    if match is None:
-        return [(name, "", "")]
-    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", match[1])
-    parts = match[1].split(",")
-    if numbers:
-        first, last = int(numbers[1]), int(numbers[2])
-        if not first <= last < first + MOST_SHARDS:
-            raise UserError(f"{key}: {{{match[1]}}} must count up, at most {MOST_SHARDS:,} shards")
-        width = len(numbers[1]) if numbers[1].startswith("0") else 1
-        parts = [f"{number:0{width}d}" for number in range(first, last + 1)]
-    return [(name[: match.start()], part, name[match.end() :]) for part in parts]
+def _choices(braced: str, key: str) -> list[str]:
+    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", braced)
+    if not numbers:
+        return braced.split(",")
+    first, last = int(numbers[1]), int(numbers[2])
+    if not first <= last < first + MOST_SHARDS:
+        raise UserError(f"{key}: {{{braced}}} must count up, at most {MOST_SHARDS:,} shards")
+    width = len(numbers[1]) if numbers[1].startswith("0") else 1
+    return [f"{number:0{width}d}" for number in range(first, last + 1)]
 
 
 # -- what a shard holds ------------------------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ import torch
 import torchvision
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from kd.data.batch import Batch
 from kd.data.sampler import Key
+from kd.data.samples import Samples
 from kd.data.tier.schedule import DEPTH, MB, Made, MakerEnded, Work, device_of_a_maker
 from kd.errors import RunError, UserError, first_line, needs_extra, plain
 from kd.machine import cores, last_line, own_folder, signals_kept
@@ -58,20 +58,18 @@ class BatchMaker:
     def __init__(self) -> None:
         torch.set_num_threads(1)
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a maker without a GPU of its own takes nobody else's
-        self.works: dict[int, tuple[Dataset[Any], Callable[..., Batch]]] = {}
+        self.works: dict[int, tuple[Samples, Callable[..., Batch]]] = {}
 
     def greet(self) -> dict[str, str]:
         return {**versions(), "device": device_of_a_maker().type}
 
-    def learn(self, work: int, data: Dataset[Any], collate: Callable[..., Batch]) -> None:
+    def learn(self, work: int, data: Samples, collate: Callable[..., Batch]) -> None:
         self.works[work] = data, collate
 
     def make(self, work: int, keys: list[Key]) -> tuple[Any, float]:
         """A batch, its tensors as arrays, and the seconds that it took."""
         data, collate = self.works[work]
-        together = getattr(data, "__getitems__", None)
-        wanted = (lambda: together(keys)) if together else (lambda: [data[key] for key in keys])
-        return self._batch(collate, wanted, time.perf_counter())
+        return self._batch(collate, lambda: data.__getitems__(keys), time.perf_counter())
 
     def _batch(
         self, collate: Callable[..., Batch], samples: Callable[[], list[Any]], start: float
@@ -97,7 +95,7 @@ class GpuMaker(BatchMaker):
         self._all([decoder.greet.remote() for decoder in self.decoders])
         return super().greet()
 
-    def learn(self, work: int, data: Dataset[Any], collate: Callable[..., Batch]) -> None:
+    def learn(self, work: int, data: Samples, collate: Callable[..., Batch]) -> None:
         """Decoders learn to make samples, which become a batch here."""
         data_there = self.ray.put(data)
         self._all([decoder.learn.remote(work, data_there, list) for decoder in self.decoders])
@@ -247,7 +245,7 @@ class RayCluster:
         except failed.RayError as error:
             if "creation task" in str(error):
                 raise UserError(last_line(error)) from error
-            raise MakerEnded(memory=isinstance(error, failed.OutOfMemoryError)) from error
+            raise MakerEnded(isinstance(error, failed.OutOfMemoryError)) from error
 
 
 def _knock(address: str) -> None:

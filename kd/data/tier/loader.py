@@ -5,7 +5,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,8 +24,6 @@ PATIENCE_S = 300.0  # without a single batch
 
 
 class TierLoader(DataLoader):
-    """A ``DataLoader`` whose batches are made by the tier."""
-
     def __init__(self, tier: "Tier", work: int, batches: Iterable[list[Key]]) -> None:
         data, collate = tier.works[work]
         super().__init__(data, batch_sampler=batches, num_workers=0, collate_fn=collate)
@@ -49,14 +46,6 @@ class TierLoader(DataLoader):
             self.tier.drop(stream)
 
 
-@dataclass
-class Call:
-    """What a call to a maker is for: a batch, or (without a job) its first words."""
-
-    maker: Worker
-    job: Job | None = None
-
-
 class Tier:
     """The tier, as one training process sees it."""
 
@@ -71,7 +60,7 @@ class Tier:
     def _begin(self) -> None:
         self._scheduler: Scheduler | None = None
         self._threads: list[threading.Thread] = []
-        self._calls: dict[object, Call] = {}
+        self._calls: dict[object, tuple[Worker, Job | None]] = {}  # without a job: a maker's first words
         self._put: dict[int, tuple[object, ...]] = {}
         self._stop = threading.Event()
         self._failed: Exception | None = None
@@ -107,7 +96,11 @@ class Tier:
     # -- what loaders ask for ----------------------------------------------------------------------------------------
     def loader(self, data: Dataset[Any], batches: Iterable[list[Key]], collate: Callable[..., Any]) -> TierLoader:
         """See :class:`TierLoader`. The same work again is known to the makers already."""
-        return TierLoader(self, place_of((data, collate), self.works), batches)
+        known = (i for i, work in enumerate(self.works) if work[0] is data and work[1] is collate)
+        number = next(known, len(self.works))
+        if number == len(self.works):
+            self.works.append((data, collate))
+        return TierLoader(self, number, batches)
 
     def stream(self, work: int, batches: Iterator[list[Key]]) -> Stream:
         self.connect()
@@ -153,7 +146,11 @@ class Tier:
         if now - self._answered > LOST_S:
             raise RunError(f"data.engine: lost the Ray cluster: no answer for {LOST_S:.0f} s")
         if now - max(self._at_work, waiting_since) > PATIENCE_S:
-            raise nobody_works(self.spec.label, self.on_gpus)
+            who, what = (" and has a GPU", "GPUs or cores") if self.on_gpus else ("", "cores")
+            raise RunError(
+                f"data.engine: no machine that carries {self.spec.label}{who} has made a batch for {PATIENCE_S:.0f} s "
+                f"(all gone, or their {what} taken by other work)"
+            )
 
     # -- two threads: what is finished, and who is there -------------------------------------------------------------
     def _start_threads(self) -> None:
@@ -219,7 +216,7 @@ class Tier:
         handle = self.cluster.start(machine.node, scheduler.share_of_a_core, self.on_gpus)
         maker = Worker(machine, handle)
         scheduler.makers.append(maker)
-        self._calls[handle.greet.remote()] = Call(maker)
+        self._calls[handle.greet.remote()] = maker, None
 
     def _hand_out(self) -> None:
         """Gives makers what they can take; with the lock."""
@@ -232,18 +229,17 @@ class Tier:
                 maker.works.add(work)
                 if work not in self._put:
                     self._put[work] = self.cluster.put(self.works[work])
-                self._calls[maker.handle.learn.remote(work, *self._put[work])] = Call(maker)
-            self._calls[maker.handle.make.remote(work, job.keys)] = Call(maker, job)
+                self._calls[maker.handle.learn.remote(work, *self._put[work])] = maker, None
+            self._calls[maker.handle.make.remote(work, job.keys)] = maker, job
 
     def _take(self, reference: object) -> None:
         with self._lock:
-            call = self._calls.pop(reference, None)
-        if call is None:  # its maker has been given up meanwhile
+            maker, job = self._calls.pop(reference, (None, None))
+        if maker is None:  # it has been given up meanwhile
             return
-        maker = call.maker
         try:
             value = self.cluster.result(reference)
-            made = unpacked(value) if call.job else None
+            made = unpacked(value) if job else None
         except UserError as error:
             with self._lock:
                 self._fail(UserError(f"data.engine: {maker.machine.name} can't make these batches: {error}"))
@@ -251,15 +247,15 @@ class Tier:
         except MakerEnded as error:
             self.cluster.end(maker.handle)
             with self._lock:
-                self._lost(maker, error.memory)
+                self._lost(maker, error.args[0])
                 self._lock.notify_all()
             return
         with self._lock:
             if self._scheduler is None:
                 return
-            if made is not None and call.job is not None:
+            if made is not None and job is not None:
                 self._at_work = time.monotonic()
-                self._scheduler.done(maker, call.job, made, self._at_work)
+                self._scheduler.done(maker, job, made, self._at_work)
             elif value is not None:
                 self._welcome(maker, value)
             self._hand_out()
@@ -277,37 +273,17 @@ class Tier:
     def _lost(self, maker: Worker, memory: bool = False) -> None:
         """Gives a maker's batches to others; with the lock."""
         assert self._scheduler is not None
-        self._calls = {reference: call for reference, call in self._calls.items() if call.maker is not maker}
+        self._calls = {reference: call for reference, call in self._calls.items() if call[0] is not maker}
         was_there = not maker.machine.gone
         to_blame = self._scheduler.lost(maker, memory)
         if was_there and maker.machine.gone:
             self._say(f"{maker.machine.name} is left out: {maker.machine.failures} processes in a row have ended there")
         if to_blame is not None:
-            self._fail(blamed(to_blame, self.works[to_blame.stream.work]))
+            split, first = getattr(self.works[to_blame.stream.work][0], "split", None), to_blame.keys[0][0]
+            self._fail(
+                RunError(
+                    f"data.engine: {to_blame.lost} processes in turn have ended over one batch (out of memory? "
+                    f"data.batch_size); its first picture is {split.name(first) if split else first}"
+                )
+            )
         self._hand_out()
-
-
-def place_of(work: Work, works: list[Work]) -> int:
-    """Its number among those that are known, of which it is one from now on."""
-    found = next((i for i, known in enumerate(works) if known[0] is work[0] and known[1] is work[1]), len(works))
-    if found == len(works):
-        works.append(work)
-    return found
-
-
-def nobody_works(label: str, on_gpus: bool) -> RunError:
-    """Why a run ends that waits for a batch in vain."""
-    who, what = (" and has a GPU", "GPUs or cores") if on_gpus else ("", "cores")
-    return RunError(
-        f"data.engine: no machine that carries {label}{who} has made a batch for {PATIENCE_S:.0f} s (all gone, or "
-        f"their {what} taken by other work)"
-    )
-
-
-def blamed(job: Job, work: Work) -> RunError:
-    """Why a run ends over a batch."""
-    split, first = getattr(work[0], "split", None), job.keys[0][0]
-    return RunError(
-        f"data.engine: {job.lost} processes in turn have ended over one batch (out of memory? data.batch_size); its "
-        f"first picture is {split.name(first) if split else first}"
-    )

@@ -6,7 +6,7 @@ what a machine takes with it when it goes is made again by another, and what a s
 
 import math
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -34,17 +34,11 @@ Work: TypeAlias = tuple[Dataset[Any], Callable[..., Any]]
 
 
 class MakerEnded(Exception):
-    """A maker is gone, and what it had in hand."""
-
-    def __init__(self, memory: bool) -> None:
-        super().__init__("out of memory" if memory else "ended")
-        self.memory = memory
+    """A maker is gone, and what it had in hand; its argument: whether for lack of memory."""
 
 
 @dataclass
 class Made:
-    """What a maker has brought."""
-
     batch: Batch | Exception  # or why it was not made
     size: int  # bytes
     seconds: float  # that it took
@@ -78,8 +72,6 @@ class Worker:
 
 @dataclass(eq=False)
 class Job:
-    """One batch to be made."""
-
     stream: "Stream"  # that it belongs to
     number: int  # its place there
     keys: list[Key]  # of its samples
@@ -114,8 +106,7 @@ class Stream:
         if keys is None:
             self.all_asked = True
             return None
-        job = Job(self, self.asked, keys)
-        self.jobs[self.asked] = job
+        job = self.jobs[self.asked] = Job(self, self.asked, keys)
         self.asked += 1
         return job
 
@@ -172,10 +163,8 @@ class Scheduler:
         return 1.0 / max(1, math.ceil(makers / max(1, cores)))
 
     def missing(self) -> list[Machine]:
-        found = []
-        for machine in self.working:
-            found += [machine] * (machine.wanted - sum(maker.machine is machine for maker in self.makers))
-        return found
+        there = Counter(maker.machine for maker in self.makers)
+        return [machine for machine in self.working for _ in range(machine.wanted - there[machine])]
 
     # -- batches -----------------------------------------------------------------------------------------------------
     def give(self, now: float) -> tuple[Worker, Job] | None:
@@ -197,21 +186,17 @@ class Scheduler:
             if job.number in job.stream.jobs:
                 return job
         makers = sum(m.ready for m in self.makers)
-        for stream in sorted(self.streams, key=lambda s: s.asked - s.used):
-            job_or_none = stream.ask(makers)
-            if job_or_none is not None:
-                return job_or_none
-        return None
+        asked = (stream.ask(makers) for stream in sorted(self.streams, key=lambda s: s.asked - s.used))
+        return next((job for job in asked if job is not None), None)
 
     def _late(self, maker: Worker, now: float) -> Job | None:
         """A batch that another machine keeps for too long."""
         limit = max(SLOW_S, SLOW * statistics.median(self.took)) if self.took else SLOW_S * SLOW
-        for stream in self.streams:
-            for job in stream.jobs.values():
-                elsewhere = all(m.machine is not maker.machine for m in job.makers)
-                if job.makers and elsewhere and now - max(job.makers.values()) > limit:
-                    self.second_tries += 1
-                    return job
+        for job in (job for stream in self.streams for job in stream.jobs.values() if job.makers):
+            elsewhere = all(m.machine is not maker.machine for m in job.makers)
+            if elsewhere and now - max(job.makers.values()) > limit:
+                self.second_tries += 1
+                return job
         return None
 
     def done(self, maker: Worker, job: Job, made: Made, now: float) -> None:
@@ -267,10 +252,8 @@ class Scheduler:
     # -- report ------------------------------------------------------------------------------------------------------
     def reading(self) -> dict[str, object]:
         """Batches that wait to be used, and may be asked for; what each machine has done so far."""
-        ready, most = 0.0, 0
-        for stream in self.streams:
-            ready += len(stream.ready) * stream.batch_bytes / MB
-            most += stream.ahead(len(self.makers))
+        ready = sum(len(stream.ready) * stream.batch_bytes / MB for stream in self.streams)
+        most = sum(stream.ahead(len(self.makers)) for stream in self.streams)
         machines = [
             {
                 "node": machine.node[:8], "name": machine.name, "cores": machine.cores, "gone": machine.gone,
@@ -280,7 +263,7 @@ class Scheduler:
             for machine in self.machines.values()
         ]  # fmt: skip
         return {
-            "ready": sum(len(stream.ready) for stream in self.streams), "ready_mb": round(ready, 1), "may_ask": most,
-            "under_way": sum(len(maker.jobs) for maker in self.makers), "made_again": self.repeated,
+            "ready": sum(len(stream.ready) for stream in self.streams), "ready_mb": round(float(ready), 1),
+            "may_ask": most, "under_way": sum(len(maker.jobs) for maker in self.makers), "made_again": self.repeated,
             "made_twice": self.second_tries, "machines": machines,
         }  # fmt: skip

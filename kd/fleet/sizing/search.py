@@ -123,7 +123,7 @@ class Search:
         config, teacher = self.run.config, self.teacher
         learnt = {key: value for key, value in config["model"].items() if key not in ("student", "teacher", "teachers")}
         return {
-            "teacher": teacher.identity() if teacher is not None else None, "data": self.data.samples_identity(),
+            "teacher": teacher.identity() if teacher is not None else None, "data": self.data.samples_identity,
             "shown": {**config["data"], "num_workers": 0}, "learnt": learnt, "optim": config["optim"],
             "sample": fitted_on(self.student), "steps": self.plan.steps,
         }  # fmt: skip

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from kd.cli import main
-from kd.data import DistillationDataModule
+from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import FileSplit, ImageFolder, Source
 from kd.data.tier import loader as remote
 from kd.errors import RunError
