@@ -5,7 +5,9 @@ import os
 import re
 import shlex
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,11 +91,21 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 SMALL = [
     "config=debug", "trainer.accelerator=cpu", "trainer.devices=1", "trainer.num_nodes=1", "trainer.strategy=auto",
-    "optim.zero=false", "data.batch_size=4", "data.num_workers=0",
+    "optim.zero=false", "data.batch_size=4", "data.num_workers=0", "trainer.limit_train_batches=2",
+    "trainer.limit_val_batches=2",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("command", OURS)
+def commands_once() -> Iterator[Any]:
+    """The commands; one that differs from an earlier one by the name of the run alone is slow."""
+    seen: set[str] = set()
+    for command in OURS:
+        program = re.sub(r"\bruns/\w+/", "runs/NAME/", command)
+        yield pytest.param(command, marks=[pytest.mark.slow] * (program in seen))
+        seen.add(program)
+
+
+@pytest.mark.parametrize("command", list(commands_once()))
 def test_the_command_runs(
     command: str, filled: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
